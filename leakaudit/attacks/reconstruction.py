@@ -1,0 +1,87 @@
+"""What an attack is: a frozen dataclass of knobs that turns an Observation into a Reconstruction.
+
+It is never handed the truth. It says first whether it applies, and why not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, Protocol, runtime_checkable
+
+import torch
+
+from leakaudit.budget import Budget
+from leakaudit.snapshot import Observation
+
+
+@dataclass(frozen=True)
+class Applicability:
+    """Whether an attack has anything to work on; false carries the reason, in a sentence a user can act on."""
+
+    applies: bool
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        """Return whether the attack applies."""
+        return self.applies
+
+
+APPLIES = Applicability(True)
+
+
+def not_applicable(reason: str) -> Applicability:
+    """Say why an attack does not apply: what it looked for and what it found."""
+    return Applicability(False, reason)
+
+
+@dataclass(frozen=True)
+class GuessedSequence:
+    """One guessed sequence of the batch."""
+
+    token_ids: tuple[int, ...]
+    """In order, special tokens as the attack believes them, no padding."""
+    confidence: float = 0.0
+    """0 to 1, computed from what an adversary sees."""
+    proved: bool = False
+    """Re-simulating the guess reproduced the update to rounding."""
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """An attack's guess. What it does not guess stays None, and is then missing in the scores, not zero."""
+
+    sequences: tuple[GuessedSequence, ...] | None = None
+    """As many as the attack believes there are, best first; order means nothing. Each is matched to at most one true one."""
+    tokens: tuple[int, ...] | None = None
+    """Token ids believed to be in the batch, in no order: for attacks that find words but no sentences."""
+    label_counts: tuple[int, ...] | None = None
+    """(C,) number of sequences of each class."""
+    stop: Literal["done", "converged", "budget"] = "done"
+    facts: Mapping[str, float] = field(default_factory=dict)
+    """Numbers the attack says of itself, such as rank, loss or candidates; they never depend on the truth."""
+
+
+@runtime_checkable
+class Attack(Protocol):
+    """A frozen dataclass registered with `@attack("name")`; its fields are its knobs.
+
+    The same observation, knobs and generator state give the same reconstruction. Neither the observation nor the model's
+    weights are changed. When the budget runs out the attack returns its best guess so far with `stop="budget"`.
+    """
+
+    name: ClassVar[str]
+    goal: ClassVar[Literal["text", "words", "labels"]]
+    """What it recovers: whole sequences, a bag of words, or class counts."""
+    source: ClassVar[str]
+    """Paper, section, equation."""
+    threat_model: ClassVar[str]
+    """One sentence: who sees what, and what has to hold."""
+
+    def applies(self, seen: Observation) -> Applicability:
+        """Say whether there is anything to work on."""
+        ...
+
+    def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
+        """Run the attack."""
+        ...

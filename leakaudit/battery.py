@@ -1,0 +1,679 @@
+"""Attacks x defences over snapshots: the only room where attacks, defences and metrics meet the truth.
+
+An `Audit` is one run folder (0700):
+
+    journal.jsonl    one line per finished attempt, appended and synced; what a killed audit resumes from
+    state.json       run key, audited steps, controls
+    results.json     the product (`leakaudit.results/1.0`), verdict.json, report.html: written by `finish`
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import platform
+import secrets
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from leakaudit import __version__
+from leakaudit.attacks.reconstruction import Attack, Reconstruction
+from leakaudit.budget import Budget
+from leakaudit.canaries import CANARIES
+from leakaudit.client import ClientStep, make_batch, verify, with_random_state
+from leakaudit.config import AuditConfig, PluginSpec
+from leakaudit.errors import AnatomyError, NonFiniteUpdateError, ResultsError
+from leakaudit.metrics.scoring import Scored, ScoredSequence, score
+from leakaudit.models import Task
+from leakaudit.registry import attacks as attack_registry
+from leakaudit.registry import defenses as defense_registry
+from leakaudit.scores import (
+    Attempt,
+    AttemptStatus,
+    Battery,
+    Control,
+    Controls,
+    Coverage,
+    JournalEntry,
+    LabelSample,
+    NotTested,
+    Overhead,
+    Regime,
+    Results,
+    RunInfo,
+    Sample,
+    SequenceScore,
+    StepRecord,
+    Subject,
+    TextMode,
+    ThreatModel,
+    VerificationStatus,
+    load_journal,
+    summarise,
+    to_json,
+    write_private,
+)
+from leakaudit.snapshot import Observation, Snapshot, StepRecipe, Truth
+
+NEVER_TESTED = (
+    ("malicious server", "the battery only reads updates of honest training; crafted weights are out of scope"),
+    ("aggregated updates", "one client's update was audited, not a sum over clients"),
+    ("membership and attribute inference", "only text and labels of the batch are attacked"),
+)
+"""What no audit of this version says anything about."""
+
+
+class _Controls(BaseModel):
+    """Outcome of one step's controls."""
+
+    step: str
+    recovered: bool
+    by: str = ""
+    """The attack that recovered the canary."""
+    matched_other: bool | None = None
+    """The canary's reconstruction matched the real batch; None where no attack guessed text."""
+
+
+class _State(BaseModel):
+    """`state.json`: what the journal does not hold."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    run: str
+    started: str
+    battery: str
+    key: str = ""
+    """Hex of the run's HMAC key; destroyed when the audit finishes."""
+    steps: list[StepRecord] = []
+    controls: list[_Controls] = []
+    subject: Subject | None = None
+    regime: Regime | None = None
+
+
+class Audit:
+    """One audit: a battery applied to one snapshot after another, resumable at every attempt."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: AuditConfig,
+        tokenizer: Any,
+        *,
+        device: torch.device | None = None,
+        report: Callable[[JournalEntry], None] | None = None,
+        command: str = "",
+    ) -> None:
+        """Open a run folder, or go on with one.
+
+        Args:
+            folder: made if missing, private to its owner.
+            config: attacks, defences, budget, seed, text mode.
+            tokenizer: decodes token ids for scoring.
+            device: where attacks compute.
+            report: called after every finished attempt.
+            command: how the audit was started, for the report.
+
+        Raises:
+            ResultsError: the folder holds the results of another battery.
+        """
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder = folder
+        self.config = config
+        self.tokenizer = tokenizer
+        self.device = device or torch.device("cpu")
+        self._report = report or (lambda entry: None)
+        self._command = command
+        self._attacks = _create(attack_registry, config.attacks, by_name=True)
+        self._defenses = _create(defense_registry, config.defenses, by_name=False)
+        self.battery = _battery(config, self._attacks, self._defenses)
+        self._entries = load_journal(self._journal_path)
+        self._state = self._load_state()
+        self._cut_torn_line()
+
+    @property
+    def _journal_path(self) -> Path:
+        return self.folder / "journal.jsonl"
+
+    @property
+    def _state_path(self) -> Path:
+        return self.folder / "state.json"
+
+    @property
+    def entries(self) -> tuple[JournalEntry, ...]:
+        """Every finished attempt so far."""
+        return tuple(self._entries)
+
+    def report_to(self, report: Callable[[JournalEntry], None]) -> None:
+        """Call `report` after every finished attempt from now on."""
+        self._report = report
+
+    def step(self, snapshot: Snapshot) -> None:
+        """Verify one snapshot, then run every attempt on it that the journal does not hold yet, then the controls."""
+        observation = snapshot.observation.to(self.device)
+        truth = snapshot.truth.to(self.device)
+        client = ClientStep(observation.model, truth, snapshot.recipe, observation.facts)
+        record = self._record(snapshot, client)
+        if record.verification.status is VerificationStatus.MISMATCH:
+            self._skip_all(
+                record, "the observed update does not come from the batch that was kept: see its verification"
+            )
+            return
+        for defense_label, defense in self._defenses:
+            todo = [
+                (label, attack) for label, attack in self._attacks if not self._done(record.id, label, defense_label)
+            ]
+            if not todo:
+                continue
+            try:
+                seen = defense(client, observation, self._generator(record.id, defense_label))
+            except Exception as error:
+                for label, _ in todo:
+                    self._append(self._failed(record.id, label, defense_label, AttemptStatus.ERROR, _where(error)))
+                continue
+            for label, attack in todo:
+                self._append(self._attempt(record.id, label, attack, defense_label, seen, truth))
+        self._run_controls(record, client, truth)
+
+    def finish(
+        self,
+        *,
+        skipped: int = 0,
+        total_steps: int | None = None,
+        overhead: Overhead | None = None,
+        interrupted: bool = False,
+        code: tuple[str, bool] | None = None,
+    ) -> Results:
+        """Write results.json, verdict.json and report.html, and destroy the run's key.
+
+        Args:
+            skipped: snapshots that were due but not taken because the battery was busy.
+            total_steps: optimizer steps of the training run.
+            overhead: what the audit cost the training process.
+            interrupted: the audit was stopped before it was through.
+            code: commit of the audited code and whether its tree had changes.
+
+        Raises:
+            ResultsError: not a single step was audited.
+        """
+        from leakaudit.gate import default_policy, evaluate, load_policy
+        from leakaudit.gate import to_json as verdict_json
+        from leakaudit.reports.page import write_report
+
+        results = self._results(skipped, total_steps, overhead or Overhead(), interrupted, code)
+        text = json.dumps(to_json(results), indent=1, ensure_ascii=False, allow_nan=False)
+        write_private(self.folder / "results.json", text)
+        policy = load_policy(self.config.policy) if self.config.policy else default_policy()
+        now = datetime.now(UTC)
+        verdict = evaluate(results, policy, now=now, results_sha256=hashlib.sha256(text.encode()).hexdigest())
+        write_private(self.folder / "verdict.json", json.dumps(verdict_json(verdict), indent=1))
+        write_report(
+            self.folder,
+            self.config.text,
+            now=now,
+            policy=policy,
+            verdict=verdict,
+            allow_full=self.config.allow_full,
+        )
+        if not self.config.keep_snapshots and not interrupted:  # an interrupted audit goes on under the same key
+            self._state.key = ""
+            self._save_state()
+        return results
+
+    # ------------------------------------------------------------------ attempts
+
+    def _attempt(
+        self, step: str, label: str, attack: Attack, defense: str, seen: Observation, truth: Truth
+    ) -> JournalEntry:
+        """Run one attack and score it. A crash becomes the status `error`, with its type and place only."""
+        start = time.perf_counter()
+        try:
+            fits = attack.applies(seen)
+            if not fits:
+                return self._failed(step, label, defense, AttemptStatus.NOT_APPLICABLE, fits.reason, start)
+            guess = attack(seen, self._generator(step, label, defense), Budget(self.config.budget_s))
+            seconds = time.perf_counter() - start
+            scored = self._score(guess, truth, seen)
+        except AnatomyError as error:
+            return self._failed(step, label, defense, AttemptStatus.NOT_APPLICABLE, str(error), start)
+        except Exception as error:
+            return self._failed(step, label, defense, AttemptStatus.ERROR, _where(error), start)
+        return self._entry(step, label, defense, guess, scored, seconds, seen)
+
+    def _score(self, guess: Reconstruction, truth: Truth, seen: Observation) -> Scored:
+        labels = truth.labels() if seen.facts.task == "classification" else None
+        vocabulary = seen.facts.vocabulary
+        special = vocabulary.wordless_ids
+        return score(
+            guess, truth.sequences(), labels, seen.facts.num_labels, self.tokenizer, special, self.config.min_tokens
+        )
+
+    def _failed(
+        self, step: str, attack: str, defense: str, status: AttemptStatus, reason: str, start: float | None = None
+    ) -> JournalEntry:
+        seconds = 0.0 if start is None else time.perf_counter() - start
+        return JournalEntry(
+            attempt=Attempt(
+                step=step,
+                attack=attack,
+                defense=defense,
+                seed=self.config.seed,
+                status=status,
+                reason=reason,
+                wall_s=round(seconds, 4),
+            )
+        )
+
+    def _entry(
+        self,
+        step: str,
+        label: str,
+        defense: str,
+        guess: Reconstruction,
+        scored: Scored,
+        seconds: float,
+        seen: Observation,
+    ) -> JournalEntry:
+        exhausted = guess.stop == "budget"
+        sequences = tuple(self._sequence_score(step, i, found) for i, found in enumerate(scored.sequences))
+        attempt = Attempt(
+            step=step,
+            attack=label,
+            defense=defense,
+            seed=self.config.seed,
+            status=AttemptStatus.BUDGET_EXHAUSTED if exhausted else AttemptStatus.RAN,
+            reason=f"stopped after {self.config.budget_s:g} s with its best guess so far" if exhausted else "",
+            stop=guess.stop,
+            granted=seen.facts.granted.names(),
+            wall_s=round(seconds, 4),
+            gpu_s=round(seconds, 4) if self.device.type == "cuda" else 0.0,
+            events=scored.events,
+            sequences=sequences,
+            scores=dict(scored.scores),
+            facts={name: float(value) for name, value in guess.facts.items() if abs(float(value)) < float("inf")},
+        )
+        if self.config.text is TextMode.HASH:
+            return JournalEntry(attempt=attempt)
+        names = ("sequences", "tokens")
+        guessed_text = any(getattr(guess, name) is not None for name in names)
+        samples = (
+            tuple(self._sample(attempt, s, found) for s, found in zip(sequences, scored.sequences, strict=True))
+            if guessed_text
+            else ()
+        )
+        return JournalEntry(attempt=attempt, samples=samples, labels=self._label_sample(attempt, scored))
+
+    def _sequence_score(self, step: str, index: int, found: ScoredSequence) -> SequenceScore:
+        ids = found.pair.true_ids
+        numbers = found.numbers
+        exact = numbers.get("exact")
+        return SequenceScore(
+            id=f"{step.replace('st-', 's-')}-{index}",
+            hmac=self._hmac(ids),
+            r1=numbers.get("rouge1"),
+            r2=numbers.get("rouge2"),
+            rl=numbers.get("rougeL"),
+            exact=None if exact is None else exact == 1.0,
+            token_recall=numbers.get("token_recall"),
+            longest_run=found.longest_run,
+            min_tokens_bucket=bucket(len(ids)),
+            long_enough=found.long_enough,
+            confidence=found.pair.confidence,
+            proved=found.pair.proved,
+        )
+
+    def _sample(self, attempt: Attempt, scored: SequenceScore, found: ScoredSequence) -> Sample:
+        full = self.config.text is TextMode.FULL
+        return Sample(
+            step=attempt.step,
+            attack=attempt.attack,
+            defense=attempt.defense,
+            sequence=scored.id,
+            true_pattern=found.true_pattern,
+            guess_pattern=found.guess_pattern,
+            true_tokens=self._display(found.pair.true_ids) if full else None,
+            guess_tokens=self._display(found.pair.guess_ids) if full and found.guess_pattern is not None else None,
+        )
+
+    def _label_sample(self, attempt: Attempt, scored: Scored) -> LabelSample | None:
+        if scored.labels is None:
+            return None
+        return LabelSample(
+            step=attempt.step,
+            attack=attempt.attack,
+            defense=attempt.defense,
+            true_counts=scored.labels.true,
+            guess_counts=scored.labels.guess,
+        )
+
+    def _display(self, ids: Iterable[int]) -> tuple[str, ...]:
+        return tuple(str(token) for token in self.tokenizer.convert_ids_to_tokens(list(ids)))
+
+    def _skip_all(self, record: StepRecord, reason: str) -> None:
+        for defense, _ in self._defenses:
+            for label, _ in self._attacks:
+                if not self._done(record.id, label, defense):
+                    self._append(self._failed(record.id, label, defense, AttemptStatus.SKIPPED, reason))
+
+    def _done(self, step: str, attack: str, defense: str) -> bool:
+        mine = (step, attack, defense)
+        return any((e.attempt.step, e.attempt.attack, e.attempt.defense) == mine for e in self._entries)
+
+    def _append(self, entry: JournalEntry) -> None:
+        """Append one line in one write and sync it, so that a killed process leaves at most one torn last line."""
+        line = (entry.model_dump_json() + "\n").encode()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+        descriptor = os.open(self._journal_path, flags, 0o600)
+        try:
+            os.write(descriptor, line)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        self._entries.append(entry)
+        self._report(entry)
+
+    def _cut_torn_line(self) -> None:
+        """Drop what a killed worker left of its last line, so that the next one starts on a line of its own."""
+        if not self._journal_path.exists():
+            return
+        text = self._journal_path.read_text(encoding="utf-8", errors="replace")
+        kept = "".join(entry.model_dump_json() + "\n" for entry in self._entries)
+        if len(text.splitlines()) != len(self._entries) or (text and not text.endswith("\n")):
+            write_private(self._journal_path, kept)
+
+    # ------------------------------------------------------------------ steps and controls
+
+    def _record(self, snapshot: Snapshot, client: ClientStep) -> StepRecord:
+        """Return the record of a step, verified once."""
+        provenance = snapshot.provenance
+        step_id = f"st-{provenance.step:06d}"
+        known = next((record for record in self._state.steps if record.id == step_id), None)
+        if known is not None:
+            return known
+        sequences = snapshot.truth.sequences()
+        shipped = client.facts.defenses
+        record = StepRecord(
+            id=step_id,
+            step=provenance.step,
+            epoch=provenance.epoch,
+            phase=_phase(provenance.step, provenance.total_steps),
+            snapshot=snapshot.observation.digest(),
+            n_sequences=len(sequences),
+            n_tokens_bucket=bucket(sum(map(len, sequences))),
+            verification=verify(client, snapshot.observation.update),
+            loss=provenance.loss,
+            shipped_defense="+".join(d.name for d in shipped) or "none",
+        )
+        self._state.steps.append(record)
+        self._state.subject = self._state.subject or _subject(snapshot)
+        self._state.regime = _regime(snapshot, len(sequences), self._state.regime)
+        self._save_state()
+        return record
+
+    def _run_controls(self, record: StepRecord, client: ClientStep, truth: Truth) -> None:
+        """Attack an undefended canary step with known text: it must be recovered, and must not match the real batch."""
+        done = {control.step for control in self._state.controls}
+        if record.id in done or len(done) >= self.config.controls:
+            return
+        canary, batch = self._canary(client, len(done))
+        if canary is None:
+            return
+        recovered, by, matched = False, "", None
+        for label, attack in self._attacks:
+            budget = Budget(self.config.budget_s)
+            try:
+                if not attack.applies(canary):
+                    continue
+                guess = attack(canary, self._generator(record.id, label, "canary"), budget)
+                own, other = self._score(guess, batch, canary), self._score(guess, truth, canary)
+            except Exception:  # a crashing attack is no positive control; its real attempt reports the error
+                continue
+            wanted = "exact_sequence" if attack.goal == "text" else "label_counts"
+            if attack.goal == "text":
+                matched = bool(matched) or "exact_sequence" in other.events
+            if wanted in own.events and not by:
+                recovered, by = True, label
+            if recovered and matched is not None:
+                break
+        self._state.controls.append(_Controls(step=record.id, recovered=recovered, by=by, matched_other=matched))
+        self._save_state()
+
+    def _canary(self, client: ClientStep, turn: int) -> tuple[Observation | None, Truth]:
+        """Return an undefended one-sentence step on the run's own model and mode, and its batch."""
+        facts = client.facts.model_copy(update={"defenses": ()})
+        task: Task = "causal-lm" if facts.task == "causal-lm" else "classification"
+        text = CANARIES[turn % len(CANARIES)]
+        label = turn % max(1, facts.num_labels or 1)
+        batch = make_batch(self.tokenizer, [text], [label], task, facts.vocabulary.max_length)
+        batch = with_random_state(batch, self.config.seed + turn)
+        truth = Truth((batch,)).to(self.device)
+        recipe = StepRecipe(training=client.recipe.training, max_grad_norm=client.recipe.max_grad_norm)
+        try:
+            return ClientStep(client.model, truth, recipe, facts).observe(), truth
+        except (NonFiniteUpdateError, RuntimeError, ValueError):
+            return None, truth  # the report then says that the control did not run
+
+    # ------------------------------------------------------------------ results
+
+    def _results(
+        self,
+        skipped: int,
+        total_steps: int | None,
+        overhead: Overhead,
+        interrupted: bool,
+        code: tuple[str, bool] | None,
+    ) -> Results:
+        state = self._state
+        if state.subject is None or state.regime is None:
+            raise ResultsError(
+                f"{self.folder}: no step was audited, so there are no results; "
+                "was the run shorter than `first_step`, or was every snapshot skipped?"
+            )
+        attempts = tuple(entry.attempt for entry in self._entries)
+        subject = state.subject
+        if code is not None:
+            subject = subject.model_copy(update={"code_commit": code[0], "code_dirty": code[1]})
+        granted = tuple(sorted({name for attempt in attempts for name in attempt.granted}))
+        return Results(
+            run=RunInfo(
+                id=state.run,
+                started=state.started,
+                finished=_now(),
+                tool=__version__,
+                battery=self.battery,
+                text_mode=TextMode.HASH,
+                seed=self.config.seed,
+                command=self._command,
+                environment=_environment(self.device),
+                interrupted=interrupted,
+            ),
+            subject=subject,
+            threat_model=ThreatModel(granted=granted),
+            regime=state.regime,
+            steps=tuple(state.steps),
+            attempts=attempts,
+            summaries=summarise(attempts),
+            controls=_count(state.controls),
+            coverage=self._coverage(skipped, total_steps),
+            overhead=overhead,
+            min_tokens=self.config.min_tokens,
+        )
+
+    def _coverage(self, skipped: int, total_steps: int | None) -> Coverage:
+        ran = {spec.name for spec in self.config.attacks}
+        return Coverage(
+            not_tested=tuple(NotTested(what=what, why=why) for what, why in NEVER_TESTED),
+            not_run=tuple(
+                NotTested(what=name, why="known to the tool, not in this battery")
+                for name in attack_registry.names()
+                if name not in ran
+            ),
+            audited_steps=len(self._state.steps),
+            skipped_snapshots=skipped,
+            total_steps=total_steps,
+        )
+
+    # ------------------------------------------------------------------ state
+
+    def _load_state(self) -> _State:
+        if not self._state_path.exists():
+            state = _State(
+                run=f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}",
+                started=_now(),
+                battery=self.battery.digest,
+                key=secrets.token_hex(32),
+            )
+            write_private(self._state_path, state.model_dump_json())
+            return state
+        state = _State.model_validate_json(self._state_path.read_text(encoding="utf-8"))
+        state.key = state.key or secrets.token_hex(32)  # destroyed at the end: what is added later has another key
+        if state.battery != self.battery.digest:
+            raise ResultsError(
+                f"{self.folder}: holds an audit by another battery (attacks, defences, knobs, budget or seed differ); "
+                "give another folder, or remove this one"
+            )
+        return state
+
+    def _save_state(self) -> None:
+        write_private(self._state_path, self._state.model_dump_json())
+
+    def _hmac(self, ids: tuple[int, ...]) -> str:
+        key = bytes.fromhex(self._state.key)
+        return hmac.new(key, ",".join(map(str, ids)).encode(), hashlib.sha256).hexdigest()[:16]
+
+    def _generator(self, *names: str) -> torch.Generator:
+        """Return the random generator of one attempt: the same in every run with the same seed, whatever ran before."""
+        digest = hashlib.sha256("/".join((str(self.config.seed), *names)).encode()).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def _create(registry: Any, specs: Iterable[PluginSpec], *, by_name: bool) -> list[tuple[str, Any]]:
+    """Build plugins under the labels the results use: the bare name where that is unambiguous and `by_name`."""
+    specs = list(specs)
+    names = [spec.name for spec in specs]
+    built = []
+    for spec in specs:
+        label = spec.name if by_name and names.count(spec.name) == 1 else spec.label
+        built.append((label, registry.create(spec.name, spec.options)))
+    return built
+
+
+def _battery(config: AuditConfig, attacks: list[tuple[str, Any]], defenses: list[tuple[str, Any]]) -> Battery:
+    members = {
+        "attacks": {label: asdict(plugin) for label, plugin in attacks},
+        "defenses": {label: asdict(plugin) for label, plugin in defenses},
+        "budget_s": config.budget_s,
+        "seed": config.seed,
+        "min_tokens": config.min_tokens,
+        "tool": __version__,
+    }
+    digest = hashlib.sha256(json.dumps(members, sort_keys=True, default=str).encode()).hexdigest()
+    return Battery(
+        digest=f"sha256:{digest}",
+        attacks=tuple(label for label, _ in attacks),
+        defenses=tuple(label for label, _ in defenses),
+        budget_s=config.budget_s,
+    )
+
+
+def _where(error: Exception) -> str:
+    """Return type and place of an exception, never its message: that may hold private values."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}{place}"
+
+
+def bucket(count: int) -> str:
+    """Return the power-of-two range that a count falls into.
+
+    >>> bucket(1), bucket(9), bucket(16), bucket(17)
+    ('1', '9-16', '9-16', '17-32')
+    """
+    if count <= 1:
+        return str(count)
+    top = 1 << (count - 1).bit_length()
+    return f"{top // 2 + 1}-{top}" if top > 2 else "2"
+
+
+def _phase(step: int, total: int | None) -> Any:
+    if not total:
+        return "simulated"
+    return ("early", "middle", "late")[min(2, 3 * step // total)]
+
+
+def _subject(snapshot: Snapshot) -> Subject:
+    config = json.dumps(snapshot.model_recipe.config, sort_keys=True, default=str)
+    return Subject(
+        model=snapshot.model_recipe.class_name,
+        config_digest=f"sha256:{hashlib.sha256(config.encode()).hexdigest()}",
+        parameters=sum(p.numel() for p in snapshot.observation.model.parameters()),
+    )
+
+
+def _regime(snapshot: Snapshot, batch_size: int, before: Regime | None) -> Regime:
+    facts, recipe = snapshot.observation.facts, snapshot.recipe
+    size = max(batch_size, before.batch_size or 0) if before else batch_size
+    config: Any = getattr(snapshot.observation.model, "config", None)
+    return Regime(
+        dtype=recipe.autocast or facts.dtype,
+        training_mode=recipe.training,
+        dropout=max(facts.dropout.values(), default=0.0),
+        hidden=getattr(config, "hidden_size", None),
+        trainable=_trainable(facts.shared, facts.frozen),
+        accumulation=max(1, len(snapshot.truth.micro_batches)),
+        max_grad_norm=recipe.max_grad_norm,
+        batch_size=size,
+    )
+
+
+def _trainable(shared: tuple[str, ...], frozen: tuple[str, ...]) -> str:
+    if not frozen:
+        return "all"
+    kinds = sorted({"embeddings" if "embed" in name else name.rsplit(".", 1)[0] for name in frozen})
+    shown = ", ".join(kinds[:3]) + (f" and {len(kinds) - 3} more" if len(kinds) > 3 else "")
+    return f"{len(shared)} of {len(shared) + len(frozen)} parameters; frozen: {shown}"
+
+
+def _count(controls: list[_Controls]) -> Controls:
+    if not controls:
+        return Controls()
+    scored = [control for control in controls if control.matched_other is not None]
+    by = sorted({control.by for control in controls if control.by})
+    return Controls(
+        positive=Control(
+            k=sum(control.recovered for control in controls),
+            n=len(controls),
+            note=f"undefended canary steps recovered by {', '.join(by)}" if by else "no canary step was recovered",
+        ),
+        negative=Control(
+            k=sum(bool(control.matched_other) for control in scored),
+            n=len(scored),
+            note="reconstructions of another batch's update that matched the real batch",
+        ),
+    )
+
+
+def _environment(device: torch.device) -> dict[str, str]:
+    import transformers
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "device": f"{device.type} ({name})",
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

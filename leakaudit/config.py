@@ -1,0 +1,132 @@
+"""The audit's configuration: YAML -> one validated tree. Below this edge functions take plain arguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
+
+from leakaudit.scores import TextMode
+
+Scalar = bool | int | FiniteFloat | str
+
+
+class PluginSpec(BaseModel):
+    """A plugin by name with its knobs: `span`, or `{name: tag, steps: 300}`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    options: dict[str, Scalar] = {}
+
+    def __hash__(self) -> int:
+        """Hash by name and knobs."""
+        return hash((self.name, *sorted(self.options)))
+
+    @property
+    def label(self) -> str:
+        """Return the name with its knobs, as shown in tables: `gaussian-noise(scale=0.1)`."""
+        knobs = ", ".join(f"{key}={value}" for key, value in self.options.items())
+        return f"{self.name}({knobs})" if knobs else self.name
+
+    @classmethod
+    def parse(cls, text: str) -> PluginSpec:
+        """Read `name` or `name(key=value, key=value)`; values stay strings until the plugin's types convert them."""
+        name, bracket, rest = text.strip().partition("(")
+        if not bracket:
+            return cls(name=name)
+        if not rest.endswith(")"):
+            raise ValueError(f"{text!r}: expected name(key=value, ...)")
+        pairs = [pair.partition("=") for pair in rest[:-1].split(",") if pair.strip()]
+        if any(not equals for _, equals, _ in pairs):
+            raise ValueError(f"{text!r}: expected name(key=value, ...)")
+        return cls(name=name, options={key.strip(): value.strip() for key, _, value in pairs})
+
+
+def _as_spec(value: Any) -> Any:
+    """Let YAML write `span`, `prune(share=0.9)` or `{name: prune, share: 0.9}`."""
+    if isinstance(value, str):
+        return PluginSpec.parse(value)
+    if isinstance(value, dict) and "name" in value and "options" not in value:
+        return {"name": value["name"], "options": {key: v for key, v in value.items() if key != "name"}}
+    return value
+
+
+Plugin = Annotated[PluginSpec, BeforeValidator(_as_spec)]
+
+DEFAULT_ATTACKS = tuple(PluginSpec(name=name) for name in ("embedding-rows", "span", "tag", "idlg", "llg"))
+NONE = PluginSpec(name="none")
+
+
+def _undefended_first(specs: tuple[PluginSpec, ...]) -> tuple[PluginSpec, ...]:
+    """Put `none` first, once: every defence is compared with the update as it was sent."""
+    return (NONE, *(spec for spec in dict.fromkeys(specs) if spec != NONE))
+
+
+class AuditConfig(BaseModel):
+    """What to audit, how often, with what, for how long, and what may be shown. Every key has a default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    out_dir: Path = Path("leakaudit-audit")
+    """Folder for snapshots, results and report; made private (0700)."""
+    every_n_steps: Annotated[int, Field(ge=1)] = 100
+    """Optimizer steps between two snapshots."""
+    first_step: Annotated[int, Field(ge=0)] = 0
+    """First optimizer step to keep, counted from 0."""
+    max_snapshots: Annotated[int, Field(ge=1)] = 5
+    """Snapshots to keep in one training run."""
+    attacks: Annotated[tuple[Plugin, ...], Field(min_length=1)] = DEFAULT_ATTACKS
+    defenses: Annotated[tuple[Plugin, ...], AfterValidator(_undefended_first)] = (NONE,)
+    """What the side process tries on each snapshot; `none` is the update as it was sent and always comes first."""
+    shipped_defense: Plugin = NONE
+    """The defence that the training run applies by itself, as its owner declares it; attacks know it."""
+    budget_s: Annotated[FiniteFloat, Field(gt=0)] = 60.0
+    """Seconds for one attack on one step under one defence."""
+    seed: int = 0
+    min_tokens: Annotated[int, Field(ge=1)] = 8
+    """Tokens a sequence must have to count as a sentence in the event `exact_sentence`."""
+    controls: Annotated[int, Field(ge=0)] = 3
+    """Control steps in all, at most one per snapshot: an undefended canary step that must be recovered, whose reconstruction
+    is also scored against the real batch, which it must not match. 29 let the gate use bounds instead of plain shares."""
+    text: TextMode = TextMode.MASKED
+    """How much of the private text the report may show: hash, masked, full."""
+    allow_full: bool = False
+    """`text: full` writes training text to disk; it needs this, too."""
+    keep_snapshots: bool = False
+    """Leave snapshots in the spool after the audit. They hold the private batch."""
+    policy: Path | None = None
+    """YAML policy of the gate; the built-in one if none is given."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the side process computes; `auto` takes a GPU if there is one."""
+    threads: Annotated[int, Field(ge=1)] = 1
+    """CPU threads of the side process."""
+    nice: Annotated[int, Field(ge=0, le=19)] = 10
+    """Scheduling priority of the side process; 19 yields to everything."""
+    wait_at_end_s: Annotated[FiniteFloat, Field(ge=0)] = 600.0
+    """How long the end of training waits for the side process to finish."""
+
+    @model_validator(mode="after")
+    def _full_text_is_asked_for_twice(self) -> AuditConfig:
+        if self.text is TextMode.FULL and not self.allow_full:
+            raise ValueError("`text: full` writes private training text to disk: set `allow_full: true` as well")
+        return self
+
+
+def load_config(source: Path | str | AuditConfig) -> AuditConfig:
+    """Return the configuration of a YAML file, or the object itself. Relative paths are taken from the file's folder.
+
+    Raises:
+        ConfigError: the file is missing or wrong; names file, line and key, and every problem at once.
+    """
+    if isinstance(source, AuditConfig):
+        return source
+    from leakaudit.strict_yaml import read_yaml
+
+    path = Path(source)
+    config: AuditConfig = read_yaml(path, AuditConfig)
+    policy = config.policy
+    if policy is not None and not policy.is_absolute():
+        config = config.model_copy(update={"policy": path.parent / policy})
+    return config

@@ -1,0 +1,48 @@
+"""`freeze-embeddings`: train and send everything but the embedding tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from leakaudit.client import ClientStep
+from leakaudit.registry import defense
+from leakaudit.snapshot import DeclaredDefense, Observation
+
+
+@defense("freeze-embeddings")
+@dataclass(frozen=True)
+class FreezeEmbeddings:
+    """Send no update for embedding tables, whose non-zero rows name the words and the length of the batch.
+
+    Where a table is tied to an output head, the head is frozen with it. If the client clips, the remaining update keeps the
+    factor that was found with the tables in it: its direction is that of a run with frozen tables, its length may be less.
+    """
+
+    tables: Literal["all", "words", "none"] = "all"
+    """`all`: word, position and token-type tables. `words`: the word embedding only. `none`: no defence."""
+
+    source: ClassVar[str] = "FILM (Gupta et al. 2022, Sec. 5); LAMP (Balunovic et al. 2022, App. A.1) assumes it"
+    protects: ClassVar[str] = (
+        "Hides which words and how many positions are in the batch from readers of embedding rows."
+    )
+    cost: ClassVar[str] = "Little for a pretrained model, much for one trained from scratch (FILM, Table 5)."
+
+    def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
+        """Return the update without the chosen tables. Declares `tables`."""
+        frozen = {id(table) for table in self._tables(seen.model)}
+        gone = {name for name, parameter in seen.model.named_parameters() if id(parameter) in frozen}
+        if not gone & set(seen.update):
+            return seen
+        kept = {name: tensor for name, tensor in seen.update.items() if name not in gone}
+        return seen.under(DeclaredDefense(name="freeze-embeddings", parameters={"tables": self.tables}), kept)
+
+    def _tables(self, model: nn.Module) -> list[Tensor]:
+        if self.tables == "none":
+            return []
+        if self.tables == "words":
+            return [model.get_input_embeddings().weight]  # type: ignore[operator]
+        return [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]

@@ -1,0 +1,26 @@
+"""`none`: the update as it was sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from leakaudit.client import ClientStep
+from leakaudit.registry import defense
+from leakaudit.snapshot import Observation
+
+
+@defense("none")
+@dataclass(frozen=True)
+class NoDefense:
+    """What an eavesdropper of the real run saw. Every other defence is compared with it."""
+
+    source: ClassVar[str] = "the step as it was recorded"
+    protects: ClassVar[str] = "Nothing beyond what the training run does anyway."
+    cost: ClassVar[str] = "None."
+
+    def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
+        """Return `seen` itself."""
+        return seen

@@ -1,0 +1,73 @@
+"""The exceptions of leakaudit, drawn as a tree.
+
+    LeakAuditError                  everything this package raises on purpose
+      ConfigError                   a YAML file, a policy or a command-line option is wrong
+      UnknownPluginError            no attack, defence or metric of that name
+      ModelError                    a model or tokenizer cannot be loaded or rebuilt
+        AnatomyError                a model's parts cannot be found by structure
+      DataError                     a data file is missing, empty or lacks a field
+      SnapshotError                 a snapshot cannot be written or trusted
+        SnapshotDamagedError        truncated, tampered with, or its parts do not belong together
+        SnapshotVersionError        written by a newer leakaudit
+        NonFiniteUpdateError        the update holds NaN or infinity: the step was skipped or diverged
+      SpoolError                    the folder between trainer and battery cannot be used
+      ResultsError                  results.json cannot be read, or is of a newer major version
+      RedactionError                a text mode was asked for that the evidence or the policy does not allow
+
+A message says what was asked, what was found and what to do about it. No message ever holds text, token ids,
+label names or values of a tensor: only names, shapes, counts and norms.
+"""
+
+from __future__ import annotations
+
+
+class LeakAuditError(Exception):
+    """Everything leakaudit raises on purpose."""
+
+
+class ConfigError(LeakAuditError):
+    """A YAML file, a policy or a command-line option is wrong; the message names file, line and key."""
+
+
+class UnknownPluginError(ConfigError):
+    """No attack, defence or metric of that name is registered."""
+
+
+class ModelError(LeakAuditError):
+    """A model or tokenizer cannot be loaded or rebuilt."""
+
+
+class AnatomyError(ModelError):
+    """A model's parts cannot be found by structure; the message says what was looked for and what was found."""
+
+
+class DataError(LeakAuditError):
+    """A data file is missing, empty or lacks a field."""
+
+
+class SnapshotError(LeakAuditError):
+    """A snapshot cannot be written or trusted."""
+
+
+class SnapshotDamagedError(SnapshotError):
+    """A snapshot is truncated, tampered with, or its parts do not belong together."""
+
+
+class SnapshotVersionError(SnapshotError):
+    """A snapshot was written by a newer leakaudit."""
+
+
+class NonFiniteUpdateError(SnapshotError):
+    """An update holds NaN or infinity: the step was skipped by the optimizer or training diverged."""
+
+
+class SpoolError(LeakAuditError):
+    """The folder between trainer and battery cannot be used."""
+
+
+class ResultsError(LeakAuditError):
+    """`results.json` cannot be read, or is of a newer major version."""
+
+
+class RedactionError(LeakAuditError):
+    """A text mode was asked for that the evidence or the policy does not allow."""

@@ -1,0 +1,10 @@
+"""Metrics: how much of the batch a guess got right. One file each, compared in README.md.
+
+Importing this package registers them; `scoring.score` applies all of them to one attempt.
+"""
+
+from leakaudit.metrics import exact as exact
+from leakaudit.metrics import label_accuracy as label_accuracy
+from leakaudit.metrics import longest_run as longest_run
+from leakaudit.metrics import rouge as rouge
+from leakaudit.metrics import token_recall as token_recall

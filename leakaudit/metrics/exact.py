@@ -1,0 +1,23 @@
+"""`exact`: whether a sequence came back token by token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from leakaudit.metrics.matching import Pair
+from leakaudit.registry import metric
+
+
+@metric("exact")
+@dataclass(frozen=True)
+class Exact:
+    """1 if the token ids are the same, special and padding tokens aside, else 0. Its mean is the exact-match rate."""
+
+    higher_is_better: ClassVar[bool] = True
+    level: ClassVar[Literal["sequence", "step"]] = "sequence"
+    source: ClassVar[str] = "our definition; on ids, so that no tokenizer's spacing decides"
+
+    def __call__(self, pair: Pair) -> float | None:
+        """Return 1.0 or 0.0, None if the true sequence holds nothing but special tokens."""
+        return float(pair.true_ids == pair.guess_ids) if pair.true_ids else None

@@ -1,0 +1,30 @@
+"""`label_accuracy`: how many labels of a batch were extracted, LLG's attack success rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from leakaudit.metrics.protocol import LabelCounts
+from leakaudit.registry import metric
+
+
+@metric("label_accuracy")
+@dataclass(frozen=True)
+class LabelAccuracy:
+    """Correctly extracted labels over all labels: sum_c min(true_c, guess_c) / max(number true, number guessed).
+
+    The paper divides by the number of extracted labels, which there equals the batch size. Where the two differ the larger
+    is taken, so that neither leaving labels out nor naming more than there are can pay.
+    """
+
+    higher_is_better: ClassVar[bool] = True
+    level: ClassVar[Literal["sequence", "step"]] = "step"
+    source: ClassVar[str] = "attack success rate of LLG (Wainakh et al. 2022, Sec. 6.1)"
+
+    def __call__(self, counts: LabelCounts) -> float | None:
+        """Return the share, None if the batch has no labels."""
+        if not sum(counts.true):
+            return None
+        hits = sum(min(true, guess) for true, guess in zip(counts.true, counts.guess, strict=True))
+        return hits / max(sum(counts.true), sum(counts.guess))

@@ -1,0 +1,98 @@
+"""Which guess belongs to which true sequence: one-to-one, so that no guess is counted twice (honesty rule 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from leakaudit.metrics.ngrams import clipped_overlap
+from leakaudit.metrics.rouge import rouge_f
+
+TIE_BREAK = 1e-3
+"""Weight of token overlap beside ROUGE-1 in the matching. Our choice: it only decides between equal ROUGE, as with scripts
+that ROUGE's tokenizer knows nothing about."""
+
+
+class Guess(Protocol):
+    """One guessed sequence, as attacks return it."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Token ids in order."""
+        ...
+
+    @property
+    def confidence(self) -> float:
+        """The attacker's own confidence, 0 to 1."""
+        ...
+
+    @property
+    def proved(self) -> bool:
+        """Whether re-simulating the guess reproduced the update."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One true sequence and the guess matched to it, special tokens and padding left out of both."""
+
+    true_ids: tuple[int, ...]
+    guess_ids: tuple[int, ...]
+    """Empty where the attack guessed fewer sequences than there are."""
+    true_text: str
+    guess_text: str
+    confidence: float | None = None
+    proved: bool = False
+
+
+def match(
+    guesses: Sequence[Guess],
+    truths: Sequence[Sequence[int]],
+    decode: Callable[[Sequence[int]], str],
+    special_ids: AbstractSet[int] = frozenset(),
+) -> list[Pair]:
+    """Assign each guess to at most one true sequence.
+
+    The assignment has the most exact pairs possible, and among those the highest sum of ROUGE-1 F (Hungarian method).
+    Guesses that are left over are dropped: guessing more sequences than there are costs an attack nothing here.
+
+    Args:
+        guesses: N guessed sequences.
+        truths: B true sequences.
+        decode: token ids -> text.
+        special_ids: left out of both sides before anything is compared.
+
+    Returns:
+        B pairs, in the order of `truths`.
+    """
+    true_ids = [_without(special_ids, ids) for ids in truths]
+    guess_ids = [_without(special_ids, guess.token_ids) for guess in guesses]
+    true_texts = [decode(ids) for ids in true_ids]
+    guess_texts = [decode(ids) for ids in guess_ids]
+    weights = np.zeros((len(truths), len(guesses)))  # (B, N)
+    for i in range(len(truths)):
+        for j in range(len(guesses)):
+            likeness = rouge_f("rouge1", true_texts[i], guess_texts[j]) or 0.0
+            overlap = clipped_overlap(true_ids[i], guess_ids[j]) / max(1, len(true_ids[i]), len(guess_ids[j]))
+            # One exact pair outweighs all likeness that the other pairs together could gain.
+            exact = (len(truths) + 1) * (true_ids[i] == guess_ids[j])
+            weights[i, j] = exact + likeness + TIE_BREAK * overlap
+    rows, columns = linear_sum_assignment(weights, maximize=True)
+    assigned: dict[int, int] = dict(zip(rows.tolist(), columns.tolist(), strict=True))
+    pairs = []
+    for i, (ids, text) in enumerate(zip(true_ids, true_texts, strict=True)):
+        if i not in assigned:
+            pairs.append(Pair(ids, (), text, ""))
+            continue
+        j = assigned[i]
+        pairs.append(Pair(ids, guess_ids[j], text, guess_texts[j], guesses[j].confidence, guesses[j].proved))
+    return pairs
+
+
+def _without(special_ids: AbstractSet[int], ids: Sequence[int]) -> tuple[int, ...]:
+    return tuple(token for token in ids if token not in special_ids)

@@ -1,0 +1,56 @@
+"""Tokens and bigrams that two sequences have in common, each counted no more often than it occurs in both."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+from leakaudit.scores import TokenMatch
+
+
+def clipped_overlap(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return the size of the multiset intersection.
+
+    >>> clipped_overlap([5, 5, 7], [5, 7, 7])
+    2
+    """
+    return (Counter(first) & Counter(second)).total()
+
+
+def token_pattern(tokens: Sequence[int], other: Sequence[int]) -> str:
+    """Mark each token of one sequence by what the other sequence has of it: one `TokenMatch` a token.
+
+    A bigram is correct if the other sequence has it, as often as it has it, from left to right. A token outside correct
+    bigrams is correct if the other sequence has it more often than it was already accounted for.
+
+    Args:
+        tokens: the sequence to mark.
+        other: the sequence it is compared with.
+
+    >>> token_pattern([1, 2, 3, 9, 3], [3, 1, 2])
+    'bbu..'
+    """
+    bigrams_left = Counter(pairwise(other))
+    marks = [TokenMatch.WRONG] * len(tokens)
+    for i, bigram in enumerate(pairwise(tokens)):
+        if bigrams_left[bigram] > 0:
+            bigrams_left[bigram] -= 1
+            marks[i] = marks[i + 1] = TokenMatch.BIGRAM
+    tokens_left = Counter(other)
+    tokens_left.subtract(token for token, mark in zip(tokens, marks, strict=True) if mark is TokenMatch.BIGRAM)
+    for i, token in enumerate(tokens):
+        if marks[i] is TokenMatch.WRONG and tokens_left[token] > 0:
+            tokens_left[token] -= 1
+            marks[i] = TokenMatch.UNIGRAM
+    return "".join(marks)
+
+
+def bag_pattern(tokens: Sequence[int], bag: Sequence[int]) -> str:
+    """Mark each token of a sequence that a bag of tokens names: a bag knows no order and no counts.
+
+    >>> bag_pattern([4, 8, 4], [4, 5])
+    'u.u'
+    """
+    known = set(bag)
+    return "".join(TokenMatch.UNIGRAM if token in known else TokenMatch.WRONG for token in tokens)

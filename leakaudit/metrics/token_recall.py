@@ -1,0 +1,42 @@
+"""`token_recall`: the share of a sequence's tokens that came back, in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from leakaudit.metrics.matching import Pair
+from leakaudit.metrics.ngrams import clipped_overlap
+from leakaudit.registry import metric
+
+
+@metric("token_recall")
+@dataclass(frozen=True)
+class TokenRecall:
+    """Tokens of the true sequence that the guess has, each counted no more often than it occurs in both.
+
+    For attacks that guess a bag of tokens `bag_recall` takes its place, since a bag does not say how often.
+    """
+
+    higher_is_better: ClassVar[bool] = True
+    level: ClassVar[Literal["sequence", "step"]] = "sequence"
+    source: ClassVar[str] = "recall of FILM (Gupta et al. 2022, Sec. 6.3), here with counts"
+
+    def __call__(self, pair: Pair) -> float | None:
+        """Return the recall, None if the true sequence holds nothing but special tokens."""
+        if not pair.true_ids:
+            return None
+        return clipped_overlap(pair.true_ids, pair.guess_ids) / len(pair.true_ids)
+
+
+def bag_recall(true_ids: Sequence[int], bag: Sequence[int]) -> float | None:
+    """Return the share of the distinct true tokens that a bag of tokens names, None if there are none.
+
+    Source: FILM (Gupta et al. 2022, Sec. 6.3), recall of the set S* against S.
+
+    >>> bag_recall([4, 4, 8], [4, 5])
+    0.5
+    """
+    distinct = set(true_ids)
+    return len(distinct & set(bag)) / len(distinct) if distinct else None

@@ -1,0 +1,489 @@
+"""The results of an audit: what `results.json` holds, schema `leakaudit.results/1.0`.
+
+Numbers are fractions from 0 to 1. A number that does not exist is a `Missing` with its reason, never a zero.
+This file is written in text mode `hash`: no text, no token ids, no label names, no class counts. What a masked or full
+report shows beyond that stands in the private journal (`journal.jsonl`, mode 0600), as `Sample`s.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+
+from leakaudit.errors import ResultsError
+
+SCHEMA = "leakaudit.results/1.0"
+
+Fraction = Annotated[FiniteFloat, Field(ge=0.0, le=1.0)]
+"""A share of something, 0 to 1."""
+
+
+class TextMode(StrEnum):
+    """How much of the private text an output may show."""
+
+    HASH = "hash"
+    """Keyed hashes and numbers only."""
+    MASKED = "masked"
+    """Also how many tokens there are and which of them were recovered; no characters, no ids."""
+    FULL = "full"
+    """The text itself."""
+
+
+class AttemptStatus(StrEnum):
+    """What became of one attack on one step under one defence."""
+
+    RAN = "ran"
+    NOT_APPLICABLE = "not_applicable"
+    BUDGET_EXHAUSTED = "budget_exhausted"
+    ERROR = "error"
+    SKIPPED = "skipped"
+
+
+class VerificationStatus(StrEnum):
+    """Does the update that was observed come from the batch that was kept? (architecture, honesty rule 2)."""
+
+    VERIFIED = "verified"
+    """Recomputing the step gives the same update to rounding."""
+    SCALED = "scaled"
+    """The same up to one factor (accumulation, clipping, world size), which is named."""
+    STOCHASTIC = "stochastic"
+    """The step drew random numbers that were not kept, so only rough agreement can be expected."""
+    NOISED = "noised"
+    """The same but for noise of the scale that the protocol declares."""
+    MISMATCH = "mismatch"
+    """It does not come from that batch. No leakage number may be printed."""
+
+
+class _Model(BaseModel):
+    """Readers ignore keys they do not know: 1.x only ever adds."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Score(_Model):
+    """One measured number."""
+
+    value: FiniteFloat
+    n: int = 1
+    """How many sequences (or labels) it is the mean over."""
+
+
+class Missing(_Model):
+    """Why there is no number."""
+
+    missing: str
+
+
+Measured = Score | Missing
+
+
+class Verification(_Model):
+    """The stamp a snapshot gets before it is attacked."""
+
+    status: VerificationStatus
+    relative_error: FiniteFloat | None = None
+    """||observed - recomputed|| / ||recomputed|| over all shared parameters, after `scale` was taken out."""
+    scale: FiniteFloat | None = None
+    """Least-squares factor between observed and recomputed update."""
+    sigma: FiniteFloat | None = None
+    """Estimated standard deviation of declared noise, in update units."""
+    note: str = ""
+
+
+class StepRecord(_Model):
+    """One audited client step. Sizes are buckets, because exact lengths are private."""
+
+    id: str
+    """`st-` and the optimizer step, zero-padded, so that names sort by time."""
+    step: int
+    """Optimizer step, counted from 0."""
+    epoch: float | None = None
+    phase: Literal["early", "middle", "late", "simulated"] = "simulated"
+    """Third of the planned run that the step fell into."""
+    snapshot: str
+    """`sha256:` digest of what was observed."""
+    n_sequences: int
+    n_tokens_bucket: str
+    """Number of tokens in the batch as a power-of-two range such as `33-64`."""
+    verification: Verification
+    loss: FiniteFloat | None = None
+    shipped_defense: str = "none"
+    """The defence that the training run itself applied, as its owner declares it."""
+
+
+class SequenceScore(_Model):
+    """How much of one true sequence an attack recovered. Pairs are matched one-to-one within the batch."""
+
+    id: str
+    hmac: str
+    """HMAC-SHA-256 of the true token ids under the run's key, 64 bits in hex."""
+    r1: Fraction | None
+    r2: Fraction | None
+    rl: Fraction | None
+    exact: bool | None
+    token_recall: Fraction | None
+    longest_run: int | None
+    """Longest run of consecutive tokens of the true sequence found in the guess; None in a bag-of-tokens attack."""
+    min_tokens_bucket: str
+    """Length of the true sequence as a power-of-two range such as `9-16`."""
+    long_enough: bool = False
+    """Whether the true sequence has at least as many tokens as a sentence event asks for (8 unless the run says else)."""
+    confidence: Fraction | None = None
+    """The attacker's own confidence."""
+    proved: bool = False
+    """The attacker re-simulated the guess and it reproduced the update to rounding."""
+
+
+class Attempt(_Model):
+    """One attack on one step under one defence."""
+
+    step: str
+    attack: str
+    defense: str
+    seed: int
+    status: AttemptStatus
+    reason: str = ""
+    """For every status but `ran`: why. Never text; exception type and place only."""
+    stop: str = ""
+    """Why the attack stopped: `done`, `converged`, `budget`."""
+    adaptive: bool = True
+    """The attack was told the defence's parameters."""
+    granted: tuple[str, ...] = ()
+    """What the threat model gave the attack beyond the update: `labels`, `lengths`."""
+    wall_s: FiniteFloat = 0.0
+    gpu_s: FiniteFloat = 0.0
+    events: tuple[str, ...] = ()
+    """`exact_sentence`: a sequence of at least `min_tokens` tokens came back exactly. `exact_sequence`: any sequence.
+    `all_words`: every token of the batch was named, in whatever order. `label_counts`: the class counts came back
+    exactly."""
+    sequences: tuple[SequenceScore, ...] = ()
+    scores: dict[str, Measured] = {}
+    """Metric name -> number or reason: `rouge1`, `rouge2`, `rougeL`, `exact`, `token_recall`, `label_accuracy`."""
+    facts: dict[str, FiniteFloat] = {}
+    """What the attack says of itself, by name: `rank`, `candidates`, `loss`..."""
+
+    @property
+    def leaked(self) -> bool:
+        """Whether anything that counts as a leak event happened."""
+        return bool(self.events)
+
+
+class Control(_Model):
+    """k of n control steps. A positive control must be recovered, a negative one must not."""
+
+    k: int = 0
+    n: int = 0
+    note: str = ""
+
+
+class Controls(_Model):
+    """Both controls of the audit."""
+
+    positive: Control = Control(note="not run")
+    negative: Control = Control(note="not run")
+
+
+class Summary(_Model):
+    """One attack under one defence over all steps: fractions, or None where there is no number."""
+
+    attack: str
+    defense: str
+    steps: int
+    """Steps with a scored attempt."""
+    sequences: int
+    exact_rate: Fraction | None
+    r1: Fraction | None
+    r2: Fraction | None
+    rl: Fraction | None
+    token_recall: Fraction | None
+    label_accuracy: Fraction | None
+    seconds_per_step: FiniteFloat | None
+    """Median over scored attempts."""
+    status_counts: dict[str, int]
+
+
+class Utility(_Model):
+    """What a defence costs the model, where somebody measured it."""
+
+    defense: str
+    metric: str
+    value: FiniteFloat
+    baseline: FiniteFloat | None = None
+
+
+class NotTested(_Model):
+    """One thing the audit says nothing about."""
+
+    what: str
+    why: str
+
+
+class Coverage(_Model):
+    """What was not tested, and which attacks known to the tool did not run."""
+
+    not_tested: tuple[NotTested, ...] = ()
+    not_run: tuple[NotTested, ...] = ()
+    audited_steps: int = 0
+    skipped_snapshots: int = 0
+    """Steps that were due but skipped because the battery was busy."""
+    total_steps: int | None = None
+
+
+class Battery(_Model):
+    """Which battery ran: its name, version, members and a digest over all knobs."""
+
+    name: str = "custom"
+    version: str = "1"
+    digest: str
+    attacks: tuple[str, ...]
+    defenses: tuple[str, ...]
+    budget_s: FiniteFloat
+    """Seconds each attempt was allowed."""
+
+
+class RunInfo(_Model):
+    """Where, when and with what."""
+
+    id: str
+    started: str
+    finished: str
+    tool: str
+    """Version of leakaudit."""
+    battery: Battery
+    text_mode: TextMode = TextMode.HASH
+    seed: int = 0
+    command: str = ""
+    environment: dict[str, str] = {}
+    """Versions and hardware: python, torch, transformers, device, threads."""
+    interrupted: bool = False
+
+
+class Subject(_Model):
+    """What was audited."""
+
+    model: str
+    """Class of the model."""
+    config_digest: str
+    parameters: int
+    code_commit: str | None = None
+    code_dirty: bool | None = None
+    artifacts: tuple[dict[str, str], ...] = ()
+
+
+class ThreatModel(_Model):
+    """Who the adversary is, what it sees and what it knows."""
+
+    adversary: str = "honest-but-curious server"
+    sees: str = "one client's transmitted update"
+    knows: tuple[str, ...] = ("architecture", "weights before the step", "tokenizer")
+    granted: tuple[str, ...] = ()
+
+
+class Regime(_Model):
+    """The circumstances that decide which attack can work."""
+
+    dtype: str = "float32"
+    training_mode: bool
+    dropout: FiniteFloat
+    """Largest dropout rate in the model."""
+    hidden: int | None
+    trainable: str
+    """`all`, or what is frozen."""
+    accumulation: int = 1
+    max_grad_norm: FiniteFloat | None = None
+    batch_size: int | None = None
+
+
+class Overhead(_Model):
+    """What the audit cost the training run, in seconds of the training process."""
+
+    blocked_s: FiniteFloat = 0.0
+    training_s: FiniteFloat | None = None
+
+
+class Results(_Model):
+    """One audit. `leakaudit schema results` prints the JSON Schema of this class."""
+
+    schema_: str = Field(default=SCHEMA, alias="schema")
+    run: RunInfo
+    subject: Subject
+    threat_model: ThreatModel = ThreatModel()
+    regime: Regime
+    steps: tuple[StepRecord, ...]
+    attempts: tuple[Attempt, ...]
+    summaries: tuple[Summary, ...]
+    controls: Controls = Controls()
+    utility: tuple[Utility, ...] = ()
+    coverage: Coverage = Coverage()
+    overhead: Overhead = Overhead()
+    min_tokens: int = 8
+    """Tokens a sequence must have to count as a sentence in `exact_sentence`."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+
+class TokenMatch(StrEnum):
+    """What a masked sample says about one token of a recovered or a true sequence."""
+
+    BIGRAM = "b"
+    """Correct, and part of a correct bigram."""
+    UNIGRAM = "u"
+    """Correct token."""
+    WRONG = "."
+
+
+class Sample(_Model):
+    """One recovered-against-true pair of the private journal. `text` fields are None unless the run's mode is full."""
+
+    step: str
+    attack: str
+    defense: str
+    sequence: str
+    """Id of its `SequenceScore`."""
+    true_pattern: str
+    """One `TokenMatch` a token of the true sequence, special tokens left out."""
+    guess_pattern: str | None
+    """The same for the guess; None for an attack that guesses a bag of tokens."""
+    true_tokens: tuple[str, ...] | None = None
+    """Display strings, one a token; joined without a space where `continues` says so."""
+    guess_tokens: tuple[str, ...] | None = None
+
+
+class LabelSample(_Model):
+    """True against recovered class counts of one step, for the private journal. Class names only in mode full."""
+
+    step: str
+    attack: str
+    defense: str
+    true_counts: tuple[int, ...]
+    guess_counts: tuple[int, ...]
+    names: tuple[str, ...] | None = None
+
+
+class JournalEntry(_Model):
+    """One line of `journal.jsonl`: a finished attempt and what may be shown of it."""
+
+    attempt: Attempt
+    samples: tuple[Sample, ...] = ()
+    labels: LabelSample | None = None
+
+
+def load_results(path: Path) -> Results:
+    """Read and check `results.json`.
+
+    Raises:
+        ResultsError: the file is missing, is no JSON, does not fit the schema, or is of another major version.
+    """
+    if path.is_dir():
+        path = path / "results.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ResultsError(f"{path}: no such file; `leakaudit run` or `leakaudit simulate` writes one") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ResultsError(
+            f"{path}: not readable as JSON ({type(error).__name__}); was the audit interrupted?"
+        ) from None
+    found = raw.get("schema") if isinstance(raw, dict) else None
+    if not isinstance(found, str) or not found.startswith("leakaudit.results/"):
+        raise ResultsError(f"{path}: is no leakaudit results file (no `schema: leakaudit.results/1.x`)")
+    if found.removeprefix("leakaudit.results/").split(".")[0] != "1":
+        raise ResultsError(f"{path}: schema {found}; this version reads leakaudit.results/1.x. Upgrade leakaudit.")
+    try:
+        return Results.model_validate(raw)
+    except ValidationError as error:
+        where = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise ResultsError(
+            f"{path}: does not fit {SCHEMA}: {where}: {error.errors()[0]['msg']} ({error.error_count()} problems)"
+        ) from None
+
+
+def load_journal(path: Path) -> list[JournalEntry]:
+    """Read `journal.jsonl`; a last line torn by a killed worker is left out, a missing file is an empty journal.
+
+    Raises:
+        ResultsError: a line other than the last one cannot be read.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    entries = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            entries.append(JournalEntry.model_validate_json(line))
+        except ValidationError:
+            if number == len(lines):
+                break  # a worker was killed while it wrote: that attempt is repeated
+            raise ResultsError(f"{path}: line {number} of {len(lines)} cannot be read") from None
+    return entries
+
+
+def to_json(results: Results) -> dict[str, Any]:
+    """Return `results` as plain JSON data, keys as in the schema."""
+    return results.model_dump(mode="json", by_alias=True)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write `text` to `path` atomically, readable by its owner only (0600)."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def summarise(attempts: Iterable[Attempt]) -> tuple[Summary, ...]:
+    """Return one `Summary` per attack and defence, in order of first appearance.
+
+    Means weigh every sequence alike, and label accuracy every label; attempts that did not score add to
+    `status_counts` only. An attempt that ran out of budget still counts with the best guess it had.
+    """
+    groups: dict[tuple[str, str], list[Attempt]] = {}
+    for attempt in attempts:
+        groups.setdefault((attempt.attack, attempt.defense), []).append(attempt)
+    return tuple(_summarise_group(attack, defense, group) for (attack, defense), group in groups.items())
+
+
+def _summarise_group(attack: str, defense: str, attempts: list[Attempt]) -> Summary:
+    scored = [a for a in attempts if any(isinstance(s, Score) for s in a.scores.values())]
+    seconds = sorted(a.wall_s for a in scored)
+    middle = len(seconds) // 2
+    median = None
+    if seconds:
+        median = seconds[middle] if len(seconds) % 2 else (seconds[middle - 1] + seconds[middle]) / 2
+    counts: dict[str, int] = {}
+    for attempt in attempts:
+        counts[attempt.status.value] = counts.get(attempt.status.value, 0) + 1
+    return Summary(
+        attack=attack,
+        defense=defense,
+        steps=len(scored),
+        sequences=sum(len(a.sequences) for a in scored),
+        exact_rate=_pooled(scored, "exact"),
+        r1=_pooled(scored, "rouge1"),
+        r2=_pooled(scored, "rouge2"),
+        rl=_pooled(scored, "rougeL"),
+        token_recall=_pooled(scored, "token_recall"),
+        label_accuracy=_pooled(scored, "label_accuracy"),
+        seconds_per_step=median,
+        status_counts=counts,
+    )
+
+
+def _pooled(attempts: list[Attempt], metric: str) -> float | None:
+    """Return the mean of `metric` over everything the attempts scored, or None where nothing was."""
+    found = [score for a in attempts if isinstance(score := a.scores.get(metric), Score)]
+    weight = sum(score.n for score in found)
+    return sum(score.value * score.n for score in found) / weight if weight else None

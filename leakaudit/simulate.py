@@ -1,0 +1,197 @@
+"""Client steps without a training loop: a model, a JSONL file, a seed. How every attack is measured."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from leakaudit.client import ClientStep, make_batch, public_facts, with_random_state
+from leakaudit.errors import ConfigError, DataError
+from leakaudit.models import ModelRecipe, Task, load_model, load_tokenizer
+from leakaudit.snapshot import Granted, Provenance, Snapshot, StepRecipe, Truth
+
+MAX_LENGTH = 512
+"""Longest sequence in tokens, unless the model takes fewer: what trainers of BERT-like encoders use."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row of the data file."""
+
+    text: str
+    label: int | None
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What to simulate."""
+
+    model: Path
+    data: Path
+    task: Task = "classification"
+    num_labels: int | None = None
+    """None takes the largest label of the data, plus one."""
+    batch_size: int = 1
+    steps: int = 10
+    seed: int = 0
+    """Of the fresh head, the shuffle and the dropout masks."""
+    mode: Literal["eval", "train"] = "eval"
+    freeze: tuple[str, ...] = ()
+    """`embeddings`, or patterns of parameter names such as `bert.encoder.layer.0.*`."""
+    grant: tuple[str, ...] = ()
+    """What the threat model gives the attacks: `labels`, `lengths`."""
+
+    def __post_init__(self) -> None:
+        """Refuse grants that do not exist and sizes that make no batch."""
+        unknown = sorted(set(self.grant) - set(Granted.model_fields))
+        if unknown:
+            raise ConfigError(
+                f"--grant {', '.join(unknown)}: an attack can be granted {', '.join(Granted.model_fields)}"
+            )
+        if self.batch_size < 1 or self.steps < 1:
+            raise ConfigError(f"at least one step of one text is needed, got {self.steps} steps of {self.batch_size}")
+
+
+def read_examples(path: Path, task: Task) -> list[Example]:
+    """Read a JSONL file with the field `text`, and for classification `label`.
+
+    Raises:
+        DataError: the file is missing or empty, a line is no JSON object, or a field is missing; names the line, never its
+            content.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; give a JSONL file with one object per line") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not readable as UTF-8 text ({type(error).__name__})") from None
+    examples = [_example(path, n, line, task) for n, line in enumerate(lines, start=1) if line.strip()]
+    if not examples:
+        raise DataError(f"{path}: holds no rows")
+    return examples
+
+
+def _example(path: Path, number: int, line: str, task: Task) -> Example:
+    try:
+        row: Any = json.loads(line)
+    except json.JSONDecodeError:
+        raise DataError(f"{path}:{number}: is no JSON object") from None
+    if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+        found = ", ".join(sorted(map(str, row))) if isinstance(row, dict) else type(row).__name__
+        raise DataError(f"{path}:{number}: looked for the field 'text' with a string, found {found or 'no fields'}")
+    label = row.get("label")
+    if task == "classification" and (not isinstance(label, int) or isinstance(label, bool) or label < 0):
+        kind = "nothing" if label is None else type(label).__name__
+        raise DataError(
+            f"{path}:{number}: classification needs the field 'label' with a class from 0 up, found {kind}; "
+            "use --task causal-lm for texts without classes"
+        )
+    return Example(row["text"], label if task == "classification" else None)
+
+
+def batches(examples: Sequence[Example], batch_size: int, steps: int, seed: int) -> list[list[Example]]:
+    """Return consecutive rows after a seeded shuffle, `steps` full batches or as many as there are.
+
+    Raises:
+        DataError: there is not even one full batch.
+    """
+    shuffled = list(examples)
+    random.Random(seed).shuffle(shuffled)
+    full = [shuffled[start : start + batch_size] for start in range(0, len(shuffled) - batch_size + 1, batch_size)]
+    if not full:
+        raise DataError(f"the data has {len(examples)} rows, fewer than one batch of {batch_size}")
+    return full[:steps]
+
+
+def frozen_parameters(model: nn.Module, patterns: Sequence[str]) -> frozenset[str]:
+    """Return the names of the parameters that `--freeze` leaves out of the update.
+
+    Raises:
+        ConfigError: a pattern matches no parameter, or nothing would be left to share.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    tables = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    frozen: set[str] = set()
+    for pattern in patterns:
+        matched = tables & set(names) if pattern == "embeddings" else set(fnmatch.filter(names, pattern))
+        if not matched:
+            raise ConfigError(
+                f"--freeze {pattern}: matches no parameter; write `embeddings` or a pattern like {names[0]!r}"
+            )
+        frozen |= matched
+    if len(frozen) == len(names):
+        raise ConfigError("--freeze leaves no parameter to share, so there is no update to attack")
+    return frozenset(frozen)
+
+
+class Simulator:
+    """Makes the snapshots of a simulation, one client step at a time."""
+
+    def __init__(self, what: Simulation) -> None:
+        """Load model, tokenizer and data.
+
+        Raises:
+            ModelError, DataError, ConfigError: something is missing or does not fit.
+        """
+        self.what = what
+        examples = read_examples(what.data, what.task)
+        self.batches = batches(examples, what.batch_size, what.steps, what.seed)
+        labels = self._number_of_labels(examples)
+        self.tokenizer = load_tokenizer(what.model)
+        self.model = load_model(what.model, what.task, num_labels=labels, seed=what.seed)
+        self._frozen = frozen_parameters(self.model, what.freeze)
+        self._recipe = ModelRecipe.of(self.model)
+
+    def _number_of_labels(self, examples: Sequence[Example]) -> int:
+        largest = max((example.label for example in examples if example.label is not None), default=1)
+        if self.what.num_labels is None:
+            return max(2, largest + 1)
+        if largest >= self.what.num_labels:
+            raise DataError(
+                f"{self.what.data}: has a label {largest}, but --num-labels is {self.what.num_labels}; "
+                f"give at least {largest + 1}"
+            )
+        return self.what.num_labels
+
+    def __len__(self) -> int:
+        """Return the number of steps that there is data for."""
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        """Yield one snapshot after another; weights stay as they are, so every step is a first step."""
+        for index, rows in enumerate(self.batches):
+            yield self._snapshot(index, rows)
+
+    def _snapshot(self, index: int, rows: Sequence[Example]) -> Snapshot:
+        what = self.what
+        training = what.mode == "train"
+        facts = public_facts(self.model, self.tokenizer, task=what.task, training=training, frozen=self._frozen)
+        labels = [example.label for example in rows if example.label is not None]
+        longest = min(MAX_LENGTH, facts.vocabulary.max_length)
+        batch = make_batch(self.tokenizer, [example.text for example in rows], labels, what.task, longest)
+        if training:
+            batch = with_random_state(batch, 1_000_003 * what.seed + index)
+        truth = Truth((batch,))
+        recipe = StepRecipe(training=training)
+        observation = ClientStep(self.model, truth, recipe, facts).observe()
+        granted = Granted(
+            labels=tuple(labels) if "labels" in what.grant else None,
+            lengths=tuple(map(len, truth.sequences())) if "lengths" in what.grant else None,
+        )
+        return Snapshot(
+            observation=observation.granting(granted),
+            truth=truth,
+            recipe=recipe,
+            model_recipe=self._recipe,
+            provenance=Provenance(
+                framework="simulate", step=index, created=datetime.now(UTC).isoformat(timespec="seconds")
+            ),
+        )

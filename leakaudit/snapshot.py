@@ -1,0 +1,454 @@
+"""One training step kept for audit: what an eavesdropper saw, and what was really in the batch, held apart.
+
+`Observation` and `Truth` are two types and two files. Attacks are handed the first; the second is for scoring and for
+re-simulating defences only.
+
+On disk a snapshot is a folder (0700) of three files (0600):
+
+    observed.safetensors    update/<parameter>, weights/<parameter or buffer>
+    truth.safetensors       <micro-batch>/inputs/<name>, <micro-batch>/rng/<device>, <micro-batch>/num_items
+    snapshot.json           everything else, with the SHA-256 of both files
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from leakaudit.errors import NonFiniteUpdateError, SnapshotDamagedError, SnapshotError, SnapshotVersionError
+from leakaudit.models import ModelRecipe, Vocabulary, build_model
+
+SCHEMA = "leakaudit.snapshot/1.0"
+OBSERVED, TRUTH, MANIFEST = "observed.safetensors", "truth.safetensors", "snapshot.json"
+
+IGNORED_LABEL = -100
+"""Label that PyTorch's cross-entropy leaves out (its `ignore_index` default)."""
+
+
+class _Facts(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DeclaredDefense(_Facts):
+    """A defence that the protocol declares, so that an adversary knows it (architecture, honesty rule 5)."""
+
+    name: str
+    parameters: dict[str, float | int | str | bool] = {}
+
+
+class Granted(_Facts):
+    """What the threat model gives an attack beyond the update; printed with every score."""
+
+    labels: tuple[int, ...] | None = None
+    """One class per sequence, in the order of the batch."""
+    lengths: tuple[int, ...] | None = None
+    """Number of tokens of each sequence, special tokens included, padding excluded, in the order of the batch."""
+
+    def names(self) -> tuple[str, ...]:
+        """Return what is granted, by name."""
+        return tuple(name for name in ("labels", "lengths") if getattr(self, name) is not None)
+
+
+class PublicFacts(_Facts):
+    """What everybody who takes part in the protocol knows about a client's step."""
+
+    task: Literal["classification", "causal-lm", "other"]
+    num_labels: int | None = None
+    training_mode: bool
+    """Whether dropout was active."""
+    dropout: dict[str, float] = {}
+    """Module name -> dropout rate, for every dropout module with a rate above 0."""
+    shared: tuple[str, ...]
+    """Parameters with a transmitted update."""
+    frozen: tuple[str, ...] = ()
+    """Parameters without."""
+    tied: tuple[tuple[str, str], ...] = ()
+    """Pairs of names of one and the same parameter, such as input embedding and language-model head."""
+    vocabulary: Vocabulary
+    batch_size_bound: int | None = None
+    """Largest batch the protocol allows; the batch size itself is not public."""
+    max_grad_norm: float | None = None
+    """Clipping bound of the whole update, if the client clips."""
+    loss_divisor: float = 1.0
+    """What the trainer divides each micro-batch's mean loss by (gradient accumulation)."""
+    dtype: str = "float32"
+    """Precision in which the client computed the update."""
+    view: Literal["local", "reduced", "delta"] = "local"
+    stage: Literal["raw", "clipped", "protected"] = "clipped"
+    defenses: tuple[DeclaredDefense, ...] = ()
+    granted: Granted = Granted()
+
+    def declared(self, name: str) -> DeclaredDefense | None:
+        """Return the declared defence of that name, if the protocol has it."""
+        return next((d for d in self.defenses if d.name == name), None)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What an eavesdropper sees of one client step; never the batch itself."""
+
+    update: Mapping[str, Tensor]
+    """Parameter name -> transmitted update, the parameter's shape, float32."""
+    model: nn.Module
+    """The public model with the weights before the step, in eval mode with eager attention. Attacks leave it unchanged."""
+    facts: PublicFacts
+
+    def under(self, defense: DeclaredDefense, update: Mapping[str, Tensor]) -> Observation:
+        """Return this observation with another update, as a declared defence leaves it."""
+        gone = [name for name in self.facts.shared if name not in update]
+        facts = self.facts.model_copy(
+            update={
+                "defenses": (*self.facts.defenses, defense),
+                "shared": tuple(name for name in self.facts.shared if name in update),
+                "frozen": (*self.facts.frozen, *gone),
+            }
+        )
+        return replace(self, update=update, facts=facts)
+
+    def granting(self, granted: Granted) -> Observation:
+        """Return this observation with what the threat model grants."""
+        return replace(self, facts=self.facts.model_copy(update={"granted": granted}))
+
+    def to(self, device: torch.device) -> Observation:
+        """Return this observation on `device`; the model is moved in place."""
+        return replace(
+            self, update={name: g.to(device) for name, g in self.update.items()}, model=self.model.to(device)
+        )
+
+    def digest(self) -> str:
+        """Return `sha256:` over names, shapes and values of the update."""
+        digest = hashlib.sha256()
+        for name in sorted(self.update):
+            tensor = self.update[name].detach().to("cpu", torch.float32).contiguous()
+            digest.update(f"{name}{tuple(tensor.shape)}".encode())
+            digest.update(tensor.numpy().data)
+        return f"sha256:{digest.hexdigest()}"
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One forward and backward pass of the step."""
+
+    inputs: Mapping[str, Tensor]
+    """Keyword arguments of the model's forward as the trainer passed them, labels included; `input_ids` is (B, T)."""
+    rng: Mapping[str, Tensor] = field(default_factory=dict)
+    """Device type -> state of its random generator immediately before the forward pass; empty where it was not kept."""
+    num_items: Tensor | None = None
+    """The trainer's `num_items_in_batch`, where it passed one."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The private batch. Only scoring, verification and defences may see it."""
+
+    micro_batches: tuple[MicroBatch, ...]
+
+    def sequences(self) -> list[tuple[int, ...]]:
+        """Return every sequence of the batch without padding, special tokens included."""
+        found: list[tuple[int, ...]] = []
+        for batch in self.micro_batches:
+            ids = batch.inputs["input_ids"]
+            mask = batch.inputs.get("attention_mask")
+            keep = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+            rows = [tuple(row[kept].tolist()) for row, kept in zip(ids, keep, strict=True)]
+            found += _unpacked(rows[0], batch) if len(rows) == 1 and mask is None else rows
+        return found
+
+    def labels(self) -> list[int] | None:
+        """Return the class of every sequence, or None where the labels are not one class a sequence."""
+        found: list[int] = []
+        for batch in self.micro_batches:
+            labels = batch.inputs.get("labels")
+            if labels is None or labels.dim() != 1 or labels.dtype.is_floating_point:
+                return None
+            found += [int(label) for label in labels if label != IGNORED_LABEL]
+        return found
+
+    def to(self, device: torch.device) -> Truth:
+        """Return this batch on `device`; random states stay on the CPU, where generators take them from."""
+
+        def move(batch: MicroBatch) -> MicroBatch:
+            items = None if batch.num_items is None else batch.num_items.to(device)
+            return replace(batch, inputs={k: v.to(device) for k, v in batch.inputs.items()}, num_items=items)
+
+        return Truth(tuple(move(batch) for batch in self.micro_batches))
+
+
+class StepRecipe(_Facts):
+    """How the client turned its batch into an update, as far as tensors do not say it."""
+
+    training: bool = True
+    loss: Literal["forward", "label_smoothing", "unsupported"] = "forward"
+    """Where the loss came from: the model's own output, the trainer's label smoother, or code that cannot be replayed."""
+    label_smoothing: float = 0.0
+    loss_divisor: float = 1.0
+    """The trainer divides each micro-batch's loss by this before the backward pass."""
+    pass_num_items: bool = False
+    """Whether the model's forward was given `num_items_in_batch`."""
+    max_grad_norm: float | None = None
+    autocast: Literal["bf16", "fp16"] | None = None
+    kept_rng: bool = True
+    note: str = ""
+
+
+class Provenance(_Facts):
+    """Where a snapshot comes from. Nothing of it is private."""
+
+    framework: str
+    versions: dict[str, str] = {}
+    step: int = 0
+    epoch: float | None = None
+    total_steps: int | None = None
+    loss: float | None = None
+    learning_rate: float | None = None
+    created: str = ""
+    copy_seconds: float = 0.0
+    skipped_before: int = 0
+    """Steps that were due since the last snapshot but skipped because the battery was busy."""
+
+
+class Manifest(_Facts):
+    """`snapshot.json`."""
+
+    schema_: str = Field(default=SCHEMA, alias="schema")
+    model: ModelRecipe
+    facts: PublicFacts
+    recipe: StepRecipe
+    provenance: Provenance
+    digests: dict[str, str] = {}
+    """File name -> `sha256:` of its bytes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One step kept for audit."""
+
+    observation: Observation
+    truth: Truth
+    recipe: StepRecipe
+    model_recipe: ModelRecipe
+    provenance: Provenance
+
+
+def check_finite(update: Mapping[str, Tensor]) -> None:
+    """Refuse an update with NaN or infinity.
+
+    Raises:
+        NonFiniteUpdateError: names how many parameters are affected and the first of them.
+    """
+    bad = [name for name, tensor in update.items() if not bool(torch.isfinite(tensor).all())]
+    if bad:
+        raise NonFiniteUpdateError(
+            f"the update is not finite in {len(bad)} of {len(update)} parameters, first {bad[0]!r}: "
+            "the step overflowed or training diverged, so there is nothing to audit"
+        )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def _private_file(path: Path) -> None:
+    """Create `path` empty and readable by its owner only, refusing to follow a link or to reuse a file."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600))
+
+
+def write_snapshot(
+    folder: Path,
+    *,
+    update: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+    truth: Truth,
+    manifest: Manifest,
+) -> None:
+    """Write the three files of a snapshot into `folder`, through a temporary name and one rename.
+
+    Args:
+        folder: must not exist; its parent must. Appears complete or not at all.
+        update: parameter name -> update, on the CPU, contiguous.
+        weights: every parameter and persistent buffer before the step, tied ones once.
+        truth: the batch, on the CPU.
+        manifest: everything else; its digests are filled in here.
+
+    Raises:
+        SnapshotError: the folder exists, or the disk is full or not writable; nothing is left behind.
+    """
+    if folder.exists():
+        raise SnapshotError(f"{folder.name}: a snapshot of that name exists already in {folder.parent}")
+    temporary = folder.with_suffix(".tmp")
+    observed = {f"update/{name}": tensor for name, tensor in update.items()}
+    observed |= {f"weights/{name}": tensor for name, tensor in weights.items()}
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(mode=0o700)
+        for name, tensors in ((OBSERVED, observed), (TRUTH, _truth_tensors(truth))):
+            _private_file(temporary / name)
+            save_file(tensors, temporary / name)
+            (temporary / name).chmod(0o600)  # safetensors may have replaced the file
+        digests = {name: _digest(temporary / name) for name in (OBSERVED, TRUTH)}
+        _private_file(temporary / MANIFEST)
+        complete = manifest.model_copy(update={"digests": digests})
+        (temporary / MANIFEST).write_text(complete.model_dump_json(by_alias=True, indent=1), encoding="utf-8")
+        temporary.rename(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise SnapshotError(
+            f"cannot write snapshot {folder.name} in {folder.parent}: {_reason(error)}; "
+            "free some space or set `out_dir` to a folder that can be written"
+        ) from None
+
+
+def _reason(error: OSError | SafetensorError) -> str:
+    """Return what the system said; safetensors writes by itself and passes the system's words on in its own message."""
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    found = re.search(r"([^:()]+) \(os error \d+\)", str(error))
+    return found[1].strip() if found else type(error).__name__
+
+
+def _truth_tensors(truth: Truth) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for index, batch in enumerate(truth.micro_batches):
+        tensors |= {f"{index}/inputs/{name}": value.contiguous() for name, value in batch.inputs.items()}
+        tensors |= {f"{index}/rng/{device}": state for device, state in batch.rng.items()}
+        if batch.num_items is not None:
+            tensors[f"{index}/num_items"] = batch.num_items
+    return tensors
+
+
+def _unpacked(row: tuple[int, ...], batch: MicroBatch) -> list[tuple[int, ...]]:
+    """Cut a row into which a collator packed several sequences: each one's positions begin at 0 again."""
+    positions = batch.inputs.get("position_ids")
+    if positions is None or positions.numel() != len(row):
+        return [row]
+    starts = [index for index, position in enumerate(positions.flatten().tolist()) if position == 0]
+    if not starts or starts[0] != 0:
+        return [row]
+    return [row[start:end] for start, end in zip(starts, [*starts[1:], len(row)], strict=True)]
+
+
+def _truth_from(tensors: Mapping[str, Tensor], folder: Path) -> Truth:
+    """Put the batch together again.
+
+    Raises:
+        SnapshotDamagedError: a key is not one that we write, or a micro-batch has no token ids.
+    """
+    batches = []
+    if not all(key.split("/")[0].isdecimal() for key in tensors):
+        raise SnapshotDamagedError(f"{folder}: {TRUTH} holds a tensor whose name is not one of ours")
+    for index in sorted({int(key.split("/")[0]) for key in tensors}):
+        mine = {key.split("/", 1)[1]: value for key, value in tensors.items() if key.startswith(f"{index}/")}
+        inputs = {key.removeprefix("inputs/"): value for key, value in mine.items() if key.startswith("inputs/")}
+        rng = {key.removeprefix("rng/"): value for key, value in mine.items() if key.startswith("rng/")}
+        batches.append(MicroBatch(inputs=inputs, rng=rng, num_items=mine.get("num_items")))
+    if not batches or any("input_ids" not in batch.inputs for batch in batches):
+        raise SnapshotDamagedError(f"{folder}: {TRUTH} holds a batch without `input_ids`, or none")
+    return Truth(tuple(batches))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read `snapshot.json` of a snapshot folder.
+
+    Raises:
+        SnapshotVersionError: written by a newer leakaudit.
+        SnapshotDamagedError: missing, no JSON, or does not fit the schema.
+    """
+    path = folder / MANIFEST
+    try:
+        raw: Any = json.loads(path.read_text(encoding="utf-8"))
+        schema = str(raw["schema"])
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise SnapshotDamagedError(
+            f"{path}: not readable as a snapshot manifest ({type(error).__name__}); delete the folder and keep a new step"
+        ) from None
+    if not schema.startswith("leakaudit.snapshot/1."):
+        raise SnapshotVersionError(
+            f"{path}: schema {schema}; this version reads leakaudit.snapshot/1.x. Upgrade leakaudit."
+        )
+    try:
+        return Manifest.model_validate(raw)
+    except ValidationError as error:
+        where = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise SnapshotDamagedError(
+            f"{path}: does not fit {SCHEMA} at {where} ({error.error_count()} problems)"
+        ) from None
+
+
+def read_snapshot(folder: Path) -> Snapshot:
+    """Read a snapshot, check it against its digests and rebuild the model.
+
+    Raises:
+        SnapshotVersionError: written by a newer leakaudit.
+        SnapshotDamagedError: a file is missing, truncated or was changed.
+        NonFiniteUpdateError: the update holds NaN or infinity.
+        ModelError: the model cannot be rebuilt.
+    """
+    manifest = read_manifest(folder)
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for name in (OBSERVED, TRUTH):
+        path = folder / name
+        if not path.is_file():
+            raise SnapshotDamagedError(f"{folder}: {name} is missing; found {_listing(folder)}")
+        if _digest(path) != manifest.digests.get(name):
+            raise SnapshotDamagedError(f"{path}: its SHA-256 is not the one in {MANIFEST}: truncated or changed")
+        try:
+            tensors[name] = load_file(path)
+        except SafetensorError:
+            raise SnapshotDamagedError(f"{path}: not readable as safetensors") from None
+    update = _below("update/", tensors[OBSERVED])
+    check_finite(update)
+    model = build_model(manifest.model, _below("weights/", tensors[OBSERVED]))
+    _check_update_fits(update, model, manifest.facts.shared, folder)
+    return Snapshot(
+        observation=Observation(update=update, model=model, facts=manifest.facts),
+        truth=_truth_from(tensors[TRUTH], folder),
+        recipe=manifest.recipe,
+        model_recipe=manifest.model,
+        provenance=manifest.provenance,
+    )
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+
+def _listing(folder: Path) -> str:
+    return ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
+
+
+def _check_update_fits(update: Mapping[str, Tensor], model: nn.Module, shared: tuple[str, ...], folder: Path) -> None:
+    if set(update) != set(shared):
+        first = min(set(update) ^ set(shared))
+        raise SnapshotDamagedError(
+            f"{folder}: {MANIFEST} names {len(shared)} shared parameters, {OBSERVED} has {len(update)} updates; "
+            f"the first that only one of them has is {first!r}"
+        )
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    wrong = [name for name, tensor in update.items() if shapes.get(name) != tensor.shape]
+    if wrong:
+        raise SnapshotDamagedError(
+            f"{folder}: {len(wrong)} updates do not fit the model, first {wrong[0]!r}: "
+            f"update {tuple(update[wrong[0]].shape)}, model {tuple(shapes.get(wrong[0], ()))}"
+        )
+
+
+def dropout_rates(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, float]:
+    """Return module name -> rate for every dropout module whose rate is above 0."""
+    kinds = nn.modules.dropout._DropoutNd
+    return {name: float(m.p) for name, m in modules if isinstance(m, kinds) and m.p > 0}

@@ -1,0 +1,301 @@
+"""The folder of snapshots between trainer and battery: bounded, private, safe to kill at any moment on either side.
+
+    000120.tmp/      being written by the trainer
+    000120.ready/    complete, waiting
+    000120.run/      claimed by the worker
+    000120.kept/     audited, kept because the configuration says so
+    000120.bad/      refused: damaged, newer schema, not finite
+    audit.json       the audit's configuration; tokenizer/ beside it
+    finished.json    the trainer is through: its totals
+    worker.lock      held by the worker for as long as it lives
+
+A snapshot changes hands by one rename. At most one is in flight, so that neither disk nor memory can fill up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from leakaudit.config import AuditConfig
+from leakaudit.errors import SpoolError
+from leakaudit.scores import Overhead, write_private
+
+SCHEMA = "leakaudit.audit/1.0"
+IN_FLIGHT = (".tmp", ".ready", ".run")
+
+DEATHS = "deaths"
+"""File in a claimed snapshot that counts the workers that died over it."""
+MOST_DEATHS = 2
+"""Workers that may die over one snapshot before it is set aside, so that the others get their turn. Our choice: the trainer
+starts a worker three times, so the last one still finishes the rest."""
+ORPHANED = "orphaned"
+"""File that a worker leaves when it goes because its trainer is gone: no death to be held against a snapshot."""
+
+
+class AuditFile(BaseModel):
+    """`audit.json`: what a worker needs to know, so that it can be started by hand."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    schema_: str = Field(default=SCHEMA, alias="schema")
+    config: AuditConfig
+    trainer_pid: int
+    trainer_host: str = ""
+    command: str = ""
+
+    def trainer_is_gone(self) -> bool:
+        """Return whether the trainer is known to have died. False where that cannot be told: another host, a reused id."""
+        if self.trainer_host != socket.gethostname():
+            return False
+        try:
+            os.kill(self.trainer_pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+        return False
+
+
+class Totals(BaseModel):
+    """`finished.json`: what the trainer counted."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    total_steps: int | None = None
+    kept: int = 0
+    skipped: int = 0
+    overhead: Overhead = Overhead()
+    interrupted: bool = False
+
+
+class Spool:
+    """One spool folder, seen from either side."""
+
+    def __init__(self, root: Path) -> None:
+        """Name the folder; nothing is touched."""
+        self.root = root
+
+    # ------------------------------------------------------------------ the trainer's side
+
+    @classmethod
+    def create(cls, root: Path, config: AuditConfig, tokenizer: Any, command: str = "") -> Spool:
+        """Make a fresh spool.
+
+        Raises:
+            SpoolError: the folder cannot be written, is a link, belongs to somebody else, or is not empty.
+        """
+        spool = cls(root)
+        try:
+            root.parent.parent.mkdir(parents=True, exist_ok=True)
+            root.parent.mkdir(
+                mode=0o700, exist_ok=True
+            )  # `parents=True` would leave the audit's folder readable by all
+            root.mkdir(mode=0o700, exist_ok=True)
+            spool._check_ours()
+            if any(root.iterdir()):
+                raise SpoolError(f"{root}: is not empty; give another `out_dir`, or remove what an earlier run left")
+            root.chmod(0o700)
+            write_private(root / ".gitignore", "*\n")
+            tokenizer.save_pretrained(root / "tokenizer")
+            audit = AuditFile(
+                config=config, trainer_pid=os.getpid(), trainer_host=socket.gethostname(), command=command
+            )
+            write_private(root / "audit.json", audit.model_dump_json(by_alias=True, indent=1))
+        except OSError as error:
+            raise SpoolError(
+                f"{root}: cannot be written ({error.strerror}); set `out_dir` to a folder that can"
+            ) from None
+        return spool
+
+    def busy(self) -> bool:
+        """Return whether a snapshot is in flight: being written, waiting, or under attack."""
+        try:
+            return any(path.suffix in IN_FLIGHT for path in self.root.iterdir())
+        except OSError:
+            return False
+
+    def slot(self, step: int) -> Path:
+        """Return the folder that a snapshot of `step` is to be written to."""
+        return self.root / f"{step:06d}.ready"
+
+    def waiting(self) -> int:
+        """Return how many snapshots are complete but not audited to the end."""
+        try:
+            return sum(path.suffix in (".ready", ".run") for path in self.root.iterdir())
+        except OSError:
+            return 0
+
+    def free_bytes(self) -> int:
+        """Return the free space of the file system."""
+        return shutil.disk_usage(self.root).free
+
+    def attended(self) -> bool:
+        """Return whether a worker holds the spool, whoever started it."""
+        try:
+            descriptor = os.open(self.root / "worker.lock", os.O_RDWR)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def discard(self) -> None:
+        """Remove a spool that nothing was put into, and the audit's folder if nothing else is in it."""
+        shutil.rmtree(self.root, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.root.parent.rmdir()
+
+    def finish(self, totals: Totals) -> None:
+        """Tell the worker that no more snapshots will come."""
+        write_private(self.root / "finished.json", totals.model_dump_json(indent=1))
+
+    # ------------------------------------------------------------------ the worker's side
+
+    @classmethod
+    def open(cls, root: Path) -> tuple[Spool, AuditFile]:
+        """Open a spool that a trainer made.
+
+        Raises:
+            SpoolError: there is none, it belongs to somebody else, or its audit.json cannot be read.
+        """
+        spool = cls(root)
+        path = root / "audit.json"
+        if not path.is_file():
+            raise SpoolError(f"{root}: is no spool (no audit.json); give the `spool` folder inside the audit's out_dir")
+        spool._check_ours()
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+            found = str(raw.get("schema"))
+            if not found.startswith("leakaudit.audit/1."):
+                raise SpoolError(f"{path}: schema {found}; this version reads leakaudit.audit/1.x. Upgrade leakaudit.")
+            return spool, AuditFile.model_validate(raw)
+        except (OSError, json.JSONDecodeError, AttributeError, ValidationError) as error:
+            raise SpoolError(f"{path}: cannot be read ({type(error).__name__})") from None
+
+    @contextmanager
+    def worker_lock(self) -> Iterator[None]:
+        """Be the only worker of this spool; the lock dies with the process, however it dies.
+
+        Raises:
+            SpoolError: another worker holds it.
+        """
+        descriptor = os.open(self.root / "worker.lock", os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise SpoolError(f"{self.root}: another worker is at work on it") from None
+            self._requeue()
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _requeue(self) -> None:
+        """Put back what a killed worker had claimed; finished attempts are in the journal and are not repeated."""
+        orphaned = (self.root / ORPHANED).exists()
+        for path in sorted(self.root.glob("*.run")):
+            deaths = 0 if orphaned else _count_death(path / DEATHS)
+            path.rename(path.with_suffix(".bad" if deaths >= MOST_DEATHS else ".ready"))
+        (self.root / ORPHANED).unlink(missing_ok=True)
+
+    def orphan(self) -> None:
+        """Note that the worker goes because its trainer is gone."""
+        with contextlib.suppress(OSError):
+            (self.root / ORPHANED).touch(mode=0o600)
+
+    def deadly(self) -> list[Path]:
+        """Return the snapshots that were set aside because workers died over them."""
+        return sorted(path for path in self.root.glob("*.bad") if (path / DEATHS).exists())
+
+    def claim(self) -> Path | None:
+        """Take the oldest waiting snapshot, or return None."""
+        for path in sorted(self.root.glob("*.ready"), key=lambda path: (len(path.name), path.name)):
+            claimed = path.with_suffix(".run")
+            try:
+                path.rename(claimed)
+            except OSError:
+                continue  # the spool was purged in between
+            return claimed
+        return None
+
+    def release(self, claimed: Path, *, keep: bool) -> None:
+        """Remove an audited snapshot, or keep it where the configuration says so."""
+        if keep:
+            _replace(claimed, claimed.with_suffix(".kept"))
+        else:
+            shutil.rmtree(claimed, ignore_errors=True)
+
+    def give_back(self, claimed: Path) -> None:
+        """Put a claimed snapshot back, because the worker stops before it is through."""
+        if claimed.is_dir():
+            _replace(claimed, claimed.with_suffix(".ready"))
+
+    def set_aside(self, claimed: Path, *, keep: bool) -> None:
+        """Get a snapshot that cannot be audited out of the way; it is only kept where snapshots are kept."""
+        if keep:
+            _replace(claimed, claimed.with_suffix(".bad"))
+        else:
+            shutil.rmtree(claimed, ignore_errors=True)
+
+    def totals(self) -> Totals | None:
+        """Return the trainer's totals once it is through, else None."""
+        path = self.root / "finished.json"
+        if not path.is_file():
+            return None
+        try:
+            return Totals.model_validate_json(path.read_text(encoding="utf-8"))
+        except (OSError, ValidationError):
+            return Totals()
+
+    def gone(self) -> bool:
+        """Return whether somebody removed the spool under the worker."""
+        return not (self.root / "audit.json").is_file()
+
+    def _check_ours(self) -> None:
+        if self.root.is_symlink():
+            raise SpoolError(f"{self.root}: is a link; snapshots hold private text and are not written through links")
+        owner = self.root.stat().st_uid
+        if hasattr(os, "getuid") and owner != os.getuid():
+            raise SpoolError(f"{self.root}: belongs to user {owner}, not to you; give a folder of your own")
+
+
+def _replace(source: Path, target: Path) -> None:
+    """Rename a folder over what may be there; nothing happens if somebody removed it meanwhile."""
+    shutil.rmtree(target, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        source.rename(target)
+
+
+def _count_death(counter: Path) -> int:
+    """Add one to the count in a file and return it; a file that cannot be read counts as none before."""
+    try:
+        deaths = int(counter.read_text(encoding="ascii")) + 1
+    except (OSError, ValueError):
+        deaths = 1
+    with contextlib.suppress(OSError):
+        write_private(counter, str(deaths))
+    return deaths
+
+
+def fresh_folder(wanted: Path) -> Path:
+    """Return `wanted`, or `wanted-2`, `wanted-3`... if an earlier audit is there: results of two runs never mix."""
+    candidate, number = wanted, 1
+    while (candidate / "spool").exists() or (candidate / "journal.jsonl").exists():
+        number += 1
+        candidate = wanted.with_name(f"{wanted.name}-{number}")
+    return candidate

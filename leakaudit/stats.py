@@ -1,0 +1,250 @@
+"""Bounds on what k of n audited client steps can say.
+
+The unit of evidence is one client step, not one sentence: sentences of a batch leak together or not at all.
+Every bound here is one-sided. Two of them at 95 % are the two ends of a 90 % interval.
+
+scipy is imported inside the functions, so that reading a policy does not pay for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+MIN_STEPS_FOR_BOOTSTRAP = 30
+"""Below this a bootstrap interval is too short to be believed. Our choice, as in garak and in most textbooks."""
+
+_MOST_STEPS = 10_000_000
+"""Where the search for "how many steps would decide" gives up."""
+
+_RESAMPLES = 9_999
+"""Bootstrap resamples; scipy's own default."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """One-sided lower and upper bound of a number between 0 and 1. None where the data cannot give one."""
+
+    lower: float | None
+    upper: float | None
+    method: str
+    """In words, for the report."""
+
+
+def upper_bound(k: int, n: int, confidence: float = 0.95) -> float:
+    """Return the largest leak rate that k leaks in n steps are compatible with: one-sided Clopper-Pearson.
+
+    It is the p that solves P(Binomial(n, p) <= k) = 1 - confidence, which is the `confidence` quantile of
+    Beta(k + 1, n - k). Source: Clopper and Pearson 1934; the beta form as in Brown, Cai and DasGupta 2001, section 4.2.1.
+
+    Args:
+        k: steps that leaked.
+        n: steps audited. No step at all is compatible with every rate: 1.0.
+        confidence: share of audits in which the true rate lies at or below the bound, at least.
+
+    Returns:
+        A rate from 0 to 1.
+
+    Raises:
+        ValueError: k is not within 0..n, or confidence not within 0..1.
+
+    >>> round(upper_bound(0, 59), 4)
+    0.0495
+    >>> upper_bound(0, 0)
+    1.0
+    """
+    _check(k, n, confidence)
+    if k == n:
+        return 1.0
+    from scipy.special import betaincinv
+
+    return float(betaincinv(k + 1, n - k, confidence))
+
+
+def lower_bound(k: int, n: int, confidence: float = 0.95) -> float:
+    """Return the smallest leak rate that k leaks in n steps are compatible with: one-sided Clopper-Pearson.
+
+    The `1 - confidence` quantile of Beta(k, n - k + 1); see `upper_bound`.
+
+    >>> round(lower_bound(7, 60), 4)
+    0.0561
+    """
+    _check(k, n, confidence)
+    if k == 0:
+        return 0.0
+    from scipy.special import betaincinv
+
+    return float(betaincinv(k, n - k + 1, 1.0 - confidence))
+
+
+def steps_needed(k: int, max_rate: float, confidence: float = 0.95) -> int | None:
+    """Return the smallest n at which k leaks in n steps bound the rate by `max_rate`.
+
+    For k = 0 it is the least n with (1 - max_rate)^n <= 1 - confidence. Otherwise it is searched for, because
+    `upper_bound` falls as n grows.
+
+    Args:
+        k: steps that leaked.
+        max_rate: the rate to stay at or below, above 0.
+        confidence: of the one-sided bound.
+
+    Returns:
+        Number of steps, or None where ten million would not do.
+
+    Raises:
+        ValueError: `max_rate` is not positive.
+
+    >>> [steps_needed(k, 0.05) for k in (0, 1, 2)]
+    [59, 93, 124]
+    """
+    if max_rate <= 0:
+        raise ValueError(f"max_rate must be above 0, got {max_rate}: no number of steps proves that nothing ever leaks")
+    if max_rate >= 1:
+        return k
+    low, high = k, max(k, 1)  # low never suffices except at the first look
+    while upper_bound(k, high, confidence) > max_rate:
+        low, high = high, high * 2
+        if high > _MOST_STEPS:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        if upper_bound(k, middle, confidence) <= max_rate:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def more_clean_steps(k: int, n: int, max_rate: float, confidence: float = 0.95) -> int | None:
+    """Return how many further steps without a leak would bring the upper bound down to `max_rate`.
+
+    >>> more_clean_steps(0, 12, 0.05)
+    47
+    """
+    needed = steps_needed(k, max_rate, confidence)
+    return None if needed is None else max(0, needed - n)
+
+
+def mean_bounds(values: Sequence[float], confidence: float = 0.95) -> Bounds | None:
+    """Bound the mean of a score by a bootstrap over steps.
+
+    Each value is one step's score, so that resampling values resamples clusters. Bias-corrected and accelerated;
+    source: Efron 1987, as in `scipy.stats.bootstrap`. The resampling seed is fixed: the same results give the same
+    verdict.
+
+    Where every step has the same score (most often 0) the bootstrap collapses to a point and says nothing. There we
+    use what is exact: no step of n scored higher, so with `confidence` at most a share u = `upper_bound(0, n)` of all
+    steps does, and as scores end at 1 the mean is at most v + (1 - v) u; likewise at least v (1 - u).
+
+    Args:
+        values: one score from 0 to 1 a step.
+        confidence: of each one-sided bound.
+
+    Returns:
+        Bounds, or None where there are fewer than `MIN_STEPS_FOR_BOOTSTRAP` steps.
+    """
+    if len(values) < MIN_STEPS_FOR_BOOTSTRAP:
+        return None
+    if min(values) == max(values):
+        value, share = values[0], upper_bound(0, len(values), confidence)
+        return Bounds(value * (1 - share), value + (1 - value) * share, "same score in every step: exact bound")
+    import numpy as np
+    from scipy.stats import bootstrap
+
+    sample = np.asarray(values, dtype=np.float64)  # (n,)
+
+    def mean(drawn: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
+        return np.asarray(drawn.mean(axis=axis))
+
+    def bound(alternative: Literal["less", "greater"]) -> tuple[float, float]:
+        found = bootstrap(
+            (sample,),
+            mean,
+            n_resamples=_RESAMPLES,
+            batch=500,  # memory: 500 x n numbers at once
+            confidence_level=confidence,
+            alternative=alternative,
+            method="BCa",
+            rng=np.random.default_rng(0),
+        ).confidence_interval
+        return float(found.low), float(found.high)
+
+    lower, upper = bound("greater")[0], bound("less")[1]
+    return Bounds(max(0.0, lower), min(1.0, upper), "bootstrap over steps (BCa)")
+
+
+def quantile_bounds(values: Sequence[float], quantile: float = 0.95, confidence: float = 0.95) -> Bounds | None:
+    """Bound a quantile of a score over steps by order statistics, exactly and without assuming a distribution.
+
+    A bootstrap of the 95th percentile cannot reach above the largest value seen, whatever n, and is far too
+    sure of itself for the n of an audit. The number of values at or below the true quantile is Binomial(n, quantile),
+    which gives bounds that hold. Source: Conover 1999, section 3.2, "confidence interval for a quantile".
+
+    Args:
+        values: one score from 0 to 1 a step.
+        quantile: 0.95 for the 95th percentile.
+        confidence: of each one-sided bound.
+
+    Returns:
+        Bounds, None where there are fewer than `MIN_STEPS_FOR_BOOTSTRAP` steps. `upper` is None where even the largest
+        value is no bound: for p95 at 95 % below 59 steps.
+    """
+    if len(values) < MIN_STEPS_FOR_BOOTSTRAP:
+        return None
+    from scipy.stats import binom
+
+    ordered, n = sorted(values), len(values)
+    # upper: the smallest r with P(Binomial(n, q) <= r - 1) >= confidence; the r-th smallest value is the bound
+    above = int(binom.ppf(confidence, n, quantile)) + 1
+    # lower: the largest r with P(Binomial(n, q) >= r) >= confidence
+    below = int(binom.ppf(1 - confidence, n, quantile))
+    return Bounds(
+        lower=ordered[below - 1] if below >= 1 else 0.0,
+        upper=ordered[above - 1] if above <= n else None,
+        method="order statistics (exact)",
+    )
+
+
+def percentile(values: Sequence[float], quantile: float = 0.95) -> float:
+    """Return the smallest value that at least a share `quantile` of the values do not exceed (no interpolation).
+
+    >>> percentile([0.1, 0.2, 0.3], 0.5)
+    0.2
+    """
+    if not values:
+        raise ValueError("no values: the percentile of nothing is not 0")
+    return sorted(values)[max(0, math.ceil(quantile * len(values) - 1e-9) - 1)]
+
+
+def sign_test(stopped: int, opened: int) -> float:
+    """Return the exact one-sided p-value that a defence stops leaks, from the steps in which it made a difference.
+
+    Under "no effect" a step that leaks one way only is as likely to be one kind as the other, so the count is
+    Binomial(stopped + opened, 1/2). Source: McNemar 1947 in its exact form.
+
+    Args:
+        stopped: steps that leaked without the defence and not with it.
+        opened: steps that leaked with the defence only.
+
+    Returns:
+        P-value; 1.0 where no step made a difference.
+
+    >>> sign_test(5, 0)
+    0.03125
+    """
+    total = stopped + opened
+    as_extreme = sum(math.comb(total, i) for i in range(stopped, total + 1))
+    return float(as_extreme / 2**total)
+
+
+def _check(k: int, n: int, confidence: float) -> None:
+    if not 0 <= k <= n:
+        raise ValueError(f"k must lie within 0..n, got {k} of {n}")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")

@@ -1,0 +1,241 @@
+"""Charts as static SVG, drawn by Vega-Lite (through vl-convert) and inlined: no script, no style attribute, no request.
+
+Colours are attributes, so that a chart can be read where a server strips the style sheet; the style sheet overrides
+them by value for dark mode. A shape always says what a colour says. Rates stand on a fixed axis from 0 to 100 %.
+Behind each chart the page has a table with the same data.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup, escape
+
+INK, MUTED, HAIRLINE = "#23211e", "#5e5a52", "#dcd7cb"
+LEAK, CLEAN, LATE, CRASH, BAND = "#a11d1d", "#17603c", "#7d4a00", "#54308a", "#b9b2a3"
+"""The style sheet knows these values: change them in both places (a test compares)."""
+
+COLOURS = (INK, MUTED, HAIRLINE, LEAK, CLEAN, LATE, CRASH, BAND)
+
+STATES: dict[str, tuple[str, str, bool]] = {
+    "leak": ("square", LEAK, True),
+    "no leak seen": ("circle", CLEAN, False),
+    "budget exhausted": ("triangle-up", LATE, False),
+    "error": ("cross", CRASH, True),
+    "not applicable": ("M-1,-0.18H1V0.18H-1Z", MUTED, True),
+    "not run": ("M-0.5,-0.5L0.5,0.5M0.5,-0.5L-0.5,0.5", MUTED, False),
+}
+"""Cell state -> shape, colour, whether the shape is filled."""
+
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+"""A name, never fetched. The tests check each specification against it with Altair."""
+
+_MOST_TEXT = 26
+_LEFT = {"minExtent": 170, "maxExtent": 170, "labelLimit": 0}
+"""Room for names, in pixels: fixed, so that the layout does not depend on the fonts of the machine that draws."""
+_FONT = "Helvetica, Arial, Liberation Sans, sans-serif"
+
+
+@dataclass(frozen=True)
+class StepMark:
+    """What one attack did on one step."""
+
+    step: int
+    attack: str
+    state: str
+
+
+@dataclass(frozen=True)
+class RateBar:
+    """A rate with its one-sided bounds."""
+
+    name: str
+    rate: float
+    lower: float | None
+    upper: float | None
+    note: str
+    leaks: bool
+
+
+def step_chart(marks: Sequence[StepMark], shares: Sequence[tuple[int, float | None]], title: str, share: str) -> Markup:
+    """Draw which attack leaked at which training step, and above it how much of the text came back.
+
+    Args:
+        marks: one for each attack and step.
+        shares: (step, share of the text recovered by the best attack, None where there is no number).
+        title: what the chart says, in a sentence.
+        share: what the share is of, for the axis.
+    """
+    steps = sorted({mark.step for mark in marks})
+    pad = max(1, round(0.03 * (steps[-1] - steps[0])))
+    x: dict[str, Any] = {
+        "field": "step",
+        "type": "quantitative",
+        "scale": {"domain": [steps[0] - pad, steps[-1] + pad], "nice": False},
+        "axis": {"title": "training step", "format": "d", "grid": False, "tickMinStep": 1, "values": _ticks(steps)},
+    }
+    size = 90 if len(steps) <= 40 else 36
+    above = {
+        "height": 90,
+        "width": 640,
+        "layer": [
+            {
+                "data": {"values": [{"step": s} for s, value in shares if value is None]},
+                "mark": {"type": "rule", "strokeDash": [2, 3], "color": BAND},
+                "encoding": {"x": x | {"axis": None}},
+            },
+            {
+                "data": {"values": [{"step": s, "share": value} for s, value in shares if value is not None]},
+                "encoding": {"x": x | {"axis": None}, "y": _percent_axis("share", share)},
+                "layer": [
+                    {"mark": {"type": "rule", "color": MUTED, "strokeWidth": 1.5}},
+                    {"mark": {"type": "point", "filled": True, "opacity": 1, "color": INK, "size": size * 0.6}},
+                ],
+            },
+        ],
+    }
+    attacks = [_clip(name) for name in dict.fromkeys(mark.attack for mark in marks)]
+    seen = [name for name in STATES if any(mark.state == name for mark in marks)]
+    below = {
+        "width": 640,
+        "height": {"step": 26},
+        "data": {"values": [{"step": m.step, "attack": _clip(m.attack), "state": m.state} for m in marks]},
+        "layer": [_state_layer(state, x, attacks, size) for state in seen],
+    }
+    return _draw({"vconcat": [above, below], "spacing": 8}, title)
+
+
+def rate_chart(bars: Sequence[RateBar], limit: float | None, limit_name: str, title: str) -> Markup:
+    """Draw rates with their bounds, one a row, against a limit."""
+    rows = [
+        {
+            "name": _clip(bar.name),
+            "rate": bar.rate,
+            "lower": bar.rate if bar.lower is None else bar.lower,
+            "upper": bar.rate if bar.upper is None else bar.upper,
+            "note": bar.note,
+            "leaks": bar.leaks,
+        }
+        for bar in bars
+    ]
+    one = len(rows) == 1 and not rows[0]["name"]
+    y: dict[str, Any] = {
+        "field": "name",
+        "type": "nominal",
+        "sort": None,
+        "axis": None if one else {"title": None, "domain": False, "ticks": False, "labelPadding": 12} | _LEFT,
+    }
+    x = _percent_axis("rate", None)
+    dot: dict[str, Any] = {"type": "point", "opacity": 1, "filled": True, "size": 130}
+    # the note stands where no bar can reach: right of the rows, or above a single one, across from the limit's name
+    width = 640 if one else 520
+    aside: dict[str, Any] = {"align": "left", "x": width + 12}
+    if one:
+        left = limit is not None and limit >= 0.5
+        aside = {"align": "left" if left else "right", "x": 0 if left else width, "baseline": "bottom"}
+    layers: list[dict[str, Any]] = [
+        {
+            "mark": {"type": "bar", "height": 10, "color": BAND, "cornerRadius": 5},
+            "encoding": {"x": x | {"field": "lower"}, "x2": {"field": "upper"}, "y": y},
+        },
+        {
+            "transform": [{"filter": "datum.leaks"}],
+            "mark": dot | {"shape": "square", "color": LEAK},
+            "encoding": {"x": x, "y": y},
+        },
+        {
+            "transform": [{"filter": "!datum.leaks"}],
+            "mark": dot | {"shape": "circle", "color": CLEAN},
+            "encoding": {"x": x, "y": y},
+        },
+        {
+            "mark": {"type": "text", "color": INK, "fontSize": 12} | aside,
+            "encoding": {"y": y, "text": {"field": "note"}} | ({"y": {"value": -7}} if one else {}),
+        },
+    ]
+    if limit is not None:
+        line = {"data": {"values": [{"limit": limit, "text": limit_name}]}}
+        at = {"x": {"field": "limit", "type": "quantitative"}}
+        layers.append(line | {"mark": {"type": "rule", "color": INK, "strokeWidth": 2}, "encoding": at})
+        above = {"type": "text", "y": -7, "color": INK, "fontSize": 12, "fontWeight": 600, "baseline": "bottom"}
+        side = {"align": "left", "dx": -2} if limit < 0.5 else {"align": "right", "dx": 2}
+        layers.append(line | {"mark": above | side, "encoding": at | {"text": {"field": "text"}}})
+    height: Any = 34 if one else {"step": 34}
+    return _draw({"width": width, "height": height, "data": {"values": rows}, "layer": layers}, title)
+
+
+def _state_layer(state: str, x: dict[str, Any], attacks: Sequence[str], size: float) -> dict[str, Any]:
+    shape, colour, filled = STATES[state]
+    return {
+        "transform": [{"filter": f"datum.state === {json.dumps(state)}"}],
+        "mark": {
+            "type": "point",
+            "shape": shape,
+            "size": size,
+            "opacity": 1,
+            "strokeWidth": 1.6,
+            "stroke": colour,
+            "fill": colour if filled else "transparent",
+        },
+        "encoding": {
+            "x": x,
+            "y": {
+                "field": "attack",
+                "type": "nominal",
+                "scale": {"domain": list(attacks)},
+                "axis": {"title": None, "domain": False, "ticks": False, "grid": True} | _LEFT,
+            },
+        },
+    }
+
+
+def _percent_axis(field: str, title: str | None) -> dict[str, Any]:
+    upright = {"titleAngle": 0, "titleAlign": "right", "titleX": -48, "titleY": 45, "titleBaseline": "middle"} | _LEFT
+    extra = upright if title is not None else {}  # only the upright axis has a title
+    return {
+        "field": field,
+        "type": "quantitative",
+        "scale": {"domain": [0, 1]},
+        "axis": {"format": ".0%", "title": title, "values": [0, 0.25, 0.5, 0.75, 1]} | extra,
+    }
+
+
+def _ticks(steps: Sequence[int]) -> list[int]:
+    """Return at most eight of the audited steps: a tick stands where something was measured."""
+    if len(steps) <= 8:
+        return list(steps)
+    return [steps[round(i * (len(steps) - 1) / 7)] for i in range(8)]
+
+
+def _clip(name: str) -> str:
+    return name if len(name) <= _MOST_TEXT else name[: _MOST_TEXT - 1] + "…"
+
+
+def _draw(spec: dict[str, Any], title: str) -> Markup:
+    """Return the SVG of a Vega-Lite specification as a picture with a name."""
+    import vl_convert
+
+    axis = {
+        "labelColor": MUTED,
+        "titleColor": MUTED,
+        "gridColor": HAIRLINE,
+        "domainColor": BAND,
+        "tickColor": BAND,
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+    }
+    whole = spec | {
+        "$schema": SCHEMA,
+        "background": "transparent",
+        "padding": 4,
+        "config": {"aria": False, "font": _FONT, "view": {"stroke": None}, "axis": axis},
+    }
+    drawn = vl_convert.vegalite_to_svg(whole)
+    drawn = re.sub(r' (?:pointer-events|aria-[a-z]+|role|class|xmlns:xlink)="[^"]*"', "", drawn)
+    drawn = re.sub(r"<path d=\"(?:M0,0h0v0h0Z)?\"[^>]*/>", "", drawn)  # frames that draw nothing
+    return Markup(drawn.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1))

@@ -1,0 +1,951 @@
+"""The report: one HTML file that opens offline, asks for nothing and is read without scripts.
+
+`render_html` turns a `RedactedResult` into the page. Everything below it shapes data for `templates/report.html.j2`;
+nothing here decides what may be shown (redaction.py) or what it means (gate.py).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import stat
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from leakaudit import stats
+from leakaudit.errors import RedactionError
+from leakaudit.gate import (
+    Alternative,
+    Figures,
+    Policy,
+    RuleVerdict,
+    Status,
+    Verdict,
+    default_policy,
+    evaluate,
+    number,
+    percent,
+)
+from leakaudit.reports.charts import STATES, RateBar, StepMark, rate_chart, step_chart
+from leakaudit.reports.redaction import LabelView, Recovered, RedactedResult, Run, SequenceView, redact
+from leakaudit.scores import (
+    Attempt,
+    AttemptStatus,
+    Results,
+    Score,
+    TextMode,
+    TokenMatch,
+    VerificationStatus,
+    load_journal,
+    load_results,
+    write_private,
+)
+
+BANNERS = {
+    TextMode.HASH: "HASHES ONLY: keyed hashes and numbers, no training text",
+    TextMode.MASKED: "MASKED: no training text in this file; token counts and matches are real",
+    TextMode.FULL: "CONTAINS REAL TRAINING TEXT: do not share",
+}
+MEANINGS = {
+    Status.PASS: "Within the policy, for the attacks that were run.",
+    Status.FAIL: "Do not ship: what the policy protects can be read out of the updates.",
+    Status.INCONCLUSIVE: "Undecided: the evidence is enough neither to ship nor to stop.",
+    Status.ERROR: "The evidence could not be judged.",
+}
+_OBSERVED = "none"
+_FINISHED = (AttemptStatus.RAN, AttemptStatus.BUDGET_EXHAUSTED)
+_SHARES = (("rougeL", "ROUGE-L"), ("token_recall", "token recall"), ("label_accuracy", "label accuracy"))
+_EVENTS = {
+    "exact_sentence": "a sentence",
+    "exact_sequence": "a whole text",
+    "all_words": "every word",
+    "label_counts": "the label counts",
+}
+_MOST_ROWS = 200
+_MOST_LABELS = 24
+
+GLOSSARY = (
+    ("Client step", "One optimizer step of one client: the batch and the update that was sent for it. The unit of all rates."),
+    ("Leak", "Something fixed before the audit came back: a sentence word for word, a whole text, or the exact label counts."),
+    ("Bounds", "The lowest and highest leak rate that the counts are compatible with: one-sided Clopper-Pearson."),
+    ("Budget exhausted", "The attack ran out of its time. Counted as no leak, and marked, because more time might have found one."),
+    ("Not applicable", "The attack says that it cannot work here, and why. It is no evidence that nothing leaks."),
+    ("Positive control", "An undefended step with known text that must be recovered. If it is not, the audit is blind."),
+    ("Negative control", "An update of another batch. If the text is \"recovered\" from that, the scores are wrong."),
+    ("ROUGE-1, -2, -L", "Overlap of recovered and true text in words, in pairs of words, and in the longest common order; 1 is all."),
+    ("Token recall", "Share of the true tokens that were recovered, in whatever order."),
+    ("embedding-rows", "Reads which words were in the batch from which rows of the embedding received a gradient."),
+    ("span", "Tests which sentences lie in the space that a layer's gradient spans. Where it applies it is exact."),
+    ("tag", "Searches for inputs whose gradient looks like the observed one."),
+    ("idlg, llg", "Read the labels of the batch from the gradient of the classification head."),
+)  # fmt: skip
+
+
+def render_html(redacted: RedactedResult) -> str:
+    """Return the report as one HTML document.
+
+    The same input gives the same text: no clock, no random id, no locale.
+    """
+    css = style(redacted.mode)
+    digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
+    csp = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+    return _templates().get_template("report.html.j2").render(page=_page(redacted) | {"css": Markup(css), "csp": csp})
+
+
+def write_report(
+    run_dir: Path,
+    mode: TextMode | None = None,
+    *,
+    now: datetime,
+    policy: Policy | None = None,
+    verdict: Verdict | None = None,
+    output: Path | None = None,
+    allow_full: bool = False,
+    allow_full_in_ci: bool = False,
+) -> Path:
+    """Render the run in `run_dir` and write the report, readable by its owner only.
+
+    Args:
+        run_dir: folder with `results.json` and, for modes masked and full, `journal.jsonl`.
+        mode: how much text to show; the policy's choice if None.
+        now: the time of judgement, with time zone; used only if no verdict is given.
+        policy: the rules; the built-in policy if None.
+        verdict: the verdict where one was reached already.
+        output: the file; `run_dir/report.html` if None.
+        allow_full: leave for mode full where the policy gives none.
+        allow_full_in_ci: also in CI.
+
+    Returns:
+        Path of the report.
+
+    Raises:
+        ResultsError: the results or the journal cannot be read.
+        RedactionError: mode full without leave or text, in CI, or into a folder that everybody may write to.
+    """
+    policy = policy or default_policy()
+    mode = mode or policy.report.text
+    target = output or run_dir / "report.html"
+    results = load_results(run_dir / "results.json")
+    if verdict is None:
+        digest = hashlib.sha256((run_dir / "results.json").read_bytes()).hexdigest()
+        verdict = evaluate(results, policy, now=now, results_sha256=digest)
+    redacted = redact(
+        results,
+        load_journal(run_dir / "journal.jsonl"),
+        verdict,
+        mode,
+        allow_full=allow_full or policy.report.allow_full,
+        allow_full_in_ci=allow_full_in_ci,
+        top_samples=policy.report.top_samples,
+    )
+    if mode is TextMode.FULL and target.parent.stat().st_mode & stat.S_IWOTH and os.name == "posix":
+        raise RedactionError(f"{target.parent} can be written to by everybody; write a full report somewhere private")
+    write_private(target, render_html(redacted))
+    return target
+
+
+# ---------------------------------------------------------------------------------------------------------- hostile text
+
+
+def visible(text: str) -> Markup:
+    """Return `text` for HTML, with every character that could act instead of being read shown as its code.
+
+    Controls (escape sequences too), directions, zero-width characters, lone surrogates and private-use characters: they
+    reverse a verdict, hide a word or break the writer.
+    """
+    chip = Markup('<span class="chip">{}</span>')
+    return Markup("").join(chip.format(_code(char)) if _acts(char) else escape(char) for char in str(text))
+
+
+def plain(text: str) -> str:
+    """Return `text` for attributes, titles and charts: the same codes, without markup."""
+    return "".join(f"[{_code(char)}]" if _acts(char) else char for char in str(text))
+
+
+def _acts(char: str) -> bool:
+    return unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+
+
+def _code(char: str) -> str:
+    return {"\n": "↵", "\t": "⇥"}.get(char, f"U+{ord(char):04X}")
+
+
+def _finalize(value: Any) -> Any:
+    """Pass every value that a template prints through `visible`; a forgotten None is a mistake, not a word."""
+    if value is None:
+        raise TypeError("the report was about to print None: say in words what is missing")
+    return value if isinstance(value, Markup) or not isinstance(value, str) else visible(value)
+
+
+def in_words(runs: Sequence[Run]) -> str:
+    """Say what a row of blocks shows, for a reader who hears it."""
+    counts = {match: sum(run.tokens for run in runs if run.match is match) for match in TokenMatch}
+    total = sum(counts.values())
+    return (
+        f"{_count(total, 'token')}, {counts[TokenMatch.BIGRAM]} right beside a right neighbour, "
+        f"{counts[TokenMatch.UNIGRAM]} right alone, {counts[TokenMatch.WRONG]} not"
+    )
+
+
+@cache
+def _templates() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"plain": plain, "in_words": in_words}
+    return environment
+
+
+@cache
+def style(mode: TextMode) -> str:
+    """Return the style sheet; the handling banner is repeated in the margin of every printed page."""
+    margin = BANNERS[mode].partition(":")[0]
+    pages = f'@page {{ margin: 18mm 16mm; @top-center {{ content: "{margin}"; font: 600 8pt sans-serif }} '
+    pages += '@bottom-right { content: counter(page) " / " counter(pages); font: 8pt sans-serif } }\n'
+    return (Path(__file__).parent / "templates" / "style.css").read_text(encoding="utf-8") + pages
+
+
+# -------------------------------------------------------------------------------------------------------------- the page
+
+
+def _page(redacted: RedactedResult) -> dict[str, Any]:
+    """Return what the template prints, section by section."""
+    results, verdict = redacted.results, redacted.verdict
+    anchors = {(view.step, view.sequence): f"s-{i:04d}" for i, view in enumerate(redacted.sequences, start=1)}
+    page: dict[str, Any] = {
+        "mode": redacted.mode.value,
+        "full": redacted.mode is TextMode.FULL,
+        "hash": redacted.mode is TextMode.HASH,
+        "banner": BANNERS[redacted.mode],
+        "run": results.run,
+        "verdict": verdict,
+        "subject": f"{results.subject.model}, {_amount(results.subject.parameters)} parameters",
+        "when": f", finished {_date(results.run.finished)}" if results.run.finished else "",
+        "meaning": MEANINGS[verdict.verdict],
+        "headline": _headline(verdict),
+        "facts": _facts(results, verdict),
+        "sure": percent(verdict.rules[0].confidence) if verdict.rules else "95%",
+        "rules_lead": _rules_lead(verdict),
+        "rules": [_rule_row(rule, anchors) for rule in verdict.rules],
+        "risk": _risk(results, verdict),
+        "risk_anchor": _risk_anchor(verdict, anchors),
+        "way_out": _way_out(results, verdict),
+        "alternatives": [
+            {
+                "defense": alternative.defense,
+                "status": alternative.status,
+                "open": ", ".join(alternative.open_rules) or "none",
+                "cost": _utility(results, alternative.defense) or "not measured",
+            }
+            for alternative in verdict.alternatives
+        ],
+    }
+    page |= _step_section(results) | _sample_section(redacted, anchors) | _label_section(redacted)
+    page |= _matrix_section(results) | _defense_section(results, verdict) | _confidence_section(results, verdict)
+    page |= _coverage_section(results, verdict) | _cost_section(results) | _provenance_section(redacted)
+    page["glossary"] = GLOSSARY
+    page["contents"] = [
+        ("rules", "Rules"),
+        ("risk", "Top risk"),
+        ("steps", "Step by step"),
+        ("samples", "Recovered against true"),
+        *([("labels", "Labels")] if page["labels"] else []),
+        ("matrix", "Attacks against defences"),
+        *([("defences", "Do the defences help?")] if page["defense_rows"] else []),
+        ("confidence", "How sure is this?"),
+        ("coverage", "What was not tested"),
+        ("cost", "Cost"),
+        ("provenance", "Provenance"),
+        ("glossary", "Glossary"),
+    ]
+    return page
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One figure of the first screen."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+def _headline(verdict: Verdict) -> Markup | None:
+    """Draw the deciding rule against its limit, where there is more than one step to speak of."""
+    rule = next((rule for rule in verdict.rules if rule.id == verdict.deciding_rule), None)
+    if rule is None or rule.n < 2 or rule.observed is None:
+        return None
+    # a count has no place on an axis of rates; the rule on the rate of the same event has
+    companions = (r for r in verdict.rules if r.kind == "max_rate" and r.subject == rule.subject)
+    limiting = next(companions, None) if rule.kind == "max_count" else rule
+    limit = limiting.threshold if limiting is not None else None
+    if rule.k is None:
+        rate, leaks = rule.observed, rule.observed > rule.threshold
+        note = f"{rule.subject} {number(rule.observed, rule.threshold)}"
+    else:
+        rate, leaks = rule.k / rule.n, rule.k > 0
+        note = f"{rule.k} of {rule.n} steps"
+    note += f", {percent(rule.confidence)} bounds {_bounds(rule)}" if rule.upper is not None else ""
+    text = "" if limiting is None else f"{limiting.id} allows {percent(limiting.threshold)}"
+    bar = RateBar("", rate, rule.lower, rule.upper, plain(note), leaks)
+    return rate_chart([bar], limit, text, plain(f"{note}; {text}" if text else note))
+
+
+def _facts(results: Results, verdict: Verdict) -> list[Fact]:
+    deciding = [rule for rule in verdict.rules if rule.level == "error"]
+    warned = sum(rule.status is not Status.PASS for rule in verdict.rules if rule.level == "warn")
+    words = {Status.ERROR: "in error", Status.FAIL: "failed", Status.INCONCLUSIVE: "undecided", Status.PASS: "passed"}
+    counts = [(sum(rule.status is status for rule in deciding), word) for status, word in words.items()]
+    total = results.coverage.total_steps
+    of = f"of {total} in the run" if total else ""
+    unverified = f"{verdict.unverified_steps} left out, unverified" if verdict.unverified_steps else ""
+    age = _age(verdict.evidence_age_s) + " old" if verdict.evidence_age_s is not None else "of unknown age"
+    controls = ", ".join(f"{c.name} {c.k}/{c.n}" for c in verdict.controls) or "not judged"
+    trouble = ", ".join(f"{c.name} {c.state}" for c in verdict.controls if c.state != "ok")
+    return [
+        Fact(
+            "Rules",
+            ", ".join(f"{n} {word}" for n, word in counts if n) or "none judged",
+            f"and {_count(warned, 'warning')}" if warned else "",
+        ),
+        Fact("Client steps audited", str(len(results.steps)), "; ".join(x for x in (of, unverified) if x)),
+        Fact("Controls", controls, trouble or ("both as they should be" if verdict.controls else "")),
+        Fact("Evidence", age, f"valid until {_date(verdict.valid_until)}" if verdict.valid_until else ""),
+        Fact("Policy", verdict.policy, _short(verdict.policy_digest)),
+    ]
+
+
+def _rules_lead(verdict: Verdict) -> str:
+    owner = f", owned by {verdict.policy_owner}" if verdict.policy_owner else ""
+    return f"Policy {verdict.policy}{owner}. What failed comes first."
+
+
+@dataclass(frozen=True)
+class RuleRow:
+    """One rule as the table shows it."""
+
+    verdict: RuleVerdict
+    seen: str
+    bounds: str
+    limit: str
+    evidence: str
+    """Anchor of what speaks most against the rule, or nothing."""
+
+
+def _rule_row(rule: RuleVerdict, anchors: dict[tuple[str, str], str]) -> RuleRow:
+    if rule.k is not None:
+        seen = f"{rule.k} of {rule.n}" if rule.n else "no evidence"
+        limit = percent(rule.threshold) if rule.kind == "max_rate" else _count(int(rule.threshold), "step")
+        limit = "none" if rule.threshold == 0 else limit
+    else:
+        seen = number(rule.observed, rule.threshold) if rule.observed is not None else "no evidence"
+        limit = number(rule.threshold)
+    return RuleRow(rule, seen, _bounds(rule), limit, _evidence(rule, anchors))
+
+
+def _evidence(rule: RuleVerdict, anchors: dict[tuple[str, str], str]) -> str:
+    """Return the anchor of the sample at the worst step, or of the matrix where none is shown."""
+    if rule.worst is None:
+        return ""
+    return next((anchor for (step, _), anchor in anchors.items() if step == rule.worst.step), "matrix")
+
+
+def _bounds(rule: RuleVerdict) -> str:
+    if rule.n == 0:
+        return "none"
+    if rule.n == 1:
+        return "none from 1 step"
+    if rule.lower is None and rule.upper is None:
+        return "none"
+    write = percent if rule.k is not None else number
+    beside = rule.threshold if rule.kind != "max_count" else None
+    low = write(rule.lower, beside) if rule.lower is not None else "?"
+    return f"{low} to {write(rule.upper, beside) if rule.upper is not None else '?'}"
+
+
+def _worst_rule(verdict: Verdict) -> RuleVerdict | None:
+    return next((rule for rule in verdict.rules if rule.worst is not None), None)
+
+
+def _risk(results: Results, verdict: Verdict) -> str:
+    rule = _worst_rule(verdict)
+    if rule is None or rule.worst is None:
+        if any(rule.n for rule in verdict.rules):
+            return "No attack recovered anything that a rule of this policy asks about."
+        return "Nothing was measured that a rule of this policy asks about."
+    worst = rule.worst
+    step = next((s.step for s in results.steps if s.id == worst.step), worst.step)
+    value = f", with {_metric_name(rule)} {number(worst.value)}" if worst.value is not None else ""
+    return (
+        f"The worst case of rule {rule.id} ({rule.severity}) is training step {step}: "
+        f"the attack {worst.attack} needed {_seconds(worst.wall_s)}{value}."
+    )
+
+
+def _risk_anchor(verdict: Verdict, anchors: dict[tuple[str, str], str]) -> str:
+    rule = _worst_rule(verdict)
+    return _evidence(rule, anchors) if rule is not None else ""
+
+
+def _metric_name(rule: RuleVerdict) -> str:
+    metric = rule.subject.split()[-1]
+    return dict(_SHARES).get(metric, metric)
+
+
+def _way_out(results: Results, verdict: Verdict) -> str:
+    if verdict.verdict is Status.PASS:
+        return "The policy is met already."
+    if verdict.verdict is Status.ERROR:
+        return "Mend the evidence first."
+    if not verdict.alternatives:
+        return "No defence was tested beside what the run ships."
+    passing = [a for a in verdict.alternatives if a.status is Status.PASS]
+    if passing:
+        best = min(passing, key=lambda a: _loss(results, a))
+        cost = _utility(results, best.defense)
+        naive = "; it was attacked only by attacks that do not know it" if best.naive else ""
+        return f"Shipping {best.defense} would pass ({cost or 'cost to the model not measured'}{naive})."
+    undecided = [a.defense for a in verdict.alternatives if a.status is Status.INCONCLUSIVE]
+    if undecided and verdict.verdict is Status.FAIL:
+        return f"No tested defence passes yet. Undecided for want of evidence: {', '.join(undecided)}."
+    return "No tested defence passes."
+
+
+def _loss(results: Results, alternative: Alternative) -> float:
+    """How much a defence costs the model; what was not measured comes last."""
+    for utility in results.utility:
+        if utility.defense == alternative.defense and utility.baseline is not None:
+            return utility.baseline - utility.value
+    return float("inf")
+
+
+def _utility(results: Results, defense: str) -> str:
+    found = [u for u in results.utility if u.defense == defense]
+    return "; ".join(
+        f"{u.metric} {u.value:.3g}" + (f", {u.baseline:.3g} without" if u.baseline is not None else "") for u in found
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ step by step
+
+
+def _step_section(results: Results) -> dict[str, Any]:
+    shipped = [a for a in results.attempts if a.defense == _OBSERVED]
+    usable = [s for s in results.steps if s.verification.status is not VerificationStatus.MISMATCH]
+    attacks = attack_names(results)
+    metric, name = next(
+        ((key, word) for key, word in _SHARES if any(isinstance(a.scores.get(key), Score) for a in shipped)), _SHARES[0]
+    )
+    by_step: dict[str, list[Attempt]] = {step.id: [] for step in usable}
+    for attempt in shipped:
+        by_step[attempt.step].append(attempt)
+    marks, shares, table = [], [], []
+    for step in usable:
+        attempts = by_step[step.id]
+        found = [score.value for a in attempts if isinstance(score := a.scores.get(metric), Score)]
+        share = max(found) if found else None
+        states = [_state([a for a in attempts if a.attack == attack]) for attack in attacks]
+        marks += [StepMark(step.step, plain(attack), state) for attack, state in zip(attacks, states, strict=True)]
+        shares.append((step.step, share))
+        shown = "no number" if share is None else number(share)
+        table.append({"step": step.step, "phase": step.phase, "share": shown, "states": states})
+    leaked = [step.step for step in usable if any(a.leaked for a in by_step[step.id])]
+    lead = _steps_lead(len(usable), leaked)
+    chart = None
+    if len(usable) > 1 and attacks:
+        chart = step_chart(marks, shares, plain(lead), name)
+    gap = any(share is None for _, share in shares)
+    return {
+        "attacks": attacks,
+        "steps_lead": lead,
+        "steps_chart": chart,
+        "steps_table": table[:_MOST_ROWS],
+        "steps_gap": f"A dotted upright line is a step without a number for {name}, which is not the same as 0%." * gap,
+        "states": [name for name in STATES if any(mark.state == name for mark in marks)],
+        "share_name": f"{name} of the best attack",
+    }
+
+
+def _steps_lead(n: int, leaked: Sequence[int]) -> str:
+    if n == 0:
+        return "No step could be audited."
+    if not leaked:
+        return f"No leak was seen in {_count(n, 'audited step')}."
+    if n == 1:
+        return f"One step was audited, step {leaked[0]}, and it leaked. One step says nothing of how often."
+    if len(leaked) == 1:
+        return f"1 of {n} audited steps leaked: step {leaked[0]}."
+    return (
+        f"{len(leaked)} of {n} audited steps leaked, the first at step {min(leaked)}, the last at step {max(leaked)}."
+    )
+
+
+def _state(attempts: Sequence[Attempt]) -> str:
+    """Return the cell state that says most of these attempts."""
+    if any(a.leaked for a in attempts):
+        return "leak"
+    states = {a.status for a in attempts}
+    for status, word in (
+        (AttemptStatus.RAN, "no leak seen"),
+        (AttemptStatus.BUDGET_EXHAUSTED, "budget exhausted"),
+        (AttemptStatus.ERROR, "error"),
+        (AttemptStatus.NOT_APPLICABLE, "not applicable"),
+    ):
+        if status in states:
+            return word
+    return "not run"
+
+
+# ---------------------------------------------------------------------------------------------------- samples and labels
+
+
+def _sample_section(redacted: RedactedResult, anchors: dict[tuple[str, str], str]) -> dict[str, Any]:
+    steps = {step.id: step.step for step in redacted.results.steps}
+    exact = sum(view.recovered[0].scores.exact or False for view in redacted.sequences)
+    shown = len(redacted.sequences)
+    if not shown:
+        lead = "No attack that guesses text finished, so there is nothing to compare."
+    else:
+        lead = {
+            TextMode.HASH: "Keyed hashes stand for the texts; lengths are ranges.",
+            TextMode.MASKED: "One block is one token. How many there are and which came back is real; the words are not here.",
+            TextMode.FULL: "This is the text of the training batch. Treat it as the data it is.",
+        }[redacted.mode]
+        lead += f" {exact} of {shown} below came back word for word. For each, the attack that got most of it is shown."
+    more = redacted.hidden_sequences
+    return {
+        "samples": [_sample(view, steps, anchors) for view in redacted.sequences],
+        "samples_lead": lead,
+        "samples_more": f"{_count(more, 'further sequence')} got less; results.json has the numbers." if more else "",
+    }
+
+
+def _sample(view: SequenceView, steps: dict[str, int], anchors: dict[tuple[str, str], str]) -> dict[str, Any]:
+    return {
+        "anchor": anchors[view.step, view.sequence],
+        "step": steps[view.step],
+        "name": view.sequence,
+        "hmac": view.hmac,
+        "length": view.length,
+        "true": next((item.true for item in view.recovered if item.true is not None), None),
+        "recovered": [
+            {
+                "ships": item.defense == _OBSERVED,
+                "defense": item.defense,
+                "guess": item.guess,
+                "scores": item.scores,
+                "caption": _sample_caption(item),
+            }
+            for item in view.recovered
+        ],
+    }
+
+
+def _sample_caption(item: Recovered) -> str:
+    found, words = item.scores, []
+    if item.true is not None:
+        total = sum(run.tokens for run in item.true)
+        taken = sum(run.tokens for run in item.true if run.match is not TokenMatch.WRONG)
+        words.append(f"{taken} of {_count(total, 'token')}")
+    elif found.token_recall is not None:
+        words.append(f"token recall {percent(found.token_recall)}")
+    if found.longest_run is not None:
+        words.append(f"longest run {found.longest_run}")
+    words += [
+        f"{name} {value:.2f}" for name, value in (("ROUGE-1", found.r1), ("ROUGE-2", found.r2)) if value is not None
+    ]
+    if found.exact:
+        words.insert(0, "word for word")
+    late = ", out of time" if item.status is AttemptStatus.BUDGET_EXHAUSTED else ""
+    proved = ", proved by re-simulation" if found.proved else ""
+    return f"{item.attack}, {_seconds(item.wall_s)}{late}: " + ", ".join(words) + proved
+
+
+def _label_section(redacted: RedactedResult) -> dict[str, Any]:
+    steps = {step.id: step.step for step in redacted.results.steps}
+    shipped = [item for item in redacted.labels if item.defense == _OBSERVED]
+    shown = shipped[:_MOST_LABELS]
+    hidden = len(shipped) - len(shown)
+    names = {
+        TextMode.HASH: "Class counts are not shown in this mode.",
+        TextMode.MASKED: "Classes are named by how often they occur; their real names are private.",
+        TextMode.FULL: "",
+    }[redacted.mode]
+    return {
+        "labels": [{"title": _label_title(item, steps), "rows": item.rows} for item in shown],
+        "labels_lead": f"How many examples of each class the batch held, true and recovered. {names}",
+        "labels_more": f"{hidden} more are in results.json." if hidden else "",
+    }
+
+
+def _label_title(item: LabelView, steps: dict[str, int]) -> str:
+    accuracy = f": {percent(item.accuracy)} of the labels" if item.accuracy is not None else ""
+    return f"Step {steps[item.step]}, {item.attack}{accuracy}"
+
+
+# ---------------------------------------------------------------------------------------------------------- the matrix
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One attack under one defence."""
+
+    state: str
+    lines: tuple[str, ...]
+    ships: bool
+
+    @property
+    def css(self) -> str:
+        """The state as a class name."""
+        return self.state.replace(" ", "-")
+
+
+def _matrix_section(results: Results) -> dict[str, Any]:
+    attacks, defenses = attack_names(results), defense_names(results)
+    table = []
+    for attack in attacks:
+        cells = [cell_for(results, attack, d) for d in defenses]
+        table.append({"name": attack, "cells": cells, "worst": False})
+    if len(attacks) > 1:
+        cells = [_cell([a for a in results.attempts if a.defense == d], d, whole=True) for d in defenses]
+        table.append({"name": "any of them", "cells": cells, "worst": True})
+    shipped = sorted({step.shipped_defense for step in results.steps} - {_OBSERVED})
+    note = f"as the run ships it: {', '.join(shipped)}" if shipped else "as the run ships it"
+    lead = (
+        "One cell is one attack under one defence over all verified steps; the outlined column is what the run ships."
+    )
+    if not table:
+        lead = "No attack was run."
+    return {
+        "matrix_lead": lead,
+        "columns": [
+            {"name": d, "ships": d == _OBSERVED, "note": note if d == _OBSERVED else _grants(results, d)}
+            for d in defenses
+        ],
+        "matrix": table,
+    }
+
+
+def _grants(results: Results, defense: str) -> str:
+    """Say where a defence was faced only by attacks that were not told of it."""
+    found = [a for a in results.attempts if a.defense == defense and a.status in _FINISHED]
+    return "attacks were not told of it" if found and not any(a.adaptive for a in found) else ""
+
+
+def cell_for(results: Results, attack: str, defense: str) -> Cell:
+    """Return what `attack` came to under `defense` over all steps."""
+    return _cell([a for a in results.attempts if (a.attack, a.defense) == (attack, defense)], defense)
+
+
+def _cell(attempts: Sequence[Attempt], defense: str, *, whole: bool = False) -> Cell:
+    state = _state(attempts)
+    finished = [a for a in attempts if a.status in _FINISHED]
+    steps, leaked = {a.step for a in finished}, {a.step for a in finished if a.leaked}
+    lines: list[str] = []
+    if state in ("leak", "no leak seen"):
+        lines.append(f"{len(leaked)} of {_count(len(steps), 'step')}")
+        if len(steps) > 1:
+            lines.append(f"rate at most {percent(stats.upper_bound(len(leaked), len(steps)))}")
+        events = dict.fromkeys(event for a in finished for event in a.events)
+        lines += [", ".join(_EVENTS.get(event, event) for event in events)] if events else []
+        lines += [] if whole else _mean_score(finished)
+        if any(a.sequences for a in finished) and all(s.exact is None for a in finished for s in a.sequences):
+            lines.append("guesses words, so it cannot show a sentence")
+    elif state == "budget exhausted":
+        lines.append(f"nothing in time on {_count(len(steps), 'step')}")
+    else:
+        mine = [a.reason for a in attempts if a.reason and a.status.value.replace("_", " ") == state]
+        skipped = [a.reason for a in attempts if a.reason and a.status is AttemptStatus.SKIPPED]
+        lines += list(dict.fromkeys(mine or (skipped if state == "not run" else [])))[:2]
+    counts = {
+        word: sum(a.status is status for a in attempts)
+        for status, word in (
+            (AttemptStatus.BUDGET_EXHAUSTED, "out of time"),
+            (AttemptStatus.ERROR, "crashed"),
+            (AttemptStatus.NOT_APPLICABLE, "not applicable"),
+            (AttemptStatus.SKIPPED, "skipped"),
+        )
+    }
+    if state in ("leak", "no leak seen") and not whole:
+        lines += [f"{n} {word}" for word, n in counts.items() if n]
+    return Cell(state, tuple(lines), ships=defense == _OBSERVED)
+
+
+def _mean_score(attempts: Sequence[Attempt]) -> list[str]:
+    """Return the mean of the score that describes an attack best: text in order, else words, else labels."""
+    for metric, name in _SHARES:
+        found = [score for a in attempts if isinstance(score := a.scores.get(metric), Score)]
+        weight = sum(score.n for score in found)
+        if weight:
+            mean = sum(score.value * score.n for score in found) / weight
+            return [f"mean {name} {number(mean)}"]
+    return []
+
+
+# ---------------------------------------------------------------------------------------------------------- defences
+
+
+def _defense_section(results: Results, verdict: Verdict) -> dict[str, Any]:
+    """Compare the defences by the rule that matters most, with the gate's own numbers."""
+    rule = next((r for r in verdict.rules if r.kind == "max_rate" and r.level == "error"), None)
+    rule = rule or next((r for r in verdict.rules if r.k is not None), None)
+    if rule is None or not verdict.alternatives:
+        return {"defense_rows": [], "defense_chart": None, "defense_lead": ""}
+    shipped = Figures.model_validate({name: getattr(rule, name) for name in Figures.model_fields})
+    figures = {_OBSERVED: shipped} | {
+        a.defense: next(f for f in a.rules if f.id == rule.id) for a in verdict.alternatives
+    }
+    before = _leaks_by_step(results, _OBSERVED, rule.subject)
+    rows, bars = [], []
+    for defense, found in figures.items():
+        ships = defense == _OBSERVED
+        k, n, lower, upper = found.k or 0, found.n, found.lower or 0.0, found.upper or 1.0
+        paired = _paired(before, _leaks_by_step(results, defense, rule.subject))
+        rows.append(
+            {
+                "name": defense,
+                "seen": f"{k} of {n}" if n else "no evidence",
+                "bounds": f"{percent(lower)} to {percent(upper)}" if n > 1 else "none",
+                "paired": "this is what is shipped" if ships else paired,
+                "attacker": "sees the update as sent" if ships else _grants(results, defense) or "knows the defence",
+            }
+        )
+        if n > 1:
+            bars.append(RateBar(plain(defense), k / n, lower, upper, f"{k} of {n}", k > 0))
+    limit = rule.threshold if rule.kind == "max_rate" else None
+    text = f"{rule.id} allows {percent(limit)}" if limit is not None else ""
+    lead = f"Share of steps in which {_EVENTS.get(rule.subject, rule.subject)} came back (rule {rule.id})."
+    chart = rate_chart(bars, limit, text, plain(lead)) if len(bars) > 1 else None
+    return {"defense_rows": rows, "defense_chart": chart, "defense_lead": lead}
+
+
+def _leaks_by_step(results: Results, defense: str, event: str) -> dict[str, bool]:
+    found: dict[str, bool] = {}
+    for a in results.attempts:
+        if a.defense == defense and a.status in _FINISHED:
+            found[a.step] = found.get(a.step, False) or event in a.events
+    return found
+
+
+def _paired(before: dict[str, bool], after: dict[str, bool]) -> str:
+    both = [step for step in before if step in after]
+    if not both:
+        return "no step was tested both ways"
+    stopped = sum(before[step] and not after[step] for step in both)
+    opened = sum(after[step] and not before[step] for step in both)
+    total = sum(before[step] for step in both)
+    words = f"stopped {stopped} of {_count(total, 'leak')}" if total else "there was no leak to stop"
+    words += f", opened {opened}" if opened else ""
+    return words + (f" (sign test p = {stats.sign_test(stopped, opened):.2g})" if stopped + opened > 1 else "")
+
+
+# ------------------------------------------------------------------------------------- confidence, coverage, cost, origin
+
+
+def _confidence_section(results: Results, verdict: Verdict) -> dict[str, Any]:
+    n = len(results.steps) - verdict.unverified_steps
+    if n == 0:
+        text = "No client step could be used, so nothing can be said of how often text leaks."
+    elif n == 1:
+        text = "1 step audited: what leaked in it is a fact, and what did not leak in it bounds nothing. "
+        text += "The leak rate may be anything up to 95%."
+    else:
+        clean = percent(stats.upper_bound(0, n))
+        text = f"{n} client steps were audited. Had none of them leaked, the leak rate could still be up to {clean}. "
+    if n != 1:
+        text += "It takes 59 steps without a leak to bound the rate by 5%, and 299 to bound it by 1%."
+    lines = [control.sentence for control in verdict.controls]
+    lines += [f"Note on the {name} control: {c.note}" for name, c in _notes(results)]
+    return {"confidence": text, "controls": lines}
+
+
+def _notes(results: Results) -> Iterable[tuple[str, Any]]:
+    pairs = (("positive", results.controls.positive), ("negative", results.controls.negative))
+    return [(name, control) for name, control in pairs if control.note]
+
+
+def _coverage_section(results: Results, verdict: Verdict) -> dict[str, Any]:
+    coverage, found = results.coverage, []
+    found += [{"what": item.what, "why": item.why} for item in coverage.not_tested]
+    found += [{"what": f"attack {item.what}", "why": f"not run: {item.why}"} for item in coverage.not_run]
+    states: dict[tuple[str, str, str], int] = {}
+    for attempt in results.attempts:
+        if attempt.status not in _FINISHED:
+            where = "" if attempt.defense == _OBSERVED else f" under {attempt.defense}"
+            word = {AttemptStatus.ERROR: "crashed", AttemptStatus.SKIPPED: "skipped"}.get(
+                attempt.status, "not applicable"
+            )
+            key = (f"attack {attempt.attack}{where}", word, attempt.reason)
+            states[key] = states.get(key, 0) + 1
+    found += [
+        {"what": what, "why": f"{word} in {_count(n, 'attempt')}" + (f": {reason}" if reason else "")}
+        for (what, word, reason), n in states.items()
+    ]
+    if verdict.unverified_steps:
+        why = "the observed update does not come from the batch that was kept, so no number is shown for them"
+        found.append({"what": _count(verdict.unverified_steps, "step"), "why": why})
+    if coverage.total_steps:
+        unseen = coverage.total_steps - len(results.steps)
+        share = percent(max(0, unseen) / coverage.total_steps)
+        found.append(
+            {"what": "other steps of the run", "why": f"{unseen} of {coverage.total_steps} ({share}) were not audited"}
+        )
+    if coverage.skipped_snapshots:
+        why = "due for audit, but the battery was still busy with an earlier one"
+        found.append({"what": _count(coverage.skipped_snapshots, "step"), "why": why})
+    if results.run.interrupted:
+        found.append({"what": "the rest of this audit", "why": "it was interrupted"})
+    threat = results.threat_model
+    granted = ", ".join(threat.granted)
+    text = (
+        f"The adversary of this audit: {threat.adversary}, who sees {threat.sees} and knows {', '.join(threat.knows)}"
+    )
+    text += f". Granted beyond that, as papers do: {granted}." if granted else "."
+    return {"coverage": found, "threat": text + " Any other adversary is out of scope."}
+
+
+def _cost_section(results: Results) -> dict[str, Any]:
+    rows = []
+    for attack in attack_names(results):
+        mine = [a for a in results.attempts if a.attack == attack]
+        seconds = sorted(a.wall_s for a in mine if a.status in _FINISHED)
+        first = min((a.wall_s for a in mine if a.leaked), default=None)
+        counts: dict[str, int] = {}
+        for attempt in mine:
+            word = attempt.status.value.replace("_", " ")
+            counts[word] = counts.get(word, 0) + 1
+        gpu = sum(a.gpu_s for a in mine)
+        rows.append(
+            {
+                "attack": attack,
+                "attempts": ", ".join(f"{n} {word}" for word, n in counts.items()) or "none",
+                "median": _seconds(seconds[len(seconds) // 2]) if seconds else "none",
+                "total": _seconds(sum(a.wall_s for a in mine)),
+                "gpu": _seconds(gpu) if gpu else "none",
+                "first": _seconds(first) if first is not None else "none",
+            }
+        )
+    lead = f"Each attempt was allowed {_seconds(results.run.battery.budget_s)}."
+    overhead = results.overhead
+    if overhead.training_s:
+        share = percent(overhead.blocked_s / overhead.training_s)
+        lead += f" The audit held up training for {_seconds(overhead.blocked_s)} of {_seconds(overhead.training_s)} ({share})."
+    elif overhead.blocked_s:
+        lead += f" The audit held up training for {_seconds(overhead.blocked_s)}."
+    return {"costs": rows, "cost_lead": lead}
+
+
+def _provenance_section(redacted: RedactedResult) -> dict[str, Any]:
+    results, verdict = redacted.results, redacted.verdict
+    run, subject, regime = results.run, results.subject, results.regime
+    commit = subject.code_commit or "not recorded"
+    dirty = {True: ", with uncommitted changes", False: ", clean", None: ""}[subject.code_dirty]
+    frozen = "all parameters trained" if regime.trainable == "all" else regime.trainable
+    mode = "training mode" if regime.training_mode else "evaluation mode"
+    clip = f", gradients clipped at {regime.max_grad_norm:g}" if regime.max_grad_norm is not None else ""
+    batch = f"batch {regime.batch_size}" if regime.batch_size is not None else "batch size not recorded"
+    hidden = f", hidden size {regime.hidden}" if regime.hidden is not None else ""
+    environment = ", ".join(f"{key} {value}" for key, value in run.environment.items()) or "not recorded"
+    left = redacted.hidden_environment
+    pairs = [
+        ("Run", f"{run.id}, {_date(run.started)} to {_date(run.finished)}"),
+        ("Judged", _date(verdict.evaluated_at)),
+        ("Tool", f"leakaudit {run.tool}"),
+        ("Command", run.command or "not recorded"),
+        ("Seed", str(run.seed)),
+        ("results.json", f"sha256:{verdict.results_sha256}" if verdict.results_sha256 else "digest not recorded"),
+        ("Policy", f"{verdict.policy}, {verdict.policy_digest}"),
+        ("Battery", f"{run.battery.name} {run.battery.version}, {run.battery.digest}"),
+        ("Model", f"{subject.model}, {subject.parameters} parameters, configuration {subject.config_digest}"),
+        ("Artefacts", ", ".join(a["sha256"] for a in subject.artifacts) or "none named"),
+        ("Code", commit + dirty),
+        ("Regime", f"{regime.dtype}, {mode}, dropout {regime.dropout:g}{hidden}, {frozen}"),
+        ("Batch", f"{batch}, accumulation {regime.accumulation}{clip}"),
+        ("Environment", environment + (f" ({_count(left, 'entry', 'entries')} not shown)" if left else "")),
+    ]
+    stamps = [
+        {
+            "id": step.id,
+            "verification": step.verification.status.value
+            + (f" (factor {step.verification.scale:.4g})" if step.verification.scale is not None else ""),
+            "error": f"{step.verification.relative_error:.1e}"
+            if step.verification.relative_error is not None
+            else "not measured",
+            "sequences": step.n_sequences,
+            "tokens": step.n_tokens_bucket,
+            "snapshot": _short(step.snapshot),
+        }
+        for step in results.steps
+    ]
+    return {"provenance": pairs, "stamps": stamps[:_MOST_ROWS]}
+
+
+# -------------------------------------------------------------------------------------------------------- small words
+
+
+def attack_names(results: Results) -> list[str]:
+    """Return the rows: every attack of the battery, whether it ran or not."""
+    return list(dict.fromkeys([*results.run.battery.attacks, *(a.attack for a in results.attempts)]))
+
+
+def defense_names(results: Results) -> list[str]:
+    """Return the columns, what the run ships first."""
+    found = dict.fromkeys([*results.run.battery.defenses, *(a.defense for a in results.attempts)])
+    return sorted(found, key=lambda name: name != _OBSERVED)
+
+
+def _count(n: int, one: str, many: str = "") -> str:
+    return f"{n} {one}" if n == 1 else f"{n} {many or one + 's'}"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 0.1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _age(seconds: float) -> str:
+    if seconds < 5400:
+        return _count(max(0, round(seconds / 60)), "minute")
+    return _count(round(seconds / 3600), "hour") if seconds < 172_800 else _count(round(seconds / 86_400), "day")
+
+
+def _amount(n: int) -> str:
+    for size, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if n >= size:
+            return f"{n / size:.3g}{letter}"
+    return str(n)
+
+
+def _date(text: str) -> str:
+    """Write an ISO time as `2026-11-02 10:00 UTC`; whatever is no time is left as it is."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return text or "unknown"
+    offset = moment.utcoffset()
+    zone = "" if offset is None else " UTC" if not offset else moment.strftime(" %z")
+    return moment.strftime("%Y-%m-%d %H:%M") + zone
+
+
+def _short(digest: str) -> str:
+    """Return the first twelve hex digits of a digest."""
+    return digest.removeprefix("sha256:")[:12]

@@ -1,0 +1,515 @@
+"""What a report may show: redaction happens once, on the data, before anything is rendered.
+
+Renderers accept a `RedactedResult` and nothing else. It is built field by field from an allow-list: a field that nobody
+has rated is not in it, so that a new field is private until somebody decides otherwise.
+
+    mode      what the reader learns beyond scores
+    hash      a keyed hash and a length bucket for each sequence
+    masked    how many tokens there were and which of them were recovered; class counts, without names
+    full      the text and the class names
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel
+
+from leakaudit import scores
+from leakaudit.errors import RedactionError
+from leakaudit.gate import Verdict
+from leakaudit.scores import (
+    Attempt,
+    AttemptStatus,
+    JournalEntry,
+    LabelSample,
+    Results,
+    Sample,
+    SequenceScore,
+    TextMode,
+    TokenMatch,
+    VerificationStatus,
+)
+
+Model = TypeVar("Model", bound=BaseModel)
+
+PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
+    scores.Results: frozenset(
+        {
+            "schema_",
+            "run",
+            "subject",
+            "threat_model",
+            "regime",
+            "steps",
+            "attempts",
+            "summaries",
+            "controls",
+            "utility",
+            "coverage",
+            "overhead",
+            "min_tokens",
+        }
+    ),
+    scores.RunInfo: frozenset(
+        {"id", "started", "finished", "tool", "battery", "text_mode", "seed", "command", "environment", "interrupted"}
+    ),
+    scores.Battery: frozenset({"name", "version", "digest", "attacks", "defenses", "budget_s"}),
+    scores.Subject: frozenset({"model", "config_digest", "parameters", "code_commit", "code_dirty", "artifacts"}),
+    scores.ThreatModel: frozenset({"adversary", "sees", "knows", "granted"}),
+    scores.Regime: frozenset(
+        {"dtype", "training_mode", "dropout", "hidden", "trainable", "accumulation", "max_grad_norm", "batch_size"}
+    ),
+    scores.StepRecord: frozenset(
+        {
+            "id",
+            "step",
+            "epoch",
+            "phase",
+            "snapshot",
+            "n_sequences",
+            "n_tokens_bucket",
+            "verification",
+            "loss",
+            "shipped_defense",
+        }
+    ),
+    scores.Verification: frozenset({"status", "relative_error", "scale", "sigma", "note"}),
+    scores.Attempt: frozenset(
+        {
+            "step",
+            "attack",
+            "defense",
+            "seed",
+            "status",
+            "reason",
+            "stop",
+            "adaptive",
+            "granted",
+            "wall_s",
+            "gpu_s",
+            "events",
+            "sequences",
+            "scores",
+        }
+    ),
+    scores.SequenceScore: frozenset(
+        {
+            "id",
+            "hmac",
+            "r1",
+            "r2",
+            "rl",
+            "exact",
+            "token_recall",
+            "longest_run",
+            "min_tokens_bucket",
+            "long_enough",
+            "confidence",
+            "proved",
+        }
+    ),
+    scores.Score: frozenset({"value", "n"}),
+    scores.Missing: frozenset({"missing"}),
+    scores.Summary: frozenset(
+        {
+            "attack",
+            "defense",
+            "steps",
+            "sequences",
+            "exact_rate",
+            "r1",
+            "r2",
+            "rl",
+            "token_recall",
+            "label_accuracy",
+            "seconds_per_step",
+            "status_counts",
+        }
+    ),
+    scores.Controls: frozenset({"positive", "negative"}),
+    scores.Control: frozenset({"k", "n", "note"}),
+    scores.Utility: frozenset({"defense", "metric", "value", "baseline"}),
+    scores.Coverage: frozenset({"not_tested", "not_run", "audited_steps", "skipped_snapshots", "total_steps"}),
+    scores.NotTested: frozenset({"what", "why"}),
+    scores.Overhead: frozenset({"blocked_s", "training_s"}),
+}
+"""Fields of the results that a report may show. Free text among them is cleaned further down."""
+
+_ENVIRONMENT = frozenset(
+    {
+        "accelerate",
+        "cpu",
+        "cuda",
+        "device",
+        "dtype",
+        "gpu",
+        "leakaudit",
+        "machine",
+        "numpy",
+        "platform",
+        "python",
+        "safetensors",
+        "scipy",
+        "system",
+        "threads",
+        "torch",
+        "transformers",
+    }
+)
+"""Keys of the environment that hold versions or hardware. Anything else may hold a user or a path."""
+
+_ERROR_TYPE = re.compile(
+    r"[A-Za-z_][A-Za-z0-9_.]{0,60}(?:Error|Exception|Expired|Exit|Interrupt|Warning)(?: (?:at|in) [A-Za-z0-9_.]{1,60}:\d{1,6})?"
+)
+"""An exception's type and the place it came from, `ValueError at span.py:120`. Its message may quote what was read."""
+
+_PATH_LIKE = re.compile(r"[/\\]|^~|\.(jsonl?|csv|tsv|txt|ya?ml|safetensors|parquet|pt|bin|html)$", re.IGNORECASE)
+_SECRET_OPTION = re.compile(r"token|secret|passw|key|credential", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of tokens of the same class, as a report shows it."""
+
+    match: TokenMatch
+    tokens: int
+    text: str | None
+    """The text in mode full; None where only the number of tokens may be known."""
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What one attack got back of one sequence under one defence."""
+
+    attack: str
+    defense: str
+    status: AttemptStatus
+    scores: SequenceScore
+    wall_s: float
+    true: tuple[Run, ...] | None
+    """The true sequence with what this attack took of it marked; None in mode hash or without a journal."""
+    guess: tuple[Run, ...] | None
+    """The guess; None for a bag of tokens too."""
+
+
+@dataclass(frozen=True)
+class SequenceView:
+    """One true sequence and the best that each defence let through."""
+
+    step: str
+    sequence: str
+    hmac: str
+    length: str
+    """Number of tokens where the mode shows it, else its bucket."""
+    recovered: tuple[Recovered, ...]
+    """One for each defence, what the run ships first."""
+
+
+@dataclass(frozen=True)
+class LabelView:
+    """True and recovered class counts of one step."""
+
+    step: str
+    attack: str
+    defense: str
+    accuracy: float | None
+    rows: tuple[tuple[str, int, int], ...] | None
+    """(class, true count, recovered count); None in mode hash or without a journal."""
+
+
+@dataclass(frozen=True)
+class RedactedResult:
+    """An audit as it may be shown. Made by `redact`; the only thing that renderers accept."""
+
+    mode: TextMode
+    results: Results
+    """Rebuilt from the allow-list. A step that failed verification has no attempts here."""
+    verdict: Verdict
+    sequences: tuple[SequenceView, ...]
+    """Worst first."""
+    labels: tuple[LabelView, ...]
+    hidden_sequences: int
+    """Sequences left out for length."""
+    hidden_environment: int
+    """Entries of the environment left out because nobody rated them."""
+
+
+def redact(
+    results: Results,
+    journal: Iterable[JournalEntry],
+    verdict: Verdict,
+    mode: TextMode = TextMode.MASKED,
+    *,
+    allow_full: bool = False,
+    allow_full_in_ci: bool = False,
+    top_samples: int = 20,
+    environ: Mapping[str, str] | None = None,
+) -> RedactedResult:
+    """Reduce an audit to what `mode` lets a reader see.
+
+    Args:
+        results: the audit, as in results.json.
+        journal: the private journal; only modes masked and full use it.
+        verdict: what the gate said of these results.
+        mode: how much text may be shown.
+        allow_full: the policy's leave (`report.allow_full`), needed for mode full.
+        allow_full_in_ci: also where the environment variable CI is set, where artefacts travel.
+        top_samples: sequences to show in detail, worst first.
+        environ: the environment; the process's own if None.
+
+    Returns:
+        The only input that renderers accept.
+
+    Raises:
+        RedactionError: mode full without leave, in CI, or with a journal that holds no text.
+    """
+    entries = list(journal) if mode is not TextMode.HASH else []
+    if mode is TextMode.FULL:
+        _check_full(entries, allow_full, allow_full_in_ci, os.environ if environ is None else environ)
+    public = _public_results(results)
+    sequences = _sequences(public, entries, mode)
+    return RedactedResult(
+        mode=mode,
+        results=public,
+        verdict=verdict,
+        sequences=tuple(sequences[:top_samples]),
+        labels=tuple(_labels(public, entries, mode)),
+        hidden_sequences=max(0, len(sequences) - top_samples),
+        hidden_environment=len(results.run.environment) - len(public.run.environment),
+    )
+
+
+def _check_full(
+    entries: Sequence[JournalEntry], allow_full: bool, allow_full_in_ci: bool, environ: Mapping[str, str]
+) -> None:
+    if not allow_full:
+        raise RedactionError("text mode full was asked for, but the policy does not allow it (report.allow_full: true)")
+    if environ.get("CI", "").lower() not in ("", "0", "false") and not allow_full_in_ci:
+        raise RedactionError(
+            "text mode full was asked for in CI, whose files are kept and shared; use masked, or allow full in CI by name"
+        )
+    if not any(sample.true_tokens is not None for entry in entries for sample in entry.samples):
+        raise RedactionError(
+            "text mode full was asked for, but the journal holds no text; run the audit again with text mode full"
+        )
+
+
+# ------------------------------------------------------------------------------------------------------- the allow-list
+
+
+def allowed(model: Model) -> Model:
+    """Return a copy of `model` that holds the fields rated `PUBLIC` and nothing else.
+
+    A field left out keeps its default; one without a default does not exist in the copy, and reading it fails.
+    """
+    fields = PUBLIC[type(model)]
+    return type(model).model_construct(**{name: _allowed_value(getattr(model, name)) for name in sorted(fields)})
+
+
+def _allowed_value(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return allowed(value)
+    if isinstance(value, tuple):
+        return tuple(_allowed_value(item) for item in value)
+    if isinstance(value, Mapping):
+        return {key: _allowed_value(item) for key, item in value.items()}
+    return value
+
+
+def _public_results(results: Results) -> Results:
+    public = allowed(results)
+    unverified = {s.id for s in public.steps if s.verification.status is VerificationStatus.MISMATCH}
+    environment = {k: v for k, v in public.run.environment.items() if k in _ENVIRONMENT}
+    run = public.run.model_copy(
+        update={"command": clean_command(public.run.command), "environment": dict(sorted(environment.items()))}
+    )
+    artifacts = tuple({"sha256": a["sha256"]} for a in public.subject.artifacts if "sha256" in a)  # names are private
+    return public.model_copy(
+        update={
+            "run": run,
+            "subject": public.subject.model_copy(update={"artifacts": artifacts}),
+            "attempts": tuple(_public_attempt(a) for a in public.attempts if a.step not in unverified),
+        }
+    )
+
+
+def _public_attempt(attempt: Attempt) -> Attempt:
+    if attempt.status is not AttemptStatus.ERROR:
+        return attempt
+    found = _ERROR_TYPE.match(attempt.reason)
+    whole = found is not None and attempt.reason[found.end() : found.end() + 1] in ("", ":")
+    return attempt.model_copy(update={"reason": found[0] if found and whole else "error"})
+
+
+def clean_command(command: str) -> str:
+    """Take paths and secrets out of a command line.
+
+    >>> clean_command("leakaudit run /home/ann/spool --seed 7 --api-key abc")
+    'leakaudit run <path> --seed 7 --api-key <secret>'
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError:  # an unclosed quote: we cannot tell what belongs together
+        return "<not shown>" if command else ""
+    cleaned: list[str] = []
+    secret_follows = False
+    for index, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if secret_follows:
+            cleaned.append("<secret>")
+        elif equals and (_SECRET_OPTION.search(option) or _PATH_LIKE.search(value)):
+            cleaned.append(option + "=" + ("<secret>" if _SECRET_OPTION.search(option) else "<path>"))
+        elif _PATH_LIKE.search(word):
+            cleaned.append(re.split(r"[/\\]", word)[-1] if index == 0 else "<path>")
+        else:
+            cleaned.append(word)
+        secret_follows = word.startswith("-") and not equals and _SECRET_OPTION.search(word) is not None
+    return " ".join(cleaned)
+
+
+# ------------------------------------------------------------------------------------------------------ text and labels
+
+
+def _sequences(results: Results, entries: Sequence[JournalEntry], mode: TextMode) -> list[SequenceView]:
+    """Group what was recovered by true sequence, the worst first."""
+    samples: dict[tuple[str, ...], Sample] = {}
+    for entry in entries:
+        for sample in entry.samples:
+            key = (sample.step, sample.attack, sample.defense, sample.sequence, str(entry.attempt.seed))
+            samples.setdefault(key, sample)
+    best: dict[tuple[str, str], dict[str, tuple[Attempt, SequenceScore]]] = {}
+    for attempt in results.attempts:
+        for found in attempt.sequences:
+            kept = best.setdefault((attempt.step, found.id), {})
+            if attempt.defense not in kept or _gain(found) > _gain(kept[attempt.defense][1]):
+                kept[attempt.defense] = (attempt, found)
+    order = {name: i for i, name in enumerate(dict.fromkeys(["none", *(a.defense for a in results.attempts)]))}
+    views = []
+    for (step, sequence), by_defense in best.items():
+        recovered = []
+        for defense in sorted(by_defense, key=order.__getitem__):
+            attempt, found = by_defense[defense]
+            kept_of_it = samples.get((step, attempt.attack, defense, sequence, str(attempt.seed)))
+            recovered.append(_recovered(attempt, found, kept_of_it, mode))
+        true = next((r.true for r in recovered if r.true is not None), None)
+        first = recovered[0].scores
+        length = str(sum(run.tokens for run in true)) if true is not None else first.min_tokens_bucket
+        views.append(SequenceView(step, sequence, first.hmac, length, tuple(recovered)))
+    return sorted(views, key=lambda view: (*(-x for x in _gain(view.recovered[0].scores)), view.step, view.sequence))
+
+
+def _gain(found: SequenceScore) -> tuple[float, float, float]:
+    """How much an attack got of a sequence, for ordering: exact before more text before more words."""
+    return float(found.exact or False), found.rl or 0.0, found.token_recall or 0.0
+
+
+def _recovered(attempt: Attempt, found: SequenceScore, sample: Sample | None, mode: TextMode) -> Recovered:
+    true = guess = None
+    if sample is not None and mode is not TextMode.HASH:
+        full = mode is TextMode.FULL
+        true = runs(sample.true_pattern, sample.true_tokens if full else None)
+        if sample.guess_pattern is not None:
+            guess = runs(sample.guess_pattern, sample.guess_tokens if full else None)
+    return Recovered(attempt.attack, attempt.defense, attempt.status, found, attempt.wall_s, true, guess)
+
+
+def runs(pattern: str, tokens: Sequence[str] | None = None) -> tuple[Run, ...]:
+    """Join neighbouring tokens of the same class.
+
+    Args:
+        pattern: one `TokenMatch` a token; anything else counts as wrong.
+        tokens: display strings, one a token, or None to show their number only. A pattern of another length does not
+            belong to these tokens, and then nothing is marked as recovered.
+
+    Returns:
+        Runs that cover the tokens in order.
+    """
+    known = {match.value for match in TokenMatch}
+    matches = [TokenMatch(mark if mark in known else ".") for mark in pattern]
+    if tokens is not None and len(tokens) != len(matches):
+        matches = [TokenMatch.WRONG] * len(tokens)
+    pieces = _pieces(tokens) if tokens is not None else [None] * len(matches)
+    joined: list[Run] = []
+    for match, piece in zip(matches, pieces, strict=True):
+        if joined and joined[-1].match is match:
+            last = joined[-1]
+            text = None if piece is None else (last.text or "") + piece
+            joined[-1] = Run(match, last.tokens + 1, text)
+        else:
+            joined.append(Run(match, 1, piece))
+    return tuple(joined)
+
+
+def _pieces(tokens: Sequence[str]) -> list[str | None]:
+    """Write tokens so that joining them gives text, by the three usual marks of sub-word tokenizers.
+
+    `##ing` goes on with the word; a leading U+0120 or U+2581 starts a word; where neither is used, every token is a word.
+    """
+    starts = any(token[:1] in ("\u0120", "\u2581") for token in tokens)
+    pieces: list[str | None] = []
+    for token in tokens:
+        if starts:
+            pieces.append(" " + token[1:] if token[:1] in ("\u0120", "\u2581") else token)
+        elif token.startswith("##") and len(token) > 2:
+            pieces.append(token[2:])
+        else:
+            pieces.append(" " + token)
+    return pieces
+
+
+def _labels(results: Results, entries: Sequence[JournalEntry], mode: TextMode) -> list[LabelView]:
+    """Return one view for each attempt that guessed labels."""
+    kept = {
+        (entry.labels.step, entry.labels.attack, entry.labels.defense): entry.labels
+        for entry in entries
+        if entry.labels
+    }
+    letters = _class_letters(list(kept.values()))
+    views = []
+    for attempt in results.attempts:
+        score = attempt.scores.get("label_accuracy")
+        sample = kept.get((attempt.step, attempt.attack, attempt.defense))
+        if not isinstance(score, scores.Score) and sample is None:
+            continue
+        accuracy = score.value if isinstance(score, scores.Score) else None
+        rows = _label_rows(sample, letters, mode) if sample is not None else None
+        views.append(LabelView(attempt.step, attempt.attack, attempt.defense, accuracy, rows))
+    return views
+
+
+def _class_letters(samples: Sequence[LabelSample]) -> dict[int, str]:
+    """Name the classes A, B, C by how often they occur: their numbers would give the names away."""
+    totals: dict[int, int] = {}
+    for sample in samples:
+        for index, count in enumerate(sample.true_counts):
+            totals[index] = totals.get(index, 0) + count
+    ranked = sorted(totals, key=lambda index: (-totals[index], index))
+    return {index: f"class {_letters(rank)}" for rank, index in enumerate(ranked)}
+
+
+def _letters(rank: int) -> str:
+    text = ""
+    while rank >= 0:
+        rank, rest = divmod(rank, 26)
+        text, rank = chr(ord("A") + rest) + text, rank - 1
+    return text
+
+
+def _label_rows(sample: LabelSample, letters: Mapping[int, str], mode: TextMode) -> tuple[tuple[str, int, int], ...]:
+    named = mode is TextMode.FULL and sample.names is not None
+    size = max(len(sample.true_counts), len(sample.guess_counts))
+    true = (*sample.true_counts, *[0] * (size - len(sample.true_counts)))
+    guess = (*sample.guess_counts, *[0] * (size - len(sample.guess_counts)))
+    names = cast("tuple[str, ...]", sample.names) if named else ()
+    rows = [
+        (names[i] if i < len(names) else letters.get(i, f"class {_letters(i)}"), true[i], guess[i])
+        for i in range(size)
+        if true[i] or guess[i]
+    ]
+    return tuple(rows if named else sorted(rows, key=lambda row: (len(row[0]), row[0])))

@@ -1,0 +1,62 @@
+"""`embedding-rows` names the words of a batch."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from leakaudit.attacks.embedding_rows import EmbeddingRows
+from leakaudit.budget import Budget
+from leakaudit.defenses.gaussian_noise import GaussianNoise
+from leakaudit.snapshot import DeclaredDefense, Observation
+from tests import tiny
+
+
+def _tokens(seen: Observation) -> set[int]:
+    return set(EmbeddingRows()(seen, torch.Generator(), Budget(60)).tokens or ())
+
+
+def test_exactly_the_words_of_the_batch_are_named() -> None:
+    """Special and padding tokens are left out, repeated words are named once."""
+    seen = tiny.observe(["the dog saw the dog", "a bird"], [0, 1])
+    assert _tokens(seen) == {tiny.VOCABULARY[word] for word in ("the", "dog", "saw", "a", "bird")}
+
+
+def test_a_row_sticking_out_of_declared_noise_is_named() -> None:
+    """Rows of noise alone are not, if they are allowed to be named once in a thousand tables only."""
+    generator = torch.Generator().manual_seed(0)
+    seen = tiny.observe(["a dog"])
+    table = torch.randn(len(tiny.VOCABULARY), tiny.HIDDEN, generator=generator)
+    table[[9, 11]] *= 4
+    noise = DeclaredDefense(name="gaussian-noise", parameters={"scale": 1.0, "sigma": 1.0})
+    noisy = seen.under(noise, {**seen.update, tiny.word_table(seen.model): table})
+    assert EmbeddingRows(false_rows=1e-3)(noisy, torch.Generator(), Budget(60)).tokens == (9, 11)
+
+
+def test_noise_far_below_the_signal_hides_nothing() -> None:
+    """The declared defence changes the rule from non-zero to outlying."""
+    step = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), ["the dog saw a bird"], [1])
+    noisy = GaussianNoise(scale=1e-4)(step, step.observe(), torch.Generator().manual_seed(0))
+    assert _tokens(noisy) >= {tiny.VOCABULARY[word] for word in ("the", "dog", "saw", "a", "bird")}
+
+
+def test_a_frozen_table_is_not_applicable() -> None:
+    """The reason names the table."""
+    seen = tiny.observe(["a dog"], frozen=frozenset({"bert.embeddings.word_embeddings.weight"}))
+    verdict = EmbeddingRows().applies(seen)
+    assert not verdict and "word_embeddings" in verdict.reason
+
+
+def test_a_tied_table_is_not_applicable() -> None:
+    """A language model's softmax touches every row."""
+    seen = tiny.client_step(tiny.gpt2_lm(), tiny.gpt2_tokenizer(), ["a dog"], task="causal-lm").observe()
+    verdict = EmbeddingRows().applies(seen)
+    assert not verdict and "tied to an output head" in verdict.reason
+
+
+def test_a_cut_must_be_possible() -> None:
+    """No quantile belongs to no false rows at all."""
+    with pytest.raises(ValueError, match="false_rows must be above 0"):
+        dataclasses.replace(EmbeddingRows(), false_rows=0.0)

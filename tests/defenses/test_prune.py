@@ -1,0 +1,40 @@
+"""`prune` keeps the largest entries of the whole update."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from leakaudit.client import verify
+from leakaudit.defenses.prune import Prune
+from leakaudit.scores import VerificationStatus
+from leakaudit.snapshot import DeclaredDefense
+from tests import tiny
+
+
+def test_the_smallest_entries_of_all_parameters_together_are_zeroed() -> None:
+    """Four of nine entries, wherever they stand."""
+    step = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), ["a dog"], [1])
+    update = {"a": torch.tensor([1.0, -8.0, 2.0]), "b": torch.tensor([[-3.0, 7.0], [4.0, 6.0], [0.5, -5.0]])}
+    seen = dataclasses.replace(step.observe(), update=update)
+    pruned = Prune(share=0.5)(step, seen, torch.Generator())
+    assert pruned.update["a"].tolist() == [0.0, -8.0, 0.0]
+    assert pruned.update["b"].tolist() == [[0.0, 7.0], [4.0, 6.0], [0.0, -5.0]]
+    assert pruned.facts.declared("prune") == DeclaredDefense(name="prune", parameters={"share": 0.5})
+
+
+def test_a_pruned_step_is_verified_on_what_is_left() -> None:
+    """The stamp compares non-zero entries only."""
+    step = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), ["the dog saw a cat"], [1])
+    pruned = Prune(share=0.9)(step, step.observe(), torch.Generator())
+    declared = dataclasses.replace(step, facts=pruned.facts)
+    assert verify(declared, pruned.update).status is VerificationStatus.VERIFIED
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, 1.5])
+def test_a_share_outside_zero_to_one_is_refused(share: float) -> None:
+    """Pruning everything would leave no update at all."""
+    with pytest.raises(ValueError, match="share must be at least 0 and below 1"):
+        Prune(share=share)

@@ -1,0 +1,486 @@
+"""The page: safe with hostile text, complete without the network, and of one mind with the gate."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import io
+import json
+import re
+import stat
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import altair
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from leakaudit import gate, scores
+from leakaudit.errors import RedactionError, ResultsError
+from leakaudit.reports import charts as drawing
+from leakaudit.reports import print_audit, print_summary, print_verdict, redact, render_html, write_report
+from leakaudit.reports.charts import COLOURS, STATES, RateBar, StepMark, rate_chart, step_chart
+from leakaudit.reports.page import BANNERS, plain, style, visible
+from leakaudit.reports.redaction import RedactedResult
+from leakaudit.scores import (
+    Attempt,
+    AttemptStatus,
+    Coverage,
+    NotTested,
+    Results,
+    Subject,
+    TextMode,
+    ThreatModel,
+    Utility,
+    VerificationStatus,
+)
+from tests.factories import NOW, attempt, audit, journal_entry, policy, results, step
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "</title><script>alert(1)</script>",
+    "</style><style>*{display:none}",
+    "<!--<script>",
+    "--><b>",
+    '"><iframe srcdoc="<script>alert(1)</script>">',
+    '<base href="//evil.example/">',
+    '<meta http-equiv="refresh" content="0;url=//evil.example">',
+    '<form action="//evil.example"><input name=a>',
+    "javascript:alert(1)",
+    "{{ 7*7 }}{% raw %}",
+    "${7*7} $& $` `x`",
+    "]]><svg/onload=alert(1)>",
+    "&lt;b&gt;&#x3c;script&#x3e;",
+    "line\u2028separator\u2029paragraph",
+    "nul\x00bell\x07escape\x1b[31mred\x1b]8;;//evil.example\x07link",
+    "\u202eSSAP\u202c reversed \u2066isolated\u2069",
+    "zero\u200bwidth\u200djoin\ufeff\u00adsoft",
+    "private \ue000 use",
+    "W" * 5000,
+    "[bold red]markup[/bold red]",
+    "=cmd|' /C calc'!A0",
+    "::error::ci",
+    "' onmouseover='alert(1)",
+    'style="background:url(//evil.example)"',
+    "مرحبا שלום 👩‍👧 e\u0301\u0301\u0301",
+]
+
+
+class Outline(HTMLParser):
+    """What a browser would make of the page: elements, attributes, ids, links."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.open: list[str] = []
+        self.unbalanced: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.unbalanced.append(tag)
+
+    def values(self, name: str) -> list[str]:
+        return [value or "" for key, value in self.attributes if key == name]
+
+
+def rich_audit(text: str = "ordinary") -> tuple[Results, list[scores.JournalEntry]]:
+    """Return an audit with every section of the page, `text` in every place that takes text."""
+    attempts: list[Attempt] = []
+    entries: list[scores.JournalEntry] = []
+    for i in range(4):
+        for defense in ("none", "prune", text):
+            done = attempt(i, "span", defense, leaks=i % 2 == 0 and defense == "none")
+            attempts.append(done)
+            entries.append(journal_entry(done, [text, "and", text], [text, "or", text]))
+        labels = attempt(i, "llg", kind="labels", leaks=True)
+        attempts.append(labels)
+        entries.append(journal_entry(labels, counts=((1, 2), (2, 1)), names=(text, "other")))
+        attempts.append(attempt(i, text, status=AttemptStatus.NOT_APPLICABLE, reason=text))
+        attempts.append(attempt(i, "tag", status=AttemptStatus.ERROR, reason=text))
+        attempts.append(attempt(i, "late", status=AttemptStatus.BUDGET_EXHAUSTED, reason=text))
+    found = results(
+        [step(i, shipped=text) for i in range(4)],
+        attempts,
+        subject=Subject(model=text, config_digest=text, parameters=3, code_commit=text, artifacts=({"sha256": text},)),
+        threat_model=ThreatModel(adversary=text, sees=text, knows=(text,), granted=(text,)),
+        coverage=Coverage(
+            not_tested=(NotTested(what=text, why=text),), not_run=(NotTested(what=text, why=text),), total_steps=9
+        ),
+        utility=(Utility(defense="prune", metric=text, value=0.8, baseline=0.9),),
+    )
+    run = found.run.model_copy(update={"id": text, "command": text, "tool": text, "environment": {"torch": text}})
+    return found.model_copy(update={"run": run}), entries
+
+
+def shown(mode: TextMode = TextMode.MASKED, text: str = "ordinary") -> RedactedResult:
+    found, entries = rich_audit(text)
+    verdict = gate.evaluate(found, policy(name=text, owner=text), now=NOW)
+    return redact(found, entries, verdict, mode, allow_full=True, environ={})
+
+
+@pytest.mark.parametrize("mode", list(TextMode))
+def test_the_page_is_well_formed_and_closed_in_itself(mode: TextMode) -> None:
+    """Elements nest, ids are unique, links lead somewhere, and nothing runs or is fetched."""
+    outline = Outline(render_html(shown(mode)))
+    assert (outline.unbalanced, outline.open) == ([], [])
+    ids = outline.values("id")
+    assert len(ids) == len(set(ids))
+    links = [link for link in outline.values("href") if link != "data:,"]
+    assert links and {link[1:] for link in links} <= set(ids) and all(link.startswith("#") for link in links)
+    assert {
+        "rules",
+        "risk",
+        "steps",
+        "samples",
+        "labels",
+        "matrix",
+        "defences",
+        "coverage",
+        "cost",
+        "provenance",
+    } <= set(ids)
+    names = {name for name, _ in outline.attributes}
+    assert not names & {"style", "src", "srcset", "srcdoc", "action", "background"}
+    assert not [name for name in names if name.startswith("on")]
+    assert not set(outline.tags) & {"script", "iframe", "form", "base", "object", "embed", "img"}
+    assert outline.tags.count("h1") == outline.tags.count("style") == outline.tags.count("main") == 1
+
+
+@pytest.mark.parametrize("mode", list(TextMode))
+def test_the_content_policy_comes_first_and_allows_the_one_style_sheet(mode: TextMode) -> None:
+    """The hash is that of the style element as it stands in the page."""
+    page = render_html(shown(mode))
+    first = re.search(r"<head>\s*<(\w+) ([^>]*)>", page)
+    assert first is not None and first[1] == "meta" and "Content-Security-Policy" in first[2]
+    rules = html.unescape(first[2])
+    assert "default-src 'none'" in rules and "script-src" not in rules and "unsafe" not in rules
+    sheet = re.findall(r"<style>(.*?)</style>", page, flags=re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(sheet[0].encode()).digest()).decode()
+    assert re.findall(r"'sha256-([^']+)'", rules) == [digest]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+@pytest.mark.parametrize("mode", list(TextMode))
+def test_hostile_text_stays_text(mode: TextMode, text: str) -> None:
+    """In every place that takes text the page has the same elements and attributes as with an ordinary word."""
+    page = render_html(shown(mode, text))
+    page.encode("utf-8")
+    clean, dirty = Outline(render_html(shown(mode))), Outline(page)
+    charts = {"path", "text", "g", "span"}  # ticks and chips may differ in number
+    assert [tag for tag in dirty.tags if tag not in charts] == [tag for tag in clean.tags if tag not in charts]
+    assert {name for name, _ in dirty.attributes} <= {name for name, _ in clean.attributes} | {"class"}
+    assert not re.search(
+        "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]", page
+    )
+
+
+def test_what_could_act_is_shown_as_its_code() -> None:
+    """A reversed word is not reversed; the reader sees what was there."""
+    assert visible("\u202ea<\x1b") == ('<span class="chip">U+202E</span>a&lt;<span class="chip">U+001B</span>')
+    assert plain("a\u202eb\n") == "a[U+202E]b[↵]"
+    assert plain("\ud800") == "[U+D800]"  # pydantic refuses lone surrogates, so only other callers meet them
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_the_terminal_shows_hostile_text_as_text(text: str) -> None:
+    """No escape sequence, no markup, no direction mark reaches the terminal."""
+    out = io.StringIO()
+    print_audit(shown(text=text), Console(file=out, width=120, no_color=True), report=Path("report.html"))
+    printed = out.getvalue()
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]", printed)
+    assert "FAIL" in printed and "report.html" in printed
+    if text.startswith("[bold"):
+        assert "[bold" in printed
+
+
+def test_the_same_audit_gives_the_same_page() -> None:
+    """Twice in one process, and in another with another hash seed and time zone."""
+    found, entries = rich_audit()
+    page = render_html(redact(found, entries, gate.evaluate(found, policy(), now=NOW)))
+    assert page == render_html(redact(found, entries, gate.evaluate(found, policy(), now=NOW)))
+    code = (
+        "import hashlib\n"
+        "from tests.reports.test_page import *\n"
+        "f, e = rich_audit()\n"
+        "page = render_html(redact(f, e, gate.evaluate(f, policy(), now=NOW)))\n"
+        "print(hashlib.sha256(page.encode()).hexdigest())"
+    )
+    root = Path(__file__).parents[2]
+    found_there = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=root,
+        env={"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "PYTHONPATH": str(root), "HOME": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert found_there.stdout.strip() == hashlib.sha256(page.encode()).hexdigest()
+
+
+statuses = st.sampled_from([AttemptStatus.RAN] * 6 + list(AttemptStatus))
+
+
+@st.composite
+def audits(draw: st.DrawFn) -> Results:
+    """Draw an audit of any size, state and outcome."""
+    n = draw(st.integers(0, 70))
+    leaky = draw(st.sampled_from([0, 1, 5, 100]))
+    marks = [draw(statuses) if i % 10 == 0 else AttemptStatus.RAN for i in range(n)]
+    attempts = [
+        attempt(i, status=mark, leaks=mark is AttemptStatus.RAN and i * 37 % 100 < leaky)
+        for i, mark in enumerate(marks)
+    ]
+    return results(
+        [
+            step(i, draw(st.sampled_from(VerificationStatus)) if i == 1 else VerificationStatus.VERIFIED)
+            for i in range(n)
+        ],
+        attempts,
+        positive=draw(st.sampled_from([(1, 1), (0, 1), (0, 0), (2, 1)])),
+        negative=draw(st.sampled_from([(0, 1), (1, 1), (0, 0)])),
+    )
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(audits(), st.sampled_from([0.05, 0.5]))
+def test_exit_code_json_and_first_screen_agree(found: Results, limit: float) -> None:
+    """One evaluator: whatever the audit, the three say the same."""
+    rules = policy(
+        {"id": "rate", "event": "exact_sentence", "max_rate": limit},
+        {"id": "warning", "level": "warn", "event": "exact_sequence", "max_count": 0},
+    )
+    verdict = gate.evaluate(found, rules, now=NOW)
+    page = render_html(redact(found, [], verdict))
+    data = gate.to_json(verdict)
+    headline = re.search(r"<h1 class=\"(\w+)\">.*?<span>(\w+)</span></h1>", page, flags=re.DOTALL)
+    sentence = re.search(r'<p class="sentence">(.*?)</p>', page, flags=re.DOTALL)
+    title = re.search(r"<title>(\w+):", page)
+    assert headline is not None and sentence is not None and title is not None
+    assert {headline[1], headline[2], title[1], data["verdict"]} == {verdict.verdict.value}
+    assert data["exit_code"] == gate.exit_code(verdict) == gate.EXIT_CODES[verdict.verdict]
+    assert html.unescape(sentence[1]) == data["sentence"]
+    worst = max(
+        (rule.status for rule in verdict.rules if rule.level == "error"), key=list(gate.Status).index, default=None
+    )
+    assert worst in (verdict.verdict, None)
+
+
+def test_one_step_is_shown_without_intervals() -> None:
+    """No bounds, no chart of a rate, and the sentence that says what one step is worth."""
+    found = audit(0, 1)
+    page = render_html(redact(found, [], gate.evaluate(found, policy(), now=NOW)))
+    assert "the leak rate may be anything up to 95%" in page
+    assert "none from 1 step" in page and "rate at most" not in page
+    assert "<text" not in page
+
+
+def test_the_six_states_of_a_cell_have_a_word_and_a_pattern_each() -> None:
+    """Leak, no leak seen, budget exhausted, error, not applicable, not run."""
+    attempts = [
+        attempt(0, "a", leaks=True),
+        attempt(0, "b"),
+        attempt(0, "c", status=AttemptStatus.BUDGET_EXHAUSTED, kind="labels", scores={}),
+        attempt(0, "d", status=AttemptStatus.ERROR, reason="ValueError at d.py:3"),
+        attempt(0, "e", status=AttemptStatus.NOT_APPLICABLE, reason="embeddings are tied"),
+        attempt(0, "f", status=AttemptStatus.SKIPPED, reason="the run was interrupted"),
+    ]
+    found = results([step(0)], attempts)
+    page = render_html(redact(found, [], gate.evaluate(found, policy(), now=NOW)))
+    cells = re.findall(r'<td class="s-([a-z-]+) ships"><b>([^<]+)</b>', page)
+    assert [state for _, state in cells[:6]] == [
+        "leak",
+        "no leak seen",
+        "budget exhausted",
+        "error",
+        "not applicable",
+        "not run",
+    ]
+    sheet = style(TextMode.MASKED)
+    for css, state in cells:
+        assert css == state.replace(" ", "-")
+        assert f"td.s-{css}" in sheet
+    assert "embeddings are tied" in page and "ValueError at d.py:3" in page and "the run was interrupted" in page
+    assert set(STATES) == {state for _, state in cells}
+
+
+def test_what_was_not_tested_is_never_folded_away() -> None:
+    """The section on coverage holds no details element, and the fixed sentence."""
+    page = render_html(shown())
+    section = page.partition('<section id="coverage"')[2].partition("</section>")[0]
+    assert "<details" not in section
+    assert "Only a correct accountant of differential privacy bounds attacks that nobody has tried." in section
+    assert "5 of 9 (55.6%) were not audited" in section
+
+
+def test_the_cheapest_way_to_green_names_a_defence_that_passes() -> None:
+    """With its cost to the model, where that was measured."""
+    leaks = {"none": True, "prune": False, "noise": False}
+    attempts = [attempt(i, defense=name, leaks=leak) for i in range(60) for name, leak in leaks.items()]
+    costs = (
+        Utility(defense="prune", metric="f1", value=0.8, baseline=0.9),
+        Utility(defense="noise", metric="f1", value=0.88, baseline=0.9),
+    )
+    found = results([step(i) for i in range(60)], attempts, utility=costs)
+    page = render_html(redact(found, [], gate.evaluate(found, policy(), now=NOW)))
+    assert "Shipping noise would pass (f1 0.88, 0.9 without)." in page
+    assert "stopped 60 of 60 leaks (sign test p = 8.7e-19)" in page
+
+
+def test_results_that_contradict_themselves_still_get_a_page() -> None:
+    """ERROR, with what is wrong."""
+    found = results([step(0), step(0)], [])
+    page = render_html(redact(found, [], gate.evaluate(found, policy(), now=NOW)))
+    assert "The evidence cannot be judged: step st-000000 is recorded twice." in page
+
+
+@pytest.mark.parametrize("mode", list(TextMode))
+def test_the_handling_banner_is_on_the_page_and_on_every_printed_one(mode: TextMode) -> None:
+    """On screen first, on paper in the margin."""
+    page = render_html(shown(mode))
+    assert BANNERS[mode] in page.partition("<main>")[0]
+    assert f'@top-center {{ content: "{BANNERS[mode].partition(":")[0]}"' in style(mode)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance by the formula of WCAG 2.2."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_text_can_be_read_in_both_colour_schemes(scheme: int) -> None:
+    """Contrast of at least 4.5 for every text colour on every ground it stands on."""
+    blocks = re.findall(r":root \{([^}]*)\}", style(TextMode.FULL))
+    colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", blocks[scheme]))
+    grounds = {name: ("paper", "soft") for name in ("ink", "muted", "leak", "clean", "late", "crash")}
+    pairs = [(name, ground) for name, under in grounds.items() for ground in under]
+    pairs += [("ink", "took"), ("ink", "word"), ("ink", "wash"), ("leak", "wash"), ("muted", "wash"), ("paper", "leak")]
+    for name, ground in pairs:
+        bright, dim = sorted((luminance(colours[name]), luminance(colours[ground])), reverse=True)
+        assert (bright + 0.05) / (dim + 0.05) >= 4.5, (name, ground)
+
+
+def test_every_colour_of_the_charts_has_a_dark_one() -> None:
+    """The style sheet replaces the charts' colours by value, so it must know each of them."""
+    sheet = style(TextMode.MASKED)
+    for colour in COLOURS:
+        assert f'svg [fill="{colour}"]' in sheet and f'svg [stroke="{colour}"]' in sheet
+    bars = [RateBar("none", 0.5, 0.2, 0.8, "3 of 6", True), RateBar("prune", 0.0, None, None, "0 of 1", False)]
+    marks = [StepMark(i, "span", state) for i, state in enumerate(STATES)]
+    drawn = rate_chart(bars, 0.05, "limit", "title") + step_chart(marks, [(0, None), (1, 0.5)], "title", "ROUGE-L")
+    assert set(re.findall(r"#[0-9a-fA-F]{3,8}\b", drawn)) <= set(COLOURS)
+    assert " style=" not in drawn and "<style" not in drawn and 'role="img" aria-label="title"' in drawn
+
+
+def test_the_specifications_of_the_charts_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Altair knows the Vega-Lite schema and checks each chart against it."""
+    import vl_convert
+
+    checked: list[Any] = []
+
+    def check(spec: dict[str, Any]) -> str:
+        altair.Chart.from_dict(spec)
+        checked.append(spec)
+        return "<svg ></svg>"
+
+    monkeypatch.setattr(vl_convert, "vegalite_to_svg", check)
+    render_html(shown())
+    assert len(checked) == 3
+    assert {spec["$schema"] for spec in checked} == {drawing.SCHEMA}
+
+
+def test_a_report_is_written_from_a_run(tmp_path: Path) -> None:
+    """Results and journal in, one private file out; the digest of the results is in it."""
+    found, entries = rich_audit()
+    results_file = tmp_path / "results.json"
+    results_file.write_text(json.dumps(scores.to_json(found)), encoding="utf-8")
+    (tmp_path / "journal.jsonl").write_text("".join(entry.model_dump_json() + "\n" for entry in entries))
+    path = write_report(tmp_path, now=NOW)
+    assert path == tmp_path / "report.html"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    page = path.read_text(encoding="utf-8")
+    assert hashlib.sha256(results_file.read_bytes()).hexdigest() in page
+    assert BANNERS[TextMode.MASKED] in page
+    with pytest.raises(RedactionError, match="the policy does not allow it"):
+        write_report(tmp_path, TextMode.FULL, now=NOW)
+    full = write_report(
+        tmp_path, TextMode.FULL, now=NOW, output=tmp_path / "full.html", allow_full=True, allow_full_in_ci=True
+    )
+    assert "ordinary and ordinary" not in full.read_text() and "ordinary" in full.read_text()
+
+
+def test_a_run_is_summed_up_on_the_terminal(tmp_path: Path) -> None:
+    """From the files of the run; without a verdict the message says what writes one."""
+    found, _ = rich_audit()
+    (tmp_path / "results.json").write_text(json.dumps(scores.to_json(found)))
+    with pytest.raises(ResultsError, match=r"verdict\.json: cannot be read; `leakaudit gate` writes one"):
+        print_summary(tmp_path)
+    verdict = gate.evaluate(found, policy(), now=NOW)
+    (tmp_path / "verdict.json").write_text(json.dumps(gate.to_json(verdict)))
+    out = io.StringIO()
+    print_summary(tmp_path, Console(file=out, width=200))
+    assert verdict.sentence in out.getvalue() and str(tmp_path / "report.html") in out.getvalue()
+    assert "leak, 2 of 4 steps" in out.getvalue()
+
+
+def test_a_quiet_verdict_is_one_line() -> None:
+    """For scripts that show it to people."""
+    out = io.StringIO()
+    verdict = gate.evaluate(audit(7, 53), policy(), now=NOW)
+    print_verdict(verdict, quiet=True, console=Console(file=out, width=40))
+    assert out.getvalue() == f" FAIL  {verdict.sentence}\n"
+
+
+def test_a_full_report_is_not_written_where_everybody_may_write(tmp_path: Path) -> None:
+    """Somebody else could replace it."""
+    found, entries = rich_audit()
+    (tmp_path / "results.json").write_text(json.dumps(scores.to_json(found)))
+    (tmp_path / "journal.jsonl").write_text("".join(entry.model_dump_json() + "\n" for entry in entries))
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(RedactionError, match="can be written to by everybody"):
+        write_report(
+            tmp_path,
+            TextMode.FULL,
+            now=NOW,
+            output=shared / "report.html",
+            allow_full=True,
+            allow_full_in_ci=True,
+        )
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 59, 1000])
+def test_the_page_stays_small(n: int) -> None:
+    """Within the budgets of the design: 60 KiB for one step, 600 KiB for a thousand."""
+    found = audit(n // 10, n - n // 10)
+    page = render_html(redact(found, [], gate.evaluate(found, policy(), now=NOW)))
+    assert len(page.encode()) < (60 if n <= 1 else 600) * 1024
+
+
+def test_reports_are_made_without_torch() -> None:
+    """On any machine of a CI."""
+    code = "import sys, leakaudit.reports; print(sorted({'torch', 'altair', 'vl_convert'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.strip() == "[]"

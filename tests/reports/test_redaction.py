@@ -1,0 +1,239 @@
+"""What may leave the journal, and what may not."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from typing import Any, get_args
+from urllib.parse import quote
+
+import pytest
+from pydantic import BaseModel
+
+from leakaudit import gate
+from leakaudit.errors import RedactionError
+from leakaudit.reports import redact, render_html
+from leakaudit.reports.redaction import PUBLIC, RedactedResult, allowed, clean_command, runs
+from leakaudit.scores import (
+    Attempt,
+    AttemptStatus,
+    JournalEntry,
+    Results,
+    Sample,
+    TextMode,
+    TokenMatch,
+    VerificationStatus,
+)
+from tests.factories import NOW, attempt, journal_entry, policy, results, step
+
+CANARIES = ["Zwetschgenkuchen", "Ærøskøbing-7", "+49 171 5550199", 'q"uo<te>&tail', "квартира"]
+NAMES = ["Borreliosis-canary", "Tetanus-canary"]
+PRIVATE: dict[type[BaseModel], set[str]] = {Attempt: {"facts"}}
+"""Fields that no report shows: what an attack says of itself may be anything."""
+
+
+def audited(guess: list[str] | None = None) -> tuple[Results, list[JournalEntry]]:
+    """Return an audit of two steps whose text and labels are canaries."""
+    text, labels = attempt(0, leaks=True), attempt(0, "llg", kind="labels", leaks=True)
+    entries = [
+        journal_entry(text, CANARIES, guess),
+        journal_entry(labels, counts=((1, 2), (1, 2)), names=NAMES),
+    ]
+    broken = attempt(1, "tag", status=AttemptStatus.ERROR, reason=f"ValueError at tag.py:12: bad token {CANARIES[0]!r}")
+    return results([step(0), step(1)], [text, labels, broken]), entries
+
+
+def redacted(mode: TextMode, **extra: Any) -> RedactedResult:
+    found, entries = audited()
+    return redact(found, entries, gate.evaluate(found, policy(), now=NOW), mode, environ={}, **extra)
+
+
+def spellings(text: str) -> set[str]:
+    """Return the ways in which `text` could hide in a file."""
+    raw = text.encode()
+    coded = {base64.b64encode(raw[shift:]).decode()[4:-4] for shift in range(3)} if len(raw) > 14 else set()
+    return coded | {
+        text,
+        text.lower(),
+        text[::-1],
+        html.escape(text),
+        "".join(f"&#{ord(char)};" for char in text),
+        json.dumps(text)[1:-1],
+        repr(text)[1:-1],
+        quote(text),
+        raw.hex(),
+        ",".join(str(byte) for byte in raw),
+    }
+
+
+@pytest.mark.parametrize("mode", [TextMode.HASH, TextMode.MASKED])
+@pytest.mark.parametrize("canary", CANARIES + NAMES)
+def test_no_text_and_no_class_name_is_in_a_report_that_hides_them(mode: TextMode, canary: str) -> None:
+    """Neither in the page nor anywhere in the data it was made from, in any spelling."""
+    shown = redacted(mode)
+    page, data = render_html(shown), repr(shown)
+    assert not [spelling for spelling in spellings(canary) if spelling in page or spelling in data]
+
+
+def test_a_wrong_guess_is_as_private_as_the_text() -> None:
+    """Wrong guesses hold real fragments."""
+    found, entries = audited(guess=["Geheimnis", *CANARIES[1:]])
+    shown = redact(found, entries, gate.evaluate(found, policy(), now=NOW), TextMode.MASKED)
+    assert "Geheimnis" not in render_html(shown) + repr(shown)
+
+
+def test_the_text_is_there_in_mode_full() -> None:
+    """The same canaries prove that the test above would find them."""
+    page = render_html(redacted(TextMode.FULL, allow_full=True))
+    assert all(
+        html.escape(canary, quote=False) in html.unescape(page) or canary in html.unescape(page) for canary in CANARIES
+    )
+    assert all(name in page for name in NAMES)
+
+
+def test_masked_tells_counts_and_matches_and_hash_does_not() -> None:
+    """Masked: five tokens, all recovered. Hash: a bucket."""
+    masked, hashed = redacted(TextMode.MASKED).sequences[0], redacted(TextMode.HASH).sequences[0]
+    assert masked.recovered[0].true is not None
+    assert [(run.match, run.tokens, run.text) for run in masked.recovered[0].true] == [(TokenMatch.BIGRAM, 5, None)]
+    assert (masked.length, hashed.length, hashed.recovered[0].true) == ("5", "9-16", None)
+    assert redacted(TextMode.HASH).labels[0].rows is None
+
+
+def test_classes_are_lettered_by_size_not_by_number() -> None:
+    """The larger class is A although its number is 1; the number would give the name away."""
+    assert redacted(TextMode.MASKED).labels[0].rows == (("class A", 2, 2), ("class B", 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({}, "the policy does not allow it"),
+        ({"allow_full": True, "environ": {"CI": "true"}}, "asked for in CI"),
+    ],
+)
+def test_full_text_needs_leave(extra: dict[str, Any], message: str) -> None:
+    """From the policy, and again in CI."""
+    found, entries = audited()
+    verdict = gate.evaluate(found, policy(), now=NOW)
+    with pytest.raises(RedactionError, match=message):
+        redact(found, entries, verdict, TextMode.FULL, **({"environ": {}} | extra))
+    assert redact(
+        found, entries, verdict, TextMode.FULL, allow_full=True, allow_full_in_ci=True, environ={"CI": "1"}
+    ).sequences
+
+
+@pytest.mark.parametrize("entries", [[], [journal_entry(attempt(0, leaks=True), ["a"], full=False)]])
+def test_full_text_needs_a_journal_that_holds_it(entries: list[JournalEntry]) -> None:
+    """An audit in mode masked kept no text; the message says what to do."""
+    found, _ = audited()
+    with pytest.raises(RedactionError, match="the journal holds no text; run the audit again with text mode full"):
+        redact(found, entries, gate.evaluate(found, policy(), now=NOW), TextMode.FULL, allow_full=True, environ={})
+
+
+def test_nothing_is_shown_of_a_step_that_fails_verification() -> None:
+    """Its update comes from another batch, so every number of it would be wrong."""
+    found = results([step(0, VerificationStatus.MISMATCH)], [attempt(0, leaks=True)])
+    shown = redact(found, [], gate.evaluate(found, policy(), now=NOW))
+    assert (shown.results.attempts, shown.sequences) == ((), ())
+
+
+def models(model: type[BaseModel]) -> set[type[BaseModel]]:
+    """Return every model that can be reached from `model`."""
+    found: set[type[BaseModel]] = set()
+    waiting: list[Any] = [model]
+    while waiting:
+        kind = waiting.pop()
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            if kind not in found:
+                found.add(kind)
+                waiting += [info.annotation for info in kind.model_fields.values()]
+        else:
+            waiting += list(get_args(kind))
+    return found
+
+
+def test_every_field_of_the_results_was_rated() -> None:
+    """A new field is private until somebody puts it into PUBLIC or, here, into PRIVATE."""
+    for model in models(Results):
+        assert set(model.model_fields) == PUBLIC[model] | PRIVATE.get(model, set()), (
+            f"rate the fields of {model.__name__}"
+        )
+
+
+def test_a_field_that_nobody_rated_is_not_copied() -> None:
+    """With a default it falls back to that; reading one without fails."""
+    noisy = attempt(0, facts={"rank": 3.0})
+    assert allowed(noisy).facts == {}
+    assert allowed(noisy).model_dump(exclude={"facts"}) == noisy.model_dump(exclude={"facts"})
+
+
+def test_an_exceptions_message_is_cut_off() -> None:
+    """Type and place stay, what was read goes."""
+    reasons = {a.reason for a in redacted(TextMode.MASKED).results.attempts}
+    assert "ValueError at tag.py:12" in reasons
+
+    def shown(reason: str) -> str:
+        found = results([step(0)], [attempt(0, status=AttemptStatus.ERROR, reason=reason)])
+        return redact(found, [], gate.evaluate(found, policy(), now=NOW)).results.attempts[0].reason
+
+    assert shown("CUDA ran out of memory") == "error"
+    assert shown("IndexError") == "IndexError"
+    assert shown("patient in room.py:4 died") == "error"
+    assert shown("Zwetschgenkuchen") == "error"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("/home/ann/.venv/bin/leakaudit run /data/ward7/spool --seed 7", "leakaudit run <path> --seed 7"),
+        ("leakaudit simulate --data=ward7.jsonl --token abc", "leakaudit simulate --data=<path> --token <secret>"),
+        ("leakaudit run --api-key=abc 'C:\\data\\ward 7'", "leakaudit run --api-key=<secret> <path>"),
+        ("leakaudit 'unclosed", "<not shown>"),
+        ("", ""),
+    ],
+)
+def test_a_command_is_shown_without_paths_and_secrets(command: str, expected: str) -> None:
+    """File names are private, and so are keys."""
+    assert clean_command(command) == expected
+
+
+def test_only_rated_entries_of_the_environment_are_shown() -> None:
+    """Versions and hardware; a user's name is dropped and counted."""
+    found, entries = audited()
+    run = found.run.model_copy(update={"environment": {"torch": "2.13", "user": "ann", "python": "3.11"}})
+    shown = redact(found.model_copy(update={"run": run}), entries, gate.evaluate(found, policy(), now=NOW))
+    assert (shown.results.run.environment, shown.hidden_environment) == ({"python": "3.11", "torch": "2.13"}, 1)
+
+
+def test_neighbouring_tokens_of_a_class_are_joined_into_text() -> None:
+    """Sub-words go on with the word before, in the three usual ways of writing them."""
+    texts = [run.text for run in runs("bbu.", ("chest", "##ness", "pain", "now"))]
+    assert texts == [" chestness", " pain", " now"]
+    assert [run.text for run in runs("bbb", ("\u0120chest", "ness", "\u0120pain"))] == [" chestness pain"]
+    assert [run.text for run in runs("bb", ("\u2581chest", "ness"))] == [" chestness"]
+
+
+def test_a_pattern_of_another_length_marks_nothing() -> None:
+    """Better no mark than one on the wrong word."""
+    assert {run.match for run in runs("bbb", ("one", "two"))} == {TokenMatch.WRONG}
+    assert [(run.match, run.tokens) for run in runs("b?u")] == [("b", 1), (".", 1), ("u", 1)]
+
+
+def test_the_worst_sequence_comes_first_and_the_rest_is_counted() -> None:
+    """Exact before partial; what is left out for length is said."""
+    attempts = [attempt(i, recall=share) for i, share in enumerate((0.2, 1.0, 0.6))]
+    found = results([step(i) for i in range(3)], attempts)
+    shown = redact(found, [], gate.evaluate(found, policy(), now=NOW), top_samples=2)
+    assert [view.step for view in shown.sequences] == ["st-000001", "st-000002"]
+    assert shown.hidden_sequences == 1
+
+
+def test_a_sample_belongs_to_its_own_attempt() -> None:
+    """Two seeds of one attack: each sequence is shown with the text of the attempt it was scored in."""
+    first, second = attempt(0, recall=0.2, seed=1), attempt(0, recall=0.9, seed=2)
+    entries = [journal_entry(first, ["a", "b"], ["x", "y"]), journal_entry(second, ["a", "b"], ["a", "b"])]
+    assert isinstance(entries[0].samples[0], Sample)
+    shown = redact(results([step(0)], [first, second]), entries, gate.evaluate(results(), policy(), now=NOW))
+    assert shown.sequences[0].recovered[0].guess == shown.sequences[0].recovered[0].true

@@ -1,0 +1,258 @@
+"""The spool: private, bounded, and safe to kill at any moment on either side."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leakaudit.config import AuditConfig
+from leakaudit.errors import SpoolError
+from leakaudit.scores import Overhead
+from leakaudit.spool import MOST_DEATHS, Spool, Totals, fresh_folder
+from tests import tiny
+
+
+def make(folder: Path, **more: Any) -> Spool:
+    """Return a fresh spool."""
+    config = AuditConfig(out_dir=folder / "audit", **more)
+    return Spool.create(folder / "audit" / "spool", config, tiny.bert_tokenizer(), "python train.py")
+
+
+def put(spool: Spool, step: int, suffix: str = ".ready") -> Path:
+    """Put something that looks like a snapshot into it."""
+    folder = spool.slot(step).with_suffix(suffix)
+    folder.mkdir()
+    (folder / "snapshot.json").write_text("{}")
+    return folder
+
+
+def names(spool: Spool) -> list[str]:
+    """Return the snapshots in it."""
+    return sorted(path.name for path in spool.root.iterdir() if path.name[0].isdigit())
+
+
+def test_a_spool_is_private_and_holds_what_a_worker_needs(tmp_path: Path) -> None:
+    """Folders 0700, files 0600, the configuration and the tokenizer, and out of version control."""
+    before = os.umask(0)
+    try:
+        spool = make(tmp_path, every_n_steps=7)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "audit").stat().st_mode & 0o777 == 0o700
+    assert spool.root.stat().st_mode & 0o777 == 0o700
+    assert (spool.root / "audit.json").stat().st_mode & 0o777 == 0o600
+    assert (spool.root / ".gitignore").read_text() == "*\n"
+    again, audit = Spool.open(spool.root)
+    assert again.root == spool.root
+    assert (audit.config.every_n_steps, audit.command, audit.trainer_pid) == (7, "python train.py", os.getpid())
+    assert (spool.root / "tokenizer" / "tokenizer.json").is_file()
+
+
+def test_a_spool_with_something_in_it_is_refused(tmp_path: Path) -> None:
+    """Two runs never share one."""
+    make(tmp_path)
+    with pytest.raises(SpoolError, match="is not empty; give another `out_dir`"):
+        make(tmp_path)
+
+
+def test_a_spool_is_not_made_through_a_link(tmp_path: Path) -> None:
+    """Somebody else may have put it there."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "audit").mkdir()
+    (tmp_path / "audit" / "spool").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SpoolError, match="is a link; snapshots hold private text"):
+        make(tmp_path)
+
+
+def test_a_spool_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the owner of its folder."""
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(SpoolError, match="not to you; give a folder of your own"):
+        make(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_said_to_be_one(tmp_path: Path) -> None:
+    """Here a file is in the way."""
+    (tmp_path / "audit").write_text("in the way")
+    with pytest.raises(SpoolError, match=r"cannot be written \(.+\); set `out_dir`"):
+        make(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "is no spool"),
+        ("{", "cannot be read"),
+        ("[]", "cannot be read"),
+        ('{"schema": "leakaudit.audit/2.0"}', "Upgrade leakaudit"),
+        ('{"schema": "leakaudit.audit/1.0"}', "cannot be read"),
+    ],
+)
+def test_what_is_no_spool_is_not_opened(tmp_path: Path, text: str | None, message: str) -> None:
+    """The message says what was looked for."""
+    if text is not None:
+        (tmp_path / "audit.json").write_text(text)
+    with pytest.raises(SpoolError, match=message):
+        Spool.open(tmp_path)
+
+
+def test_a_snapshot_is_in_flight_until_it_is_released(tmp_path: Path) -> None:
+    """Being written, waiting and under attack all count; kept and refused ones do not."""
+    spool = make(tmp_path)
+    assert not spool.busy()
+    temporary = put(spool, 3, ".tmp")
+    assert spool.busy() and spool.waiting() == 0
+    temporary.rename(spool.slot(3))
+    assert spool.busy() and spool.waiting() == 1
+    claimed = spool.claim()
+    assert claimed is not None and claimed.name == "000003.run"
+    assert spool.busy() and spool.waiting() == 1
+    spool.release(claimed, keep=False)
+    assert not spool.busy() and names(spool) == []
+
+
+def test_the_oldest_snapshot_is_taken_first(tmp_path: Path) -> None:
+    """Also beyond a million steps."""
+    spool = make(tmp_path)
+    for step in (1_000_000, 999_999, 20, 3):
+        put(spool, step)
+    found = [spool.claim() for _ in range(5)]
+    assert [path.stem for path in found if path] == ["000003", "000020", "999999", "1000000"]
+    assert found[-1] is None
+
+
+def test_snapshots_are_kept_where_that_is_asked_for(tmp_path: Path) -> None:
+    """Audited ones and refused ones, under other names; neither is in flight."""
+    spool = make(tmp_path)
+    put(spool, 1), put(spool, 2)
+    spool.release(spool.claim() or tmp_path, keep=True)
+    spool.set_aside(spool.claim() or tmp_path, keep=True)
+    assert names(spool) == ["000001.kept", "000002.bad"]
+    assert not spool.busy()
+
+
+def test_refused_snapshots_are_removed_otherwise(tmp_path: Path) -> None:
+    """They hold the private batch."""
+    spool = make(tmp_path)
+    put(spool, 1)
+    spool.set_aside(spool.claim() or tmp_path, keep=False)
+    assert names(spool) == []
+
+
+def test_a_snapshot_can_be_given_back(tmp_path: Path) -> None:
+    """By a worker that stops; one that is gone already is not missed."""
+    spool = make(tmp_path)
+    put(spool, 1)
+    claimed = spool.claim()
+    assert claimed is not None
+    spool.give_back(claimed)
+    assert names(spool) == ["000001.ready"]
+    spool.give_back(claimed)
+    spool.release(claimed, keep=True)
+    assert names(spool) == ["000001.ready"]
+
+
+def test_what_a_dead_worker_had_claimed_is_put_back(tmp_path: Path) -> None:
+    """Until it has cost too many workers: then the others get their turn."""
+    spool = make(tmp_path)
+    put(spool, 1)
+    for _ in range(MOST_DEATHS - 1):
+        assert spool.claim() is not None
+        with spool.worker_lock():
+            assert names(spool) == ["000001.ready"]
+    assert spool.claim() is not None
+    with spool.worker_lock():
+        assert [path.name for path in spool.deadly()] == ["000001.bad"]
+        assert not spool.busy()
+
+
+def test_a_worker_that_went_with_its_trainer_is_not_held_against_the_snapshot(tmp_path: Path) -> None:
+    """However often that happens."""
+    spool = make(tmp_path)
+    put(spool, 1)
+    for _ in range(2 * MOST_DEATHS):
+        assert spool.claim() is not None
+        spool.orphan()
+        with spool.worker_lock():
+            assert names(spool) == ["000001.ready"]
+    assert spool.deadly() == []
+
+
+def test_there_is_one_worker_at_a_time(tmp_path: Path) -> None:
+    """A second one is refused, and can be asked for."""
+    spool = make(tmp_path)
+    assert not spool.attended()
+    with spool.worker_lock():
+        assert spool.attended()
+        with pytest.raises(SpoolError, match="another worker is at work on it"), spool.worker_lock():
+            pass
+    assert not spool.attended()
+
+
+def test_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
+    """Even with SIGKILL."""
+    spool = make(tmp_path)
+    code = (
+        "import sys, pathlib, os, signal\nfrom leakaudit.spool import Spool\n"
+        "with Spool(pathlib.Path(sys.argv[1])).worker_lock():\n    os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, str(spool.root)], timeout=60, check=False)
+    assert ended.returncode == -9
+    with spool.worker_lock():
+        pass
+
+
+def test_totals_reach_the_worker(tmp_path: Path) -> None:
+    """None until the trainer is through; a broken file means through, with nothing known."""
+    spool = make(tmp_path)
+    assert spool.totals() is None
+    totals = Totals(total_steps=9, kept=2, skipped=1, overhead=Overhead(blocked_s=0.5, training_s=8.0))
+    spool.finish(totals)
+    assert spool.totals() == totals
+    assert (spool.root / "finished.json").stat().st_mode & 0o777 == 0o600
+    (spool.root / "finished.json").write_text("{")
+    assert spool.totals() == Totals()
+
+
+def test_a_removed_spool_is_noticed(tmp_path: Path) -> None:
+    """And asking it anything raises nothing."""
+    spool = make(tmp_path)
+    assert not spool.gone()
+    spool.discard()
+    assert spool.gone() and not spool.busy() and spool.waiting() == 0 and not spool.attended()
+    assert spool.claim() is None
+    assert not (tmp_path / "audit").exists()
+
+
+def test_discarding_a_spool_leaves_other_files_alone(tmp_path: Path) -> None:
+    """The audit's folder may hold more than ours."""
+    spool = make(tmp_path)
+    (tmp_path / "audit" / "mine.txt").write_text("x")
+    spool.discard()
+    assert [path.name for path in (tmp_path / "audit").iterdir()] == ["mine.txt"]
+
+
+def test_a_fresh_folder_is_numbered_after_what_is_there(tmp_path: Path) -> None:
+    """A spool or a journal makes it an earlier audit; a folder of the user's own does not."""
+    wanted = tmp_path / "audit"
+    assert fresh_folder(wanted) == wanted
+    (wanted / "trainer").mkdir(parents=True)
+    assert fresh_folder(wanted) == wanted
+    (wanted / "spool").mkdir()
+    assert fresh_folder(wanted) == tmp_path / "audit-2"
+    (tmp_path / "audit-2").mkdir()
+    (tmp_path / "audit-2" / "journal.jsonl").write_text("")
+    assert fresh_folder(wanted) == tmp_path / "audit-3"
+
+
+def test_the_audits_file_holds_no_more_than_it_must(tmp_path: Path) -> None:
+    """Configuration, process (its id means something on its own host only) and command."""
+    spool = make(tmp_path)
+    found = set(json.loads((spool.root / "audit.json").read_text()))
+    assert found == {"schema", "config", "trainer_pid", "trainer_host", "command"}
