@@ -125,7 +125,12 @@ class Audit:
 
         Raises:
             ResultsError: the folder holds the results of another battery.
+            RedactionError: text mode full on a CI machine.
         """
+        from leakaudit.reports.redaction import refuse_full_in_ci
+
+        if config.text is TextMode.FULL:
+            refuse_full_in_ci()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder = folder
         self.config = config

@@ -176,6 +176,10 @@ def simulate(
     )
     if policy is not None:
         _check_policy(policy)
+    if config.text is TextMode.FULL:
+        from leakaudit.reports.redaction import refuse_full_in_ci
+
+        refuse_full_in_ci()
     from leakaudit.simulate import Simulation, Simulator
 
     simulation = Simulation(

@@ -285,15 +285,27 @@ def redact(
     )
 
 
+def refuse_full_in_ci(environ: Mapping[str, str] | None = None) -> None:
+    """Refuse text mode full on a CI machine; an audit asks before its first attack, not when the report is due.
+
+    Raises:
+        RedactionError: the environment variable CI is set.
+    """
+    environ = os.environ if environ is None else environ
+    if environ.get("CI", "").lower() not in ("", "0", "false"):
+        raise RedactionError(
+            "text mode full was asked for in CI, whose files are kept and shared; audit with text mode masked, "
+            "or render a finished audit with `leakaudit report --text full --allow-full-in-ci`"
+        )
+
+
 def _check_full(
     entries: Sequence[JournalEntry], allow_full: bool, allow_full_in_ci: bool, environ: Mapping[str, str]
 ) -> None:
     if not allow_full:
         raise RedactionError("text mode full was asked for, but the policy does not allow it (report.allow_full: true)")
-    if environ.get("CI", "").lower() not in ("", "0", "false") and not allow_full_in_ci:
-        raise RedactionError(
-            "text mode full was asked for in CI, whose files are kept and shared; use masked, or allow full in CI by name"
-        )
+    if not allow_full_in_ci:
+        refuse_full_in_ci(environ)
     if not any(sample.true_tokens is not None for entry in entries for sample in entry.samples):
         raise RedactionError(
             "text mode full was asked for, but the journal holds no text; run the audit again with text mode full"

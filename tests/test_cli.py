@@ -146,6 +146,17 @@ def test_full_text_appears_where_it_was_asked_for(model: Path, data: Path, tmp_p
     assert not [word for word in WORDS if word in (out / "results.json").read_text(encoding="utf-8")]
 
 
+def test_full_text_is_refused_in_ci_before_anything_is_done(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not after an hour of attacks, and not after an earlier run's folder was cleared."""
+    monkeypatch.setenv("CI", "true")
+    result = _simulate(model, data, tmp_path / "out", "--text", "full")
+    assert result.exit_code == 2
+    assert "asked for in CI" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def _without_time(summaries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in s.items() if key != "seconds_per_step"} for s in summaries]
 
