@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.anatomy import Anatomy, Projection
+from leakaudit.attacks.reconstruction import GuessedSequence
 from leakaudit.budget import Budget
 
 COMPLETE = 1e-4
@@ -255,3 +256,25 @@ def _is_whole(support: _Support, positions: Tensor) -> bool:
     """Return whether the members' positions run from 0 without a gap."""
     taken = sorted(int(positions[i]) for i in support.members)
     return taken == list(range(len(taken)))
+
+
+def by_position(positions: Tensor) -> list[Group]:
+    """Without attention evidence: the first pair at every position, as one guess that explains nothing."""
+    first: dict[int, int] = {}
+    for index, position in enumerate(positions.tolist()):
+        first.setdefault(position, index)
+    return [Group(tuple(first[p] for p in sorted(first)), residual=1.0)]
+
+
+def confidence_of(group: Group) -> float:
+    """Return 1 less the residual for a group that explains its seed, and at most a half for one that does not."""
+    share = min(1.0, max(0.0, 1.0 - group.residual))
+    return share if group.residual < COMPLETE else 0.5 * share
+
+
+def as_guesses(groups: list[Group], tokens: Tensor) -> list[GuessedSequence]:
+    """Turn assembled groups into guesses; a complete one is as sure as its residual is small."""
+    return [
+        GuessedSequence(tuple(tokens[list(group.members)].tolist()), confidence=confidence_of(group))
+        for group in groups
+    ]

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.anatomy import find_anatomy, input_stage_of
-from leakaudit.attacks.span import Span, _inside, _length_from
+from leakaudit.attacks.span import Span
 from leakaudit.attacks.span_assembly import factor
 from leakaudit.attacks.span_basis import span_of, stacked_update
 from leakaudit.attacks.span_candidates import Scan, distances
+from leakaudit.attacks.span_clean import _inside
+from leakaudit.attacks.span_damaged import _length_from
 from leakaudit.budget import Budget
 from leakaudit.client import ClientStep
 from tests import tiny
