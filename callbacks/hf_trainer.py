@@ -51,7 +51,7 @@ from leakaudit.snapshot import (
     dropout_rates,
     write_snapshot,
 )
-from leakaudit.spool import Spool, Totals, fresh_folder
+from leakaudit.spool import Place, Spool, Totals, make_room
 
 logger = logging.getLogger(__name__)
 
@@ -289,7 +289,8 @@ class LeakAuditCallback(TrainerCallback, ExportableState):
             return
         config = _load(self._source)
         _check_plugins(config)
-        config = config.model_copy(update={"out_dir": folder or fresh_folder(config.out_dir.absolute())})
+        place = Place(folder) if folder else make_room(config.out_dir.absolute())
+        config = config.model_copy(update={"out_dir": place.folder})
         model = kwargs["model"]
         recipe = _model_recipe(model)
         facts = _facts(args, model, tokenizer, _declared(config))
@@ -309,7 +310,7 @@ class LeakAuditCallback(TrainerCallback, ExportableState):
         run.recorder.install()
         if self._trainer is None:
             run.forward_hook = model.register_forward_pre_hook(self._see_forward, with_kwargs=True)
-        _say(_plan(config, state.max_steps))
+        _say(_plan(config, state.max_steps) + (f"; {place.note}" if place.note else ""))
 
     @_never_raises
     def _decide(self, run: _Run, args: TrainingArguments, state: TrainerState, kwargs: dict[str, Any]) -> None:

@@ -47,6 +47,23 @@ class Projection:
 
 
 @dataclass(frozen=True)
+class Adapter:
+    """A low-rank map beside a projection, as in LoRA: the layer computes W x + s B A x."""
+
+    down: Projection
+    """A: reads the attention input, makes R features."""
+    up: Projection
+    """B: reads the R features, makes the layer's output."""
+    beside: int
+    """Index of the projection W among the anatomy's projections."""
+
+    @property
+    def rank(self) -> int:
+        """Number R of features between the two."""
+        return self.down.out_features
+
+
+@dataclass(frozen=True)
 class Head:
     """Where one attention head's features stand among the concatenated outputs of the block's projections."""
 
@@ -95,6 +112,8 @@ class Anatomy:
     """Dropout modules that an attention input passes before a normalisation or a linear layer (GPT-2, T5, ELECTRA)."""
     dropout_after: tuple[str, ...] = ()
     """Dropout modules that it passes after all of these, so that masked coordinates are exactly zero (BERT)."""
+    adapters: tuple[Adapter, ...] = ()
+    """Low-rank maps beside the projections."""
 
 
 def find_anatomy(model: nn.Module) -> Anatomy:
@@ -107,7 +126,9 @@ def find_anatomy(model: nn.Module) -> Anatomy:
     table = model.get_parameter(word)
     calls = _trace(model, _probe_ids(model))
     block_name, block_calls = _first_block(model, calls)
-    group = _attention_group(block_name, block_calls)
+    group, chains = _without_adapters(_attention_group(block_name, block_calls), block_calls)
+    beside = {id(call.module) for chain in chains for call in (chain.down, chain.up, chain.wrapper)}
+    block_calls = [call for call in block_calls if id(call.module) not in beside]
     projections = tuple(_projection(model, call) for call in group)
     output, causal, heads = _probe_heads(model, group, calls, block_calls)
     tables = tuple(
@@ -128,6 +149,10 @@ def find_anatomy(model: nn.Module) -> Anatomy:
         causal=causal,
         heads=heads,
         tables=tables,
+        adapters=tuple(
+            Adapter(_projection(model, chain.down), _projection(model, chain.up), group.index(chain.base))
+            for chain in chains
+        ),
     )
 
 
@@ -251,6 +276,39 @@ def _attention_group(block: str, calls: list[_Call]) -> list[_Call]:
     return group
 
 
+@dataclass(frozen=True)
+class _Chain:
+    """Calls of one adapter."""
+
+    wrapper: _Call
+    """The module that adds up both ways."""
+    base: _Call
+    down: _Call
+    up: _Call
+
+
+def _without_adapters(group: list[_Call], calls: list[_Call]) -> tuple[list[_Call], list[_Chain]]:
+    """Tell the layers that read the attention input from the adapters beside them.
+
+    An adapter is a chain of two linear layers through fewer features than either side has, inside a module that reads the
+    same input, makes as many features as the chain, and holds another linear layer that does so as well.
+    """
+    chains = []
+    for wrapper in group:
+        inside = [call for call in group if call.name.startswith(f"{wrapper.name}.")]
+        chains += [
+            _Chain(wrapper, base, down, up)
+            for down in inside
+            for up in calls
+            if _is_linear(up) and _same(up.given, down.made) and up.name.startswith(f"{wrapper.name}.")
+            for base in inside
+            if base is not down and base.made.shape == up.made.shape == wrapper.made.shape
+            if down.made.shape[-1] < min(down.given.shape[-1], up.made.shape[-1])
+        ]
+    beside = {id(call) for chain in chains for call in (chain.down, chain.wrapper)}
+    return [call for call in group if id(call) not in beside], chains
+
+
 def _projection(model: nn.Module, call: _Call) -> Projection:
     weight: Tensor = call.module.weight  # type: ignore[assignment]
     bias = getattr(call.module, "bias", None)
@@ -265,6 +323,107 @@ def _projection(model: nn.Module, call: _Call) -> Projection:
     if not name:
         raise AnatomyError(f"{call.name}: its weight is no parameter of the model (quantised or computed on the fly)")
     return Projection(call.name, name, input_first, int(call.made.shape[-1]))
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The last linear layer that works on every token by itself, and the head that reads what comes of it."""
+
+    module: str
+    """Module name of the layer: in most models the way out of the last block's feed-forward part."""
+    weight: str
+    """Parameter name."""
+    input_first: bool
+    """The weight is stored (in, out), as in GPT-2's Conv1D, not (out, in)."""
+    head: str
+    """Module name of the linear layer that makes the logits."""
+
+    def by_output(self, weight: Tensor) -> Tensor:
+        """Return a weight or its update as (out, in)."""
+        return weight.T if self.input_first else weight
+
+
+def prefix_readers(model: nn.Module) -> tuple[tuple[Projection, ...], ...]:
+    """Return the groups of linear layers whose common input at a token depends on what stands before it, and on nothing after.
+
+    Looked for from the first block's attention up to the second block's attention input: the way out of the attention, the
+    feed-forward part (not where it runs beside the attention), the next query, key and value. The model is left as it was.
+
+    Raises:
+        AnatomyError: there is none: the model is no decoder.
+    """
+    ids = _probe_ids(model)
+    calls = _trace(model, ids)
+    first, block = _first_block(model, calls)
+    attention = _attention_group(first, block)
+    second = f"{first.removesuffix('0')}1."
+    inside = [call for call in calls if call.name.startswith(second)]
+    last = _attention_group(second, inside)[-1] if any(map(_is_linear, inside)) else block[-1]
+    between = calls[calls.index(attention[-1]) + 1 : calls.index(last) + 1]
+    groups: list[list[_Call]] = []
+    for call in between:
+        if not _is_linear(call) or call.given.dim() != 3:
+            continue
+        known = next((group for group in groups if _same(group[0].given, call.given)), None)
+        if known is None:
+            groups.append([call])
+        elif all(call.module is not other.module for other in known):
+            known.append(call)
+    kept = [group for group in groups if _reads_prefix(model, ids, group[0])]
+    if not kept:
+        raise AnatomyError(
+            f"{type(model).__name__}: looked for a linear layer behind {first}'s attention whose input depends on the tokens "
+            f"before and not on those after, found {', '.join(group[0].name for group in groups) or 'no linear layer'}"
+        )
+    return tuple(tuple(_projection(model, call) for call in group) for group in kept)
+
+
+def _reads_prefix(model: nn.Module, ids: Tensor, reader: _Call) -> bool:
+    rows = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
+    changed = ids.clone()
+    changed[0, 1] = (ids[0, 1] + 1) % rows
+    moved = (_run_until(model, changed, reader.module) - reader.given).abs().amax(dim=(0, 2))
+    far = moved > 1e-6 * float(reader.given.abs().max())
+    return far.tolist() == [False, True, True, True]
+
+
+def find_tail(model: nn.Module) -> Tail:
+    """Find the last linear layer before the head that no attention follows; the model is left as it was.
+
+    Raises:
+        AnatomyError: the logits are not the plain output of one linear layer on every token, or attention follows the layer.
+    """
+    ids = _probe_ids(model)
+    calls = _trace(model, ids)
+    linear = [
+        call for call in calls if _is_linear(call) and call.made.dim() == 3 and call.made.shape[1] == ids.shape[1]
+    ]
+    if len(linear) < 2:
+        raise AnatomyError(
+            f"{type(model).__name__}: looked for a layer and a head that work on every token, found {len(linear)}"
+        )
+    layer, head = linear[-2], linear[-1]
+    with _quiet_eval(model):
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    plain = head.made if logits.dim() == 3 else head.made[:, -1]
+    if logits.shape != plain.shape or not torch.allclose(logits, plain, atol=1e-5 * float(plain.abs().max())):
+        raise AnatomyError(f"{type(model).__name__}: its logits are not the plain output of {head.name}")
+
+    def nudge(module: nn.Module, args: Any, made: Tensor) -> Tensor:
+        changed = made.clone()
+        changed[:, 1] += made.std() * torch.linspace(-1.0, 1.0, made.shape[-1], device=made.device, dtype=made.dtype)
+        return changed
+
+    handle = layer.module.register_forward_hook(nudge)
+    try:
+        moved = _run_until(model, ids, head.module)
+    finally:
+        handle.remove()
+    rows = (moved - head.given).abs().amax(dim=(0, 2)) > 1e-6 * float(head.given.abs().max())
+    if rows.tolist() != [False, True, False, False]:
+        raise AnatomyError(f"{type(model).__name__}: attention follows {layer.name}, the last layer before the head")
+    found = _projection(model, layer)
+    return Tail(found.module, found.weight, found.input_first, head.name)
 
 
 def _probe_heads(
@@ -370,7 +529,28 @@ def _heads_from(changed: Tensor) -> tuple[bool, tuple[Head, ...]]:
     return causal, tuple(heads)
 
 
-def _run_until(model: nn.Module, ids: Tensor, module: nn.Module, weights: Mapping[str, Tensor] | None = None) -> Tensor:
+def run_until(model: nn.Module, ids: Tensor, module: nn.Module, **more: Any) -> Tensor:
+    """Run a forward pass on token ids (N, T) up to `module` in eval mode, and return the tensor that `module` is given.
+
+    Args:
+        model: left as it was.
+        ids: token ids without padding.
+        module: where the pass stops.
+        more: further keyword arguments of the model's forward, or other values of `input_ids` and `attention_mask`.
+
+    Raises:
+        AnatomyError: the forward pass never reached `module`.
+    """
+    return _run_until(model, ids, module, more=more)
+
+
+def _run_until(
+    model: nn.Module,
+    ids: Tensor,
+    module: nn.Module,
+    weights: Mapping[str, Tensor] | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> Tensor:
     """Run a forward pass up to `module`, with other `weights` if given, and return the tensor that `module` is given."""
 
     def stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -379,7 +559,7 @@ def _run_until(model: nn.Module, ids: Tensor, module: nn.Module, weights: Mappin
     handle = module.register_forward_pre_hook(stop, with_kwargs=True)
     try:
         with _quiet_eval(model):
-            inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+            inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **(more or {})}
             torch.func.functional_call(model, dict(weights or {}), kwargs=inputs)
     except _Reached as reached:
         return reached.value

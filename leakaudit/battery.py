@@ -4,7 +4,7 @@ An `Audit` is one run folder (0700):
 
     journal.jsonl    one line per finished attempt, appended and synced; what a killed audit resumes from
     state.json       run key, audited steps, controls
-    results.json     the product (`leakaudit.results/1.0`), verdict.json, report.html: written by `finish`
+    results.json     the product (`leakaudit.results/1.1`), verdict.json, report.html: written by `finish`
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from leakaudit.canaries import CANARIES
 from leakaudit.client import ClientStep, make_batch, verify, with_random_state
 from leakaudit.config import AuditConfig, PluginSpec
 from leakaudit.errors import AnatomyError, NonFiniteUpdateError, ResultsError
+from leakaudit.metrics.reachability import Reached, ReachedSequence, reachability, unknown
 from leakaudit.metrics.scoring import Scored, ScoredSequence, score
 from leakaudit.models import Task
 from leakaudit.registry import attacks as attack_registry
@@ -46,6 +47,7 @@ from leakaudit.scores import (
     Coverage,
     JournalEntry,
     LabelSample,
+    Missing,
     NotTested,
     Overhead,
     Regime,
@@ -252,7 +254,8 @@ class Audit:
             return self._failed(step, label, defense, AttemptStatus.NOT_APPLICABLE, str(error), start)
         except Exception as error:
             return self._failed(step, label, defense, AttemptStatus.ERROR, _where(error), start)
-        return self._entry(step, label, defense, guess, scored, seconds, seen)
+        reached = self._reached(guess, truth, seen)
+        return self._entry(step, label, defense, guess, scored, reached, seconds, seen)
 
     def _score(self, guess: Reconstruction, truth: Truth, seen: Observation) -> Scored:
         labels = truth.labels() if seen.facts.task == "classification" else None
@@ -261,6 +264,15 @@ class Audit:
         return score(
             guess, truth.sequences(), labels, seen.facts.num_labels, self.tokenizer, special, self.config.min_tokens
         )
+
+    def _reached(self, guess: Reconstruction, truth: Truth, seen: Observation) -> Reached:
+        """Ask what was in reach. Where an attack's answer fails, that number is missing, and the scores stand."""
+        sequences = truth.sequences()
+        try:
+            return reachability(guess.reach, sequences, seen.facts.vocabulary.wordless_ids)
+        except Exception as error:
+            reason = Missing(missing=f"the attack's account of what it could have reached failed: {_where(error)}")
+            return unknown(reason, len(sequences))
 
     def _failed(
         self, step: str, attack: str, defense: str, status: AttemptStatus, reason: str, start: float | None = None
@@ -285,11 +297,13 @@ class Audit:
         defense: str,
         guess: Reconstruction,
         scored: Scored,
+        reached: Reached,
         seconds: float,
         seen: Observation,
     ) -> JournalEntry:
         exhausted = guess.stop == "budget"
-        sequences = tuple(self._sequence_score(step, i, found) for i, found in enumerate(scored.sequences))
+        both = zip(scored.sequences, reached.by_sequence, strict=True)
+        sequences = tuple(self._sequence_score(step, i, found, reach) for i, (found, reach) in enumerate(both))
         attempt = Attempt(
             step=step,
             attack=label,
@@ -305,6 +319,8 @@ class Audit:
             sequences=sequences,
             scores=dict(scored.scores),
             facts={name: float(value) for name, value in guess.facts.items() if abs(float(value)) < float("inf")},
+            reachable_tokens=reached.tokens,
+            reachable_sequences=reached.sequences,
         )
         if self.config.text is TextMode.HASH:
             return JournalEntry(attempt=attempt)
@@ -317,7 +333,7 @@ class Audit:
         )
         return JournalEntry(attempt=attempt, samples=samples, labels=self._label_sample(attempt, scored))
 
-    def _sequence_score(self, step: str, index: int, found: ScoredSequence) -> SequenceScore:
+    def _sequence_score(self, step: str, index: int, found: ScoredSequence, reach: ReachedSequence) -> SequenceScore:
         ids = found.pair.true_ids
         numbers = found.numbers
         exact = numbers.get("exact")
@@ -334,6 +350,8 @@ class Audit:
             long_enough=found.long_enough,
             confidence=found.pair.confidence,
             proved=found.pair.proved,
+            reachable=reach.share,
+            passes=reach.passes,
         )
 
     def _sample(self, attempt: Attempt, scored: SequenceScore, found: ScoredSequence) -> Sample:
@@ -454,7 +472,7 @@ class Audit:
 
     def _canary(self, client: ClientStep, turn: int) -> tuple[Observation | None, Truth]:
         """Return an undefended one-sentence step on the run's own model and mode, and its batch."""
-        facts = client.facts.model_copy(update={"defenses": ()})
+        facts = client.facts.model_copy(update={"defenses": (), "local_steps": 1})
         task: Task = "causal-lm" if facts.task == "causal-lm" else "classification"
         text = CANARIES[turn % len(CANARIES)]
         label = turn % max(1, facts.num_labels or 1)

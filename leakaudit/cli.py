@@ -115,6 +115,21 @@ def _with_options(specs: tuple[PluginSpec, ...], options: tuple[str, ...]) -> tu
     "--mode", type=click.Choice(["eval", "train"]), default="eval", show_default=True, help="train: dropout on."
 )
 @click.option("--freeze", default="", help="`embeddings`, or patterns of parameter names, comma-separated.")
+@click.option(
+    "--lora-rank", type=click.IntRange(min=1), help="Train low-rank adapters and the head instead of the weights."
+)
+@click.option(
+    "--lora-targets", default="", help="Ends of the names of the layers with adapters; default: peft's choice."
+)
+@click.option("--lora-warmup", type=click.IntRange(min=0), default=0, show_default=True, help="Steps before the audit.")
+@click.option(
+    "--local-steps", type=click.IntRange(min=1), default=1, show_default=True, help="SGD steps a client takes."
+)
+@click.option(
+    "--learning-rate",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Of the local steps; the update is then a difference of weights.",
+)
 @click.option("--attacks", default="embedding-rows,span,tag,idlg,llg", show_default=True)
 @click.option("--defenses", default="none", show_default=True, help="Such as none,gaussian-noise(scale=0.1).")
 @click.option("--attack-option", "attack_options", multiple=True, metavar="NAME.KNOB=VALUE")
@@ -140,6 +155,11 @@ def simulate(
     seed: int,
     mode: Any,
     freeze: str,
+    lora_rank: int | None,
+    lora_targets: str,
+    lora_warmup: int,
+    local_steps: int,
+    learning_rate: float | None,
     attacks: str,
     defenses: str,
     attack_options: tuple[str, ...],
@@ -193,10 +213,16 @@ def simulate(
         mode=mode,
         freeze=_words(freeze),
         grant=_words(grant),
+        lora_rank=lora_rank,
+        lora_targets=_words(lora_targets),
+        lora_warmup=lora_warmup,
+        local_steps=local_steps,
+        learning_rate=learning_rate,
     )
     simulator = Simulator(simulation)
     if len(simulator) < steps:
-        click.echo(f"the data has {len(simulator)} full batches of {batch_size}; {steps} were asked for", err=True)
+        size = batch_size * local_steps
+        click.echo(f"the data has {len(simulator)} full batches of {size}; {steps} were asked for", err=True)
     _clear_old_run(out)
     audit = _audit(config, simulator.tokenizer, as_json)
     with _progress(audit, len(simulator)):

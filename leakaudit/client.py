@@ -61,8 +61,12 @@ class ClientStep:
     def update(self) -> dict[str, Tensor]:
         """Run the step: forward and backward of every micro-batch, then clipping.
 
+        Where the protocol sends a difference of weights (`view` is `delta`), every micro-batch is one local step of plain SGD,
+        and the result is (weights before - weights after) / (learning rate * local steps), as federated averaging sends it
+        (McMahan et al. 2017, Algorithm 1, ClientUpdate). Weights are float32, so their rounding is part of it.
+
         Returns:
-            Parameter name -> gradient, for the shared parameters, float32.
+            Parameter name -> gradient or difference, for the shared parameters, float32.
 
         Raises:
             SnapshotError: the loss cannot be replayed.
@@ -72,14 +76,43 @@ class ClientStep:
                 f"the loss of this step cannot be replayed: {self.recipe.note or 'custom loss function'}"
             )
         with _as_trained(self.model, self.recipe.training, frozenset(self.facts.shared)) as parameters:
+            if self.facts.view == "delta":
+                return self._local_steps(parameters)
             for batch in self.truth.micro_batches:
                 self._backward(batch)
-            if self.recipe.max_grad_norm:
-                torch.nn.utils.clip_grad_norm_(list(parameters.values()), self.recipe.max_grad_norm)
+            self._clip(parameters)
             return {
                 name: torch.zeros_like(p) if p.grad is None else p.grad.detach().float().clone()
                 for name, p in parameters.items()
             }
+
+    def _local_steps(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        """Take one SGD step a micro-batch and return the scaled difference; the weights are put back."""
+        rate = self.facts.learning_rate
+        if not rate:
+            raise SnapshotError(
+                "the update is a difference of weights, but the learning rate of its steps was not kept"
+            )
+        before = {name: parameter.data for name, parameter in parameters.items()}
+        try:
+            for parameter in parameters.values():
+                parameter.data = parameter.data.clone()
+            for batch in self.truth.micro_batches:
+                self.model.zero_grad(set_to_none=True)
+                self._backward(batch)
+                self._clip(parameters)
+                for parameter in parameters.values():
+                    if parameter.grad is not None:
+                        parameter.data.add_(parameter.grad, alpha=-rate)
+            scale = rate * len(self.truth.micro_batches)
+            return {name: ((before[name] - p.data) / scale).float() for name, p in parameters.items()}
+        finally:
+            for name, parameter in parameters.items():
+                parameter.data = before[name]
+
+    def _clip(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        if self.recipe.max_grad_norm:
+            torch.nn.utils.clip_grad_norm_(list(parameters.values()), self.recipe.max_grad_norm)
 
     def observe(self) -> Observation:
         """Run the step and return what an eavesdropper sees of it.

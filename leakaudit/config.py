@@ -70,7 +70,7 @@ class AuditConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     out_dir: Path = Path("leakaudit-audit")
-    """Folder for snapshots, results and report; made private (0700)."""
+    """Folder for snapshots, results and report of the latest run; made private (0700). An earlier run's move to `<out_dir>.1`..."""
     every_n_steps: Annotated[int, Field(ge=1)] = 100
     """Optimizer steps between two snapshots."""
     first_step: Annotated[int, Field(ge=0)] = 0

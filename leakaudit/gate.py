@@ -18,8 +18,8 @@ import difflib
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -501,6 +501,8 @@ class _Evidence:
     left_out: int
     problem: str
     """Why there is no evidence at all, where there is none."""
+    fates: Mapping[str, int] = field(default_factory=dict)
+    """What became of the texts the event could be about, as `SequenceScore.fate` has it, by the attack that got furthest."""
 
 
 def _gather(results: Results, rule: Rule, defense: str) -> _Evidence:
@@ -552,7 +554,21 @@ def _gather(results: Results, rule: Rule, defense: str) -> _Evidence:
         due=due,
         left_out=left_out,
         problem="" if values else _why_nothing(results, rule, defense, wanted, known, left_out),
+        fates=_fates([a for step in by_step if step in values for a in by_step[step]], rule),
     )
+
+
+def _fates(attempts: Iterable[Attempt], rule: Rule) -> dict[str, int]:
+    """Count texts by what became of them: recovered by any attack, else in reach of any that can tell, else out of reach."""
+    order = ("out of reach", "search gave up", "recovered")
+    best: dict[tuple[str, str], int] = {}
+    for attempt in attempts:
+        for sequence in attempt.sequences:
+            if sequence.fate is None or (rule.event == "exact_sentence" and not sequence.long_enough):
+                continue
+            key = (attempt.step, sequence.id)
+            best[key] = max(best.get(key, 0), order.index(sequence.fate))
+    return {name: sum(rank == i for rank in best.values()) for i, name in enumerate(order)}
 
 
 def _could_show(attempt: Attempt, rule: Rule) -> bool:
@@ -843,7 +859,23 @@ def _sentence(
         said.insert(1, f"Not counted: {_steps(evidence.left_out)} without a sentence that long.")
     if status is Status.INCONCLUSIVE and outcome.more:
         said.append(f"{outcome.more} more clean steps would decide.")
+    if status is not Status.FAIL and rule.event in ("exact_sentence", "exact_sequence"):
+        said += _reach_sentence(evidence.fates)
     return said
+
+
+def _reach_sentence(fates: Mapping[str, int]) -> list[str]:
+    """Say whether what did not come back was protected, or whether the search gave up; nothing where no attack can tell."""
+    gave_up, out = fates.get("search gave up", 0), fates.get("out of reach", 0)
+    if gave_up:
+        verb = "was" if gave_up == 1 else "were"
+        which = f"{gave_up} of the {gave_up + out} texts" if gave_up + out > 1 else "The text"
+        return [
+            f"{which} that did not come back {verb} in reach of an attack whose search gave up: that is no protection."
+        ]
+    if out:
+        return ["What did not come back was out of reach of the attacks that can tell."]
+    return []
 
 
 def _metric_sentence(rule: Rule, outcome: _Outcome, sure: str, where: str, status: Status) -> list[str]:

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from leakaudit.errors import ModelError
+from leakaudit.lora import LoraRecipe, adapted, rebuild_lora
 
 Task = Literal["classification", "causal-lm"]
 
@@ -56,13 +57,15 @@ class ModelRecipe(BaseModel):
 
     class_name: str
     config: dict[str, Any]
+    lora: LoraRecipe | None = None
+    """Adapters in it, if any."""
 
     @classmethod
     def of(cls, model: nn.Module) -> ModelRecipe:
         """Describe a live `transformers` model by its class and its configuration as it is now.
 
         Raises:
-            ModelError: the class is not one that `transformers` exports.
+            ModelError: the class is not one that `transformers` exports, or its adapters are none that can be rebuilt.
         """
         import transformers
 
@@ -75,7 +78,7 @@ class ModelRecipe(BaseModel):
             )
         # Where it was loaded from is no part of the architecture, and may name a person or a project.
         public = {key: value for key, value in config.to_dict().items() if key != "_name_or_path"}
-        return cls(class_name=name, config=public)
+        return cls(class_name=name, config=public, lora=adapted(model))
 
 
 @contextmanager
@@ -119,6 +122,8 @@ def build_model(recipe: ModelRecipe, weights: Mapping[str, Tensor]) -> nn.Module
         with _quiet_transformers(), torch.random.fork_rng(devices=[]), no_init_weights():
             model: nn.Module = kind._from_config(config, attn_implementation="eager")
         model.tie_weights()  # type: ignore[operator]
+        if recipe.lora is not None:
+            rebuild_lora(model, recipe.lora)
         outcome = model.load_state_dict(dict(weights), strict=False)
     except (RuntimeError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise ModelError(f"cannot rebuild {recipe.class_name} from its recipe: {type(error).__name__}") from None

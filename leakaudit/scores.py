@@ -1,4 +1,4 @@
-"""The results of an audit: what `results.json` holds, schema `leakaudit.results/1.0`.
+"""The results of an audit: what `results.json` holds, schema `leakaudit.results/1.1`.
 
 Numbers are fractions from 0 to 1. A number that does not exist is a `Missing` with its reason, never a zero.
 This file is written in text mode `hash`: no text, no token ids, no label names, no class counts. What a masked or full
@@ -18,7 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from leakaudit.errors import ResultsError
 
-SCHEMA = "leakaudit.results/1.0"
+SCHEMA = "leakaudit.results/1.1"
+"""1.1 added what was in reach: of attempts, sequences and summaries. A reader of 1.0 ignores it, and 1.0 is read as without."""
 
 Fraction = Annotated[FiniteFloat, Field(ge=0.0, le=1.0)]
 """A share of something, 0 to 1."""
@@ -138,6 +139,23 @@ class SequenceScore(_Model):
     """The attacker's own confidence."""
     proved: bool = False
     """The attacker re-simulated the guess and it reproduced the update to rounding."""
+    reachable: Fraction | None = None
+    """Share of its tokens, special ones aside, that were among the attack's candidates at their place; None where unknown."""
+    passes: bool | None = None
+    """Whether the true sequence would have passed the attack's own test; None where it has no test, or where unknown."""
+
+    @property
+    def fate(self) -> Literal["recovered", "search gave up", "out of reach"] | None:
+        """What became of the sequence; None where the attack guesses no sequences or does not say what was in reach.
+
+        The attack's own test decides where there is one; else a sequence was in reach if every token was a candidate.
+        """
+        if self.exact is None or self.exact:
+            return "recovered" if self.exact else None
+        if self.passes is None and self.reachable is None:
+            return None
+        in_reach = self.reachable == 1.0 if self.passes is None else self.passes
+        return "search gave up" if in_reach else "out of reach"
 
 
 class Attempt(_Model):
@@ -167,6 +185,11 @@ class Attempt(_Model):
     """Metric name -> number or reason: `rouge1`, `rouge2`, `rougeL`, `exact`, `token_recall`, `label_accuracy`."""
     facts: dict[str, FiniteFloat] = {}
     """What the attack says of itself, by name: `rank`, `candidates`, `loss`..."""
+    reachable_tokens: Measured | None = None
+    """Mean share of a true sequence's tokens that were among the attack's candidates, or why that is not known. None where
+    nothing was asked: the attack did not run, or the results are older than 1.1."""
+    reachable_sequences: Measured | None = None
+    """Share of the true sequences that would have passed the attack's own test; `n` of them could be tested."""
 
     @property
     def leaked(self) -> bool:
@@ -206,6 +229,8 @@ class Summary(_Model):
     seconds_per_step: FiniteFloat | None
     """Median over scored attempts."""
     status_counts: dict[str, int]
+    reachable_tokens: Fraction | None = None
+    reachable_sequences: Fraction | None = None
 
 
 class Utility(_Model):
@@ -479,11 +504,22 @@ def _summarise_group(attack: str, defense: str, attempts: list[Attempt]) -> Summ
         label_accuracy=_pooled(scored, "label_accuracy"),
         seconds_per_step=median,
         status_counts=counts,
+        reachable_tokens=pooled(a.reachable_tokens for a in scored),
+        reachable_sequences=pooled(a.reachable_sequences for a in scored),
     )
 
 
 def _pooled(attempts: list[Attempt], metric: str) -> float | None:
     """Return the mean of `metric` over everything the attempts scored, or None where nothing was."""
-    found = [score for a in attempts if isinstance(score := a.scores.get(metric), Score)]
+    return pooled(a.scores.get(metric) for a in attempts)
+
+
+def pooled(measured: Iterable[Measured | None]) -> float | None:
+    """Return the mean of the numbers among `measured`, each weighed by its `n`, or None where there is none.
+
+    >>> pooled([Score(value=1.0, n=3), Missing(missing="no test"), Score(value=0.0)])
+    0.75
+    """
+    found = [score for score in measured if isinstance(score, Score)]
     weight = sum(score.n for score in found)
     return sum(score.value * score.n for score in found) / weight if weight else None

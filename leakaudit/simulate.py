@@ -11,15 +11,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from leakaudit.client import ClientStep, make_batch, public_facts, with_random_state
 from leakaudit.errors import ConfigError, DataError
-from leakaudit.models import ModelRecipe, Task, load_model, load_tokenizer
-from leakaudit.snapshot import Granted, Provenance, Snapshot, StepRecipe, Truth
+from leakaudit.lora import add_lora, is_adapter
+from leakaudit.models import ModelRecipe, Task, load_model, load_tokenizer, vocabulary_of
+from leakaudit.snapshot import Granted, MicroBatch, Provenance, Snapshot, StepRecipe, Truth
 
 MAX_LENGTH = 512
 """Longest sequence in tokens, unless the model takes fewer: what trainers of BERT-like encoders use."""
+
+WARMUP_LEARNING_RATE = 1e-3
+"""Of AdamW in `--lora-warmup`. Our choice: adapters are usually trained at 1e-4 to 1e-3."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,17 @@ class Simulation:
     """`embeddings`, or patterns of parameter names such as `bert.encoder.layer.0.*`."""
     grant: tuple[str, ...] = ()
     """What the threat model gives the attacks: `labels`, `lengths`."""
+    lora_rank: int | None = None
+    """Rank of low-rank adapters; they and the head are trained and shared, all else is frozen. None trains the weights."""
+    lora_targets: tuple[str, ...] = ()
+    """Ends of the names of the layers that get adapters; empty takes peft's own choice for the model type."""
+    lora_warmup: int = 0
+    """Steps of AdamW on batches from the end of the shuffled data before the first audited step. Without any, every B is zero,
+    and with it the update of every A."""
+    local_steps: int = 1
+    """SGD steps on consecutive batches that a client takes before it sends the difference of its weights."""
+    learning_rate: float | None = None
+    """Of these steps. None sends the gradient of one step instead."""
 
     def __post_init__(self) -> None:
         """Refuse grants that do not exist and sizes that make no batch."""
@@ -58,6 +74,19 @@ class Simulation:
             )
         if self.batch_size < 1 or self.steps < 1:
             raise ConfigError(f"at least one step of one text is needed, got {self.steps} steps of {self.batch_size}")
+        if self.lora_rank is None and (self.lora_targets or self.lora_warmup):
+            raise ConfigError("--lora-targets and --lora-warmup say nothing without --lora-rank")
+        if (self.lora_rank is not None and self.lora_rank < 1) or self.lora_warmup < 0 or self.local_steps < 1:
+            raise ConfigError(
+                "the rank of adapters and the number of local steps are at least 1, that of warm-up steps at least 0; "
+                f"got {self.lora_rank}, {self.local_steps} and {self.lora_warmup}"
+            )
+        if self.local_steps > 1 and self.learning_rate is None:
+            raise ConfigError(
+                f"--local-steps {self.local_steps} needs --learning-rate: what a client sends is a difference of weights"
+            )
+        if self.learning_rate is not None and not self.learning_rate > 0:
+            raise ConfigError(f"--learning-rate is above 0, got {self.learning_rate:g}")
 
 
 def read_examples(path: Path, task: Task) -> list[Example]:
@@ -132,6 +161,15 @@ def frozen_parameters(model: nn.Module, patterns: Sequence[str]) -> frozenset[st
     return frozenset(frozen)
 
 
+def _below_the_adapters(model: nn.Module) -> frozenset[str]:
+    """Return what training with adapters leaves alone: the weights of the model that a head sits on."""
+    body: Any = getattr(model, "base_model", None)
+    inside = {id(parameter) for parameter in body.parameters()} if isinstance(body, nn.Module) else set()
+    return frozenset(
+        name for name, parameter in model.named_parameters() if id(parameter) in inside and not is_adapter(name)
+    )
+
+
 class Simulator:
     """Makes the snapshots of a simulation, one client step at a time."""
 
@@ -143,11 +181,19 @@ class Simulator:
         """
         self.what = what
         examples = read_examples(what.data, what.task)
-        self.batches = batches(examples, what.batch_size, what.steps, what.seed)
+        self.batches = batches(examples, what.batch_size * what.local_steps, what.steps, what.seed)
         labels = self._number_of_labels(examples)
         self.tokenizer = load_tokenizer(what.model)
         self.model = load_model(what.model, what.task, num_labels=labels, seed=what.seed)
-        self._frozen = frozen_parameters(self.model, what.freeze)
+        frozen = frozenset[str]()
+        if what.lora_rank is not None:
+            add_lora(self.model, what.lora_rank, what.lora_targets, seed=what.seed)
+            frozen = _below_the_adapters(self.model)
+        self._frozen = frozen | frozen_parameters(self.model, what.freeze)
+        if not {name for name, _ in self.model.named_parameters()} - self._frozen:
+            raise ConfigError("--freeze leaves no parameter to share, so there is no update to attack")
+        if what.lora_warmup:
+            self._warm_up(examples)
         self._recipe = ModelRecipe.of(self.model)
 
     def _number_of_labels(self, examples: Sequence[Example]) -> int:
@@ -170,16 +216,47 @@ class Simulator:
         for index, rows in enumerate(self.batches):
             yield self._snapshot(index, rows)
 
+    def _batch(self, rows: Sequence[Example], turn: int) -> MicroBatch:
+        """Return one micro-batch, in training mode with a random state of its own."""
+        what = self.what
+        labels = [example.label for example in rows if example.label is not None]
+        longest = min(MAX_LENGTH, vocabulary_of(self.tokenizer, self.model).max_length)
+        batch = make_batch(self.tokenizer, [example.text for example in rows], labels, what.task, longest)
+        return with_random_state(batch, 1_000_003 * what.seed + turn) if what.mode == "train" else batch
+
+    def _warm_up(self, examples: Sequence[Example]) -> None:
+        """Train what is shared for some steps, on batches from the end of the shuffle: the audited ones are at its start."""
+        what = self.what
+        rows = batches(examples, what.batch_size, len(examples), what.seed)[::-1]
+        trained = [p for name, p in self.model.named_parameters() if name not in self._frozen]
+        optimizer = torch.optim.AdamW(trained, lr=WARMUP_LEARNING_RATE)
+        self.model.train(what.mode == "train")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(what.seed)
+            for turn in range(what.lora_warmup):
+                optimizer.zero_grad()
+                self.model(**self._batch(rows[turn % len(rows)], turn).inputs).loss.backward()
+                optimizer.step()
+        self.model.zero_grad(set_to_none=True)
+        self.model.eval()
+
     def _snapshot(self, index: int, rows: Sequence[Example]) -> Snapshot:
         what = self.what
         training = what.mode == "train"
-        facts = public_facts(self.model, self.tokenizer, task=what.task, training=training, frozen=self._frozen)
+        sends: dict[str, Any] = {}
+        if what.learning_rate is not None:
+            sends = {"view": "delta", "local_steps": what.local_steps, "learning_rate": what.learning_rate}
+        facts = public_facts(
+            self.model, self.tokenizer, task=what.task, training=training, frozen=self._frozen, **sends
+        )
         labels = [example.label for example in rows if example.label is not None]
-        longest = min(MAX_LENGTH, facts.vocabulary.max_length)
-        batch = make_batch(self.tokenizer, [example.text for example in rows], labels, what.task, longest)
-        if training:
-            batch = with_random_state(batch, 1_000_003 * what.seed + index)
-        truth = Truth((batch,))
+        size = what.batch_size
+        truth = Truth(
+            tuple(
+                self._batch(rows[k * size : (k + 1) * size], index * what.local_steps + k)
+                for k in range(what.local_steps)
+            )
+        )
         recipe = StepRecipe(training=training)
         observation = ClientStep(self.model, truth, recipe, facts).observe()
         granted = Granted(
@@ -192,6 +269,9 @@ class Simulator:
             recipe=recipe,
             model_recipe=self._recipe,
             provenance=Provenance(
-                framework="simulate", step=index, created=datetime.now(UTC).isoformat(timespec="seconds")
+                framework="simulate",
+                step=index,
+                created=datetime.now(UTC).isoformat(timespec="seconds"),
+                learning_rate=what.learning_rate,
             ),
         )

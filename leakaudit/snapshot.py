@@ -87,6 +87,12 @@ class PublicFacts(_Facts):
     dtype: str = "float32"
     """Precision in which the client computed the update."""
     view: Literal["local", "reduced", "delta"] = "local"
+    """`delta`: (weights before - weights after) / (learning rate * local steps), of plain SGD: the mean of the gradients that
+    the client saw on its way, plus what rounding the weights added."""
+    local_steps: int = 1
+    """K: steps that the client took before it sent its `delta`; the protocol sets them."""
+    learning_rate: float | None = None
+    """Of these steps."""
     stage: Literal["raw", "clipped", "protected"] = "clipped"
     defenses: tuple[DeclaredDefense, ...] = ()
     granted: Granted = Granted()

@@ -22,6 +22,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,7 @@ class Spool:
             SpoolError: the folder cannot be written, is a link, belongs to somebody else, or is not empty.
         """
         spool = cls(root)
+        _check_no_link(root.parent)
         try:
             root.parent.parent.mkdir(parents=True, exist_ok=True)
             root.parent.mkdir(
@@ -153,6 +155,22 @@ class Spool:
         finally:
             os.close(descriptor)
         return False
+
+    def under_way(self) -> bool:
+        """Return whether somebody is at work on it: a worker, or a trainer that is not through or left snapshots to a worker."""
+        if self.attended():
+            return True
+        try:
+            _, audit = Spool.open(self.root)
+        except (SpoolError, OSError):
+            return False  # nothing that anybody could go on with
+        return not audit.trainer_is_gone() and (self.totals() is None or self.waiting() > 0)
+
+    def purge_unfinished(self) -> None:
+        """Remove what a trainer that is gone was writing when it was killed: private text that nobody will ever audit."""
+        for path in self.root.glob("*.tmp"):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
 
     def discard(self) -> None:
         """Remove a spool that nothing was put into, and the audit's folder if nothing else is in it."""
@@ -267,8 +285,7 @@ class Spool:
         return not (self.root / "audit.json").is_file()
 
     def _check_ours(self) -> None:
-        if self.root.is_symlink():
-            raise SpoolError(f"{self.root}: is a link; snapshots hold private text and are not written through links")
+        _check_no_link(self.root)
         owner = self.root.stat().st_uid
         if hasattr(os, "getuid") and owner != os.getuid():
             raise SpoolError(f"{self.root}: belongs to user {owner}, not to you; give a folder of your own")
@@ -292,10 +309,63 @@ def _count_death(counter: Path) -> int:
     return deaths
 
 
-def fresh_folder(wanted: Path) -> Path:
-    """Return `wanted`, or `wanted-2`, `wanted-3`... if an earlier audit is there: results of two runs never mix."""
+LEFT_BY_AUDIT = (
+    "verdict.json", "report.html", "results.json", "worker.log", "state.json", "journal.jsonl", "spool",
+)  # fmt: skip
+"""What an audit leaves in its folder, in the order in which it is moved aside: first what a gate could take for the new run's."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a new audit goes."""
+
+    folder: Path
+    note: str = ""
+    """What became of an earlier audit there, in a clause for the user; empty where there was none."""
+
+
+def make_room(wanted: Path) -> Place:
+    """Move an earlier audit's files out of `wanted`, so that it always holds the latest run, and two runs never mix.
+
+    They go to `wanted.1`, `wanted.2`..., the latest to the highest number; other files stay where they are. An audit that is
+    still under way is left alone: then the new one goes to `wanted-2`, `wanted-3`..., and the note says so.
+
+    Raises:
+        SpoolError: `wanted` is a link.
+    """
+    _check_no_link(wanted)
+    if not _holds_audit(wanted):
+        return Place(wanted)
+    spool = Spool(wanted / "spool")
+    if spool.under_way():
+        return _beside(wanted, "the audit there is still under way")
+    aside, number = wanted, 0
+    while aside.exists() or aside.is_symlink():
+        number += 1
+        aside = wanted.with_name(f"{wanted.name}.{number}")
+    try:
+        aside.mkdir(mode=0o700)
+        for name in LEFT_BY_AUDIT:
+            with contextlib.suppress(FileNotFoundError):
+                (wanted / name).rename(aside / name)
+    except OSError as error:
+        return _beside(wanted, f"the audit there cannot be moved ({error.strerror})")
+    Spool(aside / "spool").purge_unfinished()
+    return Place(wanted, f"the earlier audit there is now in {aside.name}")
+
+
+def _holds_audit(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ("spool", "journal.jsonl", "results.json"))
+
+
+def _beside(wanted: Path, why: str) -> Place:
     candidate, number = wanted, 1
-    while (candidate / "spool").exists() or (candidate / "journal.jsonl").exists():
+    while _holds_audit(candidate) or candidate.is_symlink():
         number += 1
         candidate = wanted.with_name(f"{wanted.name}-{number}")
-    return candidate
+    return Place(candidate, f"{why}: gate {candidate.name}, not {wanted.name}")
+
+
+def _check_no_link(folder: Path) -> None:
+    if folder.is_symlink():
+        raise SpoolError(f"{folder}: is a link; snapshots hold private text and are not written through links")

@@ -54,6 +54,8 @@ def run_worker(
         spool, audit_file = Spool.open(root)
         _be_a_good_guest(audit_file)
         with spool.worker_lock():
+            if audit_file.trainer_is_gone():
+                spool.purge_unfinished()
             audit = (audit_factory or _make_audit)(spool, audit_file, device)
             return _loop(spool, audit_file, audit, once=once)
     except KeyboardInterrupt:
@@ -156,7 +158,7 @@ def _make_audit(spool: Spool, audit_file: AuditFile, device: str | None) -> Any:
 
     config = audit_file.config
     return Audit(
-        config.out_dir,
+        spool.root.absolute().parent,  # not `config.out_dir`: a later run may have moved this audit aside
         config,
         load_tokenizer(spool.root / "tokenizer"),
         device=choose_device(device or config.device),

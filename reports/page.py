@@ -11,6 +11,7 @@ import hashlib
 import os
 import stat
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -40,6 +41,7 @@ from leakaudit.reports.redaction import LabelView, Recovered, RedactedResult, Ru
 from leakaudit.scores import (
     Attempt,
     AttemptStatus,
+    Missing,
     Results,
     Score,
     TextMode,
@@ -47,6 +49,7 @@ from leakaudit.scores import (
     VerificationStatus,
     load_journal,
     load_results,
+    pooled,
     write_private,
 )
 
@@ -70,6 +73,7 @@ _EVENTS = {
     "all_words": "every word",
     "label_counts": "the label counts",
 }
+_FATES = {"search gave up": "in reach, the search gave up", "out of reach": "out of reach"}
 _MOST_ROWS = 200
 _MOST_LABELS = 24
 
@@ -82,6 +86,9 @@ GLOSSARY = (
     ("Positive control", "An undefended step with known text that must be recovered. If it is not, the audit is blind."),
     ("Negative control", "An update of another batch. If the text is \"recovered\" from that, the scores are wrong."),
     ("ROUGE-1, -2, -L", "Overlap of recovered and true text in words, in pairs of words, and in the longest common order; 1 is all."),
+    ("In reach", "Tokens that were among an attack's candidates; sequences that would have passed its own test, had it tried them."),
+    ("Search gave up", "The text was in reach, and the attack did not find it. More time or a better search might: no protection."),
+    ("Out of reach", "The attack could not have found the text, however long it searched. Another attack may."),
     ("Token recall", "Share of the true tokens that were recovered, in whatever order."),
     ("embedding-rows", "Reads which words were in the batch from which rows of the embedding received a gradient."),
     ("span", "Tests which sentences lie in the space that a layer's gradient spans. Where it applies it is exact."),
@@ -570,6 +577,7 @@ def _sample_caption(item: Recovered) -> str:
     ]
     if found.exact:
         words.insert(0, "word for word")
+    words += [_FATES[found.fate]] if found.fate in _FATES else []
     late = ", out of time" if item.status is AttemptStatus.BUDGET_EXHAUSTED else ""
     proved = ", proved by re-simulation" if found.proved else ""
     return f"{item.attack}, {_seconds(item.wall_s)}{late}: " + ", ".join(words) + proved
@@ -663,10 +671,12 @@ def _cell(attempts: Sequence[Attempt], defense: str, *, whole: bool = False) -> 
         events = dict.fromkeys(event for a in finished for event in a.events)
         lines += [", ".join(_EVENTS.get(event, event) for event in events)] if events else []
         lines += [] if whole else _mean_score(finished)
+        lines += [] if whole else _reach_lines(finished)
         if any(a.sequences for a in finished) and all(s.exact is None for a in finished for s in a.sequences):
             lines.append("guesses words, so it cannot show a sentence")
     elif state == "budget exhausted":
         lines.append(f"nothing in time on {_count(len(steps), 'step')}")
+        lines += [] if whole else _reach_lines(finished)
     else:
         mine = [a.reason for a in attempts if a.reason and a.status.value.replace("_", " ") == state]
         skipped = [a.reason for a in attempts if a.reason and a.status is AttemptStatus.SKIPPED]
@@ -694,6 +704,20 @@ def _mean_score(attempts: Sequence[Attempt]) -> list[str]:
             mean = sum(score.value * score.n for score in found) / weight
             return [f"mean {name} {number(mean)}"]
     return []
+
+
+def _reach_lines(attempts: Sequence[Attempt]) -> list[str]:
+    """Say what was in reach, and of what did not come back whether the search gave up; nothing where nobody asked."""
+    shares = [("tokens", pooled(a.reachable_tokens for a in attempts))]
+    shares += [("sequences", pooled(a.reachable_sequences for a in attempts))]
+    words = [f"{percent(share)} of the {what}" for what, share in shares if share is not None]
+    if not words:
+        asked = any(isinstance(a.reachable_tokens, Missing) for a in attempts)
+        lost = any(s.exact is False for a in attempts for s in a.sequences)
+        return ["what was in reach is not known"] if asked and lost else []
+    fates: Counter[str | None] = Counter(s.fate for a in attempts for s in a.sequences)
+    missed = [f"{fates[fate]} {said}" for fate, said in _FATES.items() if fates[fate]]
+    return ["in reach: " + ", ".join(words), *(["did not come back: " + ", ".join(missed)] if missed else [])]
 
 
 # ---------------------------------------------------------------------------------------------------------- defences

@@ -96,6 +96,8 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "events",
             "sequences",
             "scores",
+            "reachable_tokens",
+            "reachable_sequences",
         }
     ),
     scores.SequenceScore: frozenset(
@@ -112,6 +114,8 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "long_enough",
             "confidence",
             "proved",
+            "reachable",
+            "passes",
         }
     ),
     scores.Score: frozenset({"value", "n"}),
@@ -130,6 +134,8 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "label_accuracy",
             "seconds_per_step",
             "status_counts",
+            "reachable_tokens",
+            "reachable_sequences",
         }
     ),
     scores.Controls: frozenset({"positive", "negative"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -126,6 +127,32 @@ class Labels(_Fake):
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
         labels = torch.tensor(seen.facts.granted.labels or (0,))
         return Reconstruction(label_counts=tuple(torch.bincount(labels, minlength=seen.facts.num_labels or 2).tolist()))
+
+
+@dataclass(frozen=True)
+class _Reach:
+    """Everything but one token is a candidate; a sequence passes if it is long enough. Or it raises with private text."""
+
+    raises: bool = False
+
+    def tokens(self, ids: tuple[int, ...]) -> tuple[bool, ...]:
+        if self.raises:
+            raise ValueError(SECRET)
+        return tuple(token != tiny.VOCABULARY["dog"] for token in ids)
+
+    def passes(self, ids: tuple[int, ...]) -> bool | None:
+        return len(ids) > 10
+
+
+@attack("fake-reach")
+@dataclass(frozen=True)
+class Reaches(_Fake):
+    """Say what was in reach."""
+
+    broken: bool = False
+
+    def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
+        return Reconstruction((GuessedSequence(self.ids, 0.1),), reach=_Reach(self.broken))
 
 
 @defense("fake-broken")
@@ -470,6 +497,32 @@ def test_facts_that_json_cannot_hold_are_left_out(tmp_path: Path) -> None:
     assert audit.entries[0].attempt.facts == {"numbers": 1.0}
 
 
+def test_what_was_in_reach_is_stored_beside_the_scores(tmp_path: Path) -> None:
+    """Asked about the true sequences: eleven words with one that was no candidate, eight that were all; one is long enough."""
+    audit = _audit(tmp_path / "run", "fake-reach")
+    audit.step(_snapshot(0, TEXTS))
+    found = audit.entries[0].attempt
+    assert found.reachable_tokens == Score(value=(10 / 11 + 1.0) / 2, n=2)
+    assert found.reachable_sequences == Score(value=0.5, n=2)
+    assert [(s.reachable, s.passes, s.fate) for s in found.sequences] == [
+        (10 / 11, True, "search gave up"),
+        (1.0, False, "out of reach"),
+    ]
+
+
+def test_a_reach_that_fails_is_missing_and_the_scores_stand(tmp_path: Path) -> None:
+    """With type and place, without the message; no zero, and the attempt still ran."""
+    audit = _audit(tmp_path / "run", "fake-reach(broken=true)", "fake-guess")
+    audit.step(_snapshot(0, TEXTS))
+    broken, silent = (entry.attempt for entry in audit.entries)
+    assert broken.status is AttemptStatus.RAN and isinstance(broken.scores["rouge1"], Score)
+    assert isinstance(broken.reachable_tokens, Missing)
+    assert re.fullmatch(r".* failed: ValueError at test_battery\.py:\d+", broken.reachable_tokens.missing)
+    assert SECRET not in (tmp_path / "run" / "journal.jsonl").read_text()
+    assert {(s.reachable, s.passes) for s in broken.sequences} == {(None, None)}
+    assert silent.reachable_tokens == Missing(missing="the attack does not say what it could have reached")
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Results]:
     """Give the folder and the results of a whole audit with every kind of outcome."""
@@ -499,7 +552,7 @@ def test_results_fit_the_published_schema_and_load_again(finished: tuple[Path, R
     folder, results = finished
     raw = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator(Results.model_json_schema(by_alias=True)).validate(raw)
-    assert raw["schema"] == "leakaudit.results/1.0"
+    assert raw["schema"] == "leakaudit.results/1.1"
     assert load_results(folder) == results
     assert {a.status for a in results.attempts} == set(AttemptStatus) - {AttemptStatus.SKIPPED}
     assert results.coverage.audited_steps == 2

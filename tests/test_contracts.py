@@ -28,6 +28,10 @@ ZERO_STRENGTH: dict[str, dict[str, Any]] = {
     "gaussian-noise": {"scale": 0.0},
     "freeze-embeddings": {"tables": "none"},
     "prune": {"share": 0.0},
+    "laplace-noise": {"scale": 0.0},
+    "round": {"dtype": "fp32"},
+    "sign": {"entries": "none"},
+    "quantize": {"bits": 32},
 }
 """Defence -> knobs at which it must be the identity. A new defence adds its line here."""
 
@@ -145,6 +149,23 @@ def test_a_guess_is_what_the_goal_says(attack: Any, make: Callable[[], Observati
     ids = {token for sequence in guess.sequences or () for token in sequence.token_ids} | set(guess.tokens or ())
     assert all(0 <= token < seen.facts.vocabulary.size for token in ids)
     assert all(0 <= sequence.confidence <= 1 for sequence in guess.sequences or ())
+
+
+@pytest.mark.parametrize(("attack", "make"), list(_cases()))
+def test_what_an_attack_is_asked_about_its_reach_leaves_no_trace(attack: Any, make: Callable[[], Observation]) -> None:
+    """The battery asks with the truth: the model stays as it was, and the same attack guesses the same afterwards."""
+    seen, one = make(), attack()
+    before = _state(seen.model)
+    guess = one(seen, torch.Generator().manual_seed(7), _ticking(25))
+    if guess.reach is None:
+        pytest.skip("the attack does not say what it could have reached")
+    ids = tuple(tiny.bert_tokenizer()(TEXT)["input_ids"])
+    questions = [ids, ids[:3], (*ids, *ids), ids[::-1]]
+    answers = [(guess.reach.tokens(question), guess.reach.passes(question)) for question in questions]
+    assert [len(tokens) for tokens, _ in answers] == [len(question) for question in questions]
+    assert [(guess.reach.tokens(question), guess.reach.passes(question)) for question in questions] == answers
+    assert _same_state(before, _state(seen.model))
+    assert one(seen, torch.Generator().manual_seed(7), _ticking(25)) == guess
 
 
 @pytest.mark.parametrize(("name", "defense"), list(defenses))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from leakaudit import gate, stats
 from leakaudit.errors import ConfigError
 from leakaudit.gate import Status, Verdict
-from leakaudit.scores import AttemptStatus, Results, VerificationStatus
+from leakaudit.scores import Attempt, AttemptStatus, Results, VerificationStatus
 from tests.factories import NOW, attempt, audit, policy, results, step
 
 RED_LINE = {"id": "red-line", "severity": "critical", "event": "exact_sentence", "max_count": 0}
@@ -269,6 +269,37 @@ def test_a_score_is_judged_by_its_bounds(statistic: str, limit: float, n: int, e
     attempts += [attempt(i, "tag", recall=0.01) for i in range(n)]
     rule = {"id": "m", "metric": "token_recall", "statistic": statistic, "max_value": limit}
     assert judge(results([step(i) for i in range(n)], attempts), rule).verdict is expected
+
+
+def reached(number: int, attack: str = "span", *, passes: bool | None, leaks: bool = False, **extra: Any) -> Attempt:
+    """Build an attempt on one text whose attack could tell whether it was in reach."""
+    done = attempt(number, attack, leaks=leaks, **extra)
+    return done.model_copy(update={"sequences": tuple(s.model_copy(update={"passes": passes}) for s in done.sequences)})
+
+
+def test_a_verdict_says_where_a_search_gave_up_on_what_was_in_reach() -> None:
+    """No sentence came back, and yet the update protects none of those that an attack would have accepted."""
+    attempts = [reached(i, passes=i < 2) for i in range(60)]
+    attempts += [reached(i, "tag", passes=None) for i in range(60)]
+    verdict = judge(results([step(i) for i in range(60)], attempts), RATE)
+    assert verdict.verdict is Status.PASS
+    assert verdict.sentence.endswith(
+        "2 of the 60 texts that did not come back were in reach of an attack whose search gave up: that is no protection."
+    )
+    one = judge(results([step(0)], [reached(0, passes=True)]), RATE)
+    assert "The text that did not come back was in reach" in one.sentence
+
+
+def test_a_verdict_says_that_everything_was_out_of_reach_only_where_it_was() -> None:
+    """By an attack that can tell; a text that another attack recovered did come back; without a teller nothing is said."""
+    steps = [step(i) for i in range(2)]
+    out = "What did not come back was out of reach of the attacks that can tell."
+    assert out in judge(results(steps, [reached(i, passes=False) for i in range(2)]), RATE).sentence
+    assert "reach" not in judge(results(steps, [attempt(i) for i in range(2)]), RATE).sentence
+    both = [reached(0, passes=True), reached(1, passes=False), attempt(0, "tag", leaks=True), attempt(1, "tag")]
+    assert "gave up" not in judge(results(steps, both), RATE).sentence
+    short = [reached(i, passes=i > 0, long_enough=i == 0) for i in range(2)]
+    assert out in judge(results(steps, short), RATE).sentence  # the short text is no sentence
 
 
 def test_results_that_contradict_themselves_are_an_error() -> None:

@@ -31,6 +31,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "core": (
         "leakaudit.anatomy",
         "leakaudit.client",
+        "leakaudit.lora",
         "leakaudit.models",
         "leakaudit.snapshot",
         "leakaudit.spool",

@@ -40,7 +40,7 @@ def test_a_later_minor_version_is_read_and_a_later_major_one_is_not(tmp_path: Pa
     [
         ("{", "not readable as JSON"),
         ("[]", "is no leakaudit results file"),
-        ('{"schema": "leakaudit.results/1.0"}', "does not fit leakaudit.results/1.0: run: Field required"),
+        ('{"schema": "leakaudit.results/1.0"}', "does not fit leakaudit.results/1.1: run: Field required"),
     ],
 )
 def test_a_broken_results_file_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -110,3 +110,49 @@ def test_the_schema_of_the_results_can_be_printed() -> None:
     """`leakaudit schema results` shows it; it names the fields as the file does."""
     assert {"schema", "steps", "attempts"} <= set(scores.Results.model_json_schema(by_alias=True)["properties"])
     assert results([step(0)]).steps[0].id == "st-000000"
+
+
+def test_results_of_schema_1_0_are_read_as_without_reachability(tmp_path: Path) -> None:
+    """What 1.1 added is absent there: unknown, which is neither in reach nor out of it."""
+    data = scores.to_json(audit(1, 2)) | {"schema": "leakaudit.results/1.0"}
+    for item in data["attempts"]:
+        del item["reachable_tokens"], item["reachable_sequences"]
+        for sequence in item["sequences"]:
+            del sequence["reachable"], sequence["passes"]
+    for summary in data["summaries"]:
+        del summary["reachable_tokens"], summary["reachable_sequences"]
+    found = scores.load_results(save(tmp_path / "results.json", data))
+    assert {(a.reachable_tokens, a.reachable_sequences) for a in found.attempts} == {(None, None)}
+    assert [s.fate for a in found.attempts for s in a.sequences] == ["recovered", None, None]
+    assert (found.summaries[0].reachable_tokens, found.summaries[0].reachable_sequences) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("exact", "reachable", "passes", "fate"),
+    [
+        (True, 0.0, False, "recovered"),
+        (False, 1.0, None, "search gave up"),
+        (False, 0.9, None, "out of reach"),
+        (False, 0.9, True, "search gave up"),
+        (False, 1.0, False, "out of reach"),
+        (False, None, None, None),
+        (None, 1.0, True, None),
+    ],
+)
+def test_a_text_that_did_not_come_back_was_in_reach_or_not(
+    exact: bool | None, reachable: float | None, passes: bool | None, fate: str | None
+) -> None:
+    """The attack's own test decides; without one, whether every token was a candidate; without either, nobody knows."""
+    (found,) = attempt(0).sequences
+    assert found.model_copy(update={"exact": exact, "reachable": reachable, "passes": passes}).fate == fate
+
+
+def test_a_summary_of_reach_leaves_out_what_is_missing() -> None:
+    """The mean over the sequences of the attempts that could say; None where none could."""
+    told = attempt(0, reachable_tokens=Score(value=0.5, n=3), reachable_sequences=Missing(missing="no test"))
+    silent = attempt(
+        1, reachable_tokens=Missing(missing="cannot say"), reachable_sequences=Missing(missing="cannot say")
+    )
+    more = attempt(2, reachable_tokens=Score(value=1.0, n=1), reachable_sequences=Missing(missing="no test"))
+    (summary,) = scores.summarise([told, silent, more])
+    assert (summary.reachable_tokens, summary.reachable_sequences) == (0.625, None)

@@ -273,6 +273,10 @@ def test_a_stored_head_of_another_size_is_a_clear_error(model: Path, data: Path)
         ({"grant": ("weather",)}, r"--grant weather: an attack can be granted labels, lengths"),
         ({"batch_size": 0}, r"at least one step of one text is needed, got 10 steps of 0"),
         ({"steps": 0}, r"at least one step of one text is needed, got 0 steps of 1"),
+        ({"lora_warmup": 2}, r"--lora-targets and --lora-warmup say nothing without --lora-rank"),
+        ({"lora_rank": 0}, r"the rank of adapters .* at least 1"),
+        ({"local_steps": 2}, r"--local-steps 2 needs --learning-rate"),
+        ({"learning_rate": 0.0}, r"--learning-rate is above 0, got 0"),
     ],
 )
 def test_a_simulation_that_makes_no_sense_is_refused(change: dict[str, Any], message: str) -> None:
@@ -301,3 +305,42 @@ def test_a_language_model_is_simulated_on_its_own_tokens(tmp_path: Path) -> None
     assert int((labels == -100).sum()) == 4
     assert snapshot.observation.facts.tied
     assert verify(ClientStep.of(snapshot), snapshot.observation.update).status is VerificationStatus.VERIFIED
+
+
+# ---------------------------------------------------------------------- adapters and local steps
+
+
+def test_adapters_and_the_head_are_all_that_is_shared(model: Path, data: Path) -> None:
+    """At the start A has no update; after a warm-up it has one, on the same batches."""
+    pytest.importorskip("peft")
+    what = Simulation(model, data, steps=2, lora_rank=2, seed=1)
+    fresh, warm = list(Simulator(what)), list(Simulator(replace(what, lora_warmup=2)))
+    for snapshot in (*fresh, *warm):
+        shared = snapshot.observation.facts.shared
+        assert {name for name in shared if ".lora_" not in name} == {"classifier.weight", "classifier.bias"}
+        assert snapshot.model_recipe.lora is not None and snapshot.model_recipe.lora.rank == 2
+        assert verify(ClientStep.of(snapshot), snapshot.observation.update).status is VerificationStatus.VERIFIED
+
+    def moved(snapshot: Snapshot) -> bool:
+        return any(bool(g.any()) for name, g in snapshot.observation.update.items() if ".lora_A." in name)
+
+    assert not any(map(moved, fresh)) and all(map(moved, warm))
+    assert [s.truth.sequences() for s in fresh] == [s.truth.sequences() for s in warm]
+
+
+def test_local_steps_are_consecutive_batches_and_the_difference_is_verified(model: Path, data: Path) -> None:
+    """Each batch a micro-batch of the truth with masks of its own; the protocol says how many and how fast."""
+    what = Simulation(model, data, steps=5, mode="train", local_steps=2, learning_rate=0.01, seed=3)
+    simulator = Simulator(what)
+    snapshots = list(simulator)
+    assert len(simulator) == len(snapshots) == 2
+    for snapshot, rows in zip(snapshots, simulator.batches, strict=True):
+        facts, batches_ = snapshot.observation.facts, snapshot.truth.micro_batches
+        assert (facts.view, facts.local_steps, facts.learning_rate, len(batches_)) == ("delta", 2, 0.01, 2)
+        assert snapshot.truth.labels() == [row.label for row in rows]
+        assert not torch.equal(batches_[0].rng["cpu"], batches_[1].rng["cpu"])
+        assert verify(ClientStep.of(snapshot), snapshot.observation.update).status is VerificationStatus.VERIFIED
+    (plain, *_) = Simulator(replace(what, mode="eval", local_steps=1, learning_rate=None))
+    (slow, *_) = Simulator(replace(what, mode="eval", local_steps=1, learning_rate=1.0))
+    for name, gradient in plain.observation.update.items():
+        assert torch.allclose(slow.observation.update[name], gradient, atol=1e-6)

@@ -14,7 +14,7 @@ import pytest
 from leakaudit.config import AuditConfig
 from leakaudit.errors import SpoolError
 from leakaudit.scores import Overhead
-from leakaudit.spool import MOST_DEATHS, Spool, Totals, fresh_folder
+from leakaudit.spool import LEFT_BY_AUDIT, MOST_DEATHS, Place, Spool, Totals, make_room
 from tests import tiny
 
 
@@ -238,17 +238,90 @@ def test_discarding_a_spool_leaves_other_files_alone(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "audit").iterdir()] == ["mine.txt"]
 
 
-def test_a_fresh_folder_is_numbered_after_what_is_there(tmp_path: Path) -> None:
-    """A spool or a journal makes it an earlier audit; a folder of the user's own does not."""
+def finished_run(folder: Path) -> Spool:
+    """Leave what an audit that is through leaves, by a trainer that is gone."""
+    spool = make(folder)
+    spool.finish(Totals(total_steps=3))
+    edit_audit(spool, trainer_pid=gone_pid())
+    for name in ("journal.jsonl", "state.json", "results.json", "verdict.json", "report.html", "worker.log"):
+        (folder / "audit" / name).write_text("earlier")
+    return spool
+
+
+def edit_audit(spool: Spool, **fields: object) -> None:
+    path = spool.root / "audit.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def gone_pid() -> int:
+    """Return the id of a process that has ended."""
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    return done.pid
+
+
+def test_a_new_run_finds_its_folder_free_and_the_earlier_one_aside(tmp_path: Path) -> None:
+    """So a gate on the folder can never judge the run before: its files are in `.1`, and nobody else's are."""
     wanted = tmp_path / "audit"
-    assert fresh_folder(wanted) == wanted
-    (wanted / "trainer").mkdir(parents=True)
-    assert fresh_folder(wanted) == wanted
-    (wanted / "spool").mkdir()
-    assert fresh_folder(wanted) == tmp_path / "audit-2"
-    (tmp_path / "audit-2").mkdir()
-    (tmp_path / "audit-2" / "journal.jsonl").write_text("")
-    assert fresh_folder(wanted) == tmp_path / "audit-3"
+    assert make_room(wanted) == Place(wanted)
+    for turn in (1, 2):
+        finished_run(tmp_path)
+        (wanted / "checkpoint").mkdir(exist_ok=True)
+        assert make_room(wanted) == Place(wanted, f"the earlier audit there is now in audit.{turn}")
+        assert [path.name for path in wanted.iterdir()] == ["checkpoint"]
+        aside = tmp_path / f"audit.{turn}"
+        assert {path.name for path in aside.iterdir()} == set(LEFT_BY_AUDIT)
+        assert aside.stat().st_mode & 0o777 == 0o700
+    assert make_room(wanted) == Place(wanted)
+
+
+def test_what_a_killed_trainer_was_writing_goes_when_its_run_is_moved(tmp_path: Path) -> None:
+    """It is private text that nobody would ever audit; complete snapshots stay."""
+    spool = finished_run(tmp_path)
+    put(spool, 3, ".tmp")
+    put(spool, 2, ".ready")
+    make_room(tmp_path / "audit")
+    assert names(Spool(tmp_path / "audit.1" / "spool")) == ["000002.ready"]
+
+
+def test_an_audit_that_is_under_way_is_not_moved(tmp_path: Path) -> None:
+    """Not while its trainer trains, nor while a worker holds it, nor while snapshots of a living trainer wait for one."""
+    wanted = tmp_path / "audit"
+    beside = Place(tmp_path / "audit-2", "the audit there is still under way: gate audit-2, not audit")
+    spool = make(tmp_path)
+    assert make_room(wanted) == beside  # this process is its trainer
+    put(spool, 2, ".ready")
+    spool.finish(Totals())
+    assert make_room(wanted) == beside
+    edit_audit(spool, trainer_pid=gone_pid())
+    with spool.worker_lock():
+        assert make_room(wanted) == beside
+    assert make_room(wanted).folder == wanted
+
+
+def test_an_audit_that_cannot_be_moved_is_not_mixed_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new one goes beside it, and the user is told which folder to gate."""
+    finished_run(tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    found = make_room(tmp_path / "audit")
+    assert found.folder == tmp_path / "audit-2"
+    assert found.note == "the audit there cannot be moved (Permission denied): gate audit-2, not audit"
+
+
+def test_a_link_is_no_audits_folder(tmp_path: Path) -> None:
+    """Whoever made it decides where private text would go; nothing is written there or moved."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "audit").symlink_to(tmp_path / "elsewhere")
+    for attempt in (lambda: make_room(tmp_path / "audit"), lambda: make(tmp_path)):
+        with pytest.raises(SpoolError, match="audit: is a link; snapshots hold private text"):
+            attempt()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_the_audits_file_holds_no_more_than_it_must(tmp_path: Path) -> None:

@@ -108,6 +108,31 @@ def test_every_snapshot_is_audited_in_turn_and_removed(tmp_path: Path) -> None:
     assert (audit.finished["skipped"], audit.finished["total_steps"], audit.finished["interrupted"]) == (1, 10, False)
 
 
+@pytest.mark.parametrize("gone", [True, False])
+def test_half_a_snapshot_of_a_killed_trainer_is_removed_and_that_of_a_living_one_is_not(
+    tmp_path: Path, gone: bool
+) -> None:
+    """It is private text that nobody would finish; a living trainer is still writing it."""
+    spool = make(tmp_path, 1)
+    (spool.root / "000002.tmp").mkdir()
+    if gone:
+        dead = subprocess.Popen([sys.executable, "-c", ""])
+        dead.wait()
+        file = spool.root / "audit.json"
+        file.write_text(file.read_text().replace(f'"trainer_pid": {os.getpid()}', f'"trainer_pid": {dead.pid}'))
+    assert run_worker(spool.root, audit_factory=FakeAudit()) == 0
+    assert names(spool) == ([] if gone else ["000002.tmp"])
+
+
+def test_an_audit_that_was_moved_aside_goes_on_where_it_is_now(tmp_path: Path) -> None:
+    """Its configuration still names the folder that a later run has by then."""
+    make(tmp_path, 1)
+    (tmp_path / "audit").rename(tmp_path / "audit.1")
+    assert run_worker(tmp_path / "audit.1" / "spool") == 0
+    assert load_results(tmp_path / "audit.1").coverage.audited_steps == 1
+    assert not (tmp_path / "audit").exists()
+
+
 def test_snapshots_stay_where_that_is_asked_for(tmp_path: Path) -> None:
     """Under another name."""
     spool = make(tmp_path, 1, keep_snapshots=True)

@@ -47,6 +47,29 @@ class GuessedSequence:
     """Re-simulating the guess reproduced the update to rounding."""
 
 
+class Reach(Protocol):
+    """What an attack could have recovered, had its search been perfect: it separates "protected" from "the search gave up".
+
+    Made by the attack from what it saw. The battery asks it about the true sequences once the attack has returned, and stores
+    the answers beside the scores. What it is asked is the truth: an answer leaves no trace in it or in the attack.
+    """
+
+    def tokens(self, ids: tuple[int, ...]) -> tuple[bool, ...]:
+        """Say of each token of a sequence whether it was among the attack's candidates at its place.
+
+        Args:
+            ids: one sequence without padding, special tokens included.
+
+        Returns:
+            One answer a token.
+        """
+        ...
+
+    def passes(self, ids: tuple[int, ...]) -> bool | None:
+        """Say whether this sequence, as a whole, would have passed the attack's own test; None where there is no such test."""
+        ...
+
+
 @dataclass(frozen=True)
 class Reconstruction:
     """An attack's guess. What it does not guess stays None, and is then missing in the scores, not zero."""
@@ -60,6 +83,8 @@ class Reconstruction:
     stop: Literal["done", "converged", "budget"] = "done"
     facts: Mapping[str, float] = field(default_factory=dict)
     """Numbers the attack says of itself, such as rank, loss or candidates; they never depend on the truth."""
+    reach: Reach | None = field(default=None, compare=False, repr=False)
+    """What it could have recovered; None where an attack cannot say, and then missing in the results. No part of the guess."""
 
 
 @runtime_checkable

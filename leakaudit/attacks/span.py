@@ -4,8 +4,9 @@ This module says when that works and picks the reading that fits what is seen; o
 
 - what all readings share: the observation with its parts (`span_scene`), the subspace of the inputs (`span_basis`), which tokens
   at which positions lie near it (`span_candidates`), which of them form a sentence (`span_assembly`);
-- the readings: a clean update (`span_clean`), dropout on (`span_masked`, by the regressions of `span_dropout`), a damaged update
-  (`span_damaged`).
+- the readings: a clean update (`span_clean`), that of a decoder (`span_causal`), dropout on (`span_masked`, or `span_premasked`
+  where it sits before the first normalisation, by the regressions of `span_dropout`), inputs without positions (`span_bag`), a
+  damaged update (`span_damaged`).
 
 What comes out is re-simulated where that is possible (`proof`).
 """
@@ -19,10 +20,15 @@ import torch
 
 from leakaudit.anatomy import Anatomy, anatomy_of, input_stage_of
 from leakaudit.attacks.reconstruction import APPLIES, Applicability, Reconstruction, not_applicable
+from leakaudit.attacks.span_adapters import only_adapters, read_adapters, why_unreadable
+from leakaudit.attacks.span_bag import read_bag
 from leakaudit.attacks.span_basis import span_of, stacked_update
+from leakaudit.attacks.span_causal import read_causal
 from leakaudit.attacks.span_clean import read_clean
 from leakaudit.attacks.span_damaged import read_damaged
+from leakaudit.attacks.span_local import read_local
 from leakaudit.attacks.span_masked import read_masked
+from leakaudit.attacks.span_premasked import read_premasked
 from leakaudit.attacks.span_scene import Scene, scene_of
 from leakaudit.budget import Budget
 from leakaudit.errors import AnatomyError
@@ -58,9 +64,13 @@ class Span:
         """Look for the parts, a non-zero update and an input that carries positions."""
         try:
             anatomy = anatomy_of(seen.model)
-            stage = input_stage_of(seen.model, self._positions(seen))
+            input_stage_of(seen.model, self._positions(seen))
         except AnatomyError as error:
             return not_applicable(str(error))
+        if only_adapters(seen.update, anatomy):
+            weights = {name: parameter.detach() for name, parameter in seen.model.named_parameters()}
+            reason = why_unreadable(seen.update, anatomy, weights)
+            return not_applicable(reason) if reason else APPLIES
         present = [p for p in anatomy.projections if p.weight in seen.update]
         if not present:
             return not_applicable(
@@ -68,13 +78,8 @@ class Span:
             )
         if not any(bool(seen.update[p.weight].any()) for p in present):
             return not_applicable(f"the update of {_names(anatomy)} is all zero")
-        if stage.position_free:
-            return not_applicable(
-                "the first block's inputs carry no positions (rotary or relative), so it names tokens but not their order; "
-                "reading order from later blocks is not implemented"
-            )
         basis = span_of(stacked_update(seen.update, anatomy))
-        damaged = bool(seen.facts.defenses) or seen.facts.dtype != "float32"
+        damaged = bool(seen.facts.defenses) or seen.facts.dtype != "float32" or seen.facts.view == "delta"
         if basis.noisy and not damaged:
             return not_applicable(
                 f"the update fills all directions of the hidden size {anatomy.hidden}, and no declared defence or low precision "
@@ -99,13 +104,20 @@ class Span:
 def _read(scene: Scene) -> Reconstruction:
     """Read a scene by the method that fits it; ranking never refuses."""
     found = None
-    if scene.basis.noisy or (scene.dropout and scene.anatomy.dropout_before):
+    if scene.seen.facts.view == "delta":
+        found = read_local(scene)
+    elif only_adapters(scene.seen.update, scene.anatomy):
+        found = read_adapters(scene)
+    elif scene.basis.noisy or (scene.dropout and scene.stage.position_free):
         pass
+    elif scene.dropout and scene.anatomy.dropout_before:
+        found = read_premasked(scene)
     elif scene.dropout:
         found = read_masked(scene)
     else:
-        found = read_clean(scene)
-    return found or read_damaged(scene)
+        found = read_causal(scene) if scene.anatomy.causal else None
+        found = found or (None if scene.stage.position_free else read_clean(scene))
+    return found or (read_bag(scene) if scene.stage.position_free else read_damaged(scene))
 
 
 def _names(anatomy: Anatomy) -> str:

@@ -15,7 +15,7 @@ Query and key must be linear in the input: not so with rotary positions, where t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,13 +25,10 @@ from leakaudit.anatomy import Anatomy, Projection
 from leakaudit.attacks.reconstruction import GuessedSequence
 from leakaudit.budget import Budget
 
-COMPLETE = 1e-4
+COMPLETE = 1e-6
 """Residual, as a share of the seed's own |dq|^2 + |dk|^2, below which a support counts as complete. Measured on a train split:
 1e-8 to 1e-12 for whole sequences, above 1e-2 with one token missing."""
 
-
-MOST_INCOMPLETE = 4
-"""Incomplete guesses that are worth their time. Our choice: beyond a few they are made of pairs that are not in the batch."""
 
 SPARE_DIMENSIONS = 2
 """Dimensions per head that a support must leave open to be tested by its residual. Our choice: with twelve heads that leaves
@@ -51,6 +48,21 @@ class Witness:
     key_updates: Tensor
     """(H, n, d_h)."""
 
+    @property
+    def vectors(self) -> Tensor:
+        """(2H, n, d_h + 1): keys of every head, then queries."""
+        return torch.cat([self.keys, padded(self.queries)])
+
+    @property
+    def updates(self) -> Tensor:
+        """(2H, n, d_h + 1): dq of every head, then dk."""
+        return torch.cat([self.query_updates, padded(self.key_updates)])
+
+
+def padded(vectors: Tensor) -> Tensor:
+    """Return vectors (..., d) with a zero appended: what has no part in the constraint on coefficients."""
+    return torch.cat([vectors, torch.zeros_like(vectors[..., :1])], dim=-1)
+
 
 @dataclass(frozen=True)
 class Group:
@@ -59,7 +71,7 @@ class Group:
     members: tuple[int, ...]
     """Rows of X, by position."""
     residual: float
-    """What the support leaves unexplained of its seed, 0 to 1."""
+    """What the members leave unexplained of their own updates, on average, 0 to 1."""
 
 
 def factor(
@@ -74,25 +86,57 @@ def factor(
         inputs: (n, D) float64, the inputs as the layer saw them.
 
     Returns:
-        The witnesses, or None where heads are unknown or query and key are not both shared.
+        The witnesses, or None where heads are unknown, or neither query and key are shared nor an adapter beside one of them
+        that has as many dimensions as there are inputs.
     """
-    if not anatomy.heads or any(p.weight not in update for p in anatomy.projections):
+    changes = _changes(update, weights, anatomy, inputs) if anatomy.heads else None
+    if changes is None:
         return None
-    inverse = torch.linalg.pinv(inputs)  # (D, n)
-    changes = torch.cat([p.by_output(update[p.weight]).double() @ inverse for p in anatomy.projections])  # (F, n)
-    values = torch.cat([_outputs(p, weights, inputs) for p in anatomy.projections])  # (F, n)
-    heads = [h for h in anatomy.heads if len(h.query) == len(anatomy.heads[0].query)]
-    query = torch.stack([h.query for h in heads]).to(inputs.device)
-    key = torch.stack([h.key for h in heads]).to(inputs.device)
-    keys = values[key].transpose(1, 2)
-    one = keys.abs().mean() * torch.ones_like(keys[..., :1])
-    updates = changes[query].transpose(1, 2)
+    keys, queries = keys_and_queries(weights, anatomy, inputs)
+    query_updates, key_updates = by_head(changes, anatomy)
     return Witness(
-        keys=torch.cat([keys, one], dim=2),
-        queries=values[query].transpose(1, 2),
-        query_updates=torch.cat([updates, torch.zeros_like(updates[..., :1])], dim=2),
-        key_updates=changes[key].transpose(1, 2),
+        keys=keys,
+        queries=queries,
+        query_updates=torch.cat([query_updates, torch.zeros_like(query_updates[..., :1])], dim=2),
+        key_updates=key_updates,
     )
+
+
+def _changes(
+    update: Mapping[str, Tensor], weights: Mapping[str, Tensor], anatomy: Anatomy, inputs: Tensor
+) -> Tensor | None:
+    """Return (F, n) the updates of all outputs of the projections, per input; zeros where a projection has no say.
+
+    From the projections' own updates or, where adapters are all that is shared, from that of B, which is dY^T X A^T.
+    """
+    if all(p.weight in update for p in anatomy.projections):
+        inverse = torch.linalg.pinv(inputs)  # (D, n)
+        return torch.cat([p.by_output(update[p.weight]).double() @ inverse for p in anatomy.projections])
+    parts = {}
+    for adapter in anatomy.adapters:
+        if adapter.up.weight in update and adapter.rank >= len(inputs):
+            down = adapter.down.by_output(weights[adapter.down.weight]).double()  # (R, D)
+            images = torch.linalg.pinv(inputs @ down.T)  # (R, n)
+            parts[adapter.beside] = adapter.up.by_output(update[adapter.up.weight]).double() @ images
+    if not parts:
+        return None
+    silent = [inputs.new_zeros(p.out_features, len(inputs)) for p in anatomy.projections]
+    return torch.cat([parts.get(index, none) for index, none in enumerate(silent)])
+
+
+def by_head(features: Tensor, anatomy: Anatomy) -> tuple[Tensor, Tensor]:
+    """Split features (F, n) of all projections into those of queries and of keys, (H, n, d_h) each."""
+    heads = [h for h in anatomy.heads if len(h.query) == len(anatomy.heads[0].query)]
+    query = torch.stack([h.query for h in heads]).to(features.device)
+    key = torch.stack([h.key for h in heads]).to(features.device)
+    return features[query].transpose(1, 2), features[key].transpose(1, 2)
+
+
+def keys_and_queries(weights: Mapping[str, Tensor], anatomy: Anatomy, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys (H, n, d_h + 1), the last entry a constant one that carries the sum over coefficients, and queries (H, n, d_h)."""
+    queries, keys = by_head(torch.cat([_outputs(p, weights, inputs) for p in anatomy.projections]), anatomy)
+    one = keys.abs().mean() * torch.ones_like(keys[..., :1])
+    return torch.cat([keys, one], dim=2), queries
 
 
 def _outputs(projection: Projection, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
@@ -102,84 +146,176 @@ def _outputs(projection: Projection, weights: Mapping[str, Tensor], inputs: Tens
     return made if bias is None else made + bias.double()[:, None]
 
 
-class _Support:
-    """Least squares of one seed's updates on a growing set of members, kept as orthonormal bases per head."""
+@dataclass(frozen=True)
+class _Supports:
+    """S growing sequences of k members each, and what is unexplained of their witnesses, per head and side."""
 
-    def __init__(self, witness: Witness, seed: int) -> None:
-        self.members: list[int] = []
-        self._dictionaries: tuple[Tensor, ...] = (witness.keys, witness.queries)
-        self._left: tuple[Tensor, ...] = (
-            witness.query_updates[:, seed].clone(),
-            witness.key_updates[:, seed].clone(),
-        )  # (H, d)
+    members: list[tuple[int, ...]]
+    basis: Tensor
+    """(S, 2H, k, d) orthonormal: the span of the members' vectors."""
+    left: Tensor
+    """(S, 2H, d, w): what is unexplained of each witness; zero columns where a sequence has fewer."""
+    witnesses: Tensor
+    """(S,) how many."""
+    outside: Tensor
+    """(S, 2H, N): squared length of every vector outside the span."""
+
+    def residuals(self) -> Tensor:
+        """Return (S,): the unexplained share, averaged over all witnesses but the worst of three or more.
+
+        The update of a token that stands in several sequences at the same place is a sum, which no single one explains.
+        """
+        by_witness = self.left.square().sum((1, 2))  # (S, w)
+        if by_witness.shape[1] == 0:
+            return self.witnesses
+        many = (self.witnesses >= 3).to(by_witness.dtype)
+        left_out = many * by_witness.max(dim=1).values
+        return (by_witness.sum(1) - left_out) / (self.witnesses - many).clamp_min(1)
+
+
+class Evidence:
+    """Which inputs could explain which updates, for all heads and both sides at once.
+
+    Args:
+        vectors: (2H, N, d) float64: keys of every input for each head, then its queries.
+        updates: (2H, M, d): dq for each head, then dk, of the M inputs that are read alone.
+        witness: (N,) row among the M for each input, -1 where its update is not known.
+        positions: (N,) position of each input.
+    """
+
+    def __init__(self, vectors: Tensor, updates: Tensor, witness: Tensor, positions: Tensor) -> None:
+        self._vectors = vectors
+        self._size = vectors.square().sum(2).clamp_min(1e-300)  # (2H, N)
         # Both sides count alike, whatever their scale.
-        self._scale = tuple(1.0 / left.square().sum().clamp_min(1e-300) for left in self._left)
-        # What each dictionary vector still has outside the members' span: (H, n, d)
-        self._outside: tuple[Tensor, ...] = tuple(d.clone() for d in self._dictionaries)
-        self._size = tuple(d.square().sum(2).clamp_min(1e-300) for d in self._dictionaries)
+        heads = vectors.shape[0] // 2
+        scale = torch.cat(
+            [side.square().sum((0, 2)).clamp_min(1e-300).rsqrt().expand(heads, -1) for side in updates.split(heads)]
+        )
+        self._updates = updates * (scale * 0.5**0.5)[..., None]
+        self._witness = witness
+        self.positions = positions
+        self._places = positions.tolist()
 
-    def copy(self) -> _Support:
-        """Return an independent copy."""
-        twin = object.__new__(_Support)
-        twin.members = list(self.members)
-        twin._dictionaries, twin._scale, twin._size = self._dictionaries, self._scale, self._size
-        twin._left = tuple(t.clone() for t in self._left)
-        twin._outside = tuple(t.clone() for t in self._outside)
-        return twin
+    def grow(self, start: Sequence[int], available: Tensor, beam: int, longest: int) -> list[Group]:
+        """Grow sequences from some members, one per position, keeping the `beam` best at each step.
 
-    def residual(self) -> float:
-        """Return the unexplained share of both sides, 0 to 1."""
-        return float(sum(s * left.square().sum() for s, left in zip(self._scale, self._left, strict=True)) / 2)
+        Every member whose own update is known becomes a witness: what explains one token of a sequence has to explain all.
 
-    def gains(self) -> Tensor:
-        """Return (n,): by how much each vector would lower the residual, summed over heads and both sides."""
-        total = torch.zeros(self._outside[0].shape[1], dtype=torch.float64, device=self._left[0].device)
-        for scale, left, outside, size in zip(self._scale, self._left, self._outside, self._size, strict=True):
-            length = outside.square().sum(2)  # (H, n)
-            inner = torch.einsum("hd,hnd->hn", left, outside)
-            new = length > 1e-10 * size  # numerically inside the span already: nothing to gain
-            total += scale * torch.where(new, inner.square() / length.clamp_min(1e-300), 0.0).sum(0)
-        return total / 2
+        Args:
+            start: rows that belong to the sequence.
+            available: (N,) booleans: rows that may be added.
+            beam: hypotheses kept.
+            longest: stop at this many members.
 
-    def add(self, index: int) -> None:
-        """Put one vector into the support."""
-        self.members.append(index)
-        lefts, outsides = [], []
-        for left, outside, size in zip(self._left, self._outside, self._size, strict=True):
-            direction = outside[:, index]  # (H, d)
-            length = direction.norm(dim=1, keepdim=True)
-            ok = length.square() > 1e-10 * size[:, index : index + 1]
-            unit = torch.where(ok, direction / length.clamp_min(1e-300), 0.0)
-            lefts.append(left - (left * unit).sum(1, keepdim=True) * unit)
-            shadow = torch.einsum("hnd,hd->hn", outside, unit)
-            outsides.append(outside - shadow[..., None] * unit[:, None])
-        self._left, self._outside = tuple(lefts), tuple(outsides)
+        Returns:
+            Every hypothesis on the way whose positions run from 0 without a gap, best first; where there is none, the best one.
+        """
+        supports = self._empty()
+        for row in start:
+            supports = self._extend(supports, [0], [row])
+        whole: list[Group] = []
+        best = Group(supports.members[0], float("inf"))
+        for _ in range(longest - len(start)):
+            parents, rows = self._choices(supports, available, beam)
+            if not rows:
+                break
+            supports = self._extend(supports, parents, rows)
+            groups = [
+                Group(tuple(sorted(members, key=self._places.__getitem__)), residual)
+                for members, residual in zip(supports.members, supports.residuals().tolist(), strict=True)
+            ]
+            best = min([best, *groups], key=lambda group: group.residual)
+            whole += [group for group in groups if self._is_whole(group)]
+            if any(group.residual < COMPLETE for group in whole):
+                break
+        return sorted(whole or [best], key=lambda group: group.residual)
+
+    def _empty(self) -> _Supports:
+        sides, _, width = self._vectors.shape
+        none = self._vectors.new_zeros
+        return _Supports([()], none(1, sides, 0, width), none(1, sides, width, 0), none(1), self._size[None])
+
+    def _choices(self, supports: _Supports, available: Tensor, beam: int) -> tuple[list[int], list[int]]:
+        """Return the best extensions of all supports, each set of members once: which support, and the row to add."""
+        gains = self._gains(supports, available)
+        value, rows = gains.topk(min(beam, gains.shape[1]), dim=1)
+        residuals = supports.residuals().tolist()
+        ranked: dict[frozenset[int], tuple[float, int, int]] = {}
+        for number, (gained, added) in enumerate(zip(value.tolist(), rows.tolist(), strict=True)):
+            for gain, row in zip(gained, added, strict=True):
+                if gain <= 0.0:
+                    break
+                key = frozenset((*supports.members[number], row))
+                score = residuals[number] - gain
+                if key not in ranked or score < ranked[key][0]:
+                    ranked[key] = (score, number, row)
+        chosen = sorted(ranked.values())[:beam]
+        return [number for _, number, _ in chosen], [row for _, _, row in chosen]
+
+    def _gains(self, supports: _Supports, available: Tensor) -> Tensor:
+        """Return (S, N): by how much each vector would lower the residual; -1 where its position is taken."""
+        count, sides, width, witnesses = supports.left.shape
+        left = supports.left.permute(1, 2, 0, 3).reshape(sides, width, count * witnesses)
+        inner = torch.bmm(self._vectors, left).square()  # what is left is orthogonal to the members
+        inner = inner.view(sides, -1, count, witnesses).sum(3).permute(2, 0, 1)  # (S, 2H, N)
+        fresh = supports.outside > 1e-8 * self._size  # else numerically inside the span already: nothing to gain
+        gains = torch.where(fresh, inner / supports.outside.clamp_min(1e-300), 0.0).sum(1)
+        gains = gains / supports.witnesses.clamp_min(1)[:, None]
+        taken = self.positions[torch.tensor(supports.members, device=self.positions.device)]  # (S, k)
+        free = available[None] & ~(self.positions[None, :, None] == taken[:, None]).any(2)
+        return torch.where(free, gains, -1.0)
+
+    def _extend(self, supports: _Supports, parents: list[int], rows: list[int]) -> _Supports:
+        """Add the member `rows[i]` to the support `parents[i]`."""
+        parent = torch.tensor(parents, device=self.positions.device)
+        row = torch.tensor(rows, device=self.positions.device)
+        basis, left = supports.basis[parent], supports.left[parent]
+        vector = _outside(self._vectors[:, row].transpose(0, 1), basis)  # (S, 2H, d)
+        length = vector.norm(dim=2, keepdim=True)
+        fresh = length.square() > 1e-10 * self._size[:, row].T[..., None]
+        unit = torch.where(fresh, vector / length.clamp_min(1e-300), 0.0)
+        basis = torch.cat([basis, unit[:, :, None]], dim=2)
+        left = left - unit[..., None] * (unit[..., None] * left).sum(2, keepdim=True)
+        witness = self._witness[row]
+        own = torch.where((witness >= 0)[:, None, None], self._updates[:, witness.clamp_min(0)].transpose(0, 1), 0.0)
+        left = torch.cat([left, _outside(own, basis)[..., None]], dim=3)
+        shadow = torch.bmm(self._vectors, unit.permute(1, 2, 0)).square().permute(2, 0, 1)  # (S, 2H, N)
+        return _Supports(
+            members=[(*supports.members[p], r) for p, r in zip(parents, rows, strict=True)],
+            basis=basis,
+            left=left,
+            witnesses=supports.witnesses[parent] + (witness >= 0),
+            outside=supports.outside[parent] - shadow,
+        )
+
+    def _is_whole(self, group: Group) -> bool:
+        """Return whether the members' positions run from 0 without a gap."""
+        return [self._places[row] for row in group.members] == list(range(len(group.members)))
 
 
-def assemble(
-    witness: Witness,
-    positions: Tensor,
-    *,
-    reuse: bool,
-    beam: int,
-    budget: Budget,
-    enough: Callable[[list[Group]], bool] = lambda groups: False,
-) -> list[Group]:
-    """Split inputs into sequences, surest first.
+def _outside(vectors: Tensor, basis: Tensor) -> Tensor:
+    """Return vectors (S, 2H, d) less their part in the span of orthonormal rows (S, 2H, k, d); twice, for the rounding."""
+    for _ in range(2):  # sums, not matrix products: hundreds of tiny ones cost more than the arithmetic
+        along = (basis * vectors[:, :, None]).sum(3, keepdim=True)  # (S, 2H, k, 1)
+        vectors = vectors - (along * basis).sum(2)
+    return vectors
+
+
+def assemble(witness: Witness, positions: Tensor, *, beam: int, budget: Budget) -> list[Group]:
+    """Split inputs into sequences, surest first; every input is used once.
 
     Args:
         witness: per-token parts.
         positions: (n,) position of each input; a sequence has one input at each position from 0.
-        reuse: an input may belong to several sequences: without dropout equal inputs are one row, and its update is a sum.
-            Such a row never completes as a seed, which is how it is found out. With dropout every row is used once.
         beam: hypotheses kept while a sequence grows.
         budget: looked at between seeds.
-        enough: asked once about the complete groups; where it says yes, no incomplete guesses are added.
     """
     count = len(positions)
+    everyone = torch.arange(count, device=positions.device)
+    evidence = Evidence(witness.vectors, witness.updates, everyone, positions)
     free = torch.ones(count, dtype=torch.bool, device=positions.device)
-    strength = witness.query_updates.square().sum((0, 2)) + witness.key_updates.square().sum((0, 2))
-    order = strength.argsort(descending=True).tolist()
+    order = witness.updates.square().sum((0, 2)).argsort(descending=True).tolist()
+    longest = int(positions.max()) + 1
     groups: list[Group] = []
     failed: dict[int, Group] = {}
 
@@ -194,68 +330,27 @@ def assemble(
             continue
         if budget.exhausted():
             break
-        group = _grow(witness, positions, free | reuse, seed, beam)
+        best = evidence.grow([seed], free, beam, longest)[0]
+        group = Group(best.members, best.residual)
         if group.residual < COMPLETE and len(group.members) <= testable:
             accept(group)
         else:
             failed[seed] = group
     # What is left is too long to be tested, or had a neighbour missing. One row at every position is a sentence by
     # elimination; otherwise take the best incomplete guesses, so that nothing that was found is thrown away.
-    complete = len(groups)
-    if groups and enough(list(groups)):
-        return sorted(groups, key=lambda group: group.residual)
     for seed, _ in sorted(failed.items(), key=lambda item: item[1].residual):
-        if len(groups) >= complete + MOST_INCOMPLETE or budget.exhausted():
+        if budget.exhausted():
             break
         if not bool(free[seed]):
             continue
         rest = free.nonzero().flatten()
         rest = rest[positions[rest].argsort()]
-        if not reuse and torch.equal(positions[rest], torch.arange(len(rest), device=rest.device)):
+        if torch.equal(positions[rest], torch.arange(len(rest), device=rest.device)):
             accept(Group(tuple(rest.tolist()), max((g.residual for g in groups), default=1.0)))
         else:
-            accept(_grow(witness, positions, free | reuse, seed, beam))
+            best = evidence.grow([seed], free, beam, longest)[0]
+            accept(Group(best.members, best.residual))
     return sorted(groups, key=lambda group: group.residual)
-
-
-def _grow(witness: Witness, positions: Tensor, available: Tensor, seed: int, beam: int) -> Group:
-    """Grow a sequence around a seed until its updates are explained, keeping the `beam` best hypotheses."""
-    start = _Support(witness, seed)
-    start.add(seed)
-    hypotheses, finished = [start], start
-    for _ in range(int(positions.max())):
-        grown: dict[frozenset[int], tuple[float, _Support, int]] = {}
-        for support in hypotheses:
-            taken = {int(positions[i]) for i in support.members}
-            gains = support.gains()
-            open_ = available & ~torch.isin(positions, torch.tensor(sorted(taken), device=positions.device))
-            gains = torch.where(open_, gains, -1.0)
-            for index in gains.topk(min(beam, len(gains))).indices.tolist():
-                if float(gains[index]) <= 0:
-                    continue
-                key = frozenset((*support.members, index))
-                score = support.residual() - float(gains[index])
-                if key not in grown or score < grown[key][0]:
-                    grown[key] = (score, support, index)
-        ranked = sorted(grown.values(), key=lambda item: item[0])[:beam]
-        hypotheses = []
-        for _, support, index in ranked:
-            twin = support.copy()
-            twin.add(index)
-            hypotheses.append(twin)
-        if not hypotheses:
-            break
-        finished = min([finished, *hypotheses], key=lambda s: s.residual())
-        if finished.residual() < COMPLETE and _is_whole(finished, positions):
-            break
-    members = sorted(finished.members, key=lambda i: int(positions[i]))
-    return Group(tuple(members), finished.residual())
-
-
-def _is_whole(support: _Support, positions: Tensor) -> bool:
-    """Return whether the members' positions run from 0 without a gap."""
-    taken = sorted(int(positions[i]) for i in support.members)
-    return taken == list(range(len(taken)))
 
 
 def by_position(positions: Tensor) -> list[Group]:

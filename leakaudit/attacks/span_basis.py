@@ -8,6 +8,7 @@ asks may still be asked).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,6 +23,22 @@ to 250 tokens (six-layer BERT encoder, D = 384, texts of a train split); set an 
 
 FULL_RANK_MARGIN = 4
 """Directions that must stay empty for the span to say anything. Our choice: fewer leave no gap to see."""
+
+PRUNED_SHARE = 0.02
+"""Share of exact zeros above which a matrix counts as pruned. Our choice: sums of rounded products are hardly ever exactly zero."""
+
+FILLING_TURNS = 80
+"""Turns of filling in. Measured on a train split at half the entries pruned: the error falls from 0.17 to 0.06, true inputs come to
+within 0.03 of the span; twice as many turns help little more."""
+
+FIRST_SHRINKAGE = 0.3
+"""Shrinkage at first, as a share of the largest singular value. Our choice."""
+
+FILLING_DECAY = 0.95
+"""By how much it falls each turn. Our choice: to a two-hundredth of the largest value at the end."""
+
+LEAST_WEIGHT = 1e-3
+"""Weight of the strongest direction where theory says that noise hides it. Our choice: any positive value ranks the same."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +67,16 @@ def stacked_update(update: Mapping[str, Tensor], anatomy: Anatomy) -> Tensor:
             norm = gradient.norm()
             if norm > 0:
                 rows.append(gradient / norm)
+    for adapter in anatomy.adapters:
+        if adapter.down.weight in update and bool(update[adapter.down.weight].any()):
+            gradient = adapter.down.by_output(update[adapter.down.weight]).double()
+            rows.append(gradient / gradient.norm())
     if not rows:
         return torch.zeros(0, anatomy.hidden, dtype=torch.float64)
     return torch.cat(rows)
 
 
-def span_of(stacked: Tensor) -> Basis:
+def span_of(stacked: Tensor, margin: int = FULL_RANK_MARGIN) -> Basis:
     """Find the row space of a stacked update; the rank is where the singular values fall off a cliff.
 
     Singular values come from the D x D Gram matrix in float64: squares down to 1e-16 of the largest are resolved, which is
@@ -63,13 +84,16 @@ def span_of(stacked: Tensor) -> Basis:
 
     Args:
         stacked: (F, D) float64.
+        margin: directions that must stay empty for the update to count as clean.
     """
+    if not bool(stacked.any()):
+        return Basis(stacked[:0], gap=1.0, noisy=False)
     values, vectors = torch.linalg.eigh(stacked.T @ stacked)
     singular = values.flip(0).clamp_min(0).sqrt()
     vectors = vectors.flip(1).T  # (D, D) rows by falling singular value
     floor = singular[0] * FLOAT32_FLOOR
     clean = int((singular > floor).sum())
-    if clean <= len(singular) - FULL_RANK_MARGIN:
+    if clean <= len(singular) - margin:
         rank = _sharpest_fall(singular, clean)
         return Basis(vectors[:rank], gap=float(singular[rank - 1] / singular[rank].clamp_min(1e-300)), noisy=False)
     # Damaged: noise fills every direction. Keep what stands out of the bulk of the noise.
@@ -102,3 +126,110 @@ def _above_noise(singular: Tensor, shape: torch.Size) -> int:
     beta = short / long
     omega = 0.56 * beta**3 - 0.95 * beta**2 + 1.82 * beta + 1.43
     return max(1, int((singular > omega * singular.median()).sum()))
+
+
+@dataclass(frozen=True)
+class SoftSpan:
+    """Directions of a damaged span, each weighted by how much of it is signal."""
+
+    vectors: Tensor
+    """(R, D) float64, orthonormal rows, by falling weight."""
+    weights: Tensor
+    """(R,) float64: squared cosine between the observed direction and the true span, expected under noise of that size."""
+    update: Mapping[str, Tensor]
+    """Parameter name -> (out, D) float64, the projection's update with what was pruned filled in."""
+    sigma: Mapping[str, float]
+    """Parameter name -> standard deviation of the damage on each entry of that projection's update, in the update's units."""
+
+
+def soft_span_of(update: Mapping[str, Tensor], anatomy: Anatomy, sigma: float | None = None) -> SoftSpan:
+    """Find the directions of a damaged span and how far each can be believed.
+
+    Every projection's update is divided by its own noise, so that a matrix counts by its signal-to-noise ratio and not by its
+    norm. In units of that noise the stack is A + N with N of unit variance: an observed singular value s belongs to a true one x
+    by s^2 / F = (1 + x^2)(beta + x^2) / x^2 with beta = D / F, and the observed right singular vector has the squared cosine
+    (x^4 - beta) / (x^4 + beta x^2) with the true one; below x^4 = beta it says nothing (Benaych-Georges and Nadakuditi,
+    J. Multivariate Analysis 2012, Sec. 3.1, with the roles of rows and columns as here).
+
+    Args:
+        update: parameter name -> update.
+        anatomy: parts of the model.
+        sigma: standard deviation of the noise on every entry where the protocol declares it, else None: then it is measured
+            on each projection's update (`noise_of`).
+    """
+    seen = {
+        p.weight: p.by_output(update[p.weight]).double()
+        for p in anatomy.projections
+        if p.weight in update and bool(update[p.weight].any())
+    }
+    if not seen:
+        return SoftSpan(torch.zeros(0, anatomy.hidden).double(), torch.zeros(0).double(), {}, {})
+    if sigma is None and any(float((g == 0).double().mean()) > PRUNED_SHARE for g in seen.values()):
+        whole = filled_in(torch.cat(list(seen.values())), smallest_kept(update))
+        seen = dict(zip(seen, whole.split([len(g) for g in seen.values()]), strict=True))
+    noise = {name: sigma or noise_of(gradient) for name, gradient in seen.items()}
+    stacked = torch.cat([gradient / noise[name] for name, gradient in seen.items()])
+    values, vectors = torch.linalg.eigh(stacked.T @ stacked)
+    power = values.flip(0).clamp_min(0) / len(stacked)  # s^2 / F
+    beta = stacked.shape[1] / len(stacked)
+    excess = power - beta - 1.0
+    true = (excess + (excess.square() - 4 * beta).clamp_min(0).sqrt()) / 2  # x^2
+    cosine = (true.square() - beta) / (true.square() + beta * true).clamp_min(1e-300)
+    weights = torch.where(power > (1 + beta**0.5) ** 2, cosine, 0.0).clamp(0.0, 1.0)
+    # Where nothing stands out of the noise the strongest direction is still the best guess.
+    weights[0] = weights[0].clamp_min(LEAST_WEIGHT)
+    kept = int((weights > 0).sum())
+    return SoftSpan(vectors.flip(1).T[:kept], weights[:kept], seen, noise)
+
+
+def filled_in(stacked: Tensor, smallest: float) -> Tensor:
+    """Fill in what pruning removed: the matrix of low rank that agrees with every entry that was kept.
+
+    Singular values are shrunk, kept entries put back, and so on while the shrinkage falls (soft-impute: Mazumder, Hastie and
+    Tibshirani, JMLR 2010, Algorithm 1). Missing entries stay within the smallest one that was kept: the largest were kept.
+
+    Args:
+        stacked: (F, D) float64, zero where an entry is missing.
+        smallest: smallest magnitude that was kept anywhere.
+    """
+    kept = stacked != 0
+    filled = stacked
+    shrinkage = 0.0
+    for turn in range(FILLING_TURNS):
+        values, vectors = torch.linalg.eigh(filled.T @ filled)
+        singular = values.clamp_min(0).sqrt()
+        shrinkage = shrinkage * FILLING_DECAY if turn else FIRST_SHRINKAGE * float(singular[-1])
+        weights = (1 - shrinkage / singular.clamp_min(1e-300)).clamp_min(0)
+        low = (filled @ (vectors * weights)) @ vectors.T
+        filled = torch.where(kept, stacked, low.clamp(-smallest, smallest))
+    return filled
+
+
+def noise_of(gradient: Tensor) -> float:
+    """Return the standard deviation of the damage on one matrix, never zero.
+
+    The median singular value over that of a matrix of pure noise: a batch fills few directions, noise all.
+
+    Args:
+        gradient: (out, D) float64.
+    """
+    least = 1e-9 * float(gradient.norm()) / math.sqrt(gradient.numel()) + 1e-300
+    short, long = sorted(gradient.shape)
+    gram = gradient @ gradient.T if gradient.shape[0] == short else gradient.T @ gradient
+    middle = float(torch.linalg.eigvalsh(gram).clamp_min(0).sqrt().median())
+    return max(least, middle / (math.sqrt(long) * _median_singular(short / long)))
+
+
+def smallest_kept(update: Mapping[str, Tensor]) -> float:
+    """Return the smallest non-zero magnitude of an update."""
+    found = [float(size[size > 0].min()) for g in update.values() if bool((size := g.abs()).any())]
+    return min(found, default=0.0)
+
+
+def _median_singular(beta: float) -> float:
+    """Return the median singular value of an (n, beta n) matrix of unit noise, over sqrt(n): Marchenko and Pastur 1967."""
+    low, high = (1 - beta**0.5) ** 2, (1 + beta**0.5) ** 2
+    grid = torch.linspace(low**0.5, high**0.5, 4001, dtype=torch.float64)[1:-1]  # in singular values: no pole at zero
+    density = ((high - grid.square()) * (grid.square() - low)).clamp_min(0).sqrt() / grid
+    mass = density.cumsum(0)
+    return float(grid[int((mass < mass[-1] / 2).sum())])

@@ -112,10 +112,10 @@ class Scan:
         return Candidates(tokens, where, distances(inputs, self._basis), inputs)
 
     def _nearest_by_products(self, positions: Tensor) -> Tensor:
-        outside = self._outside_share(positions)  # (M, P)
+        outside = self.outside_share(positions)  # (M, P)
         return self._tokens[outside.topk(self._keep, dim=0, largest=False).indices]
 
-    def _outside_share(self, positions: Tensor) -> Tensor:
+    def outside_share(self, positions: Tensor) -> Tensor:
         """Return (M, P) float32: the squared distance from the span over the squared norm, by quadratic forms."""
         norm = self._stage.norm
         assert norm is not None
@@ -187,6 +187,19 @@ def _quadratic(
         + 2 * std * (w_shift + (d @ shift)[None])
         - 2 * mean * std * (one @ shift)
     )
+
+
+def quadratic_form(stage: InputStage, matrix: Tensor, positions: Tensor) -> Tensor:
+    """Return (V, P) float32: |M x(t, p)|^2 times a factor of (t, p) alone, for a matrix M (K, D) and an additive stage."""
+    norm = stage.norm
+    assert norm is not None
+    vectors = stage.token_vectors.float()
+    d, gain, shift, rows = stage.position_vectors[positions].float(), norm.gain.float(), norm.shift.float(), matrix.float()
+    size = vectors.square().sum(1)[:, None] + 2 * (vectors @ d.T) + d.square().sum(1)[None]
+    mean = vectors.mean(1)[:, None] + d.mean(1)[None] if norm.centred else torch.zeros_like(size)
+    std = (size / d.shape[1] - mean.square() + norm.eps).clamp_min(1e-12).sqrt()
+    side = (gain * vectors) @ rows.T
+    return _quadratic(side.square().sum(1), (gain * d) @ rows.T, rows @ gain, rows @ shift, mean, std, w_side=side)
 
 
 def blocks(max_length: int) -> Iterator[tuple[int, int]]:

@@ -5,5 +5,9 @@ Importing this package registers them.
 
 from leakaudit.defenses import freeze_embeddings as freeze_embeddings
 from leakaudit.defenses import gaussian_noise as gaussian_noise
+from leakaudit.defenses import laplace_noise as laplace_noise
 from leakaudit.defenses import none as none
 from leakaudit.defenses import prune as prune
+from leakaudit.defenses import quantize as quantize
+from leakaudit.defenses import rounding as rounding
+from leakaudit.defenses import sign as sign

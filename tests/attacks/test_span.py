@@ -12,7 +12,6 @@ from leakaudit.attacks.span_assembly import factor
 from leakaudit.attacks.span_basis import span_of, stacked_update
 from leakaudit.attacks.span_candidates import Scan, distances
 from leakaudit.attacks.span_clean import _inside
-from leakaudit.attacks.span_damaged import _length_from
 from leakaudit.budget import Budget
 from leakaudit.client import ClientStep
 from tests import tiny
@@ -134,20 +133,6 @@ def test_the_nearest_tokens_are_those_of_a_search_over_all(kind: str) -> None:
 def test_pairs_in_the_span_end_at_the_widest_gap(distance: list[float], rank: int, expected: int) -> None:
     """Ranked, never fewer than the directions where there are as many near ones."""
     assert _inside(torch.tensor(distance, dtype=torch.float64), rank) == expected
-
-
-@pytest.mark.parametrize("length", [1, 5, 12])
-def test_the_length_of_a_damaged_sentence_is_where_near_turns_far(length: int) -> None:
-    """A planted step under noise a fifth as high."""
-    generator = torch.Generator().manual_seed(length)
-    nearest = torch.where(torch.arange(32) < length, 0.3, 0.8) + 0.05 * (torch.rand(32, generator=generator) - 0.5)
-    assert _length_from(nearest.double()) == length
-
-
-def test_no_length_is_read_out_of_positions_that_are_all_alike() -> None:
-    """Neither flat ones nor ones that come nearer towards the end."""
-    assert _length_from(torch.full((32,), 0.8, dtype=torch.float64)) == 0
-    assert _length_from(torch.linspace(0.9, 0.5, 32, dtype=torch.float64)) == 0
 
 
 @pytest.mark.parametrize("count", [1, 2])

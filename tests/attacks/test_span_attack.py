@@ -139,20 +139,6 @@ def test_as_many_tokens_as_the_hidden_size_are_not_applicable_with_the_numbers()
     assert not found and "hidden size 32" in found.reason
 
 
-def test_inputs_without_positions_are_not_applicable() -> None:
-    """Rotary models: tokens could be named, but not ordered."""
-    config = tiny.hf.LlamaConfig(
-        vocab_size=len(tiny.VOCABULARY), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=32, bos_token_id=2, eos_token_id=3, pad_token_id=0,
-    )  # fmt: skip
-    model = tiny.hf.LlamaForCausalLM._from_config(config, attn_implementation="eager").eval()
-    tokenizer = tiny.gpt2_tokenizer()
-    batch = make_batch(tokenizer, ["the old dog chased a cat"], None, "causal-lm", 32)
-    facts = public_facts(model, tokenizer, task="causal-lm", training=False)
-    seen = ClientStep(model, Truth((batch,)), StepRecipe(training=False), facts).observe()
-    assert "carry no positions" in Span().applies(seen).reason
-
-
 def test_one_wrong_word_is_not_proved() -> None:
     """The true sentence is; with one token changed it is not, and no labels are claimed."""
     step = _step(_bert(), TEXTS[:1], frozen="embeddings")

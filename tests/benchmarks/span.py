@@ -11,6 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from leakaudit.battery import Audit
 from leakaudit.config import AuditConfig, PluginSpec
@@ -27,6 +28,8 @@ class Setting:
     freeze: tuple[str, ...]
     batch_size: int
     defense: str = "none"
+    more: tuple[tuple[str, Any], ...] = ()
+    """Further fields of the simulation."""
 
 
 SETTINGS = (
@@ -50,6 +53,7 @@ def measure(setting: Setting, model: Path, data: Path, sentences: int, seeds: li
             seed=seed,
             mode="train" if setting.mode == "train" else "eval",
             freeze=setting.freeze,
+            **dict(setting.more),
         )
         simulator = Simulator(simulation)
         with tempfile.TemporaryDirectory() as folder:

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -330,7 +331,7 @@ def test_row_25_prefetched_batches_are_not_mistaken_for_the_steps(tmp_path: Path
 
 
 def test_row_29_a_second_run_of_the_same_trainer_keeps_each_due_step_once(tmp_path: Path) -> None:
-    """Into a folder of its own."""
+    """Into the same folder, which the first one's files have left by then."""
     audit = LeakAuditCallback(tiny_trainer.audit_config(tmp_path))
     trainer = make_trainer(tmp_path, audit, max_steps=2)
     audit.attach(trainer)
@@ -345,7 +346,27 @@ def test_row_29_a_second_run_of_the_same_trainer_keeps_each_due_step_once(tmp_pa
         for snapshot in found.values():
             assert_verified(snapshot)
         folders.append(audit.folder)
-    assert folders == [tmp_path / "audit", tmp_path / "audit-2"]
+        shutil.rmtree(tmp_path / "audit" / "taken")
+    assert folders == [tmp_path / "audit"] * 2
+    assert (tmp_path / "audit.1" / "spool" / "finished.json").is_file()
+
+
+def test_a_run_after_one_that_is_through_takes_its_folder_and_says_where_that_went(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So that a gate on `out_dir` judges the latest run."""
+    for _ in range(2):
+        audit = LeakAuditCallback(tiny_trainer.audit_config(tmp_path, max_snapshots=1))
+        trainer = make_trainer(tmp_path, audit, max_steps=1)
+        with tiny_trainer.without_side_process():
+            trainer.train()
+        for waiting in (tmp_path / "audit" / "spool").glob("*.ready"):
+            shutil.rmtree(waiting)  # as a worker that is through with it leaves it
+    assert audit.folder == tmp_path / "audit"
+    assert (tmp_path / "audit.1" / "spool" / "finished.json").is_file()
+    first_lines = [line for line in capsys.readouterr().err.splitlines() if "keeps every" in line]
+    assert "earlier audit" not in first_lines[0]
+    assert first_lines[1].endswith("; the earlier audit there is now in audit.1")
 
 
 @pytest.mark.parametrize("attach", [True, False])

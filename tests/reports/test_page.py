@@ -32,8 +32,10 @@ from leakaudit.scores import (
     Attempt,
     AttemptStatus,
     Coverage,
+    Missing,
     NotTested,
     Results,
+    Score,
     Subject,
     TextMode,
     ThreatModel,
@@ -321,6 +323,52 @@ def test_the_six_states_of_a_cell_have_a_word_and_a_pattern_each() -> None:
         assert f"td.s-{css}" in sheet
     assert "embeddings are tied" in page and "ValueError at d.py:3" in page and "the run was interrupted" in page
     assert set(STATES) == {state for _, state in cells}
+
+
+def reach_page(*attempts: Attempt) -> str:
+    found = results([step(i) for i in range(2)], attempts)
+    return html.unescape(render_html(redact(found, [], gate.evaluate(found, policy(), now=NOW))))
+
+
+def told(number: int, reachable: float | None, passes: bool | None, **extra: object) -> Attempt:
+    """Build an attempt whose attack said what was in reach of its one text."""
+    done = attempt(number, **extra)  # type: ignore[arg-type]
+    sequences = tuple(s.model_copy(update={"reachable": reachable, "passes": passes}) for s in done.sequences)
+    silent = Missing(missing="cannot say")
+    return done.model_copy(
+        update={
+            "sequences": sequences,
+            "reachable_tokens": silent if reachable is None else Score(value=reachable),
+            "reachable_sequences": silent if passes is None else Score(value=float(passes)),
+        }
+    )
+
+
+def test_a_cell_tells_a_search_that_gave_up_from_what_was_out_of_reach() -> None:
+    """With the rates of both, and each sample says which it was."""
+    page = reach_page(told(0, 1.0, True), told(1, 0.5, False))
+    assert "in reach: 75% of the tokens, 50% of the sequences" in page
+    assert "did not come back: 1 in reach, the search gave up, 1 out of reach" in page
+    captions = re.findall(r'<div class="small muted">(span, [^<]*)</div>', page)
+    assert sorted(caption.rsplit("0, ", 1)[-1] for caption in captions) == [
+        "in reach, the search gave up",
+        "out of reach",
+    ]
+
+
+def test_a_cell_without_an_answer_says_so_and_names_no_rate() -> None:
+    """Unknown is not zero: no rate, and no word on what was not asked at all."""
+    page = reach_page(told(0, None, None), told(1, None, None))
+    assert "what was in reach is not known" in page and "in reach:" not in page
+    assert "not known" not in reach_page(attempt(0), attempt(1))
+    tokens_only = reach_page(told(0, 0.25, None))
+    assert "in reach: 25% of the tokens<" in tokens_only and "did not come back: 1 out of reach" in tokens_only
+
+
+def test_a_search_that_ran_out_of_time_shows_what_was_in_reach() -> None:
+    """That is where it matters most."""
+    page = reach_page(told(0, 1.0, True, status=AttemptStatus.BUDGET_EXHAUSTED))
+    assert "nothing in time on 1 step" in page and "did not come back: 1 in reach, the search gave up" in page
 
 
 def test_what_was_not_tested_is_never_folded_away() -> None:

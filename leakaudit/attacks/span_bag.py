@@ -1,0 +1,92 @@
+"""Words without order, where the attention inputs carry no position: rotary and relative positions.
+
+Every occurrence of a token then has the same input, so the span of the update is that of the distinct tokens of the batch. A
+decoder's later layers give the order (`span_causal`); an encoder has no prefixes, and its later inputs depend on the whole
+sequence at once.
+"""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+
+from leakaudit.attacks.reconstruction import Reconstruction
+from leakaudit.attacks.span_basis import stacked_update
+from leakaudit.attacks.span_candidates import Scan
+from leakaudit.attacks.span_dropout import find_masked
+from leakaudit.attacks.span_premasked import Look, widened
+from leakaudit.attacks.span_reach import bag_reach
+from leakaudit.attacks.span_ruler import ROUNDING_UNITS, Ruler
+from leakaudit.attacks.span_scene import Scene
+
+MAD_TO_DEVIATION = 1.4826
+"""A normal distribution's standard deviation divided by its median absolute deviation, 1 / NormalDist().inv_cdf(0.75)."""
+
+CANDIDATES = 2
+"""Tokens fitted behind masks, per direction of the span. Our choice: there is one direction for every occurrence of a word."""
+
+FALSE_WORDS = 1.0
+"""In a damaged update: how many tokens of the vocabulary may be named by chance. Our choice, as in `embedding-rows`."""
+
+
+def read_bag(scene: Scene) -> Reconstruction:
+    """Return the words of the batch, special tokens left out, in ascending order of their ids."""
+    if scene.basis.noisy:
+        tokens = _standing_out(scene)
+    elif scene.dropout:
+        tokens = _masked(scene)
+    else:
+        tokens = _inside(scene)
+    around = scene.seen.facts.vocabulary.wordless_ids
+    ids = sorted({token for token in tokens.tolist() if token not in around})
+    return Reconstruction(tokens=tuple(ids), facts={"candidates": float(len(tokens))}, reach=bag_reach(ids))
+
+
+def _scan(scene: Scene, keep: int) -> Scan:
+    return Scan(scene.stage, scene.basis.vectors, scene.tokens, keep, tuple(scene.special))
+
+
+def _inside(scene: Scene) -> Tensor:
+    """Return the tokens whose input lies in the span."""
+    pairs = _scan(scene, max(scene.keep, scene.basis.rank + 32)).block(0, 1)
+    ruler = Ruler.of(stacked_update(scene.seen.update, scene.anatomy))
+    return pairs.tokens[ruler(pairs.inputs) < ROUNDING_UNITS]
+
+
+def _masked(scene: Scene) -> Tensor:
+    """Return the tokens whose input is found behind a mask; masks make all occurrences distinct, so there are many copies."""
+    keep, vectors = CANDIDATES * max(scene.keep, scene.basis.rank), scene.basis.vectors
+    norm = scene.stage.norm
+    if not scene.anatomy.dropout_before:
+        pairs = _scan(scene, keep).block(0, 1)
+    elif norm is not None and scene.stage.additive:
+        vectors = widened(vectors, norm)
+        pairs = Look(scene.stage, vectors, scene.tokens, keep).block(0, 1)
+    else:
+        return torch.zeros(0, dtype=torch.long)
+    pairs = pairs.take(pairs.distance.argsort())
+    return find_masked(vectors, pairs, scene.dropout, scene.rng, scene.budget, frequent=scene.special).tokens
+
+
+def _standing_out(scene: Scene) -> Tensor:
+    """Return the tokens that lie nearer to a damaged span than the rest of the vocabulary."""
+    scan = _scan(scene, scene.stage.vocabulary)
+    if not scene.stage.additive:
+        pairs = scan.block(0, 1)
+        return pairs.tokens[_stands_out(pairs.distance)]
+    nearer = _stands_out(scan.outside_share(torch.zeros(1, dtype=torch.long, device=scene.basis.vectors.device))[:, 0])
+    return nearer.nonzero().flatten() if scene.tokens is None else scene.tokens[nearer]
+
+
+def _stands_out(distance: Tensor) -> Tensor:
+    """Return (N,) whether a token is nearer than chance allows for one in the whole vocabulary.
+
+    Most tokens are not in the batch, so median and median absolute deviation describe those.
+    """
+    median = distance.median()
+    deviation = MAD_TO_DEVIATION * (distance - median).abs().median()
+    cut = NormalDist().inv_cdf(max(0.5, 1.0 - FALSE_WORDS / max(2, len(distance))))
+    near: Tensor = distance < median - cut * deviation
+    return near

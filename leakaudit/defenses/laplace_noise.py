@@ -1,0 +1,58 @@
+"""`laplace-noise`: independent Laplace noise on every entry of the update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from leakaudit.client import ClientStep
+from leakaudit.registry import defense
+from leakaudit.snapshot import DeclaredDefense, Observation
+
+
+@defense("laplace-noise")
+@dataclass(frozen=True)
+class LaplaceNoise:
+    """Send g + Laplace(b) instead of g, with standard deviation sqrt(2) b = scale * RMS(g) over all entries of the update.
+
+    `scale` means what it means for `gaussian-noise`, so that the two can be compared: equal scales have equal variance.
+    """
+
+    scale: float = 1.0
+    """Noise standard deviation divided by the root mean square of the whole update; 0 leaves the update alone. Our choice of
+    1: as much noise as signal."""
+
+    source: ClassVar[str] = "Zhu et al. 2019 (Deep Leakage from Gradients), Sec. 5.1: Gaussian and Laplacian noise"
+    protects: ClassVar[str] = "Blurs every entry of the update for everybody who sees it."
+    cost: ClassVar[str] = "Slower and worse training, growing with the scale."
+
+    def __post_init__(self) -> None:
+        """Refuse negative noise."""
+        if self.scale < 0:
+            raise ValueError(f"scale must be 0 or more, got {self.scale}")
+
+    def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
+        """Return the update with noise, drawn by `rng` in the order of the update's names.
+
+        Declares `scale` and `sigma`, the noise's standard deviation in the update's units.
+        """
+        if self.scale == 0:
+            return seen
+        entries = sum(tensor.numel() for tensor in seen.update.values())
+        squares = sum(float(tensor.double().square().sum()) for tensor in seen.update.values())
+        sigma = self.scale * (squares / entries) ** 0.5
+
+        def noise(like: Tensor) -> Tensor:
+            # The difference of two exponential variables of mean b is Laplace(b): no logarithm of zero to guard.
+            one = torch.empty(like.shape, device=rng.device).exponential_(generator=rng)
+            two = torch.empty(like.shape, device=rng.device).exponential_(generator=rng)
+            drawn: Tensor = (sigma / 2**0.5) * (one - two)
+            return drawn.to(like.device)
+
+        noisy = {name: tensor + noise(tensor) for name, tensor in seen.update.items()}
+        return seen.under(
+            DeclaredDefense(name="laplace-noise", parameters={"scale": self.scale, "sigma": sigma}), noisy
+        )

@@ -1,0 +1,56 @@
+"""`quantize`: send every entry as one of a few evenly spaced values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from leakaudit.client import ClientStep
+from leakaudit.registry import defense
+from leakaudit.snapshot import DeclaredDefense, Observation
+
+EXACT_BITS = 32
+"""As many bits as the update has: nothing to quantise."""
+
+
+@defense("quantize")
+@dataclass(frozen=True)
+class Quantize:
+    """Round every entry at random to a neighbouring level, so that its mean is right.
+
+    A tensor's levels are k / s times its largest magnitude, k = -s .. s with s = 2^(bits - 1) - 1. An entry between two levels
+    takes the upper one with the probability of its distance from the lower one, which keeps the update unbiased.
+    """
+
+    bits: int = 8
+    """Bits an entry, sign included, 2 to 16; 32 leaves the update alone."""
+
+    source: ClassVar[str] = "after QSGD (Alistarh et al. 2017); levels relative to the largest magnitude: our choice"
+    protects: ClassVar[str] = "Hides small differences; with few bits most small entries become zero."
+    cost: ClassVar[str] = "Noisier training at few bits; the traffic shrinks with them."
+
+    def __post_init__(self) -> None:
+        """Refuse bits that leave no level, or more than float32 holds."""
+        if self.bits != EXACT_BITS and not 2 <= self.bits <= 16:
+            raise ValueError(f"bits must be 2 to 16, or {EXACT_BITS} for none, got {self.bits}")
+
+    def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
+        """Return the quantised update, drawn by `rng` in the order of the update's names. Declares `bits`."""
+        if self.bits == EXACT_BITS:
+            return seen
+        steps = 2 ** (self.bits - 1) - 1
+
+        def quantised(tensor: Tensor) -> Tensor:
+            largest = tensor.abs().max() if tensor.numel() else torch.tensor(0.0)
+            if not bool(largest > 0):
+                return tensor
+            chance = torch.rand(tensor.shape, generator=rng, device=rng.device).to(tensor.device)
+            levels: Tensor = (tensor / largest * steps + chance).floor().clamp(-steps, steps)
+            sent: Tensor = levels * (largest / steps)
+            return sent
+
+        update = {name: quantised(tensor) for name, tensor in seen.update.items()}
+        return seen.under(DeclaredDefense(name="quantize", parameters={"bits": self.bits}), update)

