@@ -47,6 +47,8 @@ class Witness:
     """(H, n, d_h + 1): dq_i with a zero appended."""
     key_updates: Tensor
     """(H, n, d_h)."""
+    missing: Tensor | None = None
+    """(2H, m, d_h + 1) orthonormal: where inputs of the span that are not among the n may have left their mark on these updates."""
 
     @property
     def vectors(self) -> Tensor:
@@ -74,8 +76,17 @@ class Group:
     """What the members leave unexplained of their own updates, on average, 0 to 1."""
 
 
+MOST_MISSING = 8
+"""Directions per head that are given up to inputs that were not found. Our choice: a quarter of a head of 32 dimensions; the rest
+still tests sequences of twenty."""
+
+
 def factor(
-    update: Mapping[str, Tensor], weights: Mapping[str, Tensor], anatomy: Anatomy, inputs: Tensor
+    update: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+    anatomy: Anatomy,
+    inputs: Tensor,
+    span: Tensor | None = None,
 ) -> Witness | None:
     """Factor the update into per-token parts.
 
@@ -84,6 +95,7 @@ def factor(
         weights: parameter name -> weights before the step.
         anatomy: parts of the model, with its heads.
         inputs: (n, D) float64, the inputs as the layer saw them.
+        span: (R, D) float64, orthonormal rows: the span of all inputs, where some of them may be missing from `inputs`.
 
     Returns:
         The witnesses, or None where heads are unknown, or neither query and key are shared nor an adapter beside one of them
@@ -99,7 +111,25 @@ def factor(
         queries=queries,
         query_updates=torch.cat([query_updates, torch.zeros_like(query_updates[..., :1])], dim=2),
         key_updates=key_updates,
+        missing=None if span is None else _marks_of_missing(update, anatomy, inputs, span),
     )
+
+
+def _marks_of_missing(update: Mapping[str, Tensor], anatomy: Anatomy, inputs: Tensor, span: Tensor) -> Tensor | None:
+    """Return (2H, m, d_h + 1): per head, the directions that the updates of missing inputs may have.
+
+    The direction that reads one input is only known up to what is orthogonal to all known inputs, N. So what it reads is
+    dq_i plus a combination of the columns of G N^T, the same for all heads; here each head is allowed a combination of its own.
+    """
+    width = span.shape[0] - len(inputs)
+    if width <= 0 or any(p.weight not in update for p in anatomy.projections):
+        return None
+    known = torch.linalg.svd(inputs @ span.T, full_matrices=True).Vh  # (R, R)
+    outside = known[len(inputs) :] @ span  # (m, D)
+    marks = torch.cat([p.by_output(update[p.weight]).double() @ outside.T for p in anatomy.projections])  # (F, m)
+    sides = torch.cat([padded(side) for side in by_head(marks, anatomy)])  # (2H, m, d_h + 1)
+    directions: Tensor = torch.linalg.svd(sides, full_matrices=False).Vh[:, :MOST_MISSING]
+    return directions
 
 
 def _changes(
@@ -181,9 +211,15 @@ class Evidence:
         updates: (2H, M, d): dq for each head, then dk, of the M inputs that are read alone.
         witness: (N,) row among the M for each input, -1 where its update is not known.
         positions: (N,) position of each input.
+        missing: (2H, m, d) orthonormal directions that explain nothing and do not count, or None.
     """
 
-    def __init__(self, vectors: Tensor, updates: Tensor, witness: Tensor, positions: Tensor) -> None:
+    def __init__(
+        self, vectors: Tensor, updates: Tensor, witness: Tensor, positions: Tensor, missing: Tensor | None = None
+    ) -> None:
+        if missing is not None:
+            vectors = vectors - (vectors @ missing.transpose(1, 2)) @ missing
+            updates = updates - (updates @ missing.transpose(1, 2)) @ missing
         self._vectors = vectors
         self._size = vectors.square().sum(2).clamp_min(1e-300)  # (2H, N)
         # Both sides count alike, whatever their scale.
@@ -228,7 +264,19 @@ class Evidence:
             whole += [group for group in groups if self._is_whole(group)]
             if any(group.residual < COMPLETE for group in whole):
                 break
-        return sorted(whole or [best], key=lambda group: group.residual)
+        return sorted((self._shortened(group) for group in whole or [best]), key=lambda group: group.residual)
+
+    def _shortened(self, group: Group) -> Group:
+        """Return a complete sequence without what stands behind its end: a member too many explains as much."""
+        if group.residual >= COMPLETE:
+            return group
+        supports = self._empty()
+        for row in group.members[:-1]:
+            supports = self._extend(supports, [0], [row])
+            left = float(supports.residuals()[0])
+            if int(supports.witnesses[0]) and left < COMPLETE:
+                return Group(supports.members[0], left)
+        return group
 
     def _empty(self) -> _Supports:
         sides, _, width = self._vectors.shape
@@ -312,7 +360,7 @@ def assemble(witness: Witness, positions: Tensor, *, beam: int, budget: Budget) 
     """
     count = len(positions)
     everyone = torch.arange(count, device=positions.device)
-    evidence = Evidence(witness.vectors, witness.updates, everyone, positions)
+    evidence = Evidence(witness.vectors, witness.updates, everyone, positions, witness.missing)
     free = torch.ones(count, dtype=torch.bool, device=positions.device)
     order = witness.updates.square().sum((0, 2)).argsort(descending=True).tolist()
     longest = int(positions.max()) + 1
@@ -324,7 +372,8 @@ def assemble(witness: Witness, positions: Tensor, *, beam: int, budget: Budget) 
         free[list(group.members)] = False
 
     # d_h + 1 vectors per head explain anything: such a long support is no test.
-    testable = witness.queries.shape[2] - SPARE_DIMENSIONS
+    given_up = 0 if witness.missing is None else witness.missing.shape[1]
+    testable = witness.queries.shape[2] - SPARE_DIMENSIONS - given_up
     for seed in order:
         if not bool(free[seed]):
             continue

@@ -194,7 +194,12 @@ def quadratic_form(stage: InputStage, matrix: Tensor, positions: Tensor) -> Tens
     norm = stage.norm
     assert norm is not None
     vectors = stage.token_vectors.float()
-    d, gain, shift, rows = stage.position_vectors[positions].float(), norm.gain.float(), norm.shift.float(), matrix.float()
+    d, gain, shift, rows = (
+        stage.position_vectors[positions].float(),
+        norm.gain.float(),
+        norm.shift.float(),
+        matrix.float(),
+    )
     size = vectors.square().sum(1)[:, None] + 2 * (vectors @ d.T) + d.square().sum(1)[None]
     mean = vectors.mean(1)[:, None] + d.mean(1)[None] if norm.centred else torch.zeros_like(size)
     std = (size / d.shape[1] - mean.square() + norm.eps).clamp_min(1e-12).sqrt()

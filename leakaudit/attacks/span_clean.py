@@ -125,8 +125,10 @@ class _Batch:
         for likely in LIKELY:
             while True:
                 live = self._live()
-                if not bool(live.any()) or self.scene.budget.exhausted():
-                    return [*self.found, *_guesses(_disjoint(left), self.pairs)]
+                if not bool(live.any()):
+                    return self.found
+                if self.scene.budget.exhausted():
+                    break
                 self.rounds += 1
                 before = len(self.found)
                 left = self._round(live, likely)
@@ -152,13 +154,19 @@ class _Batch:
         ledger, pairs = self._ledger, self.pairs
         settled, share = ledger.settle(self._rest / self._scale, live)  # (T,), (N,)
         fixed = settled[ledger.tokens]
+        everything = live
         live = live & (((fixed < 0) & (share >= likely)) | (fixed == torch.arange(len(live), device=live.device)))
+        live = live | _best_where_none(everything & (fixed < 0), live, share, ledger.positions)
         rows = live.nonzero().flatten()
         where = pairs.positions[rows]
         if _one_per_position(where):
             return self._sift([[Group(tuple(rows[where.argsort()].tolist()), residual=0.0)]], settled)
-        updates = torch.cat([padded(side) if side.shape[2] < self._vectors.shape[2] else side for side in by_head(
-            self._rest @ ledger.token_directions, self.scene.anatomy)])
+        updates = torch.cat(
+            [
+                padded(side) if side.shape[2] < self._vectors.shape[2] else side
+                for side in by_head(self._rest @ ledger.token_directions, self.scene.anatomy)
+            ]
+        )
         own = torch.full_like(fixed, -1)
         own[settled[settled >= 0]] = (settled >= 0).nonzero().flatten()
         first = (where == 0).nonzero().flatten().tolist()
@@ -243,6 +251,15 @@ def _misfit(claimed: Tensor, seen: Tensor) -> Tensor:
     left = seen - (claimed.transpose(1, 2) @ solved)[..., 0]
     share: Tensor = left.norm(dim=1) / seen.norm(dim=1).clamp_min(1e-300)
     return share
+
+
+def _best_where_none(open_: Tensor, live: Tensor, share: Tensor, positions: Tensor) -> Tensor:
+    """Return (N,) booleans: at every position where no pair is live, the open one with the largest coefficient."""
+    chosen = torch.zeros_like(live)
+    for position in set(positions[open_].tolist()) - set(positions[live].tolist()):
+        here = (open_ & (positions == position)).nonzero().flatten()
+        chosen[here[share[here].argmax()]] = True
+    return chosen
 
 
 def _possible(inside: Candidates, starts_with: tuple[int, ...]) -> Candidates:

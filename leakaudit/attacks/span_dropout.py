@@ -58,9 +58,9 @@ FLIPPED = 0.3
 TRIES, FREQUENT_TRIES = 2, 48
 """Random starts a round of a pair in question, and of a token that every sequence has at a place where it was found."""
 
-HIDDEN = 32
-"""Pairs without a mask that are started again for each input that is still missing, most promising first. Measured as above: the
-pairs that the first pass missed are anywhere among the best two hundred."""
+HIDDEN = 256
+"""Pairs without a mask that are started again, most promising first. Measured as above: the pairs that the first pass missed are
+anywhere among the best two hundred: full stops, whose inputs at neighbouring positions are much alike."""
 
 DIFFERENT = 8
 """Coordinates in which two masks differ that are not the same copy. Two masks at rate 0.1 differ in 0.18 D, some 70."""
@@ -181,7 +181,9 @@ class MaskSearch:
             if self.complete():
                 return
             missing = len(self._basis) - self.count()
-            hidden = sorted((p for p in self._pairs if not p.masks), key=lambda p: p.promise)[: HIDDEN * missing]
+            hidden = sorted((p for p in self._pairs if not p.masks), key=lambda p: p.promise)[
+                : max(HIDDEN, 4 * missing)
+            ]
             known = [pair for pair in self._pairs if pair.masks]
             often = [pair for pair in known if pair.token in self._frequent]
             lead = sorted(often, key=lambda p: -len(p.masks))[:4]

@@ -36,11 +36,9 @@ def read_masked(scene: Scene) -> Reconstruction | None:
     if len(torch.unique(masked.positions)) == len(masked):  # no position twice: one sentence
         groups = [Group(tuple(masked.positions.argsort().tolist()), residual=1.0 - len(masked) / basis.rank)]
     else:
-        witness = factor(seen.update, scene.weights, scene.anatomy, masked.vectors)
+        witness = factor(seen.update, scene.weights, scene.anatomy, masked.vectors, basis.vectors)
         groups = (
-            assemble(witness, masked.positions, beam=scene.beam, budget=budget)
-            if witness is not None
-            else []
+            assemble(witness, masked.positions, beam=scene.beam, budget=budget) if witness is not None else []
         ) or by_position(masked.positions)
     filler = _Filler(seen, pairs)
     guess = [
@@ -63,7 +61,7 @@ def _search(scene: Scene, budget: Budget) -> tuple[Candidates, Masked]:
     parts = []
     for start, stop in blocks(scene.stage.max_length):
         parts.append(scan.block(start, stop))
-        if not search.consider(parts[-1]) and (search.count() or start > rank) or search.complete():
+        if (not search.consider(parts[-1]) and (search.count() or start > rank)) or search.complete():
             break
     search.copies()
     return join(parts), search.result()

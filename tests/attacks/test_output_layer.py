@@ -81,7 +81,7 @@ def test_language_modelling_has_no_labels() -> None:
 def test_a_difference_of_weights_is_no_gradient() -> None:
     """Its sign is the optimizer's."""
     with pytest.raises(AnatomyError, match="difference of weights"):
-        check_gradient(tiny.observe(["a dog"], view="delta").facts)
+        check_gradient(tiny.observe(["a dog"]).facts.model_copy(update={"view": "delta"}))
 
 
 def test_the_bias_update_is_probability_minus_share_of_each_class() -> None:

@@ -129,7 +129,7 @@ def _planted_attention(sizes: list[int], heads: int = 6, width: int = 24) -> tup
 def test_planted_sequences_are_assembled_exactly() -> None:
     """Four sequences of different lengths, one of each row, none of another's."""
     witness, positions, truth = _planted_attention([5, 9, 7, 12])
-    groups = assemble(witness, positions, reuse=False, beam=8, budget=Budget(60))
+    groups = assemble(witness, positions, beam=8, budget=Budget(60))
     assert sorted(map(sorted, (group.members for group in groups))) == sorted(map(sorted, truth))
     assert all(group.residual < 1e-8 for group in groups)
     for group in groups:
@@ -139,7 +139,7 @@ def test_planted_sequences_are_assembled_exactly() -> None:
 def test_a_sequence_longer_than_the_head_is_found_by_elimination() -> None:
     """Thirty keys explain anything in a head of 24: the shorter sequences are found first, the rest is the long one."""
     witness, positions, truth = _planted_attention([6, 30])
-    groups = assemble(witness, positions, reuse=False, beam=8, budget=Budget(60))
+    groups = assemble(witness, positions, beam=8, budget=Budget(60))
     assert sorted(map(sorted, (group.members for group in groups))) == sorted(map(sorted, truth))
 
 
@@ -147,7 +147,7 @@ def test_a_used_up_budget_assembles_nothing_and_does_not_hang() -> None:
     """The caller then falls back on positions."""
     witness, positions, _ = _planted_attention([5, 5])
     ticks = iter(float(i) for i in range(10_000))
-    assert assemble(witness, positions, reuse=False, beam=8, budget=Budget(0.5, clock=lambda: next(ticks))) == []
+    assert assemble(witness, positions, beam=8, budget=Budget(0.5, clock=lambda: next(ticks))) == []
 
 
 def test_heads_partition_the_features_of_the_projections() -> None:

@@ -318,6 +318,7 @@ def test_row_25_prefetched_batches_are_not_mistaken_for_the_steps(tmp_path: Path
     }
     first = train(tmp_path, max_steps=1, **common)
     assert_verified(first[0])
+    shutil.rmtree(tmp_path / "audit" / "taken")  # the folder is used again
     audit = LeakAuditCallback(tiny_trainer.audit_config(tmp_path))
     trainer = make_trainer(tmp_path, audit, **{**common, "max_steps": 3, "model": tiny.bert(dropout=0.1)})
     audit.attach(trainer)
@@ -560,6 +561,7 @@ def test_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:
     saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
     assert list(train(tmp_path, config=config, max_steps=2, **saving)) == [0, 1]
     for restore, expected in ((False, [2]), (True, [2])):
+        shutil.rmtree(tmp_path / "audit" / "taken")  # the folder is used again
         audit = LeakAuditCallback(config)
         trainer = make_trainer(tmp_path, audit, max_steps=5, restore_callback_states_from_checkpoint=restore)
         with tiny_trainer.without_side_process():
