@@ -217,6 +217,7 @@ class Evidence:
     def __init__(
         self, vectors: Tensor, updates: Tensor, witness: Tensor, positions: Tensor, missing: Tensor | None = None
     ) -> None:
+        """Put both sides on one scale, and take the directions of missing inputs out."""
         if missing is not None:
             vectors = vectors - (vectors @ missing.transpose(1, 2)) @ missing
             updates = updates - (updates @ missing.transpose(1, 2)) @ missing

@@ -54,11 +54,23 @@ def isolate(coordinates: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
     for group in range(int(owner.max()) + 1):
         rows = whitened[owner == group]
         spread, mixing = torch.linalg.eigh(rows @ rows.T)
-        direction = white @ (rows.T @ mixing[:, -1])
+        own = mixing[:, spread > min(1.0 - WHOLE, float(spread[-1]) - 1e-12)]
+        # Where there is a choice, all members of the group count alike.
+        weights = own @ own.sum(0)
+        if float(weights.abs().max()) < 1e-9:
+            weights = own[:, -1]
+        direction = white @ (rows.T @ weights)
         along = coordinates[owner == group] @ direction
         directions.append(direction / along[along.abs().argmax()])
         leverages.append(spread[-1])
     return torch.stack(directions, dim=1), torch.stack(leverages)
+
+
+def _leverage(coordinates: Tensor) -> Tensor:
+    """Return (N,): 1 for a row that is in no span of the others."""
+    values, vectors = torch.linalg.eigh(coordinates.T @ coordinates)
+    share: Tensor = (coordinates @ (vectors * values.clamp_min(1e-14 * float(values[-1])).rsqrt())).square().sum(1)
+    return share
 
 
 @dataclass(frozen=True)
@@ -66,7 +78,7 @@ class Ledger:
     """The gradients of one update by token and by position."""
 
     tokens: Tensor
-    """(N,) row of each pair among the T distinct tokens."""
+    """(N,) row of each pair among the T entries: tokens, and pairs of a token that can be read alone."""
     positions: Tensor
     """(N,) column of each pair among the P distinct positions."""
     along_token: Tensor
@@ -91,7 +103,10 @@ class Ledger:
             tokens: (N,) token ids.
             positions: (N,).
         """
-        rows = torch.unique(tokens, return_inverse=True)[1]
+        # A pair that lies in no span of the others is read alone; what is left of its token is an entry of its own.
+        alone = _leverage(coordinates) > 1.0 - WHOLE
+        entries = torch.where(alone, int(tokens.max()) + 1 + torch.arange(len(tokens), device=tokens.device), tokens)
+        rows = torch.unique(entries, return_inverse=True)[1]
         columns = torch.unique(positions, return_inverse=True)[1]
         by_token, token_leverage = isolate(coordinates, rows)
         by_position, position_leverage = isolate(coordinates, columns)

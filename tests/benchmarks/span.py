@@ -32,13 +32,14 @@ class Setting:
     """Further fields of the simulation."""
 
 
-SETTINGS = (
-    *(Setting("eval", ("embeddings",), size) for size in (1, 2, 4)),
-    *(Setting("train", ("embeddings",), size) for size in (1, 2, 4)),
-    *(Setting("train", (), size) for size in (1, 2, 4)),
-    *(Setting("eval", ("embeddings",), 1, f"gaussian-noise(scale={scale})") for scale in (0.01, 0.1, 1.0)),
-    *(Setting("eval", ("embeddings",), 1, f"prune(share={share})") for share in (0.5, 0.9, 0.99)),
+SIZES = (1, 4, 8, 12, 16, 24)
+
+SETTINGS = tuple(
+    Setting(mode, frozen, size)
+    for mode, frozen in (("eval", ("embeddings",)), ("train", ("embeddings",)), ("train", ()))
+    for size in SIZES
 )
+"""Damaged updates have a table of their own: `tests.benchmarks.exact_recovery`."""
 
 
 def measure(setting: Setting, model: Path, data: Path, sentences: int, seeds: list[int], device: str) -> Summary:
@@ -84,17 +85,23 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=embedded)
     parser.add_argument("--sentences", type=int, default=60, help="sentences a setting, over all seeds")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="batch sizes")
+    parser.add_argument("--modes", nargs="+", default=["eval", "train"])
+    parser.add_argument("--frozen-only", action="store_true", help="leave out the rows in which everything is trained")
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     print(f"{options.data.name}, {options.sentences} sentences a row, seeds {options.seeds}, nothing granted")
-    print("| mode | frozen | B | defence | n | exact | token recall | R-L | s a batch |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| mode | frozen | B | n | exact | token recall | R-L | tokens in reach | sentences in reach | s a batch |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for s in SETTINGS:
+        if s.batch_size not in options.sizes or s.mode not in options.modes or (options.frozen_only and not s.freeze):
+            continue
         found = measure(s, options.model, options.data, options.sentences, options.seeds, options.device)
-        shown = ["-" if v is None else f"{100 * v:.1f}" for v in (found.exact_rate, found.token_recall, found.rl)]
+        rates = (found.exact_rate, found.token_recall, found.rl, found.reachable_tokens, found.reachable_sequences)
+        shown = ["-" if v is None else f"{100 * v:.1f}" for v in rates]
         frozen = ", ".join(s.freeze) or "nothing"
         print(
-            f"| {s.mode} | {frozen} | {s.batch_size} | {s.defense} | {found.sequences} | {' | '.join(shown)} "
+            f"| {s.mode} | {frozen} | {s.batch_size} | {found.sequences} | {' | '.join(shown)} "
             f"| {found.seconds_per_step:.2f} |",
             flush=True,
         )
