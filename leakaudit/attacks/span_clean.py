@@ -9,7 +9,7 @@ smaller batch. Where the model's loss has no classes, sequences are believed by 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -60,7 +60,17 @@ pass, and all that help are made at once."""
 
 def read_clean(scene: Scene) -> Reconstruction | None:
     """Return what lies in the span, assembled to sentences, and proved where that is possible; None where nothing does."""
-    return read_pairs(scene, scene.scan(), scene.basis.rank)
+    pairs = scene.scan()
+    while _crowded(pairs, scene.basis.rank, scene.keep) and scene.keep < scene.stage.vocabulary:
+        scene = replace(scene, keep=4 * scene.keep)
+        pairs = scene.scan()
+    return read_pairs(scene, pairs, scene.basis.rank)
+
+
+def _crowded(pairs: Candidates, rank: int, keep: int) -> bool:
+    """Return whether at some position all of the `keep` nearest tokens lie in the span, so that there may be more."""
+    inside = pairs.positions[: _inside(pairs.distance, rank)]
+    return len(inside) > 0 and int(inside.bincount().max()) >= keep
 
 
 def read_pairs(scene: Scene, pairs: Candidates, rank: int) -> Reconstruction | None:
