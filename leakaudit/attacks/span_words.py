@@ -44,7 +44,7 @@ and the pursuit was measured to end far below."""
 
 SAME_WEIGHT = 0.1
 """Relative distance up to which a word and its position have the same weights. Measured (as above): 1e-6 to 1e-3 for true
-pairs, above 0.3 for others."""
+pairs; the bound itself is our choice."""
 
 UNUSED = 30.0
 """Factor over the weights of the last positions, which are rounding, above which a position is in use. Our choice."""
