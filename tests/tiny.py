@@ -25,12 +25,32 @@ hf: Any = transformers
 """Its classes are built by name at run time, which a type checker cannot follow."""
 
 HIDDEN = 32
+WIDE = 96
 POSITIONS = 32
 
 
 def bert_tokenizer() -> Any:
     """Return a WordPiece tokenizer that puts [CLS] before and [SEP] after every text."""
     return hf.BertTokenizerFast(vocab=dict(VOCABULARY), model_max_length=POSITIONS)
+
+
+def wide_bert(dropout: float = 0.0) -> Any:
+    """Return a BERT classifier of three classes and hidden size 96: wide enough for the span of a few sentences, in eval mode."""
+    config = hf.BertConfig(
+        vocab_size=len(VOCABULARY),
+        hidden_size=WIDE,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        intermediate_size=2 * WIDE,
+        max_position_embeddings=POSITIONS,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+        num_labels=3,
+        initializer_range=0.2,  # weights as far from zero as trained ones, so that attention is not uniform
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return hf.BertForSequenceClassification._from_config(config, attn_implementation="eager").eval()
 
 
 def gpt2_tokenizer() -> Any:

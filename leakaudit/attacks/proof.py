@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.attacks.output_layer import OutputLayer, find_output_layer
+from leakaudit.attacks.padding import padded_batch
 from leakaudit.attacks.reconstruction import GuessedSequence
 from leakaudit.budget import Budget
 from leakaudit.errors import AnatomyError
@@ -54,7 +55,7 @@ def prove(seen: Observation, guess: Sequence[GuessedSequence], budget: Budget) -
     dropped = facts.training_mode and any(rate > 0 for rate in facts.dropout.values())
     if not guess or dropped or facts.defenses or facts.task == "other" or budget.exhausted():
         return plain
-    ids, mask = _padded(seen, guess)
+    ids, mask = padded_batch(seen, [sequence.token_ids for sequence in guess])
     if facts.task == "causal-lm":  # a language model's labels are the tokens themselves
         labels = ids.masked_fill(mask == 0, IGNORED_LABEL)
     else:
@@ -85,7 +86,7 @@ def simulation_error(seen: Observation, guess: Sequence[Sequence[int]]) -> float
         layer = find_output_layer(seen)
     except AnatomyError:
         return float("inf")
-    ids, mask = _padded(seen, [GuessedSequence(tuple(sequence)) for sequence in guess])
+    ids, mask = padded_batch(seen, guess)
     return _relative_error(seen, ids, mask, _labels(seen, layer, ids, mask))
 
 
@@ -99,19 +100,6 @@ def _orders(seen: Observation, count: int) -> list[list[int]]:
     if seen.facts.view != "delta" or count != seen.facts.local_steps or count > MOST_ORDERED:
         return [plain]
     return [list(order) for order in permutations(plain)]
-
-
-def _padded(seen: Observation, guess: Sequence[GuessedSequence]) -> tuple[Tensor, Tensor]:
-    """Return token ids and mask, (B, T)."""
-    device = next(seen.model.parameters()).device
-    longest = max(len(sequence.token_ids) for sequence in guess)
-    pad = seen.facts.vocabulary.special.get("pad", 0)
-    ids = torch.full((len(guess), longest), pad, dtype=torch.long, device=device)
-    mask = torch.zeros_like(ids)
-    for row, sequence in enumerate(guess):
-        ids[row, : len(sequence.token_ids)] = torch.tensor(sequence.token_ids, device=device)
-        mask[row, : len(sequence.token_ids)] = 1
-    return ids, mask
 
 
 def _labels(seen: Observation, layer: OutputLayer, ids: Tensor, mask: Tensor) -> Tensor:

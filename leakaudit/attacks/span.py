@@ -29,7 +29,7 @@ from leakaudit.attacks.span_damaged import read_damaged
 from leakaudit.attacks.span_local import read_local
 from leakaudit.attacks.span_masked import read_masked
 from leakaudit.attacks.span_premasked import read_premasked
-from leakaudit.attacks.span_scene import Scene, scene_of
+from leakaudit.attacks.span_scene import Scene, positions_of, scene_of
 from leakaudit.budget import Budget
 from leakaudit.errors import AnatomyError
 from leakaudit.registry import attack
@@ -64,7 +64,7 @@ class Span:
         """Look for the parts, a non-zero update and an input that carries positions."""
         try:
             anatomy = anatomy_of(seen.model)
-            input_stage_of(seen.model, self._positions(seen))
+            input_stage_of(seen.model, positions_of(seen, self.max_positions))
         except AnatomyError as error:
             return not_applicable(str(error))
         if only_adapters(seen.update, anatomy):
@@ -95,10 +95,6 @@ class Span:
         found = _read(scene)
         facts = {"rank": float(scene.basis.rank), "gap": scene.basis.gap, "hidden": float(scene.anatomy.hidden)}
         return replace(found, facts={**facts, **found.facts}, stop="budget" if budget.exhausted() else found.stop)
-
-    def _positions(self, seen: Observation) -> int:
-        longest = seen.facts.vocabulary.max_length
-        return min(self.max_positions, longest) if self.max_positions else longest
 
 
 def _read(scene: Scene) -> Reconstruction:

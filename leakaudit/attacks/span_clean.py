@@ -20,7 +20,7 @@ from leakaudit.attacks.span_assembly import (
     COMPLETE,
     Evidence,
     Group,
-    by_head,
+    both_sides,
     by_position,
     confidence_of,
     keys_and_queries,
@@ -52,6 +52,8 @@ LIKELY: tuple[float, ...] = (0.05, -1.0, 0.15)
 nothing more is found with one, the next is used. Measured on a train split at B = 8 to 24: nine in ten true ones are above 0.05, a
 third of the false ones."""
 
+MOST_INCOMPLETE = 4
+"""Incomplete guesses that are worth their time. Our choice: beyond a few they are made of pairs that are not in the batch."""
 
 MENDS, MOST_CHANGES = 10, 24
 """Times that a near miss is changed, and single changes simulated each time. Our choice: a change costs one short forward and backward
@@ -178,7 +180,8 @@ class _Batch:
         for _ in range(MENDS):
             if self.scene.budget.exhausted():
                 return False
-            misfits = self._misfits(members, own, settled)
+            (part,) = contributions(self.scene.seen, self.scene.anatomy, [_ids(self.pairs, members)])
+            misfits = self._alone(members, part, own, settled)
             changes = [
                 (place, row)
                 for place in sorted(range(1, len(members)), key=lambda place: -misfits[place])
@@ -207,18 +210,17 @@ class _Batch:
             members = tuple(better)
         return False
 
-    def _misfits(self, members: tuple[int, ...], own: Tensor, settled: Tensor) -> list[float]:
-        """Return how far each member of a simulated sequence is off by its own update; a half where that is not known."""
-        (part,) = contributions(self.scene.seen, self.scene.anatomy, [_ids(self.pairs, members)])
-        return self._alone(members, part, own, settled)
-
     def _alone(self, members: tuple[int, ...], part: Contribution, own: Tensor, settled: Tensor) -> list[float]:
-        ledger = self._ledger
+        """Return how far each member of a simulated sequence is off by its own update; a half where that is not known."""
         rows = torch.tensor(members, device=own.device)
-        seen = own[:, ledger.tokens[rows]].T / self._scale.T
-        claimed = part.gradients * ledger.along_token[rows][None, :, None] / self._scale.T
+        seen, claimed = self._said_and_claimed(rows, part.gradients, own)
         off = _misfit(claimed.transpose(0, 1), seen).clamp_max(1.0)
-        return torch.where(settled[ledger.tokens[rows]] == rows, off, 0.5).tolist()
+        return torch.where(settled[self._ledger.tokens[rows]] == rows, off, 0.5).tolist()
+
+    def _said_and_claimed(self, rows: Tensor, gradients: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the update says of pairs (m, F), and what a simulation (C', m, F) claims it to be made of."""
+        seen = own[:, self._ledger.tokens[rows]].T / self._scale.T
+        return seen, gradients * self._ledger.along_token[rows][None, :, None] / self._scale.T
 
     def _scores(
         self, variants: Sequence[tuple[int, ...]], own: Tensor, settled: Tensor
@@ -257,12 +259,7 @@ class _Batch:
         if _one_per_position(where):
             # By elimination: nothing yet says that it explains itself.
             return self._sift([[Group(tuple(rows[where.argsort()].tolist()), residual=0.5)]], settled)
-        updates = torch.cat(
-            [
-                padded(side) if side.shape[2] < self._vectors.shape[2] else side
-                for side in by_head(self._rest @ ledger.token_directions, self.scene.anatomy)
-            ]
-        )
+        updates = both_sides(self._rest @ ledger.token_directions, self.scene.anatomy)
         own = torch.full_like(fixed, -1)
         own[settled[settled >= 0]] = (settled >= 0).nonzero().flatten()
         first = (where == 0).nonzero().flatten().tolist()
@@ -323,8 +320,7 @@ class _Batch:
         if not places:
             return None
         rows = torch.tensor([group.members[n] for n in places], device=own.device)
-        seen = own[:, ledger.tokens[rows]].T / self._scale.T  # (m, F)
-        claimed = part.gradients[:, places] * ledger.along_token[rows][None, :, None] / self._scale.T  # (C', m, F)
+        seen, claimed = self._said_and_claimed(rows, part.gradients[:, places], own)
         alone = _misfit(claimed.transpose(0, 1), seen)  # (m,)
         noise = self._token_noise[ledger.tokens[rows]]
         agree = alone < AGREES + noise / seen.norm(dim=1)
@@ -379,10 +375,6 @@ def _disjoint(groups: Sequence[Group]) -> list[Group]:
         if not near and (group.residual < COMPLETE or len(chosen) < MOST_INCOMPLETE):
             chosen.append(group)
     return chosen
-
-
-MOST_INCOMPLETE = 4
-"""Incomplete guesses that are worth their time. Our choice: beyond a few they are made of pairs that are not in the batch."""
 
 
 def _ids(pairs: Candidates, members: Sequence[int]) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.anatomy import Anatomy
+from leakaudit.attacks.padding import padded_batch
 from leakaudit.snapshot import Observation
 
 
@@ -37,13 +38,7 @@ def contributions(seen: Observation, anatomy: Anatomy, sequences: Sequence[Seque
         sequences: token ids of each.
     """
     model = seen.model
-    device = next(model.parameters()).device
-    longest = max(map(len, sequences))
-    ids = torch.full((len(sequences), longest), seen.facts.vocabulary.special.get("pad", 0), device=device)
-    mask = torch.zeros_like(ids)
-    for row, sequence in enumerate(sequences):
-        ids[row, : len(sequence)] = torch.tensor(sequence, device=device)
-        mask[row, : len(sequence)] = 1
+    ids, mask = padded_batch(seen, sequences)
     made: dict[str, Tensor] = {}
     handles = [_keep_output(model.get_submodule(p.module), p.module, made) for p in anatomy.projections]
     try:

@@ -115,7 +115,7 @@ class _Pair:
     target: Tensor
     """(D,) float64."""
     promise: float
-    """Sum of absolute deviations after the convex turns, over |y|_1; small is promising."""
+    """Sum of absolute deviations after the scouting turns, over |y|_1; small is promising."""
     masks: list[Tensor] = field(default_factory=list)
 
 
@@ -156,7 +156,7 @@ class MaskSearch:
     def consider(self, candidates: Candidates) -> int:
         """Look for a mask of every candidate that is not hopeless; return how many pairs have one."""
         targets = candidates.inputs / (1.0 - self._rate)
-        parts = [self._scout(index, targets[index].float()) for index in torch.arange(len(targets)).split(CHUNK)]
+        parts = [self._scout(targets[index].float()) for index in torch.arange(len(targets)).split(CHUNK)]
         promise = torch.cat(parts)
         often = torch.tensor([int(token) in self._frequent for token in candidates.tokens])
         order = torch.where(often, promise - 1.0, promise).argsort()
@@ -202,10 +202,10 @@ class MaskSearch:
             vectors=torch.stack(vectors) if vectors else torch.zeros(0, width, dtype=torch.float64, device=device),
         )
 
-    def _scout(self, index: Tensor, targets: Tensor) -> Tensor:
+    def _scout(self, targets: Tensor) -> Tensor:
         """Return (N,): the sum of absolute deviations after a few turns, over |y|_1."""
         if self._budget.exhausted():
-            return torch.full((len(index),), torch.inf)
+            return torch.full((len(targets),), torch.inf)
         wrong, owed = self._deviations(targets, SCOUT)
         left = targets - self._project(targets - wrong + owed)
         share: Tensor = left.abs().sum(1) / targets.abs().sum(1).clamp_min(1e-12)

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.anatomy import Tail, find_tail
+from leakaudit.attacks.padding import padded_batch
 from leakaudit.budget import Budget
 from leakaudit.errors import AnatomyError
 from leakaudit.snapshot import Observation
@@ -102,13 +103,8 @@ def endings(seen: Observation, tokens: Sequence[int], parents: Sequence[int], bu
     Returns:
         The ends, or None where no layer says anything about them.
     """
-    if seen.facts.task == "other":
-        return None
-    try:
-        tail = find_tail(seen.model)
-    except AnatomyError:
-        return None
-    if tail.weight not in seen.update or not bool(seen.update[tail.weight].any()):
+    tail = _shared_tail(seen) if seen.facts.task != "other" else None
+    if tail is None:
         return None
     made = _run(seen, tail, tokens, parents)
     if made.given.shape[0] >= made.given.shape[1]:
@@ -121,6 +117,15 @@ def endings(seen: Observation, tokens: Sequence[int], parents: Sequence[int], bu
     if seen.facts.task == "classification":
         return _ends_of_classifier(made, gradients)
     return _ends_of_language_model(made, gradients, tokens, parents, twins, budget)
+
+
+def _shared_tail(seen: Observation) -> Tail | None:
+    """Return the last layer before the head, or None where there is none or its update says nothing."""
+    try:
+        tail = find_tail(seen.model)
+    except AnatomyError:
+        return None
+    return tail if tail.weight in seen.update and bool(seen.update[tail.weight].any()) else None
 
 
 def likely_last_tokens(
@@ -139,11 +144,8 @@ def likely_last_tokens(
     """
     if seen.facts.task != "causal-lm" or not paths or budget.exhausted():
         return None
-    try:
-        tail = find_tail(seen.model)
-    except AnatomyError:
-        return None
-    if tail.weight not in seen.update or not bool(seen.update[tail.weight].any()):
+    tail = _shared_tail(seen)
+    if tail is None:
         return None
     tokens, parents, ends = _forest_of(paths)
     made = _run(seen, tail, tokens, parents)
@@ -205,15 +207,8 @@ def _twins(given: Tensor, tokens: Sequence[int], parents: Sequence[int]) -> list
 def _run(seen: Observation, tail: Tail, tokens: Sequence[int], parents: Sequence[int]) -> _Tokens:
     """Run the model once over the longest prefixes and take every prefix's rows from there."""
     paths, where = _paths(tokens, parents)
-    device = next(seen.model.parameters()).device
-    longest = max(map(len, paths))
-    pad = seen.facts.vocabulary.special.get("pad", 0)
-    ids = torch.full((len(paths), longest), pad, dtype=torch.long, device=device)
-    mask = torch.zeros_like(ids)
-    for row, path in enumerate(paths):
-        ids[row, : len(path)] = torch.tensor(path, device=device)
-        mask[row, : len(path)] = 1
-    rows, columns = (torch.tensor(index, device=device) for index in zip(*where, strict=True))
+    ids, mask = padded_batch(seen, paths)
+    rows, columns = (torch.tensor(index, device=ids.device) for index in zip(*where, strict=True))
     layer, head = seen.model.get_submodule(tail.module), seen.model.get_submodule(tail.head)
     taken: dict[str, Tensor] = {}
 

@@ -34,7 +34,14 @@ VANISHED = 1e-3
 """Share of its first size below which an entry counts as used up. Simulated contributions agree to 1e-5 or so in float32."""
 
 
-def isolate(coordinates: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
+def whitening(coordinates: Tensor) -> Tensor:
+    """Return W (R, R) with W W^T = M^-1, where M is the sum of z z^T over the rows z of coordinates (N, R) of full column rank."""
+    values, vectors = torch.linalg.eigh(coordinates.T @ coordinates)
+    white: Tensor = vectors * values.clamp_min(1e-14 * float(values[-1])).rsqrt()
+    return white
+
+
+def isolate(coordinates: Tensor, white: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
     """Find for each group of vectors a direction in which all other groups vanish.
 
     With M the sum of z z^T over all vectors z and Z the rows of one group, such a direction exists if and only if the largest
@@ -42,13 +49,12 @@ def isolate(coordinates: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         coordinates: (N, R) float64, of full column rank.
+        white: (R, R), their `whitening`.
         owner: (N,) group of each row, 0 to K - 1.
 
     Returns:
-        Directions (R, K), scaled so that a group's own vectors have 1 along them on average, and the leverages (K,).
+        Directions (R, K), scaled so that the longest of a group's own vectors has 1 along its direction, and the leverages (K,).
     """
-    values, vectors = torch.linalg.eigh(coordinates.T @ coordinates)
-    white = vectors * values.clamp_min(1e-14 * float(values[-1])).rsqrt()  # (R, R)
     whitened = coordinates @ white
     directions, leverages = [], []
     for group in range(int(owner.max()) + 1):
@@ -64,13 +70,6 @@ def isolate(coordinates: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
         directions.append(direction / along[along.abs().argmax()])
         leverages.append(spread[-1])
     return torch.stack(directions, dim=1), torch.stack(leverages)
-
-
-def _leverage(coordinates: Tensor) -> Tensor:
-    """Return (N,): 1 for a row that is in no span of the others."""
-    values, vectors = torch.linalg.eigh(coordinates.T @ coordinates)
-    share: Tensor = (coordinates @ (vectors * values.clamp_min(1e-14 * float(values[-1])).rsqrt())).square().sum(1)
-    return share
 
 
 @dataclass(frozen=True)
@@ -103,13 +102,14 @@ class Ledger:
             tokens: (N,) token ids.
             positions: (N,).
         """
-        # A pair that lies in no span of the others is read alone; what is left of its token is an entry of its own.
-        alone = _leverage(coordinates) > 1.0 - WHOLE
+        white = whitening(coordinates)
+        # A pair in no span of the others has leverage 1 and is read alone; what is left of its token is an entry of its own.
+        alone = (coordinates @ white).square().sum(1) > 1.0 - WHOLE
         entries = torch.where(alone, int(tokens.max()) + 1 + torch.arange(len(tokens), device=tokens.device), tokens)
         rows = torch.unique(entries, return_inverse=True)[1]
         columns = torch.unique(positions, return_inverse=True)[1]
-        by_token, token_leverage = isolate(coordinates, rows)
-        by_position, position_leverage = isolate(coordinates, columns)
+        by_token, token_leverage = isolate(coordinates, white, rows)
+        by_position, position_leverage = isolate(coordinates, white, columns)
         readable = token_leverage > 1.0 - WHOLE
         return cls(
             tokens=rows,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
 from leakaudit.attacks.reconstruction import GuessedSequence, Reconstruction
 from leakaudit.attacks.span_assembly import Group, assemble, by_position, confidence_of, factor
@@ -33,13 +34,7 @@ def read_masked(scene: Scene) -> Reconstruction | None:
     reach = masked_reach(scene, pairs, masked, all_tried=not search.exhausted())
     if len(masked) == 0:
         return None
-    if len(torch.unique(masked.positions)) == len(masked):  # no position twice: one sentence
-        groups = [Group(tuple(masked.positions.argsort().tolist()), residual=1.0 - len(masked) / basis.rank)]
-    else:
-        witness = factor(seen.update, scene.weights, scene.anatomy, masked.vectors, basis.vectors)
-        groups = (
-            assemble(witness, masked.positions, beam=scene.beam, budget=budget) if witness is not None else []
-        ) or by_position(masked.positions)
+    groups = grouped(scene, masked.positions, masked.vectors, basis.vectors)
     filler = _Filler(seen, pairs)
     guess = [
         GuessedSequence(
@@ -50,6 +45,23 @@ def read_masked(scene: Scene) -> Reconstruction | None:
     ]
     facts = {"candidates": float(len(pairs)), "explained": float(len(masked))}
     return Reconstruction(tuple(guess), facts=facts, reach=reach)
+
+
+def grouped(scene: Scene, positions: Tensor, inputs: Tensor, span: Tensor | None = None) -> list[Group]:
+    """Sort inputs that were found behind masks into sequences; each is used once.
+
+    Args:
+        scene: the observation.
+        positions: (n,) position of each input.
+        inputs: (n, D) float64, as the attention saw them.
+        span: as `factor` takes it.
+    """
+    if len(torch.unique(positions)) == len(positions):  # no position twice: one sentence
+        left = max(0.0, 1.0 - len(positions) / scene.basis.rank)
+        return [Group(tuple(positions.argsort().tolist()), residual=left)]
+    witness = factor(scene.seen.update, scene.weights, scene.anatomy, inputs, span)
+    groups = [] if witness is None else assemble(witness, positions, beam=scene.beam, budget=scene.budget)
+    return groups or by_position(positions)
 
 
 def _search(scene: Scene, budget: Budget) -> tuple[Candidates, Masked]:

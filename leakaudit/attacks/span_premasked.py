@@ -23,11 +23,11 @@ from torch import Tensor
 
 from leakaudit.anatomy import InputStage, Norm
 from leakaudit.attacks.reconstruction import GuessedSequence, Reconstruction
-from leakaudit.attacks.span_assembly import Group, assemble, by_position, confidence_of, factor
+from leakaudit.attacks.span_assembly import confidence_of
 from leakaudit.attacks.span_candidates import Candidates, blocks, distances, join
 from leakaudit.attacks.span_dropout import find_masked
 from leakaudit.attacks.span_last_token import likely_last_tokens
-from leakaudit.attacks.span_masked import SEARCH_SHARE
+from leakaudit.attacks.span_masked import SEARCH_SHARE, grouped
 from leakaudit.attacks.span_scene import Scene
 
 KEEP = 32
@@ -60,15 +60,9 @@ def read_premasked(scene: Scene) -> Reconstruction | None:
     if len(masked) == 0:
         return None
     positions, inputs = masked.positions, norm.apply(masked.vectors)
-    if len(torch.unique(positions)) == len(masked):  # no position twice: one sentence
-        groups = [Group(tuple(positions.argsort().tolist()), residual=max(0.0, 1.0 - len(masked) / scene.basis.rank))]
-    else:
-        witness = factor(scene.seen.update, scene.weights, scene.anatomy, inputs)
-        groups = [] if witness is None else assemble(witness, positions, beam=scene.beam, budget=scene.budget)
-        groups = groups or by_position(positions)
     guess = [
         GuessedSequence(tuple(masked.tokens[list(group.members)].tolist()), confidence=confidence_of(group))
-        for group in groups
+        for group in grouped(scene, positions, inputs)
     ]
     return Reconstruction(_with_last_tokens(scene, guess), facts=facts)
 

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leakaudit.attacks.padding import padded_batch
 from leakaudit.budget import Budget
 from leakaudit.snapshot import IGNORED_LABEL, Observation
 
@@ -152,16 +153,9 @@ class Simulation:
     def activations(self, hypotheses: Sequence[Hypothesis], layers: Sequence[Layer]) -> list[tuple[Tensor, Tensor]]:
         """Return what each layer is given (N, T, in) and the loss's gradient by what it makes (N, T, out)."""
         model, facts = self._seen.model, self._seen.facts
-        device = next(model.parameters()).device
-        longest = max(len(h.token_ids) for h in hypotheses)
-        pad = facts.vocabulary.special.get("pad", 0)
-        ids = torch.full((len(hypotheses), longest), pad, dtype=torch.long, device=device)
-        mask = torch.zeros_like(ids)
-        for row, hypothesis in enumerate(hypotheses):
-            ids[row, : len(hypothesis.token_ids)] = torch.tensor(hypothesis.token_ids, device=device)
-            mask[row, : len(hypothesis.token_ids)] = 1
+        ids, mask = padded_batch(self._seen, [h.token_ids for h in hypotheses])
         if facts.task == "classification":
-            labels = torch.tensor([h.label for h in hypotheses], device=device)
+            labels = torch.tensor([h.label for h in hypotheses], device=ids.device)
         else:
             labels = ids.masked_fill(mask == 0, IGNORED_LABEL)
         given: dict[int, list[Tensor]] = {id(layer.module): [] for layer in layers}

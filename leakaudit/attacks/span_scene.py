@@ -39,7 +39,10 @@ class Scene:
     @property
     def dropout(self) -> float:
         """Rate of the dropout that the attention inputs passed, 0 in eval mode."""
-        return input_dropout(self.seen, self.anatomy)
+        if not self.seen.facts.training_mode:
+            return 0.0
+        modules = (*self.anatomy.dropout_before, *self.anatomy.dropout_after)
+        return max((self.seen.facts.dropout.get(name, 0.0) for name in modules), default=0.0)
 
     @property
     def special(self) -> frozenset[int]:
@@ -69,6 +72,12 @@ class Scene:
         return join(parts)
 
 
+def positions_of(seen: Observation, max_positions: int) -> int:
+    """Return how many positions to scan: the model's own limit, or less where that was asked for; 0 asks for nothing."""
+    longest = seen.facts.vocabulary.max_length
+    return min(max_positions, longest) if max_positions else longest
+
+
 def scene_of(
     seen: Observation, *, keep: int, beam: int, max_positions: int, rng: torch.Generator, budget: Budget
 ) -> Scene:
@@ -86,11 +95,10 @@ def scene_of(
         AnatomyError: a part is missing.
     """
     anatomy = anatomy_of(seen.model)
-    longest = seen.facts.vocabulary.max_length
     return Scene(
         seen=seen,
         anatomy=anatomy,
-        stage=input_stage_of(seen.model, min(max_positions, longest) if max_positions else longest),
+        stage=input_stage_of(seen.model, positions_of(seen, max_positions)),
         basis=span_of(stacked_update(seen.update, anatomy)),
         tokens=_evidence_tokens(seen, rng, budget),
         keep=keep,
@@ -109,12 +117,3 @@ def _evidence_tokens(seen: Observation, rng: torch.Generator, budget: Budget) ->
     vocabulary = seen.facts.vocabulary
     special = vocabulary.wordless_ids
     return torch.tensor(sorted({*named, *special}), device=next(seen.model.parameters()).device)
-
-
-def input_dropout(seen: Observation, anatomy: Anatomy) -> float:
-    """Return the rate of the dropout that attention inputs passed, 0 in eval mode."""
-    if not seen.facts.training_mode:
-        return 0.0
-    return max(
-        (seen.facts.dropout.get(name, 0.0) for name in (*anatomy.dropout_before, *anatomy.dropout_after)), default=0.0
-    )

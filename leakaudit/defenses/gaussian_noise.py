@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 
 from leakaudit.client import ClientStep
+from leakaudit.defenses.relative_noise import check_scale, sigma_of
 from leakaudit.registry import defense
 from leakaudit.snapshot import DeclaredDefense, Observation
 
@@ -32,8 +33,7 @@ class GaussianNoise:
 
     def __post_init__(self) -> None:
         """Refuse negative noise."""
-        if self.scale < 0:
-            raise ValueError(f"scale must be 0 or more, got {self.scale}")
+        check_scale(self.scale)
 
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
         """Return the update with noise, drawn by `rng` in the order of the update's names.
@@ -42,9 +42,7 @@ class GaussianNoise:
         """
         if self.scale == 0:
             return seen
-        entries = sum(tensor.numel() for tensor in seen.update.values())
-        squares = sum(float(tensor.double().square().sum()) for tensor in seen.update.values())
-        sigma = self.scale * (squares / entries) ** 0.5
+        sigma = sigma_of(seen.update, self.scale)
         noisy = {
             name: tensor + sigma * torch.randn(tensor.shape, generator=rng, device=rng.device).to(tensor.device)
             for name, tensor in seen.update.items()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.client import ClientStep
+from leakaudit.defenses.relative_noise import check_scale, sigma_of
 from leakaudit.registry import defense
 from leakaudit.snapshot import DeclaredDefense, Observation
 
@@ -31,8 +32,7 @@ class LaplaceNoise:
 
     def __post_init__(self) -> None:
         """Refuse negative noise."""
-        if self.scale < 0:
-            raise ValueError(f"scale must be 0 or more, got {self.scale}")
+        check_scale(self.scale)
 
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
         """Return the update with noise, drawn by `rng` in the order of the update's names.
@@ -41,9 +41,7 @@ class LaplaceNoise:
         """
         if self.scale == 0:
             return seen
-        entries = sum(tensor.numel() for tensor in seen.update.values())
-        squares = sum(float(tensor.double().square().sum()) for tensor in seen.update.values())
-        sigma = self.scale * (squares / entries) ** 0.5
+        sigma = sigma_of(seen.update, self.scale)
 
         def noise(like: Tensor) -> Tensor:
             # The difference of two exponential variables of mean b is Laplace(b): no logarithm of zero to guard.

@@ -21,25 +21,10 @@ from leakaudit.snapshot import Observation, StepRecipe, Truth
 from tests import tiny
 
 TEXTS = ("the old dog chased a small cat near the river .", "never saw three big horse under blue tree")
-HIDDEN = 96
 
 
 def _model(rank: int | None = None, trained: bool = True) -> Any:
-    config = tiny.hf.BertConfig(
-        vocab_size=len(tiny.VOCABULARY),
-        hidden_size=HIDDEN,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        intermediate_size=2 * HIDDEN,
-        max_position_embeddings=tiny.POSITIONS,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        num_labels=3,
-        initializer_range=0.2,  # weights as far from zero as trained ones, so that attention is not uniform
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = tiny.hf.BertForSequenceClassification._from_config(config, attn_implementation="eager").eval()
+    model = tiny.wide_bert()
     if rank is not None:
         pytest.importorskip("peft")
         add_lora(model, rank)

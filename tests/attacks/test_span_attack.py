@@ -22,25 +22,6 @@ TEXTS = (
     "never saw three big horse under blue tree",
     "fish and bird ate",
 )
-HIDDEN = 96
-
-
-def _bert(dropout: float = 0.0) -> Any:
-    config = tiny.hf.BertConfig(
-        vocab_size=len(tiny.VOCABULARY),
-        hidden_size=HIDDEN,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        intermediate_size=2 * HIDDEN,
-        max_position_embeddings=tiny.POSITIONS,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-        num_labels=3,
-        initializer_range=0.2,  # weights as far from zero as trained ones, so that attention is not uniform
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return tiny.hf.BertForSequenceClassification._from_config(config, attn_implementation="eager").eval()
 
 
 def _step(model: Any, texts: Sequence[str], *, training: bool = False, frozen: str = "", **recipe: Any) -> ClientStep:
@@ -65,7 +46,7 @@ def _recovered(guess: Reconstruction) -> set[tuple[int, ...]]:
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_an_encoders_batch_comes_back_with_labels_and_a_proof(count: int) -> None:
     """Dropout off, embeddings frozen: every sentence, every label, proved by re-simulation."""
-    step = _step(_bert(), TEXTS[:count], frozen="embeddings")
+    step = _step(tiny.wide_bert(), TEXTS[:count], frozen="embeddings")
     guess = _attack(step.observe())
     assert _recovered(guess) == set(step.truth.sequences())
     assert all(sequence.proved for sequence in guess.sequences or ())
@@ -74,7 +55,7 @@ def test_an_encoders_batch_comes_back_with_labels_and_a_proof(count: int) -> Non
 
 def test_a_clipped_update_is_as_good_as_the_whole_one() -> None:
     """Clipping scales everything alike, and the proof looks at directions."""
-    step = _step(_bert(), TEXTS[:1], frozen="embeddings", max_grad_norm=0.01)
+    step = _step(tiny.wide_bert(), TEXTS[:1], frozen="embeddings", max_grad_norm=0.01)
     guess = _attack(step.observe())
     assert _recovered(guess) == set(step.truth.sequences())
     assert guess.sequences is not None and guess.sequences[0].proved and guess.label_counts == (0, 1, 0)
@@ -83,7 +64,7 @@ def test_a_clipped_update_is_as_good_as_the_whole_one() -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_dropout_on_and_everything_trainable_gives_sentences_up(count: int) -> None:
     """As people train; masks of later layers are unknown, so nothing is claimed to be proved."""
-    step = _step(_bert(dropout=0.1), TEXTS[1 : 1 + count], training=True)
+    step = _step(tiny.wide_bert(dropout=0.1), TEXTS[1 : 1 + count], training=True)
     guess = _attack(step.observe())
     assert _recovered(guess) == set(step.truth.sequences())
     assert not any(sequence.proved for sequence in guess.sequences or ())
@@ -101,7 +82,7 @@ def test_a_gpt2_classifiers_sentence_comes_back() -> None:
 
 def test_noise_is_ranked_and_not_believed() -> None:
     """Far above the signal there is nothing to see: no proof, little confidence."""
-    seen = _step(_bert(), TEXTS[:1], frozen="embeddings").observe()
+    seen = _step(tiny.wide_bert(), TEXTS[:1], frozen="embeddings").observe()
     generator = torch.Generator().manual_seed(1)
     noisy = {name: g + 10 * g.std() * torch.randn(g.shape, generator=generator) for name, g in seen.update.items()}
     guess = _attack(replace(seen, update=noisy))
@@ -111,21 +92,21 @@ def test_noise_is_ranked_and_not_believed() -> None:
 def test_a_used_up_budget_still_gives_a_guess() -> None:
     """The best so far, marked as stopped by the budget."""
     ticks = iter(float(i) for i in range(100_000))
-    seen = _step(_bert(), TEXTS, frozen="embeddings").observe()
+    seen = _step(tiny.wide_bert(), TEXTS, frozen="embeddings").observe()
     guess = Span()(seen, torch.Generator().manual_seed(0), Budget(3.0, clock=lambda: next(ticks)))
     assert guess.stop == "budget"
 
 
 def test_frozen_attention_is_not_applicable_and_named() -> None:
     """Which layers were looked for."""
-    seen = _step(_bert(), TEXTS[:1], frozen="attention.self").observe()
+    seen = _step(tiny.wide_bert(), TEXTS[:1], frozen="attention.self").observe()
     reason = Span().applies(seen).reason
     assert "query.weight" in reason and "frozen or withheld" in reason
 
 
 def test_an_all_zero_update_is_not_applicable() -> None:
     """Nothing moved, so nothing is to be read."""
-    seen = _step(_bert(), TEXTS[:1]).observe()
+    seen = _step(tiny.wide_bert(), TEXTS[:1]).observe()
     empty = replace(seen, update={name: torch.zeros_like(g) for name, g in seen.update.items()})
     assert "is all zero" in Span().applies(empty).reason
 
@@ -141,7 +122,7 @@ def test_as_many_tokens_as_the_hidden_size_are_not_applicable_with_the_numbers()
 
 def test_one_wrong_word_is_not_proved() -> None:
     """The true sentence is; with one token changed it is not, and no labels are claimed."""
-    step = _step(_bert(), TEXTS[:1], frozen="embeddings")
+    step = _step(tiny.wide_bert(), TEXTS[:1], frozen="embeddings")
     seen = step.observe()
     (truth,) = step.truth.sequences()
     wrong = (*truth[:3], truth[3] + 1, *truth[4:])
@@ -152,7 +133,7 @@ def test_one_wrong_word_is_not_proved() -> None:
 
 def test_the_model_is_left_as_it_was() -> None:
     """Weights, gradients and training flags."""
-    step = _step(_bert(), TEXTS[:2])
+    step = _step(tiny.wide_bert(), TEXTS[:2])
     seen = step.observe()
     before = {name: p.detach().clone() for name, p in seen.model.named_parameters()}
     _attack(seen)

@@ -25,26 +25,8 @@ from tests import tiny
 TEXT = "the old dog chased a small cat near the river ."
 
 
-def _bert() -> Any:
-    config = tiny.hf.BertConfig(
-        vocab_size=len(tiny.VOCABULARY),
-        hidden_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        intermediate_size=192,
-        max_position_embeddings=tiny.POSITIONS,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        num_labels=3,
-        initializer_range=0.2,  # weights as far from zero as trained ones, so that attention is not uniform
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return tiny.hf.BertForSequenceClassification._from_config(config, attn_implementation="eager").eval()
-
-
 def _step(model: Any | None = None) -> ClientStep:
-    model = _bert() if model is None else model
+    model = tiny.wide_bert() if model is None else model
     frozen = frozenset(name for name, _ in model.named_parameters() if "embeddings" in name)
     return tiny.client_step(model, tiny.bert_tokenizer(), [TEXT], [2], frozen=frozen)
 

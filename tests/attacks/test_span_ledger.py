@@ -7,7 +7,7 @@ from torch import Tensor
 
 from leakaudit.anatomy import anatomy_of
 from leakaudit.attacks.span_contribution import contributions
-from leakaudit.attacks.span_ledger import Ledger, isolate
+from leakaudit.attacks.span_ledger import Ledger, isolate, whitening
 from tests import tiny
 
 
@@ -38,7 +38,7 @@ def _planted(real: list[tuple[int, int]], tokens: int, positions: int) -> tuple[
 def test_an_isolating_direction_sees_its_own_group_only() -> None:
     """Leverage one, and nothing of any other group along it."""
     coordinates, token, _, _ = _planted([(0, 0)], tokens=6, positions=4)
-    directions, leverage = isolate(coordinates, token)
+    directions, leverage = isolate(coordinates, whitening(coordinates), token)
     assert torch.allclose(leverage, torch.ones(6, dtype=torch.float64))
     along = coordinates @ directions
     own = torch.nn.functional.one_hot(token, 6).bool()
@@ -49,7 +49,8 @@ def test_an_isolating_direction_sees_its_own_group_only() -> None:
 def test_a_group_inside_the_others_span_has_no_direction() -> None:
     """Its leverage says so."""
     vectors = torch.eye(3, dtype=torch.float64)
-    _, leverage = isolate(torch.cat([vectors, vectors.sum(0, keepdim=True)]), torch.tensor([0, 1, 2, 3]))
+    rows = torch.cat([vectors, vectors.sum(0, keepdim=True)])
+    _, leverage = isolate(rows, whitening(rows), torch.tensor([0, 1, 2, 3]))
     assert float(leverage[3]) < 0.99
 
 

@@ -29,12 +29,10 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from leakaudit.battery import Audit
-from leakaudit.config import AuditConfig, PluginSpec
-from leakaudit.devices import choose_device
 from leakaudit.models import Task
-from leakaudit.scores import Attempt, TextMode, summarise
+from leakaudit.scores import Attempt, summarise
 from leakaudit.simulate import Simulation, Simulator
+from tests.benchmarks.span import attempts_of, in_percent
 
 hf: Any = transformers
 
@@ -183,22 +181,7 @@ def measure(
             mode="train" if setting.mode == "train" else "eval",
             freeze=freeze,
         )
-        simulator = Simulator(simulation)
-        with tempfile.TemporaryDirectory() as folder:
-            config = AuditConfig(
-                out_dir=Path(folder),
-                attacks=(PluginSpec(name="span"),),
-                defenses=(PluginSpec.parse("none"),),
-                seed=seed,
-                text=TextMode.HASH,
-                controls=0,
-                budget_s=120.0,
-            )
-            audit = Audit(Path(folder), config, simulator.tokenizer, device=choose_device(device))
-            for snapshot in simulator:
-                tokens.append(sum(map(len, snapshot.truth.sequences())))
-                audit.step(snapshot)
-            attempts += [entry.attempt for entry in audit.entries]
+        attempts += attempts_of(Simulator(simulation), "none", device, tokens)
     return attempts, tokens
 
 
@@ -233,11 +216,10 @@ def main() -> None:
                 s, model, data, options.sentences, options.seeds, options.device, tuple(options.freeze)
             )
             (found,) = summarise(attempts)
-            shown = ["-" if v is None else f"{100 * v:.1f}" for v in (found.exact_rate, found.token_recall)]
             ratio = f"{fmean(tokens) / HIDDEN:.2f} (at most {max(tokens) / HIDDEN:.2f})"
             print(
                 f"| {data.parent.name} {data.stem} | {s.shape} | {s.task} | {s.mode} | {s.batch_size} | {found.sequences} "
-                f"| {ratio} | {' | '.join(shown)} | {median(a.wall_s for a in attempts):.2f} |",
+                f"| {ratio} | {in_percent((found.exact_rate, found.token_recall))} | {median(a.wall_s for a in attempts):.2f} |",
                 flush=True,
             )
 

