@@ -11,17 +11,13 @@ run; `LEAKAUDIT_DISABLED=1` switches it off.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import functools
 import logging
 import os
 import shlex
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,8 +29,8 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-import leakaudit
 from leakaudit.callbacks.recorder import Kept, Recorder
+from leakaudit.callbacks.side_process import SideProcess, by_hand, say
 from leakaudit.client import public_facts
 from leakaudit.config import AuditConfig, load_config
 from leakaudit.errors import LeakAuditError
@@ -58,25 +54,10 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 
 OFF_SWITCH = "LEAKAUDIT_DISABLED"
-RESTARTS = 2
-"""How often a dead worker is started again: twice is bad luck, three times is a bug."""
-
-FINAL_CODES = (0, 5, 130)
-"""Exit codes after which the side process is not started again: through, out of disk, or asked to stop."""
-
-GRACE_SECONDS = 60.0
-"""How long a side process that is told to stop may take to write its report."""
-
 SPARE_DISK = 3
 """Free disk that a snapshot asks for, in sizes of the model: it takes two, weights and update."""
 
 AUTOCAST_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
-
-LEAKED_VARIABLES = (
-    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
-)  # fmt: skip
-LEAKED_PREFIXES = ("TORCHELASTIC_", "ACCELERATE_", "FSDP_", "PL_")
-"""Environment of a distributed launch: with it the side process would wait for peers that never come."""
 
 METRICS = {"exact_rate": "exact", "r1": "rouge1", "token_recall": "token_recall", "label_accuracy": "label_accuracy"}
 """Name in the trainer's log -> metric of the results; the strongest attack on the step counts."""
@@ -112,7 +93,7 @@ class _Run:
     config: AuditConfig
     spool: Spool
     recorder: Recorder
-    side: _SideProcess
+    side: SideProcess
     model_recipe: ModelRecipe
     facts: PublicFacts
     """What is public for as long as the run lasts; what changes from step to step is filled in per step."""
@@ -270,7 +251,7 @@ class LeakAuditCallback(TrainerCallback, ExportableState):
         if self._run is not None:
             self._end(self._run, state, control)
         if self._off and self._off != OFF_SWITCH:
-            _say(f"this run was not audited: {self._off}")
+            say(f"this run was not audited: {self._off}")
 
     @_never_raises
     def _begin(self, args: TrainingArguments, state: TrainerState, kwargs: dict[str, Any]) -> None:
@@ -302,7 +283,7 @@ class LeakAuditCallback(TrainerCallback, ExportableState):
             config=config,
             spool=spool,
             recorder=Recorder(model, kwargs["optimizer"], functools.partial(_write, spool)),
-            side=_SideProcess(spool, config.out_dir / "worker.log", config.threads),
+            side=SideProcess(spool, config.out_dir / "worker.log", config.threads),
             model_recipe=recipe,
             facts=facts,
             kept_before=_kept_before(state, type(self).__name__),
@@ -310,7 +291,7 @@ class LeakAuditCallback(TrainerCallback, ExportableState):
         run.recorder.install()
         if self._trainer is None:
             run.forward_hook = model.register_forward_pre_hook(self._see_forward, with_kwargs=True)
-        _say(_plan(config, state.max_steps) + (f"; {place.note}" if place.note else ""))
+        say(_plan(config, state.max_steps) + (f"; {place.note}" if place.note else ""))
 
     @_never_raises
     def _decide(self, run: _Run, args: TrainingArguments, state: TrainerState, kwargs: dict[str, Any]) -> None:
@@ -380,7 +361,7 @@ class LeakAuditCallback(TrainerCallback, ExportableState):
             self._forget(run)
             run.spool.discard()
             missed = run.skipped + run.too_full + counters.failed + counters.not_finite
-            _say(
+            say(
                 f"kept no step, so there is nothing to report: the run had {state.global_step} steps, {missed} were missed"
             )
             return
@@ -396,13 +377,13 @@ class LeakAuditCallback(TrainerCallback, ExportableState):
         report = run.config.out_dir / "report.html"
         where = f"report: {report}" if report.is_file() else f"no report: see {run.config.out_dir / 'worker.log'}"
         left = run.spool.waiting()
-        _say(
+        say(
             f"{where}; {counters.kept} steps kept, {run.skipped} skipped because the battery was busy, "
             f"{counters.not_finite} not finite, {counters.failed + run.too_full} failed; "
             f"training was held up for {totals.overhead.blocked_s:.2f} s of {totals.overhead.training_s:.0f} s"
         )
         if left:
-            _say(f"{left} kept steps are not audited to the end: {_by_hand(run.spool)} goes on with them")
+            say(f"{left} kept steps are not audited to the end: {by_hand(run.spool)} goes on with them")
 
     # ------------------------------------------------------------------ runs that end otherwise
 
@@ -420,9 +401,9 @@ class LeakAuditCallback(TrainerCallback, ExportableState):
             return
         run.spool.finish(run.totals(None, interrupted=True))
         run.side.ensure()
-        _say(
+        say(
             f"{what}; {run.recorder.counters.kept} steps were kept, and the side process goes on with "
-            f"them for as long as this process lives; later, {_by_hand(run.spool)} does"
+            f"them for as long as this process lives; later, {by_hand(run.spool)} does"
         )
 
     def _leave_earlier_run(self) -> tuple[Spool | None, Path | None]:
@@ -504,104 +485,6 @@ class LeakAuditCallback(TrainerCallback, ExportableState):
         control.should_log = due
 
 
-class _SideProcess:
-    """`python -m leakaudit worker SPOOL`: started when there is something to attack, and again if it dies.
-
-    Only the training thread calls this.
-    """
-
-    def __init__(self, spool: Spool, log: Path, threads: int) -> None:
-        """Note what to start; nothing is started."""
-        self._spool = spool
-        self._log = log
-        self._threads = threads
-        self._process: subprocess.Popen[bytes] | None = None
-        self._starts = 0
-        self._owner = os.getpid()
-        self.given_up = False
-
-    def ensure(self) -> bool:
-        """Start the worker, or start it again if it died. Cheap where there is nothing to do.
-
-        Returns:
-            Whether one is at work.
-        """
-        if self._process is not None and self._process.poll() is None:
-            return True
-        if self.given_up or self._done():
-            return False
-        if self._process is None and self._spool.attended():
-            return True  # somebody started one by hand
-        if self._starts > RESTARTS:
-            self.given_up = True
-            _say(f"the side process died {self._starts} times: see {self._log}; no more steps are kept")
-            return False
-        if self._starts:
-            logger.warning("the audit's side process died; starting it again (%d of %d)", self._starts, RESTARTS)
-        self._start()
-        return True
-
-    def wait(self, seconds: float, journal: Path) -> None:
-        """Wait with a visible countdown until the worker is through; after that, let it write what it has.
-
-        Ctrl-C ends the waiting, a second one the worker.
-        """
-        deadline = time.monotonic() + seconds
-        try:
-            with _countdown() as show:
-                while time.monotonic() < deadline:
-                    if not self.ensure():
-                        return
-                    patience = deadline - time.monotonic()
-                    show(
-                        f"waiting for the audit: {_lines(journal)} attempts done, {patience:.0f} s of patience left "
-                        "(Ctrl-C: do not wait)"
-                    )
-                    time.sleep(0.2)
-            reason = f"out of patience after {seconds:g} s (`wait_at_end_s`)"
-        except KeyboardInterrupt:
-            reason = "not waiting any longer"
-        _say(f"{reason}: the report covers what is finished")
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=GRACE_SECONDS)
-
-    def stop(self) -> None:
-        """Leave no worker behind, whatever ended the training; what it has finished is on the disk."""
-        atexit.unregister(self.stop)
-        if (
-            self._process is None or os.getpid() != self._owner
-        ):  # a fork of the trainer must not end the trainer's audit
-            return
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-
-    def _done(self) -> bool:
-        return self._process is not None and self._process.returncode in FINAL_CODES
-
-    def _start(self) -> None:
-        atexit.register(self.stop)
-        self._starts += 1
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
-        log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o600)
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "leakaudit", "worker", str(self._spool.root)],
-                stdin=subprocess.PIPE,  # its end tells the worker that we are gone
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a Ctrl-C in the terminal reaches the trainer only
-                env=_clean_environment(self._threads),
-            )
-        finally:
-            os.close(log)
-
-
 def _write(spool: Spool, kept: Kept) -> None:
     """Write a kept step into the spool; runs in the recorder's thread and takes everything from `kept`."""
     facts, provenance, recipe = kept.manifest.facts, kept.manifest.provenance, kept.manifest.recipe
@@ -628,33 +511,7 @@ def _write(spool: Spool, kept: Kept) -> None:
         }
     )
     write_snapshot(spool.slot(kept.step), update=kept.update, weights=kept.weights, truth=kept.truth, manifest=manifest)
-    _say(f"kept step {kept.step} ({len(kept.update)} updates, copied in {kept.copy_seconds * 1000:.0f} ms)")
-
-
-def _say(line: str) -> None:
-    """Tell the user one thing on stderr; loggers at their default level would swallow it."""
-    print(f"leakaudit: {line}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _countdown() -> Iterator[Callable[[str], None]]:
-    """Show a line that changes in place on a terminal, and a plain line every ten seconds elsewhere."""
-    last = 0.0
-    tty = sys.stderr.isatty()
-
-    def show(line: str) -> None:
-        nonlocal last
-        if tty:
-            print(f"\r\033[Kleakaudit: {line}", end="", file=sys.stderr, flush=True)
-        elif time.monotonic() - last >= 10.0:
-            last = time.monotonic()
-            _say(line)
-
-    try:
-        yield show
-    finally:
-        if tty:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+    say(f"kept step {kept.step} ({len(kept.update)} updates, copied in {kept.copy_seconds * 1000:.0f} ms)")
 
 
 def _numbers(attempts: list[Attempt]) -> dict[str, float]:
@@ -773,18 +630,6 @@ def _plan(config: AuditConfig, max_steps: int) -> str:
     )
 
 
-def _by_hand(spool: Spool) -> str:
-    return f"`leakaudit worker {shlex.quote(str(spool.root))}`"
-
-
-def _lines(path: Path) -> int:
-    """Return how many complete lines a file has; none if it is not there."""
-    try:
-        return path.read_bytes().count(b"\n")
-    except OSError:
-        return 0
-
-
 def _task(model: nn.Module) -> Any:
     """Return the task by what the model is made for."""
     name = type(model).__name__
@@ -803,21 +648,3 @@ def _declared(config: AuditConfig) -> tuple[DeclaredDefense, ...]:
 
 def _bytes_of(model: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in model.parameters())
-
-
-def _clean_environment(threads: int) -> dict[str, str]:
-    """Return the environment of the side process: nothing of a distributed launch, few threads, no hub."""
-    environment = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in LEAKED_VARIABLES and not key.startswith(LEAKED_PREFIXES)
-    }
-    package_root = str(Path(leakaudit.__file__).absolute().parent.parent)
-    paths = [package_root, environment.get("PYTHONPATH", "")]
-    return environment | {
-        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        "OMP_NUM_THREADS": str(threads),
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "LEAKAUDIT_PARENT_PID": str(os.getpid()),
-    }

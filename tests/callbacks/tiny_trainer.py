@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DataCollatorWithPadding, Trainer, TrainerCallback, TrainingArguments
 
-from leakaudit.callbacks import hf_trainer, recorder
+from leakaudit.callbacks import recorder, side_process
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.client import ClientStep, verify
 from leakaudit.config import AuditConfig, PluginSpec
@@ -140,7 +140,7 @@ def without_side_process() -> Iterator[None]:
 
         patch.setattr(recorder.Recorder, "writing", writing)
         patch.setattr(Spool, "busy", lambda self: bool(_take(self.root)) and False)
-        patch.setattr(hf_trainer._SideProcess, "ensure", lambda self: False)
+        patch.setattr(side_process.SideProcess, "ensure", lambda self: False)
         yield
 
 
