@@ -98,14 +98,28 @@ class AuditConfig(BaseModel):
     """Leave snapshots in the spool after the audit. They hold the private batch."""
     policy: Path | None = None
     """YAML policy of the gate; the built-in one if none is given."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the side process computes; `auto` takes a GPU if there is one."""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    """Where the side process computes: cpu, cuda, cuda:1... `auto` takes another GPU than the trainer's if one is idle, the
+    trainer's own if there is room on it, else the CPU."""
     threads: Annotated[int, Field(ge=1)] = 1
     """CPU threads of the side process."""
     nice: Annotated[int, Field(ge=0, le=19)] = 10
     """Scheduling priority of the side process; 19 yields to everything."""
+    schedule: Literal["beside", "deferred", "inline"] = "beside"
+    """When steps are attacked: `beside` training in a side process; `deferred` until training is over; `inline` in the training
+    process, which waits: for models that no other process can rebuild."""
+    at_end: Literal["wait", "detach", "leave"] = "wait"
+    """What the end of training does about steps that are not audited yet: `wait` for the side process, `detach` it so that it
+    goes on alone, or `leave` them to `leakaudit worker` on this machine or another."""
     wait_at_end_s: Annotated[FiniteFloat, Field(ge=0)] = 600.0
     """How long the end of training waits for the side process to finish."""
+    max_spool_gb: Annotated[FiniteFloat, Field(gt=0)] = 20.0
+    """Most that kept steps may take up on the disk, in units of 10^9 bytes; a step that does not fit is not kept."""
+    retention_days: Annotated[FiniteFloat, Field(gt=0)] = 7.0
+    """Age at which kept snapshots are removed by whatever next runs in their folder; `leakaudit snapshots hold` exempts them."""
+    encrypt_to: tuple[Annotated[str, Field(pattern=r"^age1[0-9a-z]+$")], ...] = ()
+    """Public keys (age format) that snapshots are encrypted to; who has none of the private keys cannot read them once the run
+    is over. Needs the extra `leakaudit[encrypt]`."""
 
     @model_validator(mode="after")
     def _full_text_is_asked_for_twice(self) -> AuditConfig:

@@ -8,6 +8,7 @@
       DataError                     a data file is missing, empty or lacks a field
       SnapshotError                 a snapshot cannot be written or trusted
         SnapshotDamagedError        truncated, tampered with, or its parts do not belong together
+        SnapshotSealedError         encrypted, and no private key was given that fits
         SnapshotVersionError        written by a newer leakaudit
         NonFiniteUpdateError        the update holds NaN or infinity: the step was skipped or diverged
       SpoolError                    the folder between trainer and battery cannot be used
@@ -51,6 +52,10 @@ class SnapshotError(LeakAuditError):
 
 class SnapshotDamagedError(SnapshotError):
     """A snapshot is truncated, tampered with, or its parts do not belong together."""
+
+
+class SnapshotSealedError(SnapshotError):
+    """A snapshot is encrypted, and no private key was given that fits."""
 
 
 class SnapshotVersionError(SnapshotError):

@@ -14,22 +14,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from leakaudit.errors import NonFiniteUpdateError, SnapshotDamagedError, SnapshotError, SnapshotVersionError
 from leakaudit.models import ModelRecipe, Vocabulary, build_model
+from leakaudit.snapshot_files import digest_of, read_tensors, stored_name, write_tensors, write_text
 
 SCHEMA = "leakaudit.snapshot/1.0"
 OBSERVED, TRUTH, MANIFEST = "observed.safetensors", "truth.safetensors", "snapshot.json"
@@ -236,6 +233,8 @@ class Manifest(_Facts):
     provenance: Provenance
     digests: dict[str, str] = {}
     """File name -> `sha256:` of its bytes."""
+    encrypted_to: tuple[str, ...] = ()
+    """Public keys; empty where the tensors lie there in clear."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -265,16 +264,6 @@ def check_finite(update: Mapping[str, Tensor]) -> None:
         )
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-
-
-def _private_file(path: Path) -> None:
-    """Create `path` empty and readable by its owner only, refusing to follow a link or to reuse a file."""
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600))
-
-
 def write_snapshot(
     folder: Path,
     *,
@@ -282,6 +271,7 @@ def write_snapshot(
     weights: Mapping[str, Tensor],
     truth: Truth,
     manifest: Manifest,
+    recipients: Sequence[str] = (),
 ) -> None:
     """Write the three files of a snapshot into `folder`, through a temporary name and one rename.
 
@@ -291,6 +281,7 @@ def write_snapshot(
         weights: every parameter and persistent buffer before the step, tied ones once.
         truth: the batch, on the CPU.
         manifest: everything else; its digests are filled in here.
+        recipients: public keys to encrypt both tensor files to; none to leave them in clear.
 
     Raises:
         SnapshotError: the folder exists, or the disk is full or not writable; nothing is left behind.
@@ -300,32 +291,25 @@ def write_snapshot(
     temporary = folder.with_suffix(".tmp")
     observed = {f"update/{name}": tensor for name, tensor in update.items()}
     observed |= {f"weights/{name}": tensor for name, tensor in weights.items()}
+    digests: dict[str, str] = {}
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(mode=0o700)
         for name, tensors in ((OBSERVED, observed), (TRUTH, _truth_tensors(truth))):
-            _private_file(temporary / name)
-            save_file(tensors, temporary / name)
-            (temporary / name).chmod(0o600)  # safetensors may have replaced the file
-        digests = {name: _digest(temporary / name) for name in (OBSERVED, TRUTH)}
-        _private_file(temporary / MANIFEST)
-        complete = manifest.model_copy(update={"digests": digests})
-        (temporary / MANIFEST).write_text(complete.model_dump_json(by_alias=True, indent=1), encoding="utf-8")
+            stored, digest = write_tensors(temporary / name, tensors, recipients)
+            digests[stored] = digest
+        complete = manifest.model_copy(update={"digests": digests, "encrypted_to": tuple(recipients)})
+        write_text(temporary / MANIFEST, complete.model_dump_json(by_alias=True, indent=1))
         temporary.rename(folder)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise SnapshotError(
-            f"cannot write snapshot {folder.name} in {folder.parent}: {_reason(error)}; "
+            f"cannot write snapshot {folder.name} in {folder.parent}: {error.strerror or type(error).__name__}; "
             "free some space or set `out_dir` to a folder that can be written"
         ) from None
-
-
-def _reason(error: OSError | SafetensorError) -> str:
-    """Return what the system said; safetensors writes by itself and passes the system's words on in its own message."""
-    if isinstance(error, OSError):
-        return error.strerror or type(error).__name__
-    found = re.search(r"([^:()]+) \(os error \d+\)", str(error))
-    return found[1].strip() if found else type(error).__name__
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
 
 
 def _truth_tensors(truth: Truth) -> dict[str, Tensor]:
@@ -396,10 +380,15 @@ def read_manifest(folder: Path) -> Manifest:
         ) from None
 
 
-def read_snapshot(folder: Path) -> Snapshot:
+def read_snapshot(folder: Path, identities: Sequence[str] = ()) -> Snapshot:
     """Read a snapshot, check it against its digests and rebuild the model.
 
+    Args:
+        folder: of the snapshot.
+        identities: private keys, where it is encrypted.
+
     Raises:
+        SnapshotSealedError: encrypted, and no key fits.
         SnapshotVersionError: written by a newer leakaudit.
         SnapshotDamagedError: a file is missing, truncated or was changed.
         NonFiniteUpdateError: the update holds NaN or infinity.
@@ -408,15 +397,8 @@ def read_snapshot(folder: Path) -> Snapshot:
     manifest = read_manifest(folder)
     tensors: dict[str, dict[str, Tensor]] = {}
     for name in (OBSERVED, TRUTH):
-        path = folder / name
-        if not path.is_file():
-            raise SnapshotDamagedError(f"{folder}: {name} is missing; found {_listing(folder)}")
-        if _digest(path) != manifest.digests.get(name):
-            raise SnapshotDamagedError(f"{path}: its SHA-256 is not the one in {MANIFEST}: truncated or changed")
-        try:
-            tensors[name] = load_file(path)
-        except SafetensorError:
-            raise SnapshotDamagedError(f"{path}: not readable as safetensors") from None
+        path = _checked(folder, name, manifest)
+        tensors[name] = read_tensors(path, identities, manifest.encrypted_to)
     update = _below("update/", tensors[OBSERVED])
     check_finite(update)
     model = build_model(manifest.model, _below("weights/", tensors[OBSERVED]))
@@ -428,6 +410,29 @@ def read_snapshot(folder: Path) -> Snapshot:
         model_recipe=manifest.model,
         provenance=manifest.provenance,
     )
+
+
+def _checked(folder: Path, name: str, manifest: Manifest) -> Path:
+    """Return where a file of a snapshot lies, once its bytes are known to be those that were written."""
+    stored = stored_name(folder, name)
+    if stored is None:
+        raise SnapshotDamagedError(f"{folder}: {name} is missing; found {_listing(folder)}")
+    if digest_of(folder / stored) != manifest.digests.get(stored):
+        raise SnapshotDamagedError(f"{folder / stored}: its SHA-256 is not the one in {MANIFEST}: truncated or changed")
+    return folder / stored
+
+
+def check_files(folder: Path) -> Manifest:
+    """Hold a snapshot's files against their digests, without reading what is in them; no key is needed.
+
+    Raises:
+        SnapshotVersionError: written by a newer leakaudit.
+        SnapshotDamagedError: a file is missing, truncated or was changed.
+    """
+    manifest = read_manifest(folder)
+    for name in (OBSERVED, TRUTH):
+        _checked(folder, name, manifest)
+    return manifest
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -31,6 +31,7 @@ from leakaudit.snapshot import (
     read_snapshot,
     write_snapshot,
 )
+from leakaudit.snapshot_files import digest_of
 from tests import tiny
 
 ROOT = Path(__file__).parents[1]
@@ -240,11 +241,9 @@ def test_an_update_that_is_not_finite_is_refused(tmp_path: Path, bad: float) -> 
 @pytest.mark.parametrize("tensors", [{"x/inputs/input_ids": torch.zeros(1)}, {"0/inputs/labels": torch.zeros(1)}])
 def test_a_truth_that_is_none_is_refused(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
     """Also with a digest that fits."""
-    from leakaudit.snapshot import _digest
-
     folder = written(tmp_path)
     save_file(tensors, folder / TRUTH)
-    change_manifest(folder, lambda raw: raw["digests"].update({TRUTH: _digest(folder / TRUTH)}))
+    change_manifest(folder, lambda raw: raw["digests"].update({TRUTH: digest_of(folder / TRUTH)}))
     with pytest.raises(SnapshotDamagedError, match=r"truth\.safetensors holds a"):
         read_snapshot(folder)
 
@@ -269,13 +268,18 @@ def test_a_file_in_the_way_is_not_written_through(tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a snapshot is worse than none."""
-    from leakaudit import snapshot
+    real = os.write
+    written_bytes = 0
 
-    def full(tensors: Any, path: Path) -> None:
-        path.write_bytes(b"half")
-        raise OSError(28, os.strerror(28))
+    def full(descriptor: int, data: Any) -> int:
+        nonlocal written_bytes
+        if written_bytes > 10_000:
+            raise OSError(28, os.strerror(28))
+        done = real(descriptor, data[:5000])  # a disk that is nearly full takes less than it is given
+        written_bytes += done
+        return done
 
-    monkeypatch.setattr(snapshot, "save_file", full)
+    monkeypatch.setattr(os, "write", full)
     with pytest.raises(SnapshotError, match="No space left on device; free some space"):
         written(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from transformers import BertForQuestionAnswering, DataCollatorWithFlattening, Trainer, TrainerCallback
 
@@ -29,6 +28,7 @@ from leakaudit.models import state_of
 from leakaudit.registry import attacks
 from leakaudit.scores import VerificationStatus, load_journal
 from leakaudit.snapshot import MicroBatch, Truth, read_manifest, read_snapshot, write_snapshot
+from leakaudit.snapshot_files import write_tensors
 from leakaudit.spool import Spool
 from tests import tiny
 from tests.callbacks import tiny_trainer
@@ -571,15 +571,15 @@ def test_a_full_disk_costs_one_warning_and_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The next due step is tried again; failures are counted."""
-    real, calls = save_file, []
+    calls: list[Path] = []
 
-    def save(tensors: Any, path: Path) -> None:
+    def write(path: Path, *rest: Any) -> tuple[str, str]:
         calls.append(path)
         if len(calls) <= 2:  # the first file of the first two snapshots
             raise OSError(28, os.strerror(28))
-        real(tensors, path)
+        return write_tensors(path, *rest)
 
-    monkeypatch.setattr("leakaudit.snapshot.save_file", save)
+    monkeypatch.setattr("leakaudit.snapshot.write_tensors", write)
     with caplog.at_level(logging.WARNING):
         found = train(tmp_path, max_steps=4)
     assert list(found) == [2, 3]

@@ -1,0 +1,132 @@
+"""The files of a snapshot on the disk: created for their owner only, hashed on the way, encrypted where that is asked for.
+
+Every file is created anew (O_EXCL), never through a link (O_NOFOLLOW), with mode 0600 whatever the umask, and synced before the
+snapshot gets its name. With recipients nothing in clear touches the disk; the digest is that of the encrypted bytes, because that of
+a short text's tensors could be guessed by trying texts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, load_file
+from torch import Tensor
+
+from leakaudit import sealing
+from leakaudit.errors import SnapshotDamagedError
+from leakaudit.tensor_stream import TensorStream
+
+
+class _Hashing:
+    """Writes to a file that was created here, and hashes what it writes."""
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+        self._descriptor = os.open(path, flags, 0o600)
+        os.fchmod(self._descriptor, 0o600)  # a umask may have taken more away than it should
+        self._digest = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        left = memoryview(data)
+        self._digest.update(left)
+        while len(left):
+            left = left[os.write(self._descriptor, left) :]
+        return len(data)
+
+    def flush(self) -> None:
+        """Do nothing: nothing is held back."""
+
+    def close(self, *, sync: bool) -> str:
+        try:
+            if sync:
+                os.fsync(self._descriptor)
+        finally:
+            os.close(self._descriptor)
+        return f"sha256:{self._digest.hexdigest()}"
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], recipients: Sequence[str] = ()) -> tuple[str, str]:
+    """Write tensors to a new file.
+
+    Args:
+        path: where; `.age` is added to it if there are recipients.
+        tensors: on the CPU.
+        recipients: public keys to encrypt to; none to leave it in clear.
+
+    Returns:
+        The file's name and `sha256:` of its bytes.
+
+    Raises:
+        OSError: it exists, or cannot be written.
+        SnapshotError: a tensor is of a type that the format does not know.
+        ConfigError: a public key is none.
+    """
+    stream = TensorStream(tensors)
+    if recipients:
+        path = path.with_name(path.name + sealing.SUFFIX)
+    out, done = _Hashing(path), False
+    try:
+        if recipients:
+            sealing.encrypt(stream, out, recipients)
+        else:
+            for piece in stream.pieces():
+                out.write(piece)
+        done = True
+    finally:
+        digest = out.close(sync=done)
+    return path.name, digest
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a new small file.
+
+    Raises:
+        OSError: it exists, or cannot be written.
+    """
+    out = _Hashing(path)
+    try:
+        out.write(text.encode())
+    finally:
+        out.close(sync=True)
+
+
+def stored_name(folder: Path, name: str) -> str | None:
+    """Return the name under which a file of a snapshot is there, encrypted or not; None if it is missing."""
+    return next((found for found in (name, name + sealing.SUFFIX) if (folder / found).is_file()), None)
+
+
+def digest_of(path: Path) -> str:
+    """Return `sha256:` of a file's bytes.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def read_tensors(path: Path, identities: Sequence[str] = (), recipients: Sequence[str] = ()) -> dict[str, Tensor]:
+    """Read tensors; an encrypted file is decrypted in memory.
+
+    Args:
+        path: as `stored_name` found it.
+        identities: private keys.
+        recipients: whom it was encrypted to, for messages.
+
+    Raises:
+        SnapshotSealedError: it is encrypted and no key fits.
+        SnapshotDamagedError: it is no such file, or was changed.
+    """
+    try:
+        if path.suffix != sealing.SUFFIX:
+            return load_file(path)
+        with path.open("rb") as file:
+            clear = sealing.decrypt(file, identities, str(path), recipients)
+        return load(clear)
+    except SafetensorError:
+        raise SnapshotDamagedError(f"{path}: not readable as safetensors") from None
