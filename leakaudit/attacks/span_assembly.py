@@ -15,7 +15,7 @@ Query and key must be linear in the input: not so with rotary positions, where t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -193,18 +193,28 @@ class _Supports:
     """(S,) how many."""
     outside: Tensor
     """(S, 2H, N): squared length of every vector outside the span."""
+    end: Tensor
+    """(S,) position of the member that closes the sequence, or one that no sequence reaches."""
 
     def residuals(self) -> Tensor:
-        """Return (S,): the unexplained share, averaged over all witnesses but the worst of three or more.
+        """Return (S,): the unexplained share, averaged over the better half of the witnesses.
 
-        The update of a token that stands in several sequences at the same place is a sum, which no single one explains.
+        The update of a token that stands in several places is a sum, which no single one explains, and it is not always told
+        from one that stands in one.
         """
-        by_witness = self.left.square().sum((1, 2))  # (S, w)
-        if by_witness.shape[1] == 0:
-            return self.witnesses
-        many = (self.witnesses >= 3).to(by_witness.dtype)
-        left_out = many * by_witness.max(dim=1).values
-        return (by_witness.sum(1) - left_out) / (self.witnesses - many).clamp_min(1)
+        return _better_half(self.left.square().sum((1, 2)), self.witnesses)
+
+
+def _better_half(by_witness: Tensor, witnesses: Tensor) -> Tensor:
+    """Return (...): the mean of the smaller half of each row of by_witness (..., w), of which `witnesses` (...) count, the others 0."""
+    width = by_witness.shape[-1]
+    if width == 0:
+        return torch.ones_like(witnesses)
+    counted = witnesses - witnesses.div(2, rounding_mode="floor")
+    last = width - witnesses + counted
+    columns = torch.arange(width, device=last.device)
+    ordered = by_witness.sort(dim=-1).values  # those that do not count come first
+    return (ordered * (columns < last[..., None])).sum(-1) / counted.clamp_min(1)
 
 
 class Evidence:
@@ -216,16 +226,25 @@ class Evidence:
         witness: (N,) row among the M for each input, -1 where its update is not known.
         positions: (N,) position of each input.
         missing: (2H, m, d) orthonormal directions that explain nothing and do not count, or None.
+        closing: (N,) booleans: inputs with which a sequence ends, and every sequence ends with one of them; None where
+            sequences end anyhow.
     """
 
     def __init__(
-        self, vectors: Tensor, updates: Tensor, witness: Tensor, positions: Tensor, missing: Tensor | None = None
+        self,
+        vectors: Tensor,
+        updates: Tensor,
+        witness: Tensor,
+        positions: Tensor,
+        missing: Tensor | None = None,
+        closing: Tensor | None = None,
     ) -> None:
         """Put both sides on one scale, and take the directions of missing inputs out."""
         if missing is not None:
             vectors = vectors - (vectors @ missing.transpose(1, 2)) @ missing
             updates = updates - (updates @ missing.transpose(1, 2)) @ missing
         self._vectors = vectors
+        self._rough = vectors.float()
         self._size = vectors.square().sum(2).clamp_min(1e-300)  # (2H, N)
         # Both sides count alike, whatever their scale.
         heads = vectors.shape[0] // 2
@@ -236,6 +255,8 @@ class Evidence:
         self._witness = witness
         self.positions = positions
         self._places = positions.tolist()
+        self._closing = closing
+        self._beyond = int(positions.max()) + 1
 
     def grow(self, start: Sequence[int], available: Tensor, beam: int, longest: int) -> list[Group]:
         """Grow sequences from some members, one per position, keeping the `beam` best at each step.
@@ -271,6 +292,49 @@ class Evidence:
                 break
         return sorted((self._shortened(group) for group in whole or [best]), key=lambda group: group.residual)
 
+    def exchanged(self, group: Group, times: int) -> Group:
+        """Exchange one member at a time for the input at its position that leaves least unexplained, until nothing is.
+
+        What a beam takes early it never gives back; and with all other members in place, even an input that is hardly
+        attended to stands out.
+
+        Args:
+            group: rows by position, from 0 without a gap.
+            times: exchanges to make at most.
+        """
+        members, residual = list(group.members), group.residual
+        for _ in range(times):
+            if residual < COMPLETE:
+                break
+            left, place, row = min(self._exchanges(members))
+            if left >= residual:
+                break
+            members[place], residual = row, left
+        return Group(tuple(members), residual)
+
+    def _exchanges(self, members: list[int]) -> Iterator[tuple[float, int, int]]:
+        """Yield for every place in a sequence what its best input would leave unexplained, the place and that input."""
+        rows = torch.tensor(members, device=self.positions.device)
+        for place in range(1, len(members)):
+            others = torch.cat([rows[:place], rows[place + 1 :]])
+            basis = torch.linalg.qr(self._vectors[:, others].transpose(1, 2)).Q  # (2H, d, k)
+            witness = self._witness[others]
+            updates = self._updates[:, witness[witness >= 0]].transpose(1, 2)  # (2H, d, w)
+            if updates.shape[2] == 0:
+                continue
+            left = updates - basis @ (basis.transpose(1, 2) @ updates)
+            choices = (self.positions == self.positions[rows[place]]).nonzero().flatten()
+            vectors = self._vectors[:, choices].transpose(1, 2)
+            outside = vectors - basis @ (basis.transpose(1, 2) @ vectors)
+            size = outside.square().sum(1)  # (2H, c)
+            fresh = size > 1e-8 * self._size[:, choices]
+            inner = (outside.transpose(1, 2) @ left).square()  # (2H, c, w)
+            gains = torch.where(fresh, size.clamp_min(1e-300).reciprocal(), 0.0)[..., None] * inner
+            by_witness = (left.square().sum((0, 1)) - gains.sum(0)).clamp_min(0.0)  # (c, w)
+            counted = by_witness.new_full((len(choices),), by_witness.shape[1])
+            least, best = _better_half(by_witness, counted).min(dim=0)
+            yield float(least), place, int(choices[best])
+
     def _shortened(self, group: Group) -> Group:
         """Return a complete sequence without what stands behind its end: a member too many explains as much."""
         if group.residual >= COMPLETE:
@@ -286,37 +350,41 @@ class Evidence:
     def _empty(self) -> _Supports:
         sides, _, width = self._vectors.shape
         none = self._vectors.new_zeros
-        return _Supports([()], none(1, sides, 0, width), none(1, sides, width, 0), none(1), self._size[None])
+        end = torch.full((1,), self._beyond, dtype=torch.long, device=self.positions.device)
+        return _Supports([()], none(1, sides, 0, width), none(1, sides, width, 0), none(1), self._size[None], end)
 
     def _choices(self, supports: _Supports, available: Tensor, beam: int) -> tuple[list[int], list[int]]:
         """Return the best extensions of all supports, each set of members once: which support, and the row to add."""
-        gains = self._gains(supports, available)
-        value, rows = gains.topk(min(beam, gains.shape[1]), dim=1)
-        residuals = supports.residuals().tolist()
+        scores = self._promises(supports, available)
+        value, rows = scores.topk(min(beam, scores.shape[1]), dim=1, largest=False)
         ranked: dict[frozenset[int], tuple[float, int, int]] = {}
-        for number, (gained, added) in enumerate(zip(value.tolist(), rows.tolist(), strict=True)):
-            for gain, row in zip(gained, added, strict=True):
-                if gain <= 0.0:
+        for number, (promised, added) in enumerate(zip(value.tolist(), rows.tolist(), strict=True)):
+            for score, row in zip(promised, added, strict=True):
+                if score == float("inf"):
                     break
                 key = frozenset((*supports.members[number], row))
-                score = residuals[number] - gain
                 if key not in ranked or score < ranked[key][0]:
                     ranked[key] = (score, number, row)
         chosen = sorted(ranked.values())[:beam]
         return [number for _, number, _ in chosen], [row for _, _, row in chosen]
 
-    def _gains(self, supports: _Supports, available: Tensor) -> Tensor:
-        """Return (S, N): by how much each vector would lower the residual; -1 where its position is taken."""
+    def _promises(self, supports: _Supports, available: Tensor) -> Tensor:
+        """Return (S, N): what each vector would leave unexplained; inf where its position is taken, or it explains nothing."""
         count, sides, width, witnesses = supports.left.shape
         left = supports.left.permute(1, 2, 0, 3).reshape(sides, width, count * witnesses)
-        inner = torch.bmm(self._vectors, left).square()  # what is left is orthogonal to the members
-        inner = inner.view(sides, -1, count, witnesses).sum(3).permute(2, 0, 1)  # (S, 2H, N)
+        # To rank, single precision is enough. What is left is orthogonal to the members.
+        inner = torch.bmm(self._rough, left.to(self._rough.dtype)).square_().view(sides, -1, count, witnesses)
         fresh = supports.outside > 1e-8 * self._size  # else numerically inside the span already: nothing to gain
-        gains = torch.where(fresh, inner / supports.outside.clamp_min(1e-300), 0.0).sum(1)
-        gains = gains / supports.witnesses.clamp_min(1)[:, None]
+        share = torch.where(fresh, supports.outside.clamp_min(1e-300).reciprocal(), 0.0).permute(1, 2, 0).float()
+        gains = inner.mul_(share[..., None]).sum(0).transpose(0, 1).double()  # (S, N, w)
+        now = supports.left.square().sum((1, 2))[:, None]  # (S, 1, w)
+        promises = _better_half((now - gains).clamp_min(0.0), supports.witnesses[:, None].expand(-1, gains.shape[1]))
         taken = self.positions[torch.tensor(supports.members, device=self.positions.device)]  # (S, k)
         free = available[None] & ~(self.positions[None, :, None] == taken[:, None]).any(2)
-        return torch.where(free, gains, -1.0)
+        free &= self.positions[None] < supports.end[:, None]
+        if self._closing is not None:
+            free &= ~self._closing[None] | (self.positions[None] > taken.max(dim=1).values[:, None])
+        return torch.where(free & (gains.sum(2) > 0.0), promises, torch.inf)
 
     def _extend(self, supports: _Supports, parents: list[int], rows: list[int]) -> _Supports:
         """Add the member `rows[i]` to the support `parents[i]`."""
@@ -339,11 +407,18 @@ class Evidence:
             left=left,
             witnesses=supports.witnesses[parent] + (witness >= 0),
             outside=supports.outside[parent] - shadow,
+            end=supports.end[parent] if self._closing is None else self._ends(supports.end[parent], row),
         )
 
+    def _ends(self, end: Tensor, row: Tensor) -> Tensor:
+        """Return (S,) where sequences end, now that they have the members `row`."""
+        assert self._closing is not None
+        return torch.where(self._closing[row], self.positions[row].minimum(end), end)
+
     def _is_whole(self, group: Group) -> bool:
-        """Return whether the members' positions run from 0 without a gap."""
-        return [self._places[row] for row in group.members] == list(range(len(group.members)))
+        """Return whether the members' positions run from 0 without a gap, to one that closes a sequence."""
+        closed = self._closing is None or bool(self._closing[group.members[-1]])
+        return closed and [self._places[row] for row in group.members] == list(range(len(group.members)))
 
 
 def _outside(vectors: Tensor, basis: Tensor) -> Tensor:

@@ -55,6 +55,9 @@ third of the false ones."""
 MOST_INCOMPLETE = 4
 """Incomplete guesses that are worth their time. Our choice: beyond a few they are made of pairs that are not in the batch."""
 
+EXCHANGES = 3
+EXCHANGEABLE = 30
+
 MENDS, MOST_CHANGES = 10, 24
 """Times that a near miss is changed, and single changes simulated each time. Our choice: a change costs one short forward and backward
 pass, and all that help are made at once."""
@@ -134,6 +137,8 @@ class _Batch:
         self._first_places = self._by_position().norm(dim=0)
         keys, queries = keys_and_queries(scene.weights, scene.anatomy, pairs.inputs)
         self._vectors = torch.cat([keys, padded(queries)])
+        ends_with = scene.seen.facts.vocabulary.ends_with
+        self._end = ends_with[-1] if ends_with else None
         self._can_simulate = scene.seen.facts.task == "classification"
 
     def read(self) -> list[GuessedSequence]:
@@ -260,35 +265,65 @@ class _Batch:
             # By elimination: nothing yet says that it explains itself.
             return self._sift([[Group(tuple(rows[where.argsort()].tolist()), residual=0.5)]], settled)
         updates = both_sides(self._rest @ ledger.token_directions, self.scene.anatomy)
-        own = torch.full_like(fixed, -1)
-        own[settled[settled >= 0]] = (settled >= 0).nonzero().flatten()
+        own = self._witnesses(settled, share)
         first = (where == 0).nonzero().flatten().tolist()
         start = first if len(first) == 1 else []
-        own[rows[start]] = -1  # in every sequence, so its update is a sum
-        evidence = Evidence(self._vectors[:, rows], updates, own[rows], where)
+        closing = pairs.tokens[rows] == self._end if self._end is not None else None
+        if closing is not None and not bool(closing.any()):
+            closing = None
+        evidence = Evidence(self._vectors[:, rows], updates, own[rows], where, closing=closing)
+        self._own = own
         strength = updates.square().sum((0, 2))
         seeds = [r for r in range(len(rows)) if int(own[rows[r]]) >= 0]
         seeds.sort(key=lambda r: -float(strength[own[rows[r]]]))
         longest = int(where.max()) + 1
         everyone = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
-        taken: set[int] = set(start)
-        complete: list[list[Group]] = []
-        open_: list[list[Group]] = []
-        for seed in seeds:
-            if seed in taken or self.scene.budget.exhausted():
-                continue
-            grown = evidence.grow(list(dict.fromkeys([*start, seed])), everyone, self.scene.beam, longest)
-            hypotheses = [Group(tuple(rows[list(g.members)].tolist()), g.residual) for g in grown[:HYPOTHESES]]
-            if grown[0].residual < COMPLETE:  # believed for now, so that its other tokens need not grow it again
-                taken |= set(grown[0].members)
-                complete.append(hypotheses[:1])
-            else:
-                open_.append(hypotheses)
-        before = len(self.found)
-        doubtful = self._sift(complete, settled)
-        if len(self.found) > before:
-            return doubtful + [hypotheses[0] for hypotheses in open_]
-        return doubtful + self._sift(open_, settled)
+        doubtful: list[Group] = []
+        # One seed a sequence first; the others of those that did not come out only where nothing did.
+        tried: set[int] = set(start)
+        while remaining := [seed for seed in seeds if seed not in tried]:
+            claimed: set[int] = set()
+            complete: list[list[Group]] = []
+            open_: list[list[Group]] = []
+            for seed in remaining:
+                if seed in claimed or self.scene.budget.exhausted():
+                    continue
+                tried.add(seed)
+                grown = evidence.grow(list(dict.fromkeys([*start, seed])), everyone, self.scene.beam, longest)
+                claimed |= set(grown[0].members)
+                hypotheses = [Group(tuple(rows[list(g.members)].tolist()), g.residual) for g in grown[:HYPOTHESES]]
+                if grown[0].residual < COMPLETE:
+                    complete.append(hypotheses[:1])
+                    tried |= set(grown[0].members)
+                else:
+                    open_.append(hypotheses)
+            before = len(self.found)
+            doubtful += self._sift(complete, settled)
+            if len(self.found) > before:
+                return doubtful + [hypotheses[0] for hypotheses in open_]
+            doubtful += self._sift(open_, settled)
+            if len(self.found) > before or self.scene.budget.exhausted():
+                return doubtful
+        rows = everything.nonzero().flatten()
+        evidence = Evidence(self._vectors[:, rows], updates, own[rows], pairs.positions[rows])
+        place = {row: n for n, row in enumerate(rows.tolist())}
+        better = []
+        for group in _disjoint(doubtful):
+            if len(group.members) > EXCHANGEABLE: continue
+            changed = evidence.exchanged(Group(tuple(place[row] for row in group.members), group.residual), EXCHANGES)
+            better.append([Group(tuple(rows[list(changed.members)].tolist()), changed.residual)])
+        return self._sift(better, settled) or doubtful
+
+    def _witnesses(self, settled: Tensor, share: Tensor) -> Tensor:
+        """Return (N,) the token whose gradient is that of the pair alone, as far as known; -1 elsewhere."""
+        ledger = self._ledger
+        own = torch.full_like(ledger.tokens, -1)
+        whole = torch.cat([ledger.nearly(share), settled[settled >= 0]])
+        own[whole] = ledger.tokens[whole]
+        first = (self.pairs.positions == 0).nonzero().flatten()
+        if len(first) == 1:
+            own[first] = -1  # in every sequence, so its update is a sum
+        return own
 
     def _sift(self, grown: list[list[Group]], settled: Tensor) -> list[Group]:
         """Take out the sequences that agree with the update; return the best hypothesis of every seed that has none."""
@@ -316,7 +351,7 @@ class _Batch:
         A settled token may still occur several times at its one place, so each token is asked alone, and half have to agree.
         """
         ledger = self._ledger
-        places = [n for n, row in enumerate(group.members) if int(settled[ledger.tokens[row]]) == row]
+        places = [n for n, row in enumerate(group.members) if int(self._own[row]) >= 0]
         if not places:
             return None
         rows = torch.tensor([group.members[n] for n in places], device=own.device)
@@ -324,7 +359,7 @@ class _Batch:
         alone = _misfit(claimed.transpose(0, 1), seen)  # (m,)
         noise = self._token_noise[ledger.tokens[rows]]
         agree = alone < AGREES + noise / seen.norm(dim=1)
-        if int(agree.sum()) * 2 < len(places):
+        if int(agree.sum()) * 3 < len(places):
             return None
         chosen = claimed[:, agree]
         weights = torch.linalg.lstsq(chosen.flatten(1).T, seen[agree].flatten()[:, None]).solution[:, 0]  # (C',)

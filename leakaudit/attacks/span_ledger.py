@@ -155,6 +155,21 @@ class Ledger:
             open_ &= ~new
         return settled, torch.where(open_[:, None], share, 0.0)[self.tokens, self.positions]
 
+    def nearly(self, share: Tensor) -> Tensor:
+        """Return the pairs (k,) at which open tokens are entered as a whole for all that can be said yet.
+
+        Args:
+            share: (N,) as `settle` returns it.
+        """
+        count = int(self.tokens.max()) + 1
+        top = torch.full((count,), -torch.inf, dtype=share.dtype, device=share.device)
+        top.scatter_reduce_(0, self.tokens, share, "amax")
+        first = share == top[self.tokens]
+        others = torch.zeros_like(top)
+        others.scatter_reduce_(0, self.tokens, torch.where(first, 0.0, share.abs()), "amax")
+        whole = first & (share > CLEAR) & (others[self.tokens] < SECOND)
+        return whole.nonzero().flatten()
+
     @staticmethod
     def _stands_alone(share: Tensor, possible: Tensor) -> Tensor:
         """Return (T,) booleans: one coefficient near one, all others near zero."""
