@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.errors import DataError, SnapshotError
-from leakaudit.models import Task, tied_names, vocabulary_of
+from leakaudit.models import Task, outputs_of, tied_names, vocabulary_of
 from leakaudit.scores import Verification, VerificationStatus
 from leakaudit.snapshot import (
+    DeclaredDefense,
     MicroBatch,
     Observation,
     PublicFacts,
@@ -37,6 +38,15 @@ NOISE_TOLERANCE = 0.1
 STANDARD_ERRORS = 5.0
 """How far the projection of a noised update on the recomputed one may lie from 1, in standard errors: by chance it does so
 once in two million steps, while the update of another batch, hidden in however much noise, projects on less than 1."""
+
+DP_SGD = "dp-sgd"
+"""Name under which clipping per example with noise is declared: `noise_multiplier`, `max_grad_norm`, `expected_batch_size`."""
+
+NOISES = ("gaussian-noise", "laplace-noise", "relative-noise", DP_SGD)
+"""Defences that are in an update only if it does not come out the same when it is computed again."""
+
+FACTOR_TOLERANCE = 1e-3
+"""How near a factor must lie to a known one to be given its name. Our choice: two such factors are never that close."""
 
 SAME_DIRECTION = 0.2
 """Cosine between observed and recomputed update below which a step whose random state was not kept is a mismatch. Our
@@ -75,16 +85,93 @@ class ClientStep:
             raise SnapshotError(
                 f"the loss of this step cannot be replayed: {self.recipe.note or 'custom loss function'}"
             )
-        with _as_trained(self.model, self.recipe.training, frozenset(self.facts.shared)) as parameters:
+        with self._trained() as parameters:
             if self.facts.view == "delta":
                 return self._local_steps(parameters)
-            for batch in self.truth.micro_batches:
-                self._backward(batch)
+            if private := self.facts.declared(DP_SGD):
+                return self._private(parameters, private)
+            self._accumulate(parameters)
             self._clip(parameters)
-            return {
-                name: torch.zeros_like(p) if p.grad is None else p.grad.detach().float().clone()
-                for name, p in parameters.items()
-            }
+            return _gradients(parameters)
+
+    def raw(self) -> dict[str, Tensor]:
+        """Run the step without the declared defence: what clipping per example, noise or pruning keeps off the wire.
+
+        Raises:
+            SnapshotError: the loss cannot be replayed.
+        """
+        undefended = self.facts.model_copy(update={"defenses": ()})
+        return replace(self, facts=undefended).update()
+
+    @contextmanager
+    def _trained(self) -> Iterator[dict[str, nn.Parameter]]:
+        """Put the model into the client's state, what is in eval mode and noise on the embeddings included."""
+        with _as_trained(self.model, self.recipe.training, frozenset(self.facts.shared)) as parameters:
+            for name, module in self.model.named_modules():
+                if name in self.recipe.eval_modules:
+                    module.training = False
+            with _neftune(self.model, self.recipe.neftune_alpha):
+                yield parameters
+
+    def _accumulate(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        for batch in self.truth.micro_batches:
+            self._backward(batch)
+        if self.recipe.processes > 1:
+            for parameter in parameters.values():
+                if parameter.grad is not None:
+                    parameter.grad.div_(self.recipe.processes)
+
+    def _private(self, parameters: Mapping[str, nn.Parameter], private: DeclaredDefense) -> dict[str, Tensor]:
+        """Clip every example's gradient, add them up and divide by the expected batch size; the noise is not added.
+
+        Source: Abadi et al. 2016, Algorithm 1, with the divisor L of its line "Add noise". An example's gradient is B times its
+        share in the gradient of the micro-batch's mean loss, as Opacus takes it. Examples meet only in the loss, so its share
+        is what the rows of the outputs that belong to it are pulled by.
+        """
+        bound, expected = float(private.parameters["max_grad_norm"]), float(private.parameters["expected_batch_size"])
+        total = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()}
+        for batch in self.truth.micro_batches:
+            for example in self._per_example(batch, parameters):
+                norm = torch.stack([g.norm() for g in example.values()]).norm()
+                factor = float((bound / (norm + 1e-6)).clamp(max=1.0))  # 1e-6 as in Opacus' `clip_and_accumulate`
+                for name, gradient in example.items():
+                    total[name] += factor * gradient
+        return {name: gradient / expected for name, gradient in total.items()}
+
+    def _per_example(self, batch: MicroBatch, parameters: Mapping[str, nn.Parameter]) -> Iterator[dict[str, Tensor]]:
+        """Yield each example's gradient by parameter name."""
+        with self._forward(batch) as outputs:
+            rows = len(batch.inputs["input_ids"])
+            tensors, pulls = self._pulls_by_row(outputs, batch, rows)
+        for row in range(rows):
+            for parameter in parameters.values():
+                parameter.grad = None
+            own = []
+            for pull in pulls:
+                mine = torch.zeros_like(pull)
+                mine[row] = rows * pull[row]
+                own.append(mine)
+            torch.autograd.backward(tensors, own, retain_graph=row < rows - 1)
+            yield _gradients(parameters)
+
+    def _pulls_by_row(
+        self, outputs: Mapping[str, Tensor], batch: MicroBatch, rows: int
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return outputs with one row an example, and what pulls on them; a loss inside the model is followed to its logits."""
+        pulls = dict(batch.pulls) or {"loss": torch.ones(()) / self.recipe.loss_divisor}
+        scalars = [path for path in pulls if outputs[path].dim() == 0]
+        if not scalars:
+            return self._direct(outputs, pulls)
+        loss, pull = outputs[scalars[0]], pulls[scalars[0]].to(outputs[scalars[0]])
+        for output in outputs.values():
+            if output.requires_grad and output.dim() > 0 and len(output) == rows:
+                (reached,) = torch.autograd.grad(loss, output, pull, retain_graph=True, allow_unused=True)
+                if reached is not None:
+                    return [output], [reached]
+        raise SnapshotError(
+            "no output of the model holds one row an example that the loss is computed from, so the examples' gradients "
+            "cannot be told apart and the clipping of this private step cannot be repeated"
+        )
 
     def _local_steps(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
         """Take one SGD step a micro-batch and return the scaled difference; the weights are put back."""
@@ -113,6 +200,8 @@ class ClientStep:
     def _clip(self, parameters: Mapping[str, nn.Parameter]) -> None:
         if self.recipe.max_grad_norm:
             torch.nn.utils.clip_grad_norm_(list(parameters.values()), self.recipe.max_grad_norm)
+        if self.recipe.max_grad_value:
+            torch.nn.utils.clip_grad_value_(list(parameters.values()), self.recipe.max_grad_value)
 
     def observe(self) -> Observation:
         """Run the step and return what an eavesdropper sees of it.
@@ -125,6 +214,18 @@ class ClientStep:
         return Observation(update=update, model=self.model.eval(), facts=self.facts)
 
     def _backward(self, batch: MicroBatch) -> None:
+        if self.recipe.loss == "pulls":
+            with self._forward(batch) as outputs:
+                tensors, pulls = self._direct(outputs, batch.pulls)
+            torch.autograd.backward(tensors, pulls)
+            return
+        with self._as_seen(batch):
+            loss = self._loss(batch)
+        (loss / self.recipe.loss_divisor).backward()
+
+    @contextmanager
+    def _as_seen(self, batch: MicroBatch) -> Iterator[None]:
+        """Restore the random state and the precision in which the client saw a micro-batch."""
         device = batch.inputs["input_ids"].device
         with ExitStack() as stack:
             if batch.rng:
@@ -132,15 +233,49 @@ class ClientStep:
             if self.recipe.autocast:
                 dtype = torch.bfloat16 if self.recipe.autocast == "bf16" else torch.float16
                 stack.enter_context(torch.autocast(device.type, dtype=dtype))
-            loss = self._loss(batch)
-        (loss / self.recipe.loss_divisor).backward()
+            yield
+
+    @contextmanager
+    def _forward(self, batch: MicroBatch) -> Iterator[dict[str, Tensor]]:
+        """Run the model as the client did and yield its outputs by path."""
+        with self._as_seen(batch):
+            found = dict(outputs_of(self.model(**self._arguments(batch))))
+            missing = [path for path in batch.pulls if path not in found or not found[path].requires_grad]
+            if missing:
+                raise SnapshotError(
+                    f"the client's loss came from the model's output {missing[0]!r}, and the rebuilt model has none of that "
+                    "name that depends on shared parameters"
+                )
+            yield found
+
+    def _direct(self, outputs: Mapping[str, Tensor], pulls: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return outputs and what pulls on each by itself.
+
+        What arrived at an output includes what came through later outputs that were computed from it (a pooled state from the
+        last hidden one); that part comes again when these are pulled, so it is taken out.
+        """
+        order = sorted(pulls, key=lambda path: -outputs[path].grad_fn._sequence_nr())  # type: ignore[union-attr]
+        tensors: list[Tensor] = []
+        direct: list[Tensor] = []
+        for path in order:
+            output, pull = outputs[path], pulls[path].to(outputs[path])
+            if tensors:
+                (via,) = torch.autograd.grad(tensors, output, direct, retain_graph=True, allow_unused=True)
+                pull = pull if via is None else pull - via
+            tensors.append(output)
+            direct.append(pull)
+        return tensors, direct
+
+    def _arguments(self, batch: MicroBatch) -> dict[str, Any]:
+        inputs: dict[str, Any] = {**batch.inputs, **batch.options}
+        if batch.num_items is not None and (self.recipe.pass_num_items or self.recipe.loss == "pulls"):
+            inputs["num_items_in_batch"] = batch.num_items
+        return inputs
 
     def _loss(self, batch: MicroBatch) -> Tensor:
-        inputs: dict[str, Any] = dict(batch.inputs)
+        inputs = self._arguments(batch)
         if self.recipe.loss == "label_smoothing":
             return self._smoothed_loss(inputs, batch)
-        if self.recipe.pass_num_items and batch.num_items is not None:
-            inputs["num_items_in_batch"] = batch.num_items
         loss: Tensor = self.model(**inputs).loss
         return loss
 
@@ -148,8 +283,6 @@ class ClientStep:
         from transformers.trainer_pt_utils import LabelSmoother
 
         labels = inputs.pop("labels")
-        if self.recipe.pass_num_items and batch.num_items is not None:
-            inputs["num_items_in_batch"] = batch.num_items
         outputs = self.model(**inputs)
         smoother = LabelSmoother(epsilon=self.recipe.label_smoothing)
         shift = self.facts.task == "causal-lm"
@@ -157,11 +290,44 @@ class ClientStep:
         return loss
 
 
+def _gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Return the gradients as they are now, in float32; zero for a parameter that the loss did not reach."""
+    return {
+        name: torch.zeros_like(p, dtype=torch.float32) if p.grad is None else p.grad.detach().float().clone()
+        for name, p in parameters.items()
+    }
+
+
+@contextmanager
+def _neftune(model: nn.Module, alpha: float | None) -> Iterator[None]:
+    """Add NEFTune's noise to the word embeddings, drawing from the random state as the client's own hook did.
+
+    Source: Jain et al. 2023, Algorithm 1: uniform in (-1, 1), times alpha / sqrt(L d), L tokens of d entries.
+    """
+    if not alpha:
+        yield
+        return
+
+    def noisy(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        if not module.training:
+            return output
+        bound = alpha / torch.sqrt(torch.tensor(output.size(1) * output.size(2)))
+        return output + torch.zeros_like(output).uniform_(-bound, bound)  # type: ignore[arg-type]
+
+    table: nn.Module = model.get_input_embeddings()  # type: ignore[operator]
+    hook = table.register_forward_hook(noisy)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 @contextmanager
 def _as_trained(model: nn.Module, training: bool, shared: frozenset[str]) -> Iterator[dict[str, nn.Parameter]]:
     """Put the model into the client's state, with gradients for the shared parameters only, and back afterwards."""
     before = {name: p.requires_grad for name, p in model.named_parameters()}
     was_training = model.training
+    buffers = {name: b.clone() for name, b in model.named_buffers()} if training else {}
     model.train(training)
     model.zero_grad(set_to_none=True)
     for name, parameter in model.named_parameters():
@@ -172,6 +338,12 @@ def _as_trained(model: nn.Module, training: bool, shared: frozenset[str]) -> Ite
     finally:
         model.zero_grad(set_to_none=True)
         model.train(was_training)
+        for (
+            name,
+            buffer,
+        ) in model.named_buffers():  # batch norm counts on in training mode, and the step may be repeated
+            if name in buffers:
+                buffer.copy_(buffers[name])
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(before[name])
 
@@ -252,48 +424,135 @@ def verify(step: ClientStep, observed: Mapping[str, Tensor]) -> Verification:
         return Verification(
             status=VerificationStatus.STOCHASTIC, note=f"not recomputed: {step.recipe.note or 'custom loss function'}"
         )
-    recomputed = step.update()
+    try:
+        return _stamp(step, observed)
+    except SnapshotError as error:
+        return Verification(status=VerificationStatus.MISMATCH, note=f"cannot be recomputed: {error}")
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+        # The type only: a message of the model's own code may quote its inputs.
+        return Verification(status=VerificationStatus.MISMATCH, note=f"recomputing raised {type(error).__name__}")
+
+
+def _stamp(step: ClientStep, observed: Mapping[str, Tensor]) -> Verification:
+    tolerance = TOLERANCE.get(step.recipe.autocast or step.facts.dtype, FLOAT32_TOLERANCE)
+    noise = next((name for name in NOISES if step.facts.declared(name)), "")
+    if noise == DP_SGD:
+        bare = _compared(step, observed, step.raw())
+        if bare.error <= tolerance:
+            return _verified(bare, f"the declared {noise} is not in the update: it was sent undefended")
+    found = _compared(step, observed, step.update())
+    if found.norm == 0.0 or float(found.seen.norm()) == 0.0:
+        return Verification(
+            status=VerificationStatus.MISMATCH, note="the observed or the recomputed update is all zero"
+        )
+    sigma = _declared_sigma(step, found.own)
+    if found.error <= tolerance:
+        return _verified(found, f"the declared {noise} is not in the update" if sigma else "")
+    if found.scale > 0 and found.scaled_error <= tolerance:
+        return Verification(
+            status=VerificationStatus.SCALED,
+            relative_error=found.scaled_error,
+            scale=found.scale,
+            note=_why_scaled(step, found),
+        )
+    residual = found.seen - found.own
+    if sigma and _is_noise(residual, found.own, sigma, tolerance):
+        return Verification(
+            status=VerificationStatus.NOISED,
+            relative_error=found.error,
+            scale=1.0,
+            sigma=float(residual.std()),
+            note="as declared",
+        )
+    cosine = float(found.seen @ found.own) / (found.norm * float(found.seen.norm()))
+    if step.recipe.training and step.facts.dropout and not _repeats_dropout(step) and cosine >= SAME_DIRECTION:
+        return Verification(
+            status=VerificationStatus.STOCHASTIC,
+            relative_error=found.error,
+            scale=found.scale,
+            note=f"dropout state was not kept; cosine {cosine:.2f}",
+        )
+    return Verification(
+        status=VerificationStatus.MISMATCH,
+        relative_error=found.error,
+        scale=found.scale,
+        note=f"cosine {cosine:.2f} with the update recomputed from the kept batch",
+    )
+
+
+def defenses_found(step: ClientStep, stamp: Verification) -> tuple[DeclaredDefense, ...]:
+    """Return the declared defences without noise that is declared and not in the update.
+
+    Where a step comes out the same when it is computed again without noise, no noise was added to it, whatever the protocol says
+    (this happened to users of Opacus who trained through a trainer that stepped the wrong optimizer). Such a step is audited as
+    what it is: undefended.
+    """
+    same = stamp.status in (VerificationStatus.VERIFIED, VerificationStatus.SCALED)
+    return tuple(
+        defense for defense in step.facts.defenses if not (same and defense.name in NOISES and _has_noise(defense))
+    )
+
+
+def _has_noise(defense: DeclaredDefense) -> bool:
+    return any(float(defense.parameters.get(knob, 0.0) or 0.0) > 0 for knob in ("sigma", "scale", "noise_multiplier"))
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """An observed and a recomputed update, entry by entry."""
+
+    seen: Tensor
+    """(entries,), float64."""
+    own: Tensor
+    """(entries,), float64."""
+    norm: float
+    """Of the recomputed one."""
+    error: float
+    """||seen - own|| / ||own||; infinite where own is zero."""
+    scale: float
+    """k = <seen, own> / <own, own>."""
+    scaled_error: float
+    """||seen - k own|| / (|k| ||own||)."""
+
+
+def _compared(step: ClientStep, observed: Mapping[str, Tensor], recomputed: Mapping[str, Tensor]) -> _Compared:
     check_finite(recomputed)
     kept = _mask_of_pruned(step, observed)
     seen = torch.cat([observed[name].double().flatten() for name in recomputed])
     own = torch.cat([(recomputed[name] * kept.get(name, 1.0)).double().flatten() for name in recomputed])
     norm = float(own.norm())
-    if norm == 0.0 or float(seen.norm()) == 0.0:
-        return Verification(
-            status=VerificationStatus.MISMATCH, note="the observed or the recomputed update is all zero"
-        )
-    plain = float((seen - own).norm()) / norm
-    tolerance = TOLERANCE.get(step.recipe.autocast or step.facts.dtype, FLOAT32_TOLERANCE)
-    sigma = _declared_sigma(step, own)
-    if plain <= tolerance:
-        note = "the declared gaussian-noise is not in the update" if sigma else ""
-        return Verification(status=VerificationStatus.VERIFIED, relative_error=plain, scale=1.0, note=note)
-    k = float(seen @ own) / norm**2
-    scaled = float((seen - k * own).norm()) / (abs(k) * norm) if k else float("inf")
-    if k > 0 and scaled <= tolerance:
-        return Verification(status=VerificationStatus.SCALED, relative_error=scaled, scale=k)
-    if sigma and _is_noise(seen - own, own, sigma, tolerance):
-        return Verification(
-            status=VerificationStatus.NOISED,
-            relative_error=plain,
-            scale=1.0,
-            sigma=float((seen - own).std()),
-            note="as declared",
-        )
-    cosine = float(seen @ own) / (norm * float(seen.norm()))
-    if step.recipe.training and step.facts.dropout and not _repeats_dropout(step) and cosine >= SAME_DIRECTION:
-        return Verification(
-            status=VerificationStatus.STOCHASTIC,
-            relative_error=plain,
-            scale=k,
-            note=f"dropout state was not kept; cosine {cosine:.2f}",
-        )
-    return Verification(
-        status=VerificationStatus.MISMATCH,
-        relative_error=plain,
+    k = float(seen @ own) / norm**2 if norm else 0.0
+    return _Compared(
+        seen=seen,
+        own=own,
+        norm=norm,
+        error=float((seen - own).norm()) / norm if norm else float("inf"),
         scale=k,
-        note=f"cosine {cosine:.2f} with the update recomputed from the kept batch",
+        scaled_error=float((seen - k * own).norm()) / (abs(k) * norm) if k else float("inf"),
     )
+
+
+def _verified(found: _Compared, note: str) -> Verification:
+    return Verification(status=VerificationStatus.VERIFIED, relative_error=found.error, scale=1.0, note=note)
+
+
+def _why_scaled(step: ClientStep, found: _Compared) -> str:
+    """Name the factor where it is one that trainers are known for."""
+    k, windows, processes = found.scale, len(step.truth.micro_batches), step.recipe.processes
+    norm = float(found.seen.norm())
+    round_norm = float(f"{norm:.1g}")
+    named = [
+        (k, windows, "the number of micro-batches"),
+        (k, 1 / windows, "one over the number of micro-batches"),
+        (k, processes, "the number of processes"),
+        (k, 1 / processes, "one over the number of processes"),
+    ]
+    for value, known, name in named:
+        if known != 1 and abs(value - known) <= FACTOR_TOLERANCE * known:
+            return f"the factor is {name}"
+    if k < 1 and abs(norm - round_norm) <= FACTOR_TOLERANCE * round_norm:
+        return f"as if clipped to a norm of {round_norm:g}"
+    return ""
 
 
 def _mask_of_pruned(step: ClientStep, observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -306,8 +565,12 @@ def _mask_of_pruned(step: ClientStep, observed: Mapping[str, Tensor]) -> dict[st
 def _declared_sigma(step: ClientStep, recomputed: Tensor) -> float | None:
     """Return the standard deviation of the noise that the protocol declares, in the update's units, or None.
 
-    Declared as `sigma`, or as `scale`: a multiple of the root mean square of the whole update.
+    Declared as `sigma`, or as `scale`: a multiple of the root mean square of the whole update; for private SGD noise multiplier
+    times clipping bound over the expected batch size (Abadi et al. 2016, Algorithm 1).
     """
+    if private := step.facts.declared(DP_SGD):
+        sums = float(private.parameters["noise_multiplier"]) * float(private.parameters["max_grad_norm"])
+        return sums / float(private.parameters["expected_batch_size"]) or None
     declared = step.facts.declared("gaussian-noise")
     if declared is None:
         return None

@@ -6,7 +6,7 @@ re-simulating defences only.
 On disk a snapshot is a folder (0700) of three files (0600):
 
     observed.safetensors    update/<parameter>, weights/<parameter or buffer>
-    truth.safetensors       <micro-batch>/inputs/<name>, <micro-batch>/rng/<device>, <micro-batch>/num_items
+    truth.safetensors       <micro-batch>/inputs/<name>, rng/<device>, num_items, options/<name>, kept_back/<name>, pulls/<path>, again
     snapshot.json           everything else, with the SHA-256 of both files
 """
 
@@ -28,7 +28,7 @@ from leakaudit.errors import NonFiniteUpdateError, SnapshotDamagedError, Snapsho
 from leakaudit.models import ModelRecipe, Vocabulary, build_model
 from leakaudit.snapshot_files import digest_of, read_tensors, stored_name, write_tensors, write_text
 
-SCHEMA = "leakaudit.snapshot/1.0"
+SCHEMA = "leakaudit.snapshot/1.1"
 OBSERVED, TRUTH, MANIFEST = "observed.safetensors", "truth.safetensors", "snapshot.json"
 
 IGNORED_LABEL = -100
@@ -151,6 +151,15 @@ class MicroBatch:
     """Device type -> state of its random generator immediately before the forward pass; empty where it was not kept."""
     num_items: Tensor | None = None
     """The trainer's `num_items_in_batch`, where it passed one."""
+    options: Mapping[str, bool | float] = field(default_factory=dict)
+    """Plain values that the model's forward was given beside the tensors."""
+    kept_back: Mapping[str, Tensor] = field(default_factory=dict)
+    """What the trainer had in the batch and kept from the model, such as labels for a loss of its own."""
+    pulls: Mapping[str, Tensor] = field(default_factory=dict)
+    """Path of an output of the model -> gradient that the client's loss sent there, accumulation and weights included. Where the
+    model computes the loss, it is `loss` and one number; empty where it was not kept."""
+    again: bool = False
+    """A further forward pass over the tokens of another one (R-Drop): part of the step, but not of the batch."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +171,7 @@ class Truth:
     def sequences(self) -> list[tuple[int, ...]]:
         """Return every sequence of the batch without padding, special tokens included."""
         found: list[tuple[int, ...]] = []
-        for batch in self.micro_batches:
+        for batch in self._distinct():
             ids = batch.inputs["input_ids"]
             mask = batch.inputs.get("attention_mask")
             keep = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
@@ -173,19 +182,27 @@ class Truth:
     def labels(self) -> list[int] | None:
         """Return the class of every sequence, or None where the labels are not one class a sequence."""
         found: list[int] = []
-        for batch in self.micro_batches:
-            labels = batch.inputs.get("labels")
+        for batch in self._distinct():
+            labels = batch.inputs.get("labels", batch.kept_back.get("labels"))
             if labels is None or labels.dim() != 1 or labels.dtype.is_floating_point:
                 return None
             found += [int(label) for label in labels if label != IGNORED_LABEL]
         return found
+
+    def _distinct(self) -> list[MicroBatch]:
+        """Return the micro-batches that hold sequences of their own."""
+        return [batch for batch in self.micro_batches if not batch.again]
 
     def to(self, device: torch.device) -> Truth:
         """Return this batch on `device`; random states stay on the CPU, where generators take them from."""
 
         def move(batch: MicroBatch) -> MicroBatch:
             items = None if batch.num_items is None else batch.num_items.to(device)
-            return replace(batch, inputs={k: v.to(device) for k, v in batch.inputs.items()}, num_items=items)
+            moved: Any = {
+                part: {name: value.to(device) for name, value in getattr(batch, part).items()}
+                for part in ("inputs", "kept_back", "pulls")
+            }
+            return replace(batch, **moved, num_items=items)
 
         return Truth(tuple(move(batch) for batch in self.micro_batches))
 
@@ -194,16 +211,27 @@ class StepRecipe(_Facts):
     """How the client turned its batch into an update, as far as tensors do not say it."""
 
     training: bool = True
-    loss: Literal["forward", "label_smoothing", "unsupported"] = "forward"
-    """Where the loss came from: the model's own output, the trainer's label smoother, or code that cannot be replayed."""
+    loss: Literal["forward", "pulls", "label_smoothing", "unsupported"] = "forward"
+    """Where the loss came from: the model's own output, wherever it was as far as its pulls on the model's outputs tell, the
+    trainer's label smoother, or code that cannot be replayed."""
     label_smoothing: float = 0.0
     loss_divisor: float = 1.0
     """The trainer divides each micro-batch's loss by this before the backward pass."""
     pass_num_items: bool = False
     """Whether the model's forward was given `num_items_in_batch`."""
     max_grad_norm: float | None = None
+    max_grad_value: float | None = None
+    """Every entry of the update was cut to this size, if at all."""
     autocast: Literal["bf16", "fp16"] | None = None
     kept_rng: bool = True
+    eval_modules: tuple[str, ...] = ()
+    """Modules that the client kept in eval mode while the model as a whole trained."""
+    neftune_alpha: float | None = None
+    """Uniform noise of alpha / sqrt(T D) on the word embeddings (NEFTune, Jain et al. 2023, Algorithm 1)."""
+    processes: int = 1
+    """Processes over whose gradients the update is the mean; the micro-batches are those of all of them."""
+    outside: int = 0
+    """Parameters that the client trains outside the model that is rebuilt; they are not part of the update here."""
     note: str = ""
 
 
@@ -315,11 +343,19 @@ def write_snapshot(
 def _truth_tensors(truth: Truth) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for index, batch in enumerate(truth.micro_batches):
-        tensors |= {f"{index}/inputs/{name}": value.contiguous() for name, value in batch.inputs.items()}
-        tensors |= {f"{index}/rng/{device}": state for device, state in batch.rng.items()}
+        for part in ("inputs", "rng", "kept_back", "pulls"):
+            values = getattr(batch, part)
+            tensors |= {f"{index}/{part}/{name}": value.contiguous() for name, value in values.items()}
+        tensors |= {f"{index}/options/{name}": _scalar(value) for name, value in batch.options.items()}
         if batch.num_items is not None:
             tensors[f"{index}/num_items"] = batch.num_items
+        if batch.again:
+            tensors[f"{index}/again"] = torch.tensor(True)
     return tensors
+
+
+def _scalar(value: bool | float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
 
 
 def _unpacked(row: tuple[int, ...], batch: MicroBatch) -> list[tuple[int, ...]]:
@@ -344,9 +380,17 @@ def _truth_from(tensors: Mapping[str, Tensor], folder: Path) -> Truth:
         raise SnapshotDamagedError(f"{folder}: {TRUTH} holds a tensor whose name is not one of ours")
     for index in sorted({int(key.split("/")[0]) for key in tensors}):
         mine = {key.split("/", 1)[1]: value for key, value in tensors.items() if key.startswith(f"{index}/")}
-        inputs = {key.removeprefix("inputs/"): value for key, value in mine.items() if key.startswith("inputs/")}
-        rng = {key.removeprefix("rng/"): value for key, value in mine.items() if key.startswith("rng/")}
-        batches.append(MicroBatch(inputs=inputs, rng=rng, num_items=mine.get("num_items")))
+        batches.append(
+            MicroBatch(
+                inputs=_below("inputs/", mine),
+                rng=_below("rng/", mine),
+                num_items=mine.get("num_items"),
+                options={name: value.item() for name, value in _below("options/", mine).items()},
+                kept_back=_below("kept_back/", mine),
+                pulls=_below("pulls/", mine),
+                again="again" in mine,
+            )
+        )
     if not batches or any("input_ids" not in batch.inputs for batch in batches):
         raise SnapshotDamagedError(f"{folder}: {TRUTH} holds a batch without `input_ids`, or none")
     return Truth(tuple(batches))
