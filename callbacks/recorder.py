@@ -52,6 +52,10 @@ class Kept:
     copy_seconds: float
     autocast: torch.dtype | None = None
     """In which the forward passes ran, as far as it could be seen from outside."""
+    training: bool = True
+    """Whether the model was in training mode during its forward passes."""
+    eval_modules: tuple[str, ...] = ()
+    """Parts of a model that trained which were not."""
     tapped: bool = False
     """Whether the batches hold what the loss sent back."""
     ready: Callable[[], None] = lambda: None
@@ -73,8 +77,13 @@ class Counters:
 class Peers(Protocol):
     """The other processes of a distributed run; every method is entered by all of them, or none."""
 
-    first: bool
-    """Whether this process is the one that writes."""
+    @property
+    def first(self) -> bool:
+        """Whether this process is the one that writes."""
+
+    @property
+    def mean_over(self) -> int:
+        """Processes over whose gradients the update is the mean."""
 
     def agree(self, yes: bool) -> bool:
         """Return whether all processes say yes."""
@@ -112,6 +121,8 @@ class _Armed:
     kept_back: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
     """Persistent buffers before the first forward pass, which may change them (batch norm)."""
+    modes: dict[str, bool] = field(default_factory=dict)
+    """Module -> whether it was in training mode at the first forward pass; trainers set it as late as that."""
     local: dict[str, Tensor] = field(default_factory=dict)
     """Gradients of this process before they are summed with those of others; filled where `observe` is `local`."""
     before: dict[str, Tensor] = field(default_factory=dict)
@@ -270,6 +281,7 @@ class Recorder:
         try:
             if not armed.passes:
                 armed.buffers = {plain_name(n): b.detach().clone() for n, b in self._model.named_buffers()}
+                armed.modes = {plain_name(n): m.training for n, m in self._model.named_modules()}
             seen.rng = _random_state(self._model)
             seen.kept_back = {k: v for k, v in armed.kept_back.items() if k not in seen.inputs}
             armed.passes.append(seen)
@@ -293,9 +305,6 @@ class Recorder:
             if earlier and self._nothing_accumulated():
                 gone = {id(p) for p in earlier}
                 armed.passes = [p for p in armed.passes if id(p) not in gone]
-            twins = [p for p in armed.passes if p.backward == backward and _same_tokens(p, seen)]
-            for twin in twins:  # a backward pass arrives at the last forward pass first
-                twin.again = True
         except Exception as error:
             self._give_up(error)
 
@@ -386,6 +395,8 @@ class Recorder:
     def _keep(self, armed: _Armed, start: float) -> None:
         """Copy the step and hand it to the writer. Every process of a distributed run comes here, or none."""
         passes = [p for p in armed.passes if p.backward is not None or not p.tapped]
+        for number, seen in enumerate(passes):
+            seen.again = any(_same_tokens(seen, p) for p in passes[:number] if seen.backward == p.backward is not None)
         truth = Truth(tuple(_micro_batch(p, armed.divisor) for p in passes))
         if self._peers is not None:
             if not self._peers.agree(not self.writing()):
@@ -410,6 +421,8 @@ class Recorder:
             manifest=armed.manifest,
             copy_seconds=time.perf_counter() - start,
             autocast=next((p.autocast for p in passes), None),
+            training=armed.modes.get("", True),
+            eval_modules=tuple(name for name, on in armed.modes.items() if not on and armed.modes.get("")),
             tapped=bool(passes) and all(p.tapped for p in passes),
             ready=ready.wait,
         )
@@ -547,7 +560,7 @@ def _own_part(gradient: Tensor) -> Tensor:
 
 def _same_tokens(one: Pass, two: Pass) -> bool:
     mine, others = one.inputs.get("input_ids"), two.inputs.get("input_ids")
-    return one is not two and mine is not None and others is not None and torch.equal(mine, others)
+    return mine is not None and others is not None and torch.equal(mine, others)
 
 
 def _micro_batch(seen: Pass, divisor: float) -> MicroBatch:

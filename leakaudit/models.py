@@ -78,6 +78,8 @@ class ModelRecipe(BaseModel):
             )
         # Where it was loaded from is no part of the architecture, and may name a person or a project.
         public = {key: value for key, value in config.to_dict().items() if key != "_name_or_path"}
+        # `model.to(torch.bfloat16)` leaves the configuration behind.
+        public["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
         return cls(class_name=name, config=public, lora=adapted(model))
 
 

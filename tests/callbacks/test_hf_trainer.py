@@ -4,6 +4,7 @@ that a naive callback falls into (the number is in each test's name)."""
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import logging
 import os
@@ -19,8 +20,8 @@ from transformers import BertForQuestionAnswering, DataCollatorWithFlattening, T
 
 from leakaudit.battery import Audit
 from leakaudit.budget import Budget
-from leakaudit.callbacks import hf_trainer
-from leakaudit.callbacks.hf_trainer import OFF_SWITCH, LeakAuditCallback
+from leakaudit.callbacks.audit_run import OFF_SWITCH, AuditRun
+from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.recorder import innermost
 from leakaudit.client import ClientStep, verify
 from leakaudit.config import PluginSpec
@@ -123,7 +124,7 @@ def test_row_6_a_window_without_labels_to_count_is_divided_by_its_micro_batches(
     found = train(tmp_path, model=model, rows=rows, gradient_accumulation_steps=2, attach=attach)
     assert len(found) == 3
     for snapshot in found.values():
-        assert snapshot.recipe.loss_divisor == snapshot.observation.facts.loss_divisor == 2.0
+        assert snapshot.observation.facts.loss_divisor == 2.0
         assert_verified(snapshot)
 
 
@@ -155,33 +156,26 @@ def test_row_6_a_language_model_divides_by_the_items_of_the_window(tmp_path: Pat
         assert_verified(snapshot)
 
 
-def test_row_7_label_smoothing_is_replayed(tmp_path: Path) -> None:
-    """The Trainer takes the labels out before the forward pass; they are read before that."""
-    found = train(tmp_path, label_smoothing_factor=0.1, gradient_accumulation_steps=2)
+@pytest.mark.parametrize("attach", [True, False])
+def test_row_7_a_loss_of_the_trainers_own_is_replayed(tmp_path: Path, attach: bool) -> None:
+    """Label smoothing: the Trainer takes the labels out before the forward pass; only `attach` sees them, the update needs none."""
+    found = train(tmp_path, label_smoothing_factor=0.1, gradient_accumulation_steps=2, attach=attach)
     for snapshot in found.values():
-        assert snapshot.truth.labels() is not None
-        assert snapshot.recipe.loss == "label_smoothing"
+        assert (snapshot.truth.labels() is not None) == attach
+        assert all("labels" not in batch.inputs for batch in snapshot.truth.micro_batches)
         assert_verified(snapshot)
 
 
-def test_row_7_label_smoothing_without_attach_is_said_to_be_unsupported(tmp_path: Path) -> None:
-    """The forward pass does not see the labels, so nothing is claimed."""
-    found = train(tmp_path, attach=False, label_smoothing_factor=0.1)
-    assert found[0].truth.labels() is None
-    verification = stamp(found[0])
-    assert verification.status is VerificationStatus.STOCHASTIC
-    assert "label smoothing without attach(trainer)" in verification.note
-
-
-def test_row_7_a_loss_of_the_users_own_is_said_to_be_unsupported(tmp_path: Path) -> None:
-    """It cannot be replayed elsewhere; the labels are kept all the same."""
+def test_row_7_a_loss_of_the_users_own_is_replayed(tmp_path: Path) -> None:
+    """`compute_loss_func` is code that nobody else has; what it sends into the logits is enough."""
 
     def own_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
-        return torch.nn.functional.cross_entropy(outputs.logits, labels)
+        return torch.nn.functional.cross_entropy(outputs.logits, labels) + outputs.logits.square().mean()
 
     found = train(tmp_path, trainer_options={"compute_loss_func": own_loss}, gradient_accumulation_steps=2)
-    assert found[0].truth.labels() is not None
-    assert "compute_loss_func is user code" in stamp(found[0]).note
+    for snapshot in found.values():
+        assert snapshot.truth.labels() is not None
+        assert_verified(snapshot)
 
 
 def test_row_8_the_update_is_the_clipped_one(tmp_path: Path) -> None:
@@ -234,18 +228,20 @@ def test_row_18_evaluation_is_not_recorded(tmp_path: Path) -> None:
             assert_verified(snapshot)
 
 
-def test_row_18_a_loss_of_two_forward_passes_is_not_called_verified(tmp_path: Path) -> None:
-    """R-Drop: with attach it is named as user code; without, two recorded batches do not explain the update."""
+@pytest.mark.parametrize("attach", [True, False])
+def test_row_18_a_loss_of_two_forward_passes_is_one_batch(tmp_path: Path, attach: bool) -> None:
+    """R-Drop: both passes are part of the step, with masks of their own, and the second adds no sequence."""
 
     class Twice(Trainer):
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             return 0.3 * model(**inputs).loss + model(**inputs).loss ** 2
 
-    attached = train(tmp_path / "a", kind=Twice)
-    assert "Twice.compute_loss is user code" in stamp(attached[0]).note
-    hooked = train(tmp_path / "b", kind=Twice, attach=False)
-    assert len(hooked[0].truth.micro_batches) == 2
-    assert stamp(hooked[0]).status is not VERIFIED
+    found = train(tmp_path, kind=Twice, attach=attach, model=tiny.bert(dropout=0.1))
+    for snapshot in found.values():
+        assert [batch.again for batch in snapshot.truth.micro_batches] == [False, True]
+        assert len(snapshot.truth.sequences()) == 2
+        assert "1 forward passes saw a batch that another one had seen" in snapshot.recipe.note
+        assert_verified(snapshot)
 
 
 def test_row_19_dropout_is_repeated_from_the_kept_state(tmp_path: Path) -> None:
@@ -255,7 +251,7 @@ def test_row_19_dropout_is_repeated_from_the_kept_state(tmp_path: Path) -> None:
     for snapshot in found.values():
         assert snapshot.observation.facts.dropout
         assert_verified(snapshot)
-        forgot = Truth(tuple(MicroBatch(batch.inputs, {}, batch.num_items) for batch in snapshot.truth.micro_batches))
+        forgot = Truth(tuple(dataclasses.replace(batch, rng={}) for batch in snapshot.truth.micro_batches))
         step = ClientStep(snapshot.observation.model, forgot, snapshot.recipe, snapshot.observation.facts)
         assert verify(step, snapshot.observation.update).status is VerificationStatus.STOCHASTIC
 
@@ -611,7 +607,7 @@ def test_a_spool_removed_during_the_run_ends_the_audit_only(tmp_path: Path, capl
     with tiny_trainer.without_side_process():
         trainer.train()
     assert trainer.state.global_step == 4
-    assert caplog.text.count("leakaudit is off for this run: somebody removed") == 1
+    assert caplog.text.count("leakaudit is off for this run: SpoolError: somebody removed") == 1
 
 
 def test_an_unwritable_folder_ends_the_audit_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -629,7 +625,7 @@ def test_a_problem_of_our_own_never_reaches_training(
     def broken(*args: Any) -> None:
         raise ValueError("the old dog chased a cat")
 
-    monkeypatch.setattr(hf_trainer, "_recipe", broken)
+    monkeypatch.setattr(LeakAuditCallback, "_now", broken)
     trainer = make_trainer(tmp_path, LeakAuditCallback(tiny_trainer.audit_config(tmp_path)))
     trainer.train()
     assert trainer.state.global_step == 3
@@ -647,7 +643,7 @@ def test_ctrl_c_goes_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     trainer = make_trainer(tmp_path, audit)
     audit.attach(trainer)
     with tiny_trainer.without_side_process():
-        monkeypatch.setattr(LeakAuditCallback, "_log_results", interrupt)
+        monkeypatch.setattr(AuditRun, "log_results", interrupt)
         with pytest.raises(KeyboardInterrupt):
             trainer.train()
         assert json.loads((tmp_path / "audit" / "spool" / "finished.json").read_text())["interrupted"]

@@ -1,0 +1,678 @@
+"""One audited training run, the same under every trainer: schedule, recorder, spool, side process, and how it ends.
+
+No framework is imported here. An adapter tells when a run begins and ends, what a step is called, and the few facts about it that
+only its framework knows (`StepNow`); everything else is seen at the model and the optimizer.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import torch
+from torch import nn
+
+from leakaudit.callbacks.private_sgd import PrivateSgd, private_sgd
+from leakaudit.callbacks.recorder import Kept, Observe, Peers, Recorder, layers_of
+from leakaudit.callbacks.side_process import SideProcess, by_hand, say
+from leakaudit.client import DP_SGD, public_facts
+from leakaudit.config import AuditConfig, load_config
+from leakaudit.errors import LeakAuditError, SnapshotError, SpoolError
+from leakaudit.gate import load_policy
+from leakaudit.models import ModelRecipe, plain_name, unwrapped
+from leakaudit.registry import attacks, defenses
+from leakaudit.scores import Attempt, Overhead, Score, load_journal
+from leakaudit.snapshot import (
+    DeclaredDefense,
+    Manifest,
+    Provenance,
+    PublicFacts,
+    StepRecipe,
+    dropout_rates,
+)
+from leakaudit.spool import Place, Spool, Totals, settle
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+Source = AuditConfig | Mapping[str, Any] | Path | str | None
+
+OFF_SWITCH = "LEAKAUDIT_DISABLED"
+
+SPARE_DISK = 3
+"""Free disk that a snapshot asks for, in sizes of the model: it takes two, weights and update."""
+
+AUTOCAST: Mapping[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+AUTOCAST_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+
+METRICS = {"exact_rate": "exact", "r1": "rouge1", "token_recall": "token_recall", "label_accuracy": "label_accuracy"}
+"""Name in the trainer's log -> metric of the results; the strongest attack on the step counts."""
+
+
+@dataclass(frozen=True)
+class StepNow:
+    """What only the framework knows of the step that begins."""
+
+    step: int
+    """Optimizer step, counted from 0."""
+    epoch: float | None = None
+    total_steps: int | None = None
+    loss: float | None = None
+    """Last one that was logged."""
+    learning_rate: float | None = None
+    max_grad_norm: float | None = None
+    max_grad_value: float | None = None
+    autocast: str | None = None
+    """`bf16` or `fp16`, where the framework hides it from outside; None leaves it to what the forward passes run in."""
+    kept_rng: bool = True
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What an adapter knows of the run when it begins."""
+
+    framework: str
+    versions: Mapping[str, str]
+    model: nn.Module
+    """As the framework holds it, wrapped or not."""
+    optimizer: Any
+    tokenizer: Any
+    called: nn.Module | None = None
+    """The object that the training loop calls; None for `model`."""
+    scaler: Any = None
+    batch_size_bound: int | None = None
+    total_steps: int | None = None
+    kept_before: int = 0
+    """Steps that the run kept before it was resumed from a checkpoint."""
+    log: Callable[[dict[str, float]], None] | None = None
+    """Sends numbers to the framework's loggers."""
+    observe: Observe = "update"
+    local_steps: int = 1
+    peers: Peers | None = None
+
+
+@dataclass
+class AuditRun:
+    """One audited training run; a second one of the same trainer is another."""
+
+    config: AuditConfig
+    spool: Spool
+    recorder: Recorder
+    side: SideProcess
+    stack: Stack
+    model: nn.Module
+    """The model itself, out of every wrapper."""
+    model_recipe: ModelRecipe
+    facts: PublicFacts
+    """What is public for as long as the run lasts; what changes from step to step is filled in per step."""
+    private: PrivateSgd | None = None
+    outside: int = 0
+    started: float = field(default_factory=time.monotonic)
+    skipped: int = 0
+    skipped_since: int = 0
+    """Skipped since the last kept step."""
+    too_full: int = 0
+    """Due steps that the disk had no room for."""
+    journal_size: int = 0
+    logged: set[str] = field(default_factory=set)
+    mute: bool = False
+    """A logger of the trainer failed on our numbers."""
+    blocked_s: float = 0.0
+
+    @property
+    def kept(self) -> int:
+        """Return the steps kept so far, the one on its way to the disk and those before a checkpoint included."""
+        # Asked first: what arrives in between is counted twice rather than not at all.
+        on_its_way = self.recorder.writing()
+        return self.stack.kept_before + self.recorder.counters.kept + on_its_way
+
+    @property
+    def journal(self) -> Path:
+        """Return where the side process notes finished attempts."""
+        return self.config.out_dir / "journal.jsonl"
+
+    # ------------------------------------------------------------------ beginning
+
+    @classmethod
+    def begin(
+        cls, config: AuditConfig, stack: Stack, spool: Spool | None = None, folder: Path | None = None
+    ) -> AuditRun:
+        """Make the spool, set the hooks, say what will happen.
+
+        Args:
+            config: the audit's configuration.
+            stack: what the adapter knows.
+            spool: an empty one of this audit, where training begins again after nothing was kept.
+            folder: its folder.
+
+        Raises:
+            LeakAuditError: the model cannot be rebuilt, the folder cannot be written, a plugin does not exist.
+        """
+        if stack.tokenizer is None:
+            raise SnapshotError(
+                "there is no tokenizer, and attacks need one: give it (`processing_class`, `tokenizer`)"
+            )
+        _check_plugins(config)
+        model = unwrapped(stack.model)
+        recipe = ModelRecipe.of(model)
+        private = private_sgd(stack.optimizer)
+        declared = (*_declared(config), *(private.declared() if private else ()))
+        peers = stack.peers
+        place = Place(folder or config.out_dir.absolute())
+        if spool is None and _writes(peers):
+            command = shlex.join([Path(sys.executable).name, *sys.argv])
+            spool, place = settle(place.folder, config, stack.tokenizer, command)
+        config = config.model_copy(update={"out_dir": place.folder})
+        spool = spool or Spool(config.out_dir / "spool")
+        facts = _facts(stack, model, declared)
+        rate = float(layers_of(stack.optimizer)[-1].param_groups[0]["lr"]) if stack.observe == "delta" else None
+        recorder = Recorder(
+            model,
+            stack.optimizer,
+            functools.partial(_write, spool),
+            called=stack.called or stack.model,
+            scaler=stack.scaler,
+            peers=peers,
+            observe=stack.observe,
+            local_steps=stack.local_steps,
+            learning_rate=rate,
+            max_bytes=config.max_spool_gb * 1e9,
+        )
+        moved = {
+            id(p) for group in layers_of(stack.optimizer)[-1].param_groups for p in group["params"] if p.requires_grad
+        }
+        run = cls(
+            config=config,
+            spool=spool,
+            recorder=recorder,
+            side=SideProcess(spool, trainer_device=str(next(model.parameters()).device)),
+            stack=stack,
+            model=model,
+            model_recipe=recipe,
+            facts=facts,
+            private=private,
+            outside=len(moved - {id(p) for p in model.parameters()}),
+        )
+        try:
+            run.recorder.install()
+        except LeakAuditError:
+            if _writes(peers):
+                spool.discard()
+            raise
+        if _writes(peers):
+            say(_plan(config, stack.total_steps) + (f"; {place.note}" if place.note else ""))
+            if private is None and (why := unused_private_model(stack.model)):
+                say(why)
+        return run
+
+    # ------------------------------------------------------------------ steps
+
+    def due(self, step: int) -> bool:
+        """Return whether the schedule wants a step; a matter of its number alone, so that all processes agree on it."""
+        first, every = self.config.first_step, self.config.every_n_steps
+        return step >= first and (step - first) % every == 0
+
+    def decide(self, now: Callable[[], StepNow], step: int) -> None:
+        """Record the step that begins, if it is due and there is room for it.
+
+        Args:
+            now: what the framework knows of it; asked only if it is recorded.
+            step: its number, from 0.
+
+        Raises:
+            SpoolError: somebody removed the spool.
+        """
+        if not self.due(step):
+            return
+        start = time.perf_counter()
+        wanted = self._wanted(step) if _writes(self.stack.peers) else True
+        if self.stack.peers is not None:
+            wanted = self.stack.peers.agree(wanted)
+        if wanted:
+            self.recorder.arm(step, self._describe(now()))
+        self.blocked_s += time.perf_counter() - start
+
+    def _wanted(self, step: int) -> bool:
+        if self.recorder.disabled or self.side.given_up or self.kept >= self.config.max_snapshots:
+            return False
+        if self.spool.gone():
+            raise SpoolError(f"somebody removed {self.spool.root}")
+        if self.recorder.writing() or self.spool.busy():
+            self.skipped += 1
+            self.skipped_since += 1
+            return False
+        needed = SPARE_DISK * sum(p.numel() * p.element_size() for p in self.model.parameters())
+        if lacking := self.spool.lacks(needed):
+            if not self.too_full:
+                logger.warning("step %d was not kept: %s", step, lacking)
+            self.too_full += 1
+            return False
+        return True
+
+    def _describe(self, now: StepNow) -> Manifest:
+        """Note what is public about the step, and how its update comes about, as they are now."""
+        recipe = StepRecipe(
+            max_grad_norm=now.max_grad_norm,
+            max_grad_value=now.max_grad_value,
+            autocast=now.autocast if now.autocast in AUTOCAST_DTYPES else None,  # type: ignore[arg-type]
+            kept_rng=now.kept_rng,
+            neftune_alpha=_neftune_alpha(self.model),
+            processes=1 if self.stack.peers is None or self.stack.observe == "local" else self.stack.peers.mean_over,
+            outside=self.outside,
+            note=now.note,
+        )
+        defenses = (*_declared(self.config), *(self.private.declared() if self.private else ()))
+        manifest = Manifest(
+            model=self.model_recipe,
+            facts=self.facts.model_copy(
+                update={
+                    "dropout": dropout_rates(self.model.named_modules()),
+                    "max_grad_norm": recipe.max_grad_norm,
+                    "dtype": AUTOCAST_DTYPES.get(str(recipe.autocast), self.facts.dtype),
+                    "defenses": defenses,
+                }
+            ),
+            recipe=recipe,
+            provenance=Provenance(
+                framework=self.stack.framework,
+                versions=dict(self.stack.versions),
+                step=now.step,
+                epoch=now.epoch,
+                total_steps=now.total_steps,
+                loss=now.loss,
+                learning_rate=now.learning_rate,
+                skipped_before=self.skipped_since,
+            ),
+        )
+        self.skipped_since = 0
+        return manifest
+
+    def after_step(self) -> None:
+        """See to the side process, and log what it has found since."""
+        if not _writes(self.stack.peers):
+            return
+        start = time.perf_counter()
+        if self.recorder.counters.kept:
+            self.side.ensure()
+        self.log_results()
+        self.blocked_s += time.perf_counter() - start
+
+    # ------------------------------------------------------------------ the end
+
+    def end(self, steps: int) -> None:
+        """Wait for the side process and say where the report is.
+
+        Raises:
+            SpoolError: somebody removed the spool.
+        """
+        self.recorder.remove()
+        if not _writes(self.stack.peers):
+            return
+        counters = self.recorder.counters
+        if counters.kept == 0:
+            self.side.stop()
+            self.spool.discard()
+            missed = self.skipped + self.too_full + counters.failed + counters.not_finite
+            say(f"kept no step, so there is nothing to report: the run had {steps} steps, {missed} were missed")
+            return
+        totals = self.totals(steps, interrupted=False)
+        if self.spool.gone():
+            raise SpoolError(f"somebody removed {self.spool.root}")
+        self.spool.finish(totals)
+        self.side.see_out()
+        self.log_results()
+        self.side.stop()
+        report = self.config.out_dir / "report.html"
+        where = f"report: {report}" if report.is_file() else f"no report: see {self.config.out_dir / 'worker.log'}"
+        left = self.spool.waiting()
+        say(
+            f"{where}; {counters.kept} steps kept, {self.skipped} skipped because the battery was busy, "
+            f"{counters.not_finite} not finite, {counters.failed + self.too_full} failed; "
+            f"training was held up for {totals.overhead.blocked_s:.2f} s of {totals.overhead.training_s:.0f} s"
+        )
+        if left:
+            say(f"{left} kept steps are not audited to the end: {by_hand(self.spool)} goes on with them")
+
+    def break_off(self, what: str) -> None:
+        """End the audit of a run that an exception ended: what was kept is audited for as long as this process lives."""
+        self.recorder.remove()
+        if not _writes(self.stack.peers):
+            return
+        if self.recorder.counters.kept == 0:
+            self.side.stop()
+            self.spool.discard()
+            return
+        self.spool.finish(self.totals(None, interrupted=True))
+        say(f"{what}; {self.recorder.counters.kept} steps were kept; {self.side.carry_on()}")
+
+    def stop(self) -> None:
+        """Take everything off a run whose audit is over, without waiting for anything."""
+        self.recorder.remove(patience_s=0.0)
+        self.side.dismiss()
+
+    def untouched(self) -> bool:
+        """Return whether nothing was put into the spool, so that a run that begins again can go on with it."""
+        return not (self.recorder.counters.kept or self.recorder.writing() or self.spool.gone())
+
+    def totals(self, total_steps: int | None, *, interrupted: bool) -> Totals:
+        """Return what the trainer's side counted."""
+        blocked = self.recorder.counters.blocked_s + self.blocked_s
+        training = time.monotonic() - self.started
+        return Totals(
+            total_steps=total_steps,
+            kept=self.recorder.counters.kept,
+            skipped=self.skipped,
+            overhead=Overhead(blocked_s=round(blocked, 4), training_s=round(training, 4)),
+            interrupted=interrupted,
+        )
+
+    # ------------------------------------------------------------------ numbers for the trainer's loggers
+
+    def log_results(self) -> None:
+        """Send the numbers of every step whose attempts are all there to the trainer's loggers."""
+        if self.stack.log is None:
+            return
+        try:
+            size = self.journal.stat().st_size
+            if size == self.journal_size:
+                return
+            self.journal_size = size
+            entries = load_journal(self.journal)
+        except OSError:
+            return  # nothing is finished yet, or somebody cleared up
+        attempts: dict[str, list[Attempt]] = {}
+        for entry in entries:
+            if entry.attempt.defense == "none":
+                attempts.setdefault(entry.attempt.step, []).append(entry.attempt)
+        for step, found in attempts.items():
+            if step not in self.logged and len(found) == len(self.config.attacks):
+                self.logged.add(step)
+                self._log({"leakaudit/step": int(step.removeprefix("st-")), **_numbers(found)})
+
+    def _log(self, numbers: dict[str, float]) -> None:
+        """Log now; a logger that fails costs the numbers of this run in the log, not the audit."""
+        if self.mute or self.stack.log is None:
+            return
+        try:
+            self.stack.log(numbers)
+        except Exception as error:
+            self.mute = True
+            logger.warning("leakaudit's numbers are not logged any more: a logger raised %s", type(error).__name__)
+
+
+class Guarded:
+    """What every adapter is: at most one audited run at a time, and no problem of the audit ever reaches training."""
+
+    def __init__(self) -> None:
+        """Begin idle."""
+        self._off = ""
+        """Why the audit of this run is off; empty while it is on."""
+        self._run: AuditRun | None = None
+        self._folder: Path | None = None
+        self._kept = 0
+        self._left: list[Spool] = []
+        """Spools with steps that are still to be audited; they say that this process lives for as long as they do."""
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder of the audit (results.json, report.html), known once training has begun."""
+        return self._folder
+
+    def _open(self, source: Source, stack: Callable[[], Stack]) -> None:
+        """Begin a run, or go on with the spool of one that never kept a step."""
+        spool, folder = self._leave_earlier_run()
+        if self._off:
+            return  # because that went wrong, and has been said
+        if os.environ.get(OFF_SWITCH):
+            self._off = OFF_SWITCH
+            return
+        self._run = AuditRun.begin(configuration(source), stack(), spool, folder)
+        self._folder = self._run.config.out_dir
+
+    def _close(self, steps: int) -> None:
+        run = self._run
+        if run is None:
+            return
+        run.end(steps)
+        self._kept, self._run = run.kept, None
+        if run.spool.waiting():
+            self._left.append(run.spool)
+
+    def _break(self, what: str) -> None:
+        run = self._run
+        if run is None:
+            return
+        run.break_off(what)
+        self._kept, self._run = run.kept, None
+        self._left.append(run.spool)
+
+    def _leave_earlier_run(self) -> tuple[Spool | None, Path | None]:
+        """Come away from a run that never came to its end; return its spool and folder if nothing was put into them.
+
+        `auto_find_batch_size` begins again like this, with another optimizer, after the first step ran out of memory.
+        """
+        run = self._run
+        if run is None:
+            return None, None
+        if not run.untouched():
+            self._break("the earlier training run never came to its end")
+            return None, None
+        run.stop()
+        self._kept, self._run = run.kept, None
+        return run.spool, run.config.out_dir
+
+    def _switch_off(self, reason: str) -> None:
+        """Stop auditing, say why once, and leave training alone."""
+        self._off = reason
+        run, self._run = self._run, None
+        if run is not None:
+            run.stop()
+        logger.warning("leakaudit is off for this run: %s", reason)
+
+
+def never_raises(method: Callable[P, None]) -> Callable[P, None]:
+    """Keep every problem of the audit out of the training run: one warning, then the audit is off.
+
+    Ctrl-C is no problem of the audit and goes through.
+    """
+
+    @functools.wraps(method)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        audit: Any = args[0]
+        if audit._off:
+            return
+        try:
+            method(*args, **kwargs)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}" if isinstance(error, LeakAuditError) else type(error).__name__
+            try:
+                audit._switch_off(reason)
+            except Exception as again:
+                logger.warning("leakaudit could not be switched off cleanly: %s", type(again).__name__)
+
+    return guarded
+
+
+def _writes(peers: Peers | None) -> bool:
+    return peers is None or peers.first
+
+
+def configuration(source: Source) -> AuditConfig:
+    """Return the configuration, wherever it comes from."""
+    if source is None:
+        return AuditConfig()
+    return AuditConfig.model_validate(source) if isinstance(source, Mapping) else load_config(source)
+
+
+def _check_plugins(config: AuditConfig) -> None:
+    """Refuse what the side process could not use: better now than after hours of training.
+
+    Raises:
+        ConfigError: an attack, a defence or an option that does not exist, or a policy that cannot be read.
+    """
+    for registry, specs in ((attacks, config.attacks), (defenses, config.defenses)):
+        for spec in specs:
+            registry.create(spec.name, spec.options)
+    if config.policy is not None:
+        load_policy(config.policy)
+
+
+def _write(spool: Spool, kept: Kept) -> None:
+    """Write a kept step into the spool; runs in the recorder's thread and takes everything from `kept`."""
+    facts, provenance, recipe = kept.manifest.facts, kept.manifest.provenance, kept.manifest.recipe
+    autocast = recipe.autocast or AUTOCAST.get(kept.autocast) if kept.autocast else recipe.autocast
+    again = sum(batch.again for batch in kept.truth.micro_batches)
+    notes = [recipe.note] if recipe.note else []
+    if again:
+        notes.append(f"{again} forward passes saw a batch that another one had seen")
+    recipe = recipe.model_copy(
+        update={
+            "loss": "pulls" if kept.tapped else "forward",
+            "training": kept.training,
+            "eval_modules": kept.eval_modules,
+            "autocast": autocast,
+            "note": "; ".join(notes),
+        }
+    )
+    if any(d.name == DP_SGD for d in facts.defenses) and _is_placeholder(kept):
+        raise SnapshotError(
+            "its batch is what the loader puts in the place of an empty Poisson draw, and nobody's data"
+        )
+    everything = (*facts.shared, *facts.frozen)
+    manifest = kept.manifest.model_copy(
+        update={
+            "recipe": recipe,
+            "facts": facts.model_copy(
+                update={
+                    "training_mode": kept.training,
+                    "loss_divisor": _loss_divisor(kept),
+                    "dtype": AUTOCAST_DTYPES.get(str(autocast), facts.dtype),
+                    "shared": tuple(name for name in everything if name in kept.update),
+                    "frozen": tuple(name for name in everything if name not in kept.update),
+                }
+            ),
+            "provenance": provenance.model_copy(
+                update={
+                    "created": datetime.now(UTC).isoformat(timespec="seconds"),
+                    "copy_seconds": round(kept.copy_seconds, 4),
+                }
+            ),
+        }
+    )
+    spool.write(kept.step, update=kept.update, weights=kept.weights, truth=kept.truth, manifest=manifest)
+    say(f"kept step {kept.step} ({len(kept.update)} updates, copied in {kept.copy_seconds * 1000:.0f} ms)")
+
+
+def _loss_divisor(kept: Kept) -> float:
+    """Return what the trainer divided each micro-batch's loss by: one over the pull on it, where that is the same for all."""
+    pulls = [float(batch.pulls["loss"]) for batch in kept.truth.micro_batches if "loss" in batch.pulls]
+    if not pulls or len(pulls) < len(kept.truth.micro_batches):
+        return 1.0
+    same = all(math.isclose(pull, pulls[0], rel_tol=1e-6) for pull in pulls)
+    return 1.0 / pulls[0] if same and pulls[0] else 1.0
+
+
+def _is_placeholder(kept: Kept) -> bool:
+    """Return whether a batch is one row of zeros and ones: what Opacus' `rand_on_empty` makes of an empty draw."""
+    rows = [row for batch in kept.truth.micro_batches for row in batch.inputs["input_ids"]]
+    return len(rows) == 1 and int(rows[0].max()) <= 1
+
+
+def unused_private_model(model: nn.Module) -> str:
+    """Return a sentence where a model computes gradients per example and the optimizer adds no noise to them; else nothing.
+
+    `make_private` returns a model, an optimizer and a loader; training with the optimizer it was given is no private training.
+    """
+    per_example = any("GradSampleModule" in kind.__name__ for kind in type(model).__mro__) or any(
+        hasattr(p, "grad_sample") for p in model.parameters()
+    )
+    if not per_example:
+        return ""
+    return (
+        "the model computes a gradient for every example, as Opacus does, but the optimizer that moves it adds no noise: this run "
+        "is audited as undefended. Train with the optimizer that `make_private` returned"
+    )
+
+
+def _facts(stack: Stack, model: nn.Module, declared: tuple[DeclaredDefense, ...]) -> PublicFacts:
+    """Note what is public about every step of a run."""
+    facts = public_facts(
+        model,
+        stack.tokenizer,
+        task=_task(model),
+        training=True,
+        batch_size_bound=stack.batch_size_bound,
+        dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
+        stage="protected" if declared else "clipped",
+        defenses=declared,
+    )
+    names = {name: plain_name(name) for name in facts.shared}
+    view = {"update": "reduced" if stack.peers is not None else "local", "local": "local", "delta": "delta"}[
+        stack.observe
+    ]
+    update: dict[str, Any] = {
+        "shared": tuple(names.values()),
+        "tied": tuple((plain_name(a), plain_name(b)) for a, b in facts.tied),
+        "view": view,
+    }
+    if stack.observe == "delta":
+        rate = layers_of(stack.optimizer)[-1].param_groups[0]["lr"]
+        update |= {"local_steps": stack.local_steps, "learning_rate": float(rate)}
+    return facts.model_copy(update=update)
+
+
+def _neftune_alpha(model: nn.Module) -> float | None:
+    """Return the strength of NEFTune's noise, which transformers and trl keep as an attribute of the word embeddings."""
+    table = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None  # type: ignore[operator]
+    alpha = getattr(table, "neftune_noise_alpha", None)
+    return None if alpha is None else float(alpha)
+
+
+def _plan(config: AuditConfig, steps: int | None) -> str:
+    """Return the line that says what, where, how often, and how to switch it off."""
+    last = config.first_step + config.every_n_steps * (config.max_snapshots - 1)
+    if steps is not None and steps <= config.first_step:
+        return f"will keep no step: the run has {steps}, and `first_step` is {config.first_step}"
+    return (
+        f"keeps every {config.every_n_steps}. step from {config.first_step} (up to {config.max_snapshots}, last {last}), "
+        f"attacks them in a side process, report in {config.out_dir}; off with {OFF_SWITCH}=1"
+    )
+
+
+def _task(model: nn.Module) -> Any:
+    """Return the task by what the model is made for."""
+    name = type(model).__name__
+    if name.endswith("ForSequenceClassification"):
+        return "classification"
+    return "causal-lm" if name.endswith(("ForCausalLM", "LMHeadModel")) else "other"
+
+
+def _declared(config: AuditConfig) -> tuple[DeclaredDefense, ...]:
+    """Return the shipped defence as attacks know it, its knobs converted by its own types."""
+    spec = config.shipped_defense
+    if spec.name == "none":
+        return ()
+    if spec.name == DP_SGD:
+        return (DeclaredDefense(name=DP_SGD, parameters=dict(spec.options)),)
+    return (DeclaredDefense(name=spec.name, parameters=asdict(defenses.create(spec.name, spec.options))),)
+
+
+def _numbers(attempts: list[Attempt]) -> dict[str, float]:
+    """Return the strongest attack's number for each metric; a metric that nothing measured is left out."""
+    found: dict[str, float] = {}
+    for name, metric in METRICS.items():
+        values = [s.value for a in attempts if isinstance(s := a.scores.get(metric), Score)]
+        if values:
+            found[f"leakaudit/{name}"] = max(values)
+    return found
