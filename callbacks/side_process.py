@@ -18,41 +18,102 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import leakaudit
-from leakaudit.spool import Spool
+from leakaudit.spool import DEVICE_VARIABLE, KEY_VARIABLE, PARENT_VARIABLE, Spool
 
 logger = logging.getLogger(__name__)
 
 RESTARTS = 2
 """How often a dead worker is started again: twice is bad luck, three times is a bug."""
 
-FINAL_CODES = (0, 5, 130)
-"""Exit codes after which the side process is not started again: through, out of disk, or asked to stop."""
+THROUGH_CODES = (0, 130)
+"""Exit codes after which the side process is not started again: through, or asked to stop."""
+NO_DISK_CODE = 5
+"""Exit code of a side process that could not write; it is tried again later, when there may be room."""
+MISUSE_CODE = 2
+"""Exit code of a side process that cannot work like this; trying again would not help."""
+RETRY_SECONDS = 60.0
+"""Before a side process that could not write is tried again. Our choice: checkpoints that fill a disk are cleaned up in minutes."""
 
 GRACE_SECONDS = 60.0
 """How long a side process that is told to stop may take to write its report."""
 
-LEAKED_VARIABLES = (
-    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
-)  # fmt: skip
-LEAKED_PREFIXES = ("TORCHELASTIC_", "ACCELERATE_", "FSDP_", "PL_")
+DISMISSED_SECONDS = 10.0
+"""How long the end of the program waits for a side process that was told to stop some time before."""
+
+LEAKED_VARIABLES = frozenset(
+    {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"}
+)
+LEAKED_PREFIXES = (
+    "TORCHELASTIC_",
+    "ACCELERATE_",
+    "FSDP_",
+    "PL_",
+    "SLURM_",
+    "OMPI_",
+    "PMI_",
+    "PMIX_",
+    "MV2_",
+    "DEEPSPEED_",
+)
 """Environment of a distributed launch: with it the side process would wait for peers that never come."""
+
+INTERPRETER_VARIABLES = frozenset({"PYTHONINSPECT", "PYTHONSTARTUP", "PYTHONPROFILEIMPORTTIME", "PYTHONBREAKPOINT"})
+"""With the first of these the side process would end in a prompt that reads its input, and never go."""
+
+SECRET_ENDINGS = ("_TOKEN", "_KEY", "_KEY_ID", "_SECRET", "_PASSWORD", "_PASSWD", "_CREDENTIALS", "_TOKENS")
+"""Ends of the names of variables that hold credentials. The side process needs none: it reads a folder and writes into it."""
+
+QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "WANDB_MODE": "disabled",
+    "MLFLOW_TRACKING_URI": "",
+    "DISABLE_TELEMETRY": "1",
+}
+"""Nothing is looked up in a hub, and nobody's experiment tracking gets a second run."""
+
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "RAYON_NUM_THREADS",
+)
+
+_detached: list[subprocess.Popen[bytes]] = []
+"""Side processes that go on without us; kept so that nobody takes them for forgotten ones."""
 
 
 class SideProcess:
     """`python -m leakaudit worker SPOOL`: started when there is something to attack, and again if it dies.
 
-    Only the training thread calls this.
+    Only the training thread calls this. What it is told goes through its standard input: first the key of the run where snapshots
+    are encrypted, then `detach` where it is to outlive the trainer; the end of the input means that the trainer is gone.
     """
 
-    def __init__(self, spool: Spool, log: Path, threads: int) -> None:
-        """Note what to start; nothing is started."""
+    def __init__(self, spool: Spool, *, trainer_device: str = "cpu") -> None:
+        """Note what to start; nothing is started.
+
+        Args:
+            spool: as the trainer made it.
+            trainer_device: where training computes, such as `cuda:0`; the side process looks for another place.
+        """
         self._spool = spool
-        self._log = log
-        self._threads = threads
+        self._log = spool.root.parent / "worker.log"
+        self._trainer_device = trainer_device
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
+        self._retry_at: float | None = None
+        """When a worker that could not write is tried again, on the monotonic clock; None where that is not known yet."""
         self._owner = os.getpid()
+        self._training = True
+        self._dismissed = False
         self.given_up = False
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the side process; None where none was started."""
+        return None if self._process is None else self._process.pid
 
     def ensure(self) -> bool:
         """Start the worker, or start it again if it died. Cheap where there is nothing to do.
@@ -60,80 +121,197 @@ class SideProcess:
         Returns:
             Whether one is at work.
         """
+        if self._training and self._spool.config.schedule == "deferred":
+            return False
         if self._process is not None and self._process.poll() is None:
             return True
         if self.given_up or self._done():
             return False
-        if self._process is None and self._spool.attended():
+        if self._spool.attended():
             return True  # somebody started one by hand
         if self._starts > RESTARTS:
-            self.given_up = True
-            say(f"the side process died {self._starts} times: see {self._log}; no more steps are kept")
-            return False
+            return self._give_up(f"the side process died {self._starts} times")
         if self._starts:
             logger.warning("the audit's side process died; starting it again (%d of %d)", self._starts, RESTARTS)
-        self._start()
-        return True
+        return self._start()
 
-    def wait(self, seconds: float, journal: Path) -> None:
-        """Wait with a visible countdown until the worker is through; after that, let it write what it has.
+    def see_out(self) -> None:
+        """Do what the configuration asks for at the end of training: wait with a countdown, detach, or leave the rest to others.
 
-        Ctrl-C ends the waiting, a second one the worker.
+        Raises nothing; a Ctrl-C ends the waiting, not the program.
         """
+        self._training, self._retry_at = False, 0.0  # now is the time to try again, whatever went wrong
+        config = self._spool.config
+        if config.at_end == "leave":
+            self._end_early("")
+        elif config.at_end == "detach":
+            self._detach()
+        else:
+            self._wait(config.wait_at_end_s)
+
+    def carry_on(self) -> str:
+        """See to it that what was kept is attacked after training was broken off, without waiting for it.
+
+        Returns:
+            What becomes of the kept steps, in a clause.
+        """
+        self._training, self._retry_at = False, 0.0  # now is the time to try again, whatever went wrong
+        config = self._spool.config
+        later = f"{by_hand(self._spool)} goes on with them"
+        if config.at_end == "leave":
+            self._end_early("")
+            return later
+        if config.at_end == "detach":
+            return f"the side process goes on with them alone: {self._log}" if self._detach() else later
+        if not self.ensure():
+            return later
+        return f"the side process goes on with them for as long as this process lives; later, {later}"
+
+    def dismiss(self) -> None:
+        """Ask the worker to write what it has and go, without waiting for it: training goes on, and its audit does not."""
+        self.given_up = self._dismissed = True
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+
+    def stop(self) -> None:
+        """Leave no worker behind, whatever ended the training; what it has finished is on the disk."""
+        atexit.unregister(self.stop)
+        if self._process is None or os.getpid() != self._owner:
+            return  # a fork of the trainer must not end the trainer's audit
+        if self._dismissed:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=DISMISSED_SECONDS)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        self._hang_up()
+
+    # ------------------------------------------------------------------ the end of training
+
+    def _wait(self, seconds: float) -> None:
+        """Wait with a visible countdown until the worker is through; after that, let it write what it has."""
         deadline = time.monotonic() + seconds
+        journal = self._log.with_name("journal.jsonl")
         try:
             with _countdown() as show:
-                while time.monotonic() < deadline:
-                    if not self.ensure():
-                        return
+                while self.ensure():
                     patience = deadline - time.monotonic()
+                    if patience <= 0:
+                        break
                     show(
                         f"waiting for the audit: {_lines(journal)} attempts done, {patience:.0f} s of patience left "
                         "(Ctrl-C: do not wait)"
                     )
                     time.sleep(0.2)
+                else:
+                    return
             reason = f"out of patience after {seconds:g} s (`wait_at_end_s`)"
         except KeyboardInterrupt:
             reason = "not waiting any longer"
-        say(f"{reason}: the report covers what is finished")
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
+        self._end_early(f"{reason}: the report covers what is finished")
+
+    def _end_early(self, why: str) -> None:
+        """Ask the worker to write its report and go; a Ctrl-C meanwhile ends it at once."""
+        if why:
+            say(why)
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.terminate()
+        try:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=GRACE_SECONDS)
+        except KeyboardInterrupt:
+            say(f"the side process is ended without a report; {by_hand(self._spool)} makes it")
+            self.stop()
 
-    def stop(self) -> None:
-        """Leave no worker behind, whatever ended the training; what it has finished is on the disk."""
+    def _detach(self) -> bool:
+        """Let the worker go on when we are gone, whatever becomes of us.
+
+        Returns:
+            Whether there is one.
+        """
+        if not self.ensure():
+            return False
+        if self._process is None:
+            return True  # started by hand: it never depended on us
+        try:
+            self._tell("detach")
+        except OSError:
+            say(f"the side process has died; {by_hand(self._spool)} goes on with what it left")
+            return False
         atexit.unregister(self.stop)
-        if (
-            self._process is None or os.getpid() != self._owner
-        ):  # a fork of the trainer must not end the trainer's audit
-            return
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self._hang_up()
+        _detached.append(self._process)
+        say(f"the side process (process {self._process.pid}) goes on alone; its log is {self._log}")
+        self._process = None
+        self.given_up = True  # nothing more is started from here
+        return True
+
+    # ------------------------------------------------------------------ the process
 
     def _done(self) -> bool:
-        return self._process is not None and self._process.returncode in FINAL_CODES
+        """Return whether the worker that ended is not to be started again, or not yet."""
+        code = None if self._process is None else self._process.returncode
+        if code == MISUSE_CODE:
+            self._give_up("the side process cannot work like this")
+        if code == NO_DISK_CODE:
+            if self._retry_at is None:
+                self._retry_at = time.monotonic() + RETRY_SECONDS
+            return self._starts > RESTARTS or time.monotonic() < self._retry_at
+        return code in (*THROUGH_CODES, MISUSE_CODE)
 
-    def _start(self) -> None:
+    def _give_up(self, why: str) -> bool:
+        self.given_up = True
+        say(f"{why}: see {self._log}; no more steps are kept")
+        return False
+
+    def _start(self) -> bool:
         atexit.register(self.stop)
         self._starts += 1
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
-        log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        self._retry_at = None
+        self._hang_up()
+        seal = self._spool.seal
+        environment = clean_environment(self._spool.config.threads) | {
+            PARENT_VARIABLE: str(os.getpid()),
+            DEVICE_VARIABLE: self._trainer_device,
+            KEY_VARIABLE: "1" if seal and seal.identity else "",
+        }
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "leakaudit", "worker", str(self._spool.root)],
-                stdin=subprocess.PIPE,  # its end tells the worker that we are gone
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a Ctrl-C in the terminal reaches the trainer only
-                env=clean_environment(self._threads),
-            )
-        finally:
-            os.close(log)
+            log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o600)
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "leakaudit", "worker", str(self._spool.root)],
+                    stdin=subprocess.PIPE,  # its end tells the worker that we are gone
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # a Ctrl-C in the terminal reaches the trainer only
+                    env=environment,
+                )
+            finally:
+                os.close(log)
+            if seal and seal.identity:
+                self._tell(seal.identity)
+        except BrokenPipeError:
+            pass  # it died at once: the next look starts it again
+        except OSError as error:
+            return self._give_up(f"no side process can be started ({error.strerror})")
+        return True
+
+    def _tell(self, line: str) -> None:
+        """Write a line to the worker. Lines are far shorter than a pipe holds, so this never waits.
+
+        Raises:
+            OSError: it is gone.
+        """
+        if self._process is None or self._process.stdin is None:
+            raise BrokenPipeError
+        self._process.stdin.write(f"{line}\n".encode())
+        self._process.stdin.flush()
+
+    def _hang_up(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):  # what could not be written any more
+                self._process.stdin.close()
 
 
 def say(line: str) -> None:
@@ -164,7 +342,8 @@ def _countdown() -> Iterator[Callable[[str], None]]:
 
 def by_hand(spool: Spool) -> str:
     """Return the command that goes on with a spool."""
-    return f"`leakaudit worker {shlex.quote(str(spool.root))}`"
+    key = " --identity FILE" if spool.config.encrypt_to else ""
+    return f"`leakaudit worker {shlex.quote(str(spool.root))}{key}`"
 
 
 def _lines(path: Path) -> int:
@@ -176,18 +355,23 @@ def _lines(path: Path) -> int:
 
 
 def clean_environment(threads: int) -> dict[str, str]:
-    """Return the environment of the side process: nothing of a distributed launch, few threads, no hub."""
+    """Return the environment of the side process: few threads, no credentials, nothing of a distributed launch, no hub.
+
+    Modules are found where the trainer finds them, because a model may be built by the user's own code.
+    """
     environment = {
         key: value
         for key, value in os.environ.items()
-        if key not in LEAKED_VARIABLES and not key.startswith(LEAKED_PREFIXES)
+        if key not in LEAKED_VARIABLES | INTERPRETER_VARIABLES
+        and not key.startswith(LEAKED_PREFIXES)
+        and not key.upper().endswith(SECRET_ENDINGS)
     }
-    package_root = str(Path(leakaudit.__file__).absolute().parent.parent)
-    paths = [package_root, environment.get("PYTHONPATH", "")]
-    return environment | {
-        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        "OMP_NUM_THREADS": str(threads),
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "LEAKAUDIT_PARENT_PID": str(os.getpid()),
-    }
+    return environment | QUIET | dict.fromkeys(THREAD_VARIABLES, str(threads)) | {"PYTHONPATH": _python_path()}
+
+
+def _python_path() -> str:
+    """Return where the trainer finds modules beside the interpreter's own: this package first, then its path in its order."""
+    interpreters = tuple({str(Path(prefix) / "lib") for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)})
+    package = str(Path(leakaudit.__file__).absolute().parent.parent)
+    own = [str(Path(entry).absolute()) for entry in sys.path if not entry.startswith(interpreters)]
+    return os.pathsep.join(dict.fromkeys([package, *own]))

@@ -114,6 +114,7 @@ class Audit:
         device: torch.device | None = None,
         report: Callable[[JournalEntry], None] | None = None,
         command: str = "",
+        key: bytes | None = None,
     ) -> None:
         """Open a run folder, or go on with one.
 
@@ -124,6 +125,8 @@ class Audit:
             device: where attacks compute.
             report: called after every finished attempt.
             command: how the audit was started, for the report.
+            key: of the hashes of private text; it is never written down. None to make one and keep it in `state.json` until
+                the audit is over.
 
         Raises:
             ResultsError: the folder holds the results of another battery.
@@ -140,6 +143,7 @@ class Audit:
         self.device = device or torch.device("cpu")
         self._report = report or (lambda entry: None)
         self._command = command
+        self._given_key = key
         self._attacks = _create(attack_registry, config.attacks, by_name=True)
         self._defenses = _create(defense_registry, config.defenses, by_name=False)
         self.battery = _battery(config, self._attacks, self._defenses)
@@ -553,12 +557,12 @@ class Audit:
                 run=f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}",
                 started=_now(),
                 battery=self.battery.digest,
-                key=secrets.token_hex(32),
+                key=self._fresh_key(),
             )
             write_private(self._state_path, state.model_dump_json())
             return state
         state = _State.model_validate_json(self._state_path.read_text(encoding="utf-8"))
-        state.key = state.key or secrets.token_hex(32)  # destroyed at the end: what is added later has another key
+        state.key = state.key or self._fresh_key()  # destroyed at the end: what is added later has another key
         if state.battery != self.battery.digest:
             raise ResultsError(
                 f"{self.folder}: holds an audit by another battery (attacks, defences, knobs, budget or seed differ); "
@@ -566,11 +570,15 @@ class Audit:
             )
         return state
 
+    def _fresh_key(self) -> str:
+        """Return a new key to be written down, in hex; nothing where one was given."""
+        return "" if self._given_key else secrets.token_hex(32)
+
     def _save_state(self) -> None:
         write_private(self._state_path, self._state.model_dump_json())
 
     def _hmac(self, ids: tuple[int, ...]) -> str:
-        key = bytes.fromhex(self._state.key)
+        key = self._given_key or bytes.fromhex(self._state.key)
         return hmac.new(key, ",".join(map(str, ids)).encode(), hashlib.sha256).hexdigest()[:16]
 
     def _generator(self, *names: str) -> torch.Generator:

@@ -7,9 +7,12 @@
     000120.bad/      refused: damaged, newer schema, not finite
     audit.json       the audit's configuration; tokenizer/ beside it
     finished.json    the trainer is through: its totals
+    hold.json        nothing here may be removed; inside a snapshot: not this one
+    trainer.lock     held by the trainer for as long as it lives
     worker.lock      held by the worker for as long as it lives
 
-A snapshot changes hands by one rename. At most one is in flight, so that neither disk nor memory can fill up.
+A snapshot changes hands by one rename. At most one waits while another is attacked, so that neither disk nor memory can fill up;
+where attacks are deferred to the end of training, `max_spool_gb` is the limit.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ import json
 import os
 import shutil
 import socket
+import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,9 +36,32 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from leakaudit.config import AuditConfig
 from leakaudit.errors import SpoolError
 from leakaudit.scores import Overhead, write_private
+from leakaudit.sealing import Seal
 
 SCHEMA = "leakaudit.audit/1.0"
-IN_FLIGHT = (".tmp", ".ready", ".run")
+HOLD = "hold.json"
+"""Says that a snapshot, or a whole spool, must not be removed."""
+
+TURN_SECONDS = 10.0
+"""How long a trainer waits for another one that begins in the same folder: making a spool takes well under a second."""
+
+TRAINER_LOCK = "trainer.lock"
+
+STATES = {
+    ".tmp": "being written",
+    ".ready": "waiting",
+    ".run": "under attack",
+    ".kept": "kept",
+    ".bad": "refused",
+}
+"""Suffix of a snapshot's folder -> its state."""
+
+PARENT_VARIABLE = "LEAKAUDIT_PARENT_PID"
+"""Environment of a worker that a trainer started: the process whose death ends it."""
+DEVICE_VARIABLE = "LEAKAUDIT_TRAINER_DEVICE"
+"""Where that trainer computes, such as `cuda:0`."""
+KEY_VARIABLE = "LEAKAUDIT_KEY_ON_INPUT"
+"""Not empty: the first line of the worker's input is the private key of the run."""
 
 DEATHS = "deaths"
 """File in a claimed snapshot that counts the workers that died over it."""
@@ -56,7 +84,7 @@ class AuditFile(BaseModel):
     command: str = ""
 
     def trainer_is_gone(self) -> bool:
-        """Return whether the trainer is known to have died. False where that cannot be told: another host, a reused id."""
+        """Return whether no process has the trainer's id any more. False where that cannot be told: on another host."""
         if self.trainer_host != socket.gethostname():
             return False
         try:
@@ -86,6 +114,10 @@ class Spool:
     def __init__(self, root: Path) -> None:
         """Name the folder; nothing is touched."""
         self.root = root
+        self.config = AuditConfig()
+        """Of the audit, once the spool was made or opened."""
+        self.seal: Seal | None = None
+        """Keys that the trainer encrypts to; None where snapshots lie in clear, and on the worker's side."""
 
     # ------------------------------------------------------------------ the trainer's side
 
@@ -95,8 +127,13 @@ class Spool:
 
         Raises:
             SpoolError: the folder cannot be written, is a link, belongs to somebody else, or is not empty.
+            ConfigError: snapshots are to be encrypted, and a key is none or the extra is not installed.
         """
         spool = cls(root)
+        spool.config = config
+        if config.encrypt_to:
+            left_to_others = config.schedule == "deferred" and config.at_end == "leave"
+            spool.seal = Seal.of(config.encrypt_to, run_key=not left_to_others)
         _check_no_link(root.parent)
         try:
             root.parent.parent.mkdir(parents=True, exist_ok=True)
@@ -108,6 +145,7 @@ class Spool:
             if any(root.iterdir()):
                 raise SpoolError(f"{root}: is not empty; give another `out_dir`, or remove what an earlier run left")
             root.chmod(0o700)
+            spool._hold_trainer_lock()
             write_private(root / ".gitignore", "*\n")
             tokenizer.save_pretrained(root / "tokenizer")
             audit = AuditFile(
@@ -120,41 +158,91 @@ class Spool:
             ) from None
         return spool
 
-    def busy(self) -> bool:
-        """Return whether a snapshot is in flight: being written, waiting, or under attack."""
+    def _hold_trainer_lock(self) -> None:
+        """Hold a lock until this object or this process ends; process ids are used again, locks are not.
+
+        Raises:
+            SpoolError: another trainer was faster.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
         try:
-            return any(path.suffix in IN_FLIGHT for path in self.root.iterdir())
-        except OSError:
-            return False
+            descriptor = os.open(self.root / TRAINER_LOCK, flags, 0o600)
+        except FileExistsError:
+            raise SpoolError(f"{self.root}: another trainer took it; give another `out_dir`") from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # a file system without locks: then the process id has to do
+            os.close(descriptor)
+            (self.root / TRAINER_LOCK).unlink(missing_ok=True)
+        else:
+            weakref.finalize(self, os.close, descriptor)
+
+    def busy(self) -> bool:
+        """Return whether the next snapshot would have to wait behind another one. Never where attacks are deferred."""
+        return self.config.schedule != "deferred" and any(path.suffix == ".ready" for path in self.entries())
 
     def slot(self, step: int) -> Path:
         """Return the folder that a snapshot of `step` is to be written to."""
         return self.root / f"{step:06d}.ready"
 
+    def lacks(self, needed: int) -> str:
+        """Return what is in the way of another snapshot of `needed` bytes, in a clause; empty if it fits."""
+        if self.free_bytes() < needed:
+            return f"its snapshot needs {needed / 1e6:.0f} MB of free disk"
+        limit = int(self.config.max_spool_gb * 1e9)
+        if (used := self.used_bytes()) + needed > limit:
+            return f"its snapshot needs {needed / 1e6:.0f} MB, and {used / 1e6:.0f} of {limit / 1e6:.0f} MB are taken (`max_spool_gb`)"
+        return ""
+
+    def used_bytes(self) -> int:
+        """Return the size of all snapshots here."""
+        return sum(size_of(path) for path in self.entries())
+
+    def write(self, step: int, **parts: Any) -> None:
+        """Write a snapshot, encrypted if the audit's configuration says so.
+
+        Args:
+            step: its number.
+            parts: what `leakaudit.snapshot.write_snapshot` takes: update, weights, truth, manifest.
+
+        Raises:
+            SnapshotError: it cannot be written; nothing is left behind.
+        """
+        from leakaudit.snapshot import write_snapshot
+
+        recipients = self.seal.recipients if self.seal else ()
+        write_snapshot(self.slot(step), recipients=recipients, **parts)
+
+    def entries(self) -> list[Path]:
+        """Return the snapshots, whatever their state; none where the spool is gone."""
+        try:
+            return [path for path in self.root.iterdir() if path.suffix in STATES]
+        except OSError:
+            return []
+
     def waiting(self) -> int:
         """Return how many snapshots are complete but not audited to the end."""
+        return sum(path.suffix in (".ready", ".run") for path in self.entries())
+
+    def free_bytes(self) -> int:
+        """Return the free space of the file system; none where the spool is gone."""
         try:
-            return sum(path.suffix in (".ready", ".run") for path in self.root.iterdir())
+            return shutil.disk_usage(self.root).free
         except OSError:
             return 0
 
-    def free_bytes(self) -> int:
-        """Return the free space of the file system."""
-        return shutil.disk_usage(self.root).free
-
     def attended(self) -> bool:
         """Return whether a worker holds the spool, whoever started it."""
-        try:
-            descriptor = os.open(self.root / "worker.lock", os.O_RDWR)
-        except OSError:
+        return _is_locked(self.root / "worker.lock") is True
+
+    def trainer_gone(self, audit: AuditFile) -> bool:
+        """Return whether the trainer is known to have died: its id is free, or another process has it by now.
+
+        False where that cannot be told: on another host.
+        """
+        if audit.trainer_host != socket.gethostname():
             return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
+        return audit.trainer_is_gone() or _is_locked(self.root / TRAINER_LOCK) is False
 
     def under_way(self) -> bool:
         """Return whether somebody is at work on it: a worker, or a trainer that is not through or left snapshots to a worker."""
@@ -164,7 +252,7 @@ class Spool:
             _, audit = Spool.open(self.root)
         except (SpoolError, OSError):
             return False  # nothing that anybody could go on with
-        return not audit.trainer_is_gone() and (self.totals() is None or self.waiting() > 0)
+        return not self.trainer_gone(audit) and (self.totals() is None or self.waiting() > 0)
 
     def purge_unfinished(self) -> None:
         """Remove what a trainer that is gone was writing when it was killed: private text that nobody will ever audit."""
@@ -201,7 +289,9 @@ class Spool:
             found = str(raw.get("schema"))
             if not found.startswith("leakaudit.audit/1."):
                 raise SpoolError(f"{path}: schema {found}; this version reads leakaudit.audit/1.x. Upgrade leakaudit.")
-            return spool, AuditFile.model_validate(raw)
+            audit = AuditFile.model_validate(raw)
+            spool.config = audit.config
+            return spool, audit
         except (OSError, json.JSONDecodeError, AttributeError, ValidationError) as error:
             raise SpoolError(f"{path}: cannot be read ({type(error).__name__})") from None
 
@@ -251,9 +341,13 @@ class Spool:
             return claimed
         return None
 
+    def held(self, snapshot: Path) -> bool:
+        """Return whether a snapshot, or the whole spool, is on hold: then nothing may remove it."""
+        return (self.root / HOLD).exists() or (snapshot / HOLD).exists()
+
     def release(self, claimed: Path, *, keep: bool) -> None:
-        """Remove an audited snapshot, or keep it where the configuration says so."""
-        if keep:
+        """Remove an audited snapshot, or keep it where the configuration or a hold says so."""
+        if keep or self.held(claimed):
             _replace(claimed, claimed.with_suffix(".kept"))
         else:
             shutil.rmtree(claimed, ignore_errors=True)
@@ -265,7 +359,7 @@ class Spool:
 
     def set_aside(self, claimed: Path, *, keep: bool) -> None:
         """Get a snapshot that cannot be audited out of the way; it is only kept where snapshots are kept."""
-        if keep:
+        if keep or self.held(claimed):
             _replace(claimed, claimed.with_suffix(".bad"))
         else:
             shutil.rmtree(claimed, ignore_errors=True)
@@ -289,6 +383,33 @@ class Spool:
         owner = self.root.stat().st_uid
         if hasattr(os, "getuid") and owner != os.getuid():
             raise SpoolError(f"{self.root}: belongs to user {owner}, not to you; give a folder of your own")
+
+
+def size_of(snapshot: Path) -> int:
+    """Return the bytes of a snapshot's files; what is removed meanwhile counts as nothing."""
+    total = 0
+    with contextlib.suppress(OSError):
+        for path in snapshot.iterdir():
+            with contextlib.suppress(OSError):
+                total += path.stat().st_size
+    return total
+
+
+def _is_locked(path: Path) -> bool | None:
+    """Return whether somebody holds the lock of a file; None where there is none, or no telling."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _replace(source: Path, target: Path) -> None:
@@ -322,6 +443,48 @@ class Place:
     folder: Path
     note: str = ""
     """What became of an earlier audit there, in a clause for the user; empty where there was none."""
+
+
+def settle(wanted: Path, config: AuditConfig, tokenizer: Any, command: str = "") -> tuple[Spool, Place]:
+    """Make room for an audit in `wanted` and a fresh spool in it; trainers that begin at the same moment take turns.
+
+    Returns:
+        The spool, whose configuration names the folder that was found, and what became of an earlier audit.
+
+    Raises:
+        SpoolError: `wanted` is a link, or cannot be written.
+        ConfigError: the keys that snapshots are to be encrypted to cannot be used.
+    """
+    with _turn(wanted.parent):
+        place = make_room(wanted)
+        settled = config.model_copy(update={"out_dir": place.folder})
+        return Spool.create(place.folder / "spool", settled, tokenizer, command), place
+
+
+@contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Be the only one who looks for a place in `folder`, as far as its file system has locks; needs no file of its own."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise SpoolError(
+            f"{folder}: cannot be written ({error.strerror}); set `out_dir` to a folder that can"
+        ) from None
+    try:
+        deadline = time.monotonic() + TURN_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.05)
+                continue
+            except OSError:
+                pass  # no locks here
+            break
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def make_room(wanted: Path) -> Place:

@@ -83,7 +83,7 @@ class TensorStream(io.RawIOBase):
         for tensor in self._tensors.values():
             if not tensor.numel():
                 continue
-            data = memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+            data = memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
             for start in range(0, len(data), PIECE):
                 yield data[start : start + PIECE]
 

@@ -5,32 +5,62 @@ It is a guest on the trainer's machine: low priority, first to be killed when me
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from leakaudit.errors import LeakAuditError
+from leakaudit.errors import ConfigError, LeakAuditError, SnapshotSealedError
+from leakaudit.retention import purge_old_runs
 from leakaudit.scores import JournalEntry
-from leakaudit.spool import AuditFile, Spool, Totals
+from leakaudit.sealing import IDENTITY_VARIABLE
+from leakaudit.spool import DEVICE_VARIABLE, KEY_VARIABLE, PARENT_VARIABLE, AuditFile, Spool, Totals
 
 POLL_SECONDS = 0.2
 """Between two looks for a new snapshot: far below the seconds an attack takes."""
 
-ORPHAN_POLL_SECONDS = 1.0
-"""Between two looks at the trainer: a killed trainer's worker is gone within three of these."""
+ORPHAN_POLL_SECONDS = 0.5
+"""Between two looks at the trainer: a killed trainer's worker is gone within a few of these."""
 
-PARENT_VARIABLE = "LEAKAUDIT_PARENT_PID"
-"""Set by the callback: the process whose death ends this one."""
+LAST_WORDS_SECONDS = 0.5
+"""How long after the trainer's death its last line is waited for; what it wrote is in the pipe already."""
+
+KEY_SECONDS = 60.0
+"""How long the key of the run is waited for; the trainer sends it at once."""
+
+ORPHANED_CODE = 4
+"""Exit code of a worker that went because its trainer is gone."""
+
+
+@dataclass(frozen=True)
+class _Means:
+    """What a worker was given to work with."""
+
+    device: str | None
+    """Overrides the configuration's."""
+    identities: tuple[str, ...]
+    """Private keys."""
+    idle_limit_s: float | None
+    """Seconds without anything new after which it ends."""
 
 
 def run_worker(
-    root: Path, *, once: bool = False, device: str | None = None, audit_factory: Callable[..., Any] | None = None
+    root: Path,
+    *,
+    once: bool = False,
+    device: str | None = None,
+    identities: Sequence[str] = (),
+    idle_limit_s: float | None = None,
+    audit_factory: Callable[..., Any] | None = None,
 ) -> int:
     """Audit the snapshots of a spool until its trainer is through, or is known to be dead.
 
@@ -38,33 +68,53 @@ def run_worker(
         root: the spool folder.
         once: audit what is there, then write the results, without waiting for the trainer.
         device: overrides the configuration's device.
+        identities: private keys that open encrypted snapshots.
+        idle_limit_s: end when nothing new has come for so many seconds; the trainer may be dead on another host.
         audit_factory: makes the `Audit`; replaced in tests.
 
     Returns:
-        Exit code: 0 done, 5 the results or the journal could not be written, 130 interrupted.
+        Exit code: 0 done, 2 no key fits, 5 the results or the journal could not be written, 130 interrupted.
 
     Raises:
         SpoolError: no spool there, or another worker is at work on it.
-        ConfigError: the audit's configuration cannot be used.
+        ConfigError: the audit's configuration cannot be used, or snapshots are encrypted and no key was given.
     """
     spool = Spool(root)
-    _watch_trainer(spool)  # before anything slow: a trainer that is gone by then shall not leave us behind
+    trainer = _Trainer(spool)  # before anything slow: a trainer that is gone by then shall not leave us behind
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
         spool, audit_file = Spool.open(root)
         _be_a_good_guest(audit_file)
+        means = _Means(device, (*identities, *trainer.key()), idle_limit_s)
+        _check_key(spool, means)
         with spool.worker_lock():
-            if audit_file.trainer_is_gone():
+            if spool.trainer_gone(audit_file):
                 spool.purge_unfinished()
-            audit = (audit_factory or _make_audit)(spool, audit_file, device)
-            return _loop(spool, audit_file, audit, once=once)
+            for line in purge_old_runs(spool, now=datetime.now(UTC)):
+                _say(line)
+            audit = (audit_factory or _make_audit)(spool, audit_file, means)
+            return _loop(spool, audit_file, audit, means, once=once)
     except KeyboardInterrupt:
         return 130  # while starting: nothing was claimed
     finally:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _loop(spool: Spool, audit_file: AuditFile, audit: Any, *, once: bool) -> int:
+def _check_key(spool: Spool, means: _Means) -> None:
+    """Refuse to begin without a key that will be needed.
+
+    Raises:
+        ConfigError: says to whom snapshots are encrypted.
+    """
+    owners = spool.config.encrypt_to
+    if owners and not means.identities:
+        raise ConfigError(
+            f"{spool.root}: its snapshots are encrypted to {' and '.join(owners)}; give a private key with --identity FILE "
+            f"or {IDENTITY_VARIABLE}"
+        )
+
+
+def _loop(spool: Spool, audit_file: AuditFile, audit: Any, means: _Means, *, once: bool) -> int:
     keep = audit_file.config.keep_snapshots
     interrupted, interrupted_trainer, refused = False, False, 0
     for path in spool.deadly():
@@ -72,15 +122,16 @@ def _loop(spool: Spool, audit_file: AuditFile, audit: Any, *, once: bool) -> int
         refused += 1
         spool.set_aside(path, keep=keep)
     claimed: Path | None = None
+    last_news = time.monotonic()  # a wall clock may go backwards
     try:
         while not spool.gone():
             # Asked before claiming: a last snapshot that arrives in between must not be left behind.
             through = once or spool.totals() is not None
-            trainer_gone = audit_file.trainer_is_gone()
+            trainer_gone = spool.trainer_gone(audit_file) or _is_overdue(last_news, means)
             claimed = spool.claim()
             if claimed is not None:
-                refused += not _audit_one(spool, audit, claimed, keep=keep)
-                claimed = None
+                refused += not _audit_one(spool, audit, claimed, means, keep=keep)
+                claimed, last_news = None, time.monotonic()
             elif through or trainer_gone:
                 interrupted_trainer = not through and spool.totals() is None  # killed before it could say so
                 break
@@ -91,6 +142,11 @@ def _loop(spool: Spool, audit_file: AuditFile, audit: Any, *, once: bool) -> int
         if claimed is not None:
             spool.give_back(claimed)
         _say("interrupted: finished attempts are kept; go on with `leakaudit worker` on the same spool")
+    except SnapshotSealedError as error:
+        if claimed is not None:
+            spool.give_back(claimed)  # whoever has the key can go on with it
+        _say(f"error: {error}")
+        return 2
     except OSError as error:
         if claimed is not None:
             spool.give_back(claimed)
@@ -121,20 +177,30 @@ def _finish(spool: Spool, audit: Any, refused: int, interrupted: bool, *, interr
     return 130 if interrupted else 5
 
 
-def _audit_one(spool: Spool, audit: Any, claimed: Path, *, keep: bool) -> bool:
+def _is_overdue(last_news: float, means: _Means) -> bool:
+    return means.idle_limit_s is not None and time.monotonic() - last_news > means.idle_limit_s
+
+
+def _audit_one(spool: Spool, audit: Any, claimed: Path, means: _Means, *, keep: bool) -> bool:
     """Audit one snapshot; one that cannot be audited is reported and set aside, and the next one gets its turn.
 
     Returns:
         Whether it was audited.
+
+    Raises:
+        SnapshotSealedError: it is encrypted, and no key fits.
+        OSError: the disk is full, or somebody removed the spool: no fault of the snapshot's.
     """
     from leakaudit.snapshot import read_snapshot
 
     try:
-        audit.step(read_snapshot(claimed))
+        audit.step(read_snapshot(claimed, means.identities))
+    except SnapshotSealedError:
+        raise
     except LeakAuditError as error:
         _say(f"snapshot {claimed.stem} refused: {type(error).__name__}: {error}")
     except OSError:
-        raise  # a full disk, or a removed spool: no fault of this snapshot
+        raise
     except Exception as error:
         _say(f"snapshot {claimed.stem} refused: {_where(error)}")
     else:
@@ -151,20 +217,35 @@ def _where(error: Exception) -> str:
     return f"{type(error).__name__}{place}"
 
 
-def _make_audit(spool: Spool, audit_file: AuditFile, device: str | None) -> Any:
+def _make_audit(spool: Spool, audit_file: AuditFile, means: _Means) -> Any:
+    import torch
+
     from leakaudit.battery import Audit
     from leakaudit.devices import choose_device
     from leakaudit.models import load_tokenizer
+    from leakaudit.snapshot import OBSERVED
 
     config = audit_file.config
+    torch.set_num_threads(config.threads)
+    sizes = [file.stat().st_size for path in spool.entries() for file in path.glob(f"{OBSERVED}*")]
+    device = choose_device(
+        means.device or config.device, beside=os.environ.get(DEVICE_VARIABLE), snapshot=max(sizes, default=0)
+    )
+    _say(f"computes on {device} with {config.threads} threads")
     return Audit(
         spool.root.absolute().parent,  # not `config.out_dir`: a later run may have moved this audit aside
         config,
         load_tokenizer(spool.root / "tokenizer"),
-        device=choose_device(device or config.device),
+        device=device,
         report=_report,
         command=audit_file.command,
+        key=_hash_key(means) if config.encrypt_to else None,
     )
+
+
+def _hash_key(means: _Means) -> bytes:
+    """Return the key of the hashes of private text, made from the private key, so that it never lies on the disk."""
+    return hashlib.sha256(b"leakaudit keyed hashes" + means.identities[0].encode()).digest()
 
 
 def _report(entry: JournalEntry) -> None:
@@ -182,41 +263,65 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _be_a_good_guest(audit_file: AuditFile) -> None:
-    """Yield processor and memory to the trainer as far as the system lets us."""
-    import torch
-
-    torch.set_num_threads(audit_file.config.threads)
+    """Yield processor and memory to the trainer as far as the system lets us, before anything heavy is loaded."""
     if not os.environ.get(PARENT_VARIABLE):
         return  # started by hand: a process of its own right
-    try:
+    with contextlib.suppress(OSError, AttributeError):  # not allowed, or a system without
         os.nice(audit_file.config.nice)
+    with contextlib.suppress(OSError):  # not Linux
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    except OSError:
-        pass  # not Linux, or not allowed: then we are an ordinary process
 
 
-def _watch_trainer(spool: Spool) -> None:
-    """End this process when the trainer that started it is gone: by end of input, or by a new parent."""
-    parent = os.environ.get(PARENT_VARIABLE)
-    if not parent:
-        return
+class _Trainer:
+    """The trainer that started this process: what it says through the pipe, and whether it lives.
 
-    def leave() -> None:
-        spool.orphan()
-        os._exit(4)  # at once: finished attempts are in the journal, the claimed snapshot stays for another worker
+    Two things tell that it is gone: the end of the pipe, at once, unless its forked children hold the other end, too; and a new
+    parent, at the next look. It may have said `detach` before: then we go on.
+    """
 
-    def watch_parent() -> None:
-        while os.getppid() == int(parent):
+    def __init__(self, spool: Spool) -> None:
+        """Begin to listen and to look, if a trainer started us."""
+        self._spool = spool
+        self._parent = os.environ.get(PARENT_VARIABLE)
+        self._lines: list[str] = []
+        self._heard = threading.Condition()
+        self._detached = False
+        if self._parent:
+            threading.Thread(target=self._watch_parent, daemon=True).start()
+            threading.Thread(target=self._listen, daemon=True).start()
+
+    def key(self) -> tuple[str, ...]:
+        """Return the private key of the run, if there is one; it comes first of all."""
+        if not self._parent or not os.environ.get(KEY_VARIABLE):
+            return ()
+        with self._heard:
+            self._heard.wait_for(lambda: bool(self._lines), timeout=KEY_SECONDS)
+            return tuple(self._lines[:1])
+
+    def _watch_parent(self) -> None:
+        while os.getppid() == int(self._parent or 0):
             time.sleep(ORPHAN_POLL_SECONDS)
-        leave()
+        with self._heard:
+            self._heard.wait_for(lambda: self._detached, timeout=LAST_WORDS_SECONDS)
+        self._leave()
 
-    def watch_input() -> None:
+    def _listen(self) -> None:
+        text = b""
         try:
-            while os.read(0, 1):  # unbuffered: a buffered read would hold a lock that ending needs
-                pass
+            while piece := os.read(0, 4096):  # unbuffered: a buffered read would hold a lock that ending needs
+                text += piece
+                *complete, text = text.split(b"\n")
+                with self._heard:
+                    self._lines += [line.decode("ascii", "replace") for line in complete]
+                    self._detached = "detach" in self._lines
+                    self._heard.notify_all()
         except OSError:
             return  # no input at all: watching the parent has to do
-        leave()
+        self._leave()
 
-    threading.Thread(target=watch_parent, daemon=True).start()
-    threading.Thread(target=watch_input, daemon=True).start()
+    def _leave(self) -> None:
+        if not self._detached:
+            self._spool.orphan()
+            os._exit(
+                ORPHANED_CODE
+            )  # at once: finished attempts are in the journal, the snapshot stays for another worker

@@ -70,7 +70,7 @@ def test_a_run_is_audited_to_a_report_that_keeps_the_secret(
     assert sum(logged) / 2 == summaries["span"].exact_rate
 
     left = sorted(path.name for path in spool.iterdir())
-    assert left == [".gitignore", "audit.json", "finished.json", "tokenizer", "worker.lock"]
+    assert left == [".gitignore", "audit.json", "finished.json", "tokenizer", "trainer.lock", "worker.lock"]
     said = capfd.readouterr()
     assert "report: " in said.err and "2 steps kept, 0 skipped" in said.err
     words = re.compile(rf"\b({'|'.join(PRIVATE)})\b")

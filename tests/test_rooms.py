@@ -33,6 +33,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit.client",
         "leakaudit.lora",
         "leakaudit.models",
+        "leakaudit.retention",
         "leakaudit.sealing",
         "leakaudit.snapshot",
         "leakaudit.snapshot_files",

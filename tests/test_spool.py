@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -14,8 +15,10 @@ import pytest
 from leakaudit.config import AuditConfig
 from leakaudit.errors import SpoolError
 from leakaudit.scores import Overhead
-from leakaudit.spool import LEFT_BY_AUDIT, MOST_DEATHS, Place, Spool, Totals, make_room
+from leakaudit.spool import HOLD, LEFT_BY_AUDIT, MOST_DEATHS, Place, Spool, Totals, make_room
 from tests import tiny
+
+ROOT = Path(__file__).parents[1]
 
 
 def make(folder: Path, **more: Any) -> Spool:
@@ -102,19 +105,42 @@ def test_what_is_no_spool_is_not_opened(tmp_path: Path, text: str | None, messag
         Spool.open(tmp_path)
 
 
-def test_a_snapshot_is_in_flight_until_it_is_released(tmp_path: Path) -> None:
-    """Being written, waiting and under attack all count; kept and refused ones do not."""
+def test_the_next_snapshot_waits_behind_one_that_waits_and_not_behind_one_under_attack(tmp_path: Path) -> None:
+    """So the worker always finds one when it is through, and no more than two are ever there."""
     spool = make(tmp_path)
     assert not spool.busy()
-    temporary = put(spool, 3, ".tmp")
-    assert spool.busy() and spool.waiting() == 0
-    temporary.rename(spool.slot(3))
+    put(spool, 3)
     assert spool.busy() and spool.waiting() == 1
     claimed = spool.claim()
     assert claimed is not None and claimed.name == "000003.run"
-    assert spool.busy() and spool.waiting() == 1
+    assert not spool.busy() and spool.waiting() == 1
     spool.release(claimed, keep=False)
     assert not spool.busy() and names(spool) == []
+
+
+def test_where_attacks_are_deferred_snapshots_queue_up_to_a_limit_of_bytes(tmp_path: Path) -> None:
+    """Whose message says how much is taken and what to change; what lies there in whatever state counts."""
+    spool = make(tmp_path, schedule="deferred", max_spool_gb=2e-6)
+    put(spool, 3)
+    (put(spool, 4, ".kept") / "truth.safetensors").write_bytes(b"x" * 1500)
+    assert not spool.busy()
+    assert spool.used_bytes() == 1504
+    assert spool.lacks(400) == ""
+    assert spool.lacks(600).endswith("MB are taken (`max_spool_gb`)")
+    assert "MB of free disk" in spool.lacks(spool.free_bytes() + 10**9)
+
+
+def test_a_held_snapshot_is_not_removed_by_the_worker(tmp_path: Path) -> None:
+    """Neither after its audit nor when it cannot be audited."""
+    spool = make(tmp_path)
+    for step in (1, 2, 3):
+        put(spool, step)
+    for step in (1, 2):
+        (spool.slot(step) / HOLD).write_text("{}")
+    spool.release(spool.claim() or tmp_path, keep=False)
+    spool.set_aside(spool.claim() or tmp_path, keep=False)
+    spool.release(spool.claim() or tmp_path, keep=False)
+    assert names(spool) == ["000001.kept", "000002.bad"]
 
 
 def test_the_oldest_snapshot_is_taken_first(tmp_path: Path) -> None:
@@ -322,6 +348,61 @@ def test_a_link_is_no_audits_folder(tmp_path: Path) -> None:
         with pytest.raises(SpoolError, match="audit: is a link; snapshots hold private text"):
             attempt()
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_trainer_whose_id_another_process_has_by_now_is_gone_all_the_same(tmp_path: Path) -> None:
+    """The lock went with it; ids are used again."""
+    spool = make(tmp_path)
+    _, audit = Spool.open(spool.root)
+    assert audit.trainer_pid == os.getpid() and not spool.trainer_gone(audit)
+    root = spool.root
+    del spool
+    gc.collect()
+    assert Spool(root).trainer_gone(audit)
+    assert not Spool(root).trainer_gone(audit.model_copy(update={"trainer_host": "elsewhere"}))
+    (root / "trainer.lock").unlink()  # a file system without locks: the id alone has to do
+    assert not Spool(root).trainer_gone(audit)
+
+
+BEGIN = """
+import pathlib, sys, time
+from leakaudit.config import AuditConfig
+from leakaudit.spool import settle
+from tests import tiny
+tokenizer = tiny.bert_tokenizer()
+wanted, start = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+print("ready", flush=True)
+while not start.exists():
+    time.sleep(0.001)
+spool, place = settle(wanted, AuditConfig(out_dir=wanted), tokenizer, sys.argv[3])
+print(spool.config.out_dir.name, flush=True)
+sys.stdin.read()
+"""
+"""Begins an audit at the same moment as others and holds on to it."""
+
+
+def test_trainers_that_begin_in_one_folder_at_the_same_moment_get_a_folder_each(tmp_path: Path) -> None:
+    """Also over the finished audit of an earlier run, which exactly one of them moves aside."""
+    finished_run(tmp_path)
+    command = [sys.executable, "-c", BEGIN, str(tmp_path / "audit"), str(tmp_path / "start")]
+    trainers = [
+        subprocess.Popen([*command, f"trainer-{i}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        for i in range(3)
+    ]
+    try:
+        for trainer in trainers:
+            assert trainer.stdout is not None and trainer.stdout.readline() == "ready\n"
+        (tmp_path / "start").touch()
+        found = [trainer.stdout.readline().strip() for trainer in trainers if trainer.stdout]
+        assert sorted(found) == ["audit", "audit-2", "audit-3"]
+        for index, name in enumerate(found):
+            assert Spool.open(tmp_path / name / "spool")[1].command == f"trainer-{index}"
+        assert (tmp_path / "audit.1" / "results.json").read_text() == "earlier"
+        assert not (tmp_path / "audit.2").exists()
+    finally:
+        for trainer in trainers:
+            trainer.kill()
+            trainer.communicate(timeout=10)
 
 
 def test_the_audits_file_holds_no_more_than_it_must(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from leakaudit.errors import ConfigError, ResultsError, SpoolError
 from leakaudit.models import ModelRecipe, state_of
 from leakaudit.scores import load_journal, load_results
 from leakaudit.snapshot import OBSERVED, Manifest, Provenance, Snapshot, write_snapshot
-from leakaudit.spool import MOST_DEATHS, Spool, Totals
-from leakaudit.worker import PARENT_VARIABLE, run_worker
+from leakaudit.spool import MOST_DEATHS, PARENT_VARIABLE, Spool, Totals
+from leakaudit.worker import run_worker
 from tests import tiny
 
 ROOT = Path(__file__).parents[1]

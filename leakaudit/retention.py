@@ -1,0 +1,301 @@
+"""How long snapshots stay, who may remove them, and what is left of them: their keys are destroyed, a line tells that they were.
+
+A snapshot holds the private batch, and an update from which it can be read. It is removed after its audit; one that is kept goes
+when it is older than `retention_days`, unless somebody holds it. What remains are the results, in which private text occurs as keyed
+hashes only; with the last snapshot of a run the key goes too, so that nobody can try texts against them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from leakaudit.errors import LeakAuditError, SpoolError
+from leakaudit.scores import write_private
+from leakaudit.spool import HOLD, STATES, Spool, size_of
+
+PURGED = "purged.jsonl"
+"""Beside the results: one line for every snapshot that was removed by age or by hand."""
+
+CLOCK_SLACK = timedelta(days=1)
+"""How far in the future a snapshot may seem to have been made before its age counts as unknown: clocks of machines differ."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One snapshot of a spool."""
+
+    path: Path
+    step: int | None
+    """None where its name does not say."""
+    state: str
+    created: datetime | None
+    """None where that cannot be read."""
+    size: int
+    """Bytes."""
+    encrypted_to: tuple[str, ...]
+    held: str
+    """Why it must not be removed; empty where it may."""
+
+    def age(self, now: datetime) -> timedelta | None:
+        """Return its age, never negative; None where it is unknown, or where the clock has gone far backwards since."""
+        if self.created is None or self.created > now + CLOCK_SLACK:
+            return None
+        return max(now - self.created, timedelta())
+
+
+def items(spool: Spool) -> list[Item]:
+    """Return what is in a spool, by step."""
+    return sorted(
+        (_item(spool, path) for path in spool.entries()), key=lambda item: (len(item.path.stem), item.path.name)
+    )
+
+
+def _item(spool: Spool, path: Path) -> Item:
+    manifest = _manifest(path)
+    created = None
+    with contextlib.suppress(ValueError, TypeError):
+        created = datetime.fromisoformat(manifest.get("provenance", {}).get("created", ""))
+        created = created if created.tzinfo else created.replace(tzinfo=UTC)
+    return Item(
+        path=path,
+        step=int(path.stem) if path.stem.isdecimal() else None,
+        state=STATES[path.suffix],
+        created=created or _modified(path),
+        size=size_of(path),
+        encrypted_to=tuple(manifest.get("encrypted_to", ())),
+        held=_reason(path / HOLD) or _reason(spool.root / HOLD),
+    )
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    """Return `snapshot.json` as far as it can be read; a snapshot that is damaged is listed and purged all the same."""
+    try:
+        found = json.loads((path / "snapshot.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _modified(path: Path) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    except OSError:
+        return None
+
+
+def _reason(hold: Path) -> str:
+    """Return why something is held; a file that cannot be read holds, too."""
+    try:
+        return str(json.loads(hold.read_text(encoding="utf-8"))["reason"])
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return "hold.json cannot be read"
+
+
+# ---------------------------------------------------------------------- hold
+
+
+def hold(spool: Spool, steps: tuple[int, ...], reason: str, *, now: datetime) -> int:
+    """Forbid that snapshots are removed: by the worker, by age, or by hand.
+
+    Args:
+        spool: theirs.
+        steps: which; none for everything in the spool, whatever else comes.
+        reason: for whoever wants to remove them.
+        now: the time.
+
+    Returns:
+        How many snapshots are held by this.
+
+    Raises:
+        SpoolError: no snapshot of such a step.
+    """
+    text = json.dumps({"reason": reason, "since": now.isoformat(timespec="seconds")})
+    chosen = _chosen(spool, steps)
+    for folder in [item.path for item in chosen] if steps else [spool.root]:
+        try:
+            write_private(folder / HOLD, text)
+        except FileNotFoundError:  # the worker has renamed it since
+            (again,) = _chosen(spool, (int(folder.stem),))
+            write_private(again.path / HOLD, text)
+    return len(chosen)
+
+
+def release(spool: Spool, steps: tuple[int, ...]) -> int:
+    """Take holds off again: of these steps, or all of them.
+
+    Returns:
+        How many snapshots may be removed now that could not before.
+
+    Raises:
+        SpoolError: no snapshot of such a step, or the whole spool is held.
+    """
+    before = {item.path for item in _chosen(spool, steps) if item.held}
+    if steps and (spool.root / HOLD).exists():
+        raise SpoolError(f"{spool.root}: the whole spool is held; release it as a whole (without --step)")
+    for item in _chosen(spool, steps):
+        (item.path / HOLD).unlink(missing_ok=True)
+    if not steps:
+        (spool.root / HOLD).unlink(missing_ok=True)
+    return len(before)
+
+
+def _chosen(spool: Spool, steps: tuple[int, ...]) -> list[Item]:
+    found = items(spool)
+    if not steps:
+        return found
+    there = {item.step for item in found}
+    missing = [step for step in steps if step not in there]
+    if missing:
+        listed = ", ".join(str(item.step) for item in found) or "none"
+        raise SpoolError(f"{spool.root}: no snapshot of step {missing[0]}; there are: {listed}")
+    return [item for item in found if item.step in steps]
+
+
+# ---------------------------------------------------------------------- purge
+
+
+@dataclass(frozen=True)
+class Purged:
+    """What a purge did, or would do."""
+
+    removed: tuple[Item, ...]
+    held: tuple[Item, ...]
+    """Would have gone but for a hold."""
+    in_use: tuple[Item, ...]
+    """Would have gone, but a trainer or a worker is at it."""
+    key_destroyed: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Size of what was removed."""
+        return sum(item.size for item in self.removed)
+
+
+def purge(
+    spool: Spool,
+    *,
+    now: datetime,
+    older_than: timedelta | None,
+    steps: tuple[int, ...] = (),
+    finished_only: bool = False,
+    dry_run: bool = False,
+) -> Purged:
+    """Remove snapshots, and with the last one the key of the run's hashes.
+
+    Args:
+        spool: theirs.
+        now: the time.
+        older_than: remove only what is older; None for any age. A snapshot whose age is unknown is not older than anything.
+        steps: only these; none for all.
+        finished_only: leave alone what still waits for its audit.
+        dry_run: only say what would be done.
+
+    Raises:
+        SpoolError: no snapshot of such a step.
+    """
+    wanted = [item for item in _chosen(spool, steps) if older_than is None or _is_older(item, now, older_than)]
+    if finished_only:
+        wanted = [item for item in wanted if item.path.suffix in (".kept", ".bad")]
+    busy = _in_use(spool)
+    held = tuple(item for item in wanted if item.held)
+    in_use = tuple(item for item in wanted if not item.held and item.path.suffix in busy)
+    removed = tuple(item for item in wanted if not item.held and item.path.suffix not in busy)
+    if dry_run:
+        return Purged(removed, held, in_use)
+    for item in removed:
+        why = "asked for" if older_than is None else f"older than {older_than / timedelta(days=1):g} days"
+        _remove(spool, item, why, now)
+    return Purged(removed, held, in_use, key_destroyed=bool(removed) and _destroy_key(spool))
+
+
+def purge_old_runs(spool: Spool, *, now: datetime) -> Iterator[str]:
+    """Remove what is older than its own audit's `retention_days`, in this spool and in those of earlier runs beside it.
+
+    Yields:
+        One line for each spool where something was removed or could not be.
+    """
+    folder = spool.root.absolute().parent
+    name = folder.name.partition(".")[0]
+    beside = [path for path in folder.parent.glob(f"{name}*") if path == folder or _is_numbered(path.name, name)]
+    for path in sorted(beside):
+        try:
+            other, audit = Spool.open(path / "spool")
+            limit = timedelta(days=audit.config.retention_days)
+            done = purge(other, now=now, older_than=limit, finished_only=other.under_way() or path == folder)
+        except (LeakAuditError, OSError):
+            continue  # no spool of ours, or not readable: nothing that we could remove
+        if done.removed:
+            key = "; the key of its hashes is destroyed" if done.key_destroyed else ""
+            yield f"{path.name}: removed {len(done.removed)} snapshots older than {limit.days} days{key}"
+
+
+def _is_numbered(name: str, stem: str) -> bool:
+    """Return whether a folder is what `make_room` calls an earlier or a further run: `audit.3`, `audit-2`."""
+    rest = name.removeprefix(stem)
+    return rest[:1] in (".", "-") and rest[1:].isdecimal()
+
+
+def _is_older(item: Item, now: datetime, limit: timedelta) -> bool:
+    age = item.age(now)
+    return age is not None and age > limit
+
+
+def _in_use(spool: Spool) -> tuple[str, ...]:
+    """Return the suffixes of snapshots that somebody is at work on."""
+    _, audit = Spool.open(spool.root)
+    writing = () if spool.trainer_gone(audit) else (".tmp",)
+    attacking = (".run",) if spool.attended() else ()
+    return (*writing, *attacking)
+
+
+def _remove(spool: Spool, item: Item, why: str, now: datetime) -> None:
+    """Leave a line that says so, then remove the files: a crash in between leaves a line too many rather than one too few."""
+    line = {
+        "snapshot": item.path.stem,
+        "state": item.state,
+        "created": item.created.isoformat(timespec="seconds") if item.created else None,
+        "purged": now.isoformat(timespec="seconds"),
+        "why": why,
+        "bytes": item.size,
+    }
+    if (
+        item.encrypted_to
+    ):  # the digest of encrypted bytes tells nothing; that of clear ones could be guessed by trying texts
+        line["digests"] = _manifest(item.path).get("digests", {})
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+    descriptor = os.open(spool.root.parent / PURGED, flags, 0o600)
+    try:
+        os.write(descriptor, (json.dumps(line) + "\n").encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    shutil.rmtree(item.path)
+
+
+def _destroy_key(spool: Spool) -> bool:
+    """Take the key of the run's hashes out of `state.json` if no snapshot is left and nobody works on the audit.
+
+    Returns:
+        Whether there was one. Where it lay on the disk cannot be overwritten for certain; nobody can read it from the file any more.
+    """
+    if spool.entries() or spool.under_way():
+        return False
+    path = spool.root.parent / "state.json"
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    if not isinstance(state, dict) or not state.get("key"):
+        return False
+    write_private(path, json.dumps(state | {"key": ""}))
+    return True
