@@ -27,9 +27,9 @@ from leakaudit.callbacks.recorder import Kept, Observe, Peers, Recorder, layers_
 from leakaudit.callbacks.side_process import SideProcess, by_hand, say
 from leakaudit.client import DP_SGD, public_facts
 from leakaudit.config import AuditConfig, load_config
-from leakaudit.errors import LeakAuditError, SnapshotError, SpoolError
+from leakaudit.errors import LeakAuditError, ModelError, SnapshotError, SpoolError
 from leakaudit.gate import load_policy
-from leakaudit.models import ModelRecipe, plain_name, unwrapped
+from leakaudit.models import ModelRecipe, can_rebuild, plain_name, unwrapped
 from leakaudit.registry import attacks, defenses
 from leakaudit.scores import Attempt, Overhead, Score, load_journal
 from leakaudit.snapshot import (
@@ -129,6 +129,8 @@ class AuditRun:
     mute: bool = False
     """A logger of the trainer failed on our numbers."""
     blocked_s: float = 0.0
+    postponed: bool = False
+    """The last due step was one that says too little, so the next one is due in its place."""
 
     @property
     def kept(self) -> int:
@@ -233,9 +235,15 @@ class AuditRun:
         Raises:
             SpoolError: somebody removed the spool.
         """
-        if not self.due(step):
+        if not self.due(step) and not self.postponed:
             return
         start = time.perf_counter()
+        self.postponed = _fresh_adapters(self.model)
+        if self.postponed:
+            say(
+                f"step {step} is not kept: its adapters are at their start, where half of their update is zero; the next one is"
+            )
+            return
         wanted = self._wanted(step) if _writes(self.stack.peers) else True
         if self.stack.peers is not None:
             wanted = self.stack.peers.agree(wanted)
@@ -504,6 +512,56 @@ def never_raises(method: Callable[P, None]) -> Callable[P, None]:
     return guarded
 
 
+def auditable(root: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """Return the object that a training loop calls and the model to audit in it.
+
+    That is the root itself, out of its wrappers, if it can be rebuilt elsewhere; else the one model inside it that can, such as a
+    model of transformers in a LightningModule. Parameters beside it are trained, but not part of the audit; the report says so.
+
+    Raises:
+        ModelError: there is none, or more than one.
+    """
+    if can_rebuild(unwrapped(root)):
+        return root, unwrapped(root)
+    found: list[tuple[str, nn.Module]] = []
+    layers = [("", unwrapped(root))]
+    while layers and not found:
+        below = [(f"{name}.{part}", m) for name, module in layers for part, m in module.named_children()]
+        found = [(name, module) for name, module in below if can_rebuild(unwrapped(module))]
+        layers = [(name, unwrapped(module)) for name, module in below]
+    if len(found) == 1:
+        return found[0][1], unwrapped(found[0][1])
+    names = ", ".join(name.removeprefix(".") for name, _ in found) or "none"
+    raise ModelError(
+        f"{type(root).__name__} is no model that the side process can rebuild, and inside it {len(found)} were found ({names}); "
+        "one is needed. Name how to make the model with `leakaudit.models.rebuilt_by(model, 'package.module:function')`"
+    )
+
+
+def refuse_strategy(name: str, *, fsdp2: bool) -> None:
+    """Refuse the ways of distributing a model whose update no hook sees.
+
+    Args:
+        name: of the strategy, as the framework calls it.
+        fsdp2: whether it is FSDP2, which keeps parameters as they are.
+
+    Raises:
+        SnapshotError: names it and what to use instead.
+    """
+    kind = name.upper()
+    reason = ""
+    if "DEEPSPEED" in kind:
+        reason = "DeepSpeed moves the weights inside backward, where no hook sees the update; train with FSDP2 or DDP to audit"
+    elif ("FSDP" in kind or "FULLYSHARDEDDATAPARALLEL" in kind) and not fsdp2:
+        reason = "FSDP1 keeps parameters flattened and in shards; train with FSDP2 (`fully_shard`) or DDP to audit"
+    elif kind in ("DATAPARALLEL", "DATAPARALLELSTRATEGY"):
+        reason = "DataParallel splits a batch over threads, where its parts are not seen; use DDP, or one GPU, to audit"
+    elif "MEGATRON" in kind or "XLA" in kind or "TPU" in kind:
+        reason = f"{name} keeps its updates where no hook of an optimizer sees them; train with FSDP2 or DDP to audit"
+    if reason:
+        raise SnapshotError(reason)
+
+
 def _writes(peers: Peers | None) -> bool:
     return peers is None or peers.first
 
@@ -630,6 +688,14 @@ def _facts(stack: Stack, model: nn.Module, declared: tuple[DeclaredDefense, ...]
         rate = layers_of(stack.optimizer)[-1].param_groups[0]["lr"]
         update |= {"local_steps": stack.local_steps, "learning_rate": float(rate)}
     return facts.model_copy(update=update)
+
+
+def _fresh_adapters(model: nn.Module) -> bool:
+    """Return whether LoRA's B matrices are all zero, as they are made: then the update of every A is zero, too, which would be
+    read as an update that tells nothing.
+    """
+    last = [p for name, p in model.named_parameters() if ".lora_B." in name and p.requires_grad]
+    return bool(last) and not any(bool(p.detach().any()) for p in last)
 
 
 def _neftune_alpha(model: nn.Module) -> float | None:

@@ -23,7 +23,7 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from leakaudit.callbacks.audit_run import OFF_SWITCH, AuditRun, Guarded, Stack, StepNow, never_raises
+from leakaudit.callbacks.audit_run import OFF_SWITCH, AuditRun, Guarded, Stack, StepNow, never_raises, refuse_strategy
 from leakaudit.callbacks.distributed import peers_of
 from leakaudit.callbacks.side_process import say
 from leakaudit.config import AuditConfig
@@ -202,19 +202,12 @@ def _refuse(args: TrainingArguments, trainer: Any) -> None:
         SnapshotError: names the feature and what to use instead.
     """
     accelerator = getattr(trainer, "accelerator", None)
-    reason = ""
-    if getattr(args, "deepspeed", None) or _kind(accelerator) == "DEEPSPEED":
-        reason = "DeepSpeed moves the weights inside backward, where no hook sees the update; train with FSDP2 or DDP to audit"
-    elif (getattr(args, "fsdp", None) or _kind(accelerator) == "FSDP") and not getattr(accelerator, "is_fsdp2", False):
-        reason = (
-            "FSDP1 keeps parameters flattened and in shards; set `fsdp_version: 2` (FSDP2) and attach(trainer) to audit"
-        )
-    elif args.n_gpu > 1:
-        reason = f"DataParallel over {args.n_gpu} GPUs is not supported; use DDP, or one GPU (CUDA_VISIBLE_DEVICES=0)"
-    elif args.torch_compile and trainer is None:
-        reason = "hooks inside a compiled model do not fire; call `attach(trainer)` so that they are put around it"
-    if reason:
-        raise SnapshotError(reason)
+    fsdp2 = bool(getattr(accelerator, "is_fsdp2", False))
+    refuse_strategy("DEEPSPEED" if getattr(args, "deepspeed", None) else _kind(accelerator), fsdp2=fsdp2)
+    refuse_strategy("FSDP" if getattr(args, "fsdp", None) else "", fsdp2=fsdp2)
+    refuse_strategy("DataParallel" if args.n_gpu > 1 else "", fsdp2=False)
+    if args.torch_compile and trainer is None:
+        raise SnapshotError("hooks inside a compiled model do not fire; call `attach(trainer)` to put them around it")
 
 
 def _kind(accelerator: Any) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -51,36 +54,143 @@ class Vocabulary(BaseModel):
 
 
 class ModelRecipe(BaseModel):
-    """How to rebuild a model's architecture without pickle: a class of `transformers` and its live configuration."""
+    """How to rebuild a model's architecture without pickle: by a class and a configuration, or by a call that makes it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     class_name: str
-    config: dict[str, Any]
+    config: dict[str, Any] = {}
+    """Of a class of transformers, as it is now: a Trainer changes it, and packed sequences attend differently for it."""
     lora: LoraRecipe | None = None
     """Adapters in it, if any."""
+    made_by: str = ""
+    """`package.module:name` of what makes the model, where it is no class of transformers: the model's own class, or a function
+    marked with `model_factory`."""
+    arguments: dict[str, Any] = {}
+    """What it is called with; plain data."""
 
     @classmethod
     def of(cls, model: nn.Module) -> ModelRecipe:
-        """Describe a live `transformers` model by its class and its configuration as it is now.
+        """Describe a live model by how another process can make it.
+
+        Three ways, the first that is there: what `rebuilt_by` said; a class that `transformers` exports with the live
+        configuration; the model's own class with its hyperparameters, as `save_hyperparameters` of Lightning keeps them.
 
         Raises:
-            ModelError: the class is not one that `transformers` exports, or its adapters are none that can be rebuilt.
+            ModelError: none of them, or the model's adapters are none that can be rebuilt.
         """
-        import transformers
-
         name = type(model).__name__
-        config = getattr(model, "config", None)
-        if config is None or getattr(transformers, name, None) is not type(model):
-            raise ModelError(
-                f"{type(model).__module__}.{name} is no model class that transformers exports, so the side process "
-                "cannot rebuild it; only such classes are supported so far"
-            )
-        # Where it was loaded from is no part of the architecture, and may name a person or a project.
-        public = {key: value for key, value in config.to_dict().items() if key != "_name_or_path"}
-        # `model.to(torch.bfloat16)` leaves the configuration behind.
-        public["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
-        return cls(class_name=name, config=public, lora=adapted(model))
+        if said := getattr(model, MADE_BY, None):
+            made_by, arguments = said
+            return cls(class_name=name, made_by=made_by, arguments=arguments)
+        if (exported := _exported(model)) is not None:
+            # Where it was loaded from is no part of the architecture, and may name a person or a project.
+            config: Any = model.config
+            public = {key: value for key, value in config.to_dict().items() if key != "_name_or_path"}
+            # `model.to(torch.bfloat16)` leaves the configuration behind.
+            public["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
+            return cls(class_name=exported, config=public, lora=adapted(model))
+        arguments = _hyperparameters(model)
+        if arguments is not None:
+            return cls(class_name=name, made_by=f"{type(model).__module__}:{name}", arguments=arguments)
+        raise ModelError(
+            f"{type(model).__module__}.{name} is no model class that transformers exports, so the side process "
+            "cannot rebuild it; say how with `rebuilt_by(model, 'package.module:function', ...)`, or set `schedule: inline`"
+        )
+
+
+MADE_BY = "_leakaudit_made_by"
+"""Attribute of a model that says how it is made."""
+
+FACTORY = "_leakaudit_model_factory"
+
+
+def model_factory(function: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """Mark a function as one that makes a model, so that the side process may call it.
+
+    The side process calls what a snapshot names. A snapshot is a file, so it may only name what was marked in the code.
+    """
+    setattr(function, FACTORY, True)
+    return function
+
+
+def rebuilt_by(model: nn.Module, made_by: str, **arguments: Any) -> nn.Module:
+    """Say how another process makes this model: by calling `made_by` with `arguments`; its weights are loaded afterwards.
+
+    Args:
+        model: the live one.
+        made_by: `package.module:name` of a function marked with `model_factory`, or of a class of models.
+        arguments: plain data.
+
+    Returns:
+        The model.
+
+    Raises:
+        ModelError: nothing of that name can be imported, or it is neither; or the arguments are no plain data.
+    """
+    _maker(made_by)
+    _check_plain(made_by, arguments)
+    setattr(model, MADE_BY, (made_by, arguments))
+    return model
+
+
+def can_rebuild(model: nn.Module) -> bool:
+    """Return whether a model says how it is made, or is one of transformers, apart from a module around such a model."""
+    return hasattr(model, MADE_BY) or _exported(model) is not None
+
+
+def _exported(model: nn.Module) -> str | None:
+    """Return the name under which transformers exports the model's class, or None. FSDP2 puts a class of its own in front."""
+    import transformers
+
+    if getattr(model, "config", None) is None:
+        return None
+    kinds = [kind for kind in type(model).__mro__ if kind.__name__ != "FSDPModule"]
+    kind = kinds[1] if len(kinds) < len(type(model).__mro__) else kinds[0]
+    return kind.__name__ if getattr(transformers, kind.__name__, None) is kind else None
+
+
+def _hyperparameters(model: nn.Module) -> dict[str, Any] | None:
+    """Return what the model's own class is called with, if that is known, plain, and the class can be imported."""
+    known = getattr(model, "hparams", None)
+    kind = type(model)
+    if known is None or kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
+        return None
+    arguments = dict(known)
+    try:
+        _check_plain(kind.__name__, arguments)
+    except ModelError:
+        return None
+    return arguments
+
+
+def _check_plain(what: str, arguments: Mapping[str, Any]) -> None:
+    try:
+        json.dumps(arguments)
+    except (TypeError, ValueError):
+        odd = [key for key, value in arguments.items() if not isinstance(value, str | int | float | bool | None)]
+        raise ModelError(
+            f"{what}: its arguments have to be plain data, because they travel as JSON; look at {', '.join(odd)}"
+        ) from None
+
+
+def _maker(made_by: str) -> Callable[..., nn.Module]:
+    """Return what makes a model; only what was written to make models.
+
+    Raises:
+        ModelError: it cannot be imported, or it is neither a marked function nor a class of models.
+    """
+    module, colon, name = made_by.partition(":")
+    try:
+        found: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ModelError(
+            f"{made_by!r} cannot be imported ({type(error).__name__}); give `package.module:name` of something that a new "
+            "Python process started in the same folder can import"
+        ) from None
+    if colon and (getattr(found, FACTORY, False) or (isinstance(found, type) and issubclass(found, nn.Module))):
+        return found  # type: ignore[no-any-return]
+    raise ModelError(f"{made_by!r} is neither a class of models nor a function marked with `model_factory`")
 
 
 WRAPPER_PARTS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_module.")
@@ -168,18 +278,8 @@ def build_model(recipe: ModelRecipe, weights: Mapping[str, Tensor]) -> nn.Module
     Raises:
         ModelError: the class is unknown, or the weights do not fit it.
     """
-    import transformers
-    from transformers.initialization import no_init_weights
-
-    kind: Any = getattr(transformers, recipe.class_name, None)
-    if not hasattr(kind, "_from_config"):
-        raise ModelError(f"transformers {transformers.__version__} has no class {recipe.class_name!r}")
     try:
-        config = kind.config_class.from_dict(recipe.config)
-        # Every weight is loaded in the next line: initialising them first would take longer than all the rest.
-        with _quiet_transformers(), torch.random.fork_rng(devices=[]), no_init_weights():
-            model: nn.Module = kind._from_config(config, attn_implementation="eager")
-        model.tie_weights()  # type: ignore[operator]
+        model = _made(recipe) if recipe.made_by else _instantiated(recipe)
         if recipe.lora is not None:
             rebuild_lora(model, recipe.lora)
         outcome = model.load_state_dict(dict(weights), strict=False)
@@ -194,6 +294,34 @@ def build_model(recipe: ModelRecipe, weights: Mapping[str, Tensor]) -> nn.Module
             f"first {first!r}"
         )
     return model.eval()
+
+
+def _instantiated(recipe: ModelRecipe) -> nn.Module:
+    """Return an instance of a class of transformers, with weights that are still to be loaded."""
+    import transformers
+    from transformers.initialization import no_init_weights
+
+    kind: Any = getattr(transformers, recipe.class_name, None)
+    if not hasattr(kind, "_from_config"):
+        raise ModelError(f"transformers {transformers.__version__} has no class {recipe.class_name!r}")
+    config = kind.config_class.from_dict(recipe.config)
+    # Every weight is loaded afterwards: initialising them first would take longer than all the rest.
+    with _quiet_transformers(), torch.random.fork_rng(devices=[]), no_init_weights():
+        model: nn.Module = kind._from_config(config, attn_implementation="eager")
+    model.tie_weights()  # type: ignore[operator]
+    return model
+
+
+def _made(recipe: ModelRecipe) -> nn.Module:
+    """Return what the recipe's call makes."""
+    make = _maker(recipe.made_by)
+    with torch.random.fork_rng(devices=[]):
+        model = make(**recipe.arguments)
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"{recipe.made_by!r} made a {type(model).__name__}, not a model")
+    if hasattr(model, "set_attn_implementation"):
+        model.set_attn_implementation("eager")
+    return model
 
 
 def load_model(
@@ -270,7 +398,7 @@ def vocabulary_of(tokenizer: Any, model: nn.Module) -> Vocabulary:
     """
     roles = ("cls", "sep", "pad", "unk", "mask", "bos", "eos")
     special = {role: getattr(tokenizer, f"{role}_token_id", None) for role in roles}
-    rows = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
+    rows = _rows_of_words(model)
     if len(tokenizer) > rows:
         raise ModelError(
             f"the tokenizer has {len(tokenizer)} tokens but the model's embedding only {rows} rows: "
@@ -279,7 +407,9 @@ def vocabulary_of(tokenizer: Any, model: nn.Module) -> Vocabulary:
     # What the tokenizer adds to every text is what two different texts have in common at both ends.
     alone, wrapped = (tokenizer("a", add_special_tokens=flag)["input_ids"] for flag in (False, True))
     start = next((i for i in range(len(wrapped)) if wrapped[i : i + len(alone)] == alone), 0)
-    longest = min(int(tokenizer.model_max_length), int(getattr(model.config, "max_position_embeddings", 10**6)))
+    longest = min(
+        int(tokenizer.model_max_length), int(getattr(getattr(model, "config", None), "max_position_embeddings", 10**6))
+    )
     return Vocabulary(
         size=rows,
         special={role: int(found) for role, found in special.items() if found is not None},
@@ -287,6 +417,18 @@ def vocabulary_of(tokenizer: Any, model: nn.Module) -> Vocabulary:
         ends_with=tuple(wrapped[start + len(alone) :]),
         max_length=longest,
     )
+
+
+def _rows_of_words(model: nn.Module) -> int:
+    """Return how many tokens the word embedding has a row for; of a model that does not name it, the largest table's."""
+    if hasattr(model, "get_input_embeddings"):
+        return int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
+    tables = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
+    if not tables:
+        raise ModelError(
+            f"{type(model).__name__} has no embedding of tokens; only models that read token ids are audited"
+        )
+    return max(tables)
 
 
 def tied_names(model: nn.Module) -> tuple[tuple[str, str], ...]:
