@@ -11,25 +11,22 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from leakaudit.errors import ConfigError, LeakAuditError, RedactionError, ResultsError, SnapshotError
+from leakaudit.cli_snapshots import snapshots as snapshots_group
+from leakaudit.command import EXISTING, IDENTITY_HELP, clear_errors
+from leakaudit.errors import ConfigError, RedactionError, ResultsError
 
 if TYPE_CHECKING:
     from leakaudit.battery import Audit
     from leakaudit.config import PluginSpec
     from leakaudit.scores import JournalEntry, Results
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-EXISTING = click.Path(path_type=Path)
 PLAIN_LINE_SECONDS = 30.0
 """Off a terminal, progress is one line per this many seconds: enough to see it live in a log, few enough to read."""
 
@@ -38,26 +35,6 @@ PLAIN_LINE_SECONDS = 30.0
 @click.version_option(package_name="leakaudit")
 def main() -> None:
     """Audit what could be read out of the updates of a training run on private text."""
-
-
-def _clear_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """Turn our exceptions into one line on stderr and the right exit code; `--json` still gets one document."""
-
-    @wraps(command)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return command(*args, **kwargs)
-        except LeakAuditError as error:
-            code = 5 if isinstance(error, ResultsError | SnapshotError) else 2
-            if kwargs.get("as_json"):
-                click.echo(json.dumps({"error": type(error).__name__, "message": str(error), "exit": code}))
-            click.echo(f"error: {error}", err=True)
-            sys.exit(code)
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
-            sys.exit(130)
-
-    return guarded
 
 
 def _specs(text: str) -> tuple[PluginSpec, ...]:
@@ -144,7 +121,7 @@ def _with_options(specs: tuple[PluginSpec, ...], options: tuple[str, ...]) -> tu
 @click.option("--policy", type=EXISTING, help="YAML policy of the gate; default: the built-in one.")
 @click.option("--out", type=EXISTING, default=Path("leakaudit-out"), show_default=True, help="Folder for the results.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summaries as one JSON document.")
-@_clear_errors
+@clear_errors
 def simulate(
     model: Path,
     data: Path,
@@ -351,13 +328,29 @@ def _print_outcome(results: Results, out: Path, as_json: bool) -> None:
 @main.command()
 @click.argument("spool", type=EXISTING)
 @click.option("--once", is_flag=True, help="Audit what is there and stop, without waiting for more.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Overrides the audit's own setting.")
-@_clear_errors
-def worker(spool: Path, once: bool, device: str | None) -> None:
-    """Audit the snapshots of SPOOL while training goes on (the callback starts this by itself)."""
+@click.option("--device", help="cpu, cuda, cuda:1 or auto; overrides the audit's own setting.")
+@click.option("--identity", type=EXISTING, help=IDENTITY_HELP)
+@click.option(
+    "--idle-limit",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Stop when nothing new has come for so long: a trainer that died on another machine cannot say so.",
+)
+@clear_errors
+def worker(spool: Path, once: bool, device: str | None, identity: Path | None, idle_limit: float | None) -> None:
+    """Audit the snapshots of SPOOL (an audit's folder or the spool in it) while training goes on, or after it.
+
+    The callback starts this by itself. As a job of its own, on this machine or another that sees the folder, it takes over what
+    `schedule: deferred` and `at_end: leave` keep; started again, it goes on where it was.
+    """
+    from leakaudit.cli_snapshots import private_keys, spool_of
+    from leakaudit.devices import check_device
     from leakaudit.worker import run_worker
 
-    sys.exit(run_worker(spool, once=once, device=device))
+    if device is not None:
+        check_device(device)
+    keys = private_keys(identity)
+    sys.exit(run_worker(spool_of(spool), once=once, device=device, identities=keys, idle_limit_s=idle_limit))
 
 
 @main.command()
@@ -365,16 +358,24 @@ def worker(spool: Path, once: bool, device: str | None) -> None:
 @click.option("--tokenizer", type=EXISTING, help="Folder of the tokenizer; default: the one kept in the spool.")
 @click.option("--config", "config_path", type=EXISTING, help="YAML of the audit: attacks, defences, budget.")
 @click.option("--out", type=EXISTING, default=Path("leakaudit-out"), show_default=True)
+@click.option("--identity", type=EXISTING, help=IDENTITY_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print the summaries as one JSON document.")
-@_clear_errors
+@clear_errors
 def run(
-    snapshots: tuple[Path, ...], tokenizer: Path | None, config_path: Path | None, out: Path, as_json: bool
+    snapshots: tuple[Path, ...],
+    tokenizer: Path | None,
+    config_path: Path | None,
+    out: Path,
+    identity: Path | None,
+    as_json: bool,
 ) -> None:
     """Attack kept SNAPSHOTS once: snapshot folders, or a spool or folder that holds some."""
+    from leakaudit.cli_snapshots import private_keys
     from leakaudit.config import AuditConfig, load_config
     from leakaudit.models import load_tokenizer
     from leakaudit.snapshot import read_snapshot
 
+    keys = private_keys(identity)
     folders = _snapshot_folders(snapshots)
     kept_tokenizer = tokenizer or _kept_tokenizer(folders[0])
     config = (load_config(config_path) if config_path else AuditConfig()).model_copy(update={"out_dir": out})
@@ -383,7 +384,7 @@ def run(
     _clear_old_run(out)
     audit = _audit(config, load_tokenizer(kept_tokenizer), as_json)
     with _progress(audit, len(folders)):
-        interrupted = _run_steps(audit, (read_snapshot(folder) for folder in folders))
+        interrupted = _run_steps(audit, (read_snapshot(folder, keys) for folder in folders))
     results = audit.finish(interrupted=interrupted)
     _print_outcome(results, out, as_json)
     sys.exit(130 if interrupted else 0)
@@ -417,7 +418,7 @@ def _kept_tokenizer(snapshot: Path) -> Path:
 @click.option("--policy", type=EXISTING, help="YAML policy; default: the built-in one.")
 @click.option("-o", "--output", type=EXISTING, help="The HTML file; default: report.html in RUN_DIR.")
 @click.option("--allow-full-in-ci", is_flag=True, help="Allow --text full where CI is set.")
-@_clear_errors
+@clear_errors
 def report(run_dir: Path, text: str, policy: Path | None, output: Path | None, allow_full_in_ci: bool) -> None:
     """Render the HTML report of RUN_DIR (a folder with results.json)."""
     from datetime import UTC, datetime
@@ -450,7 +451,7 @@ def report(run_dir: Path, text: str, policy: Path | None, output: Path | None, a
 @click.option("--soft-fail", is_flag=True, help="Exit 0 whatever the verdict; the verdict itself stays.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the verdict line only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as one JSON document.")
-@_clear_errors
+@clear_errors
 def gate(run_dir: Path, policy: Path | None, soft_fail: bool, quiet: bool, as_json: bool) -> None:
     """Judge RUN_DIR (a folder with results.json, or the file) by a policy: exit 0 PASS, 3 FAIL, 4 INCONCLUSIVE, 5 ERROR."""
     import hashlib
@@ -481,7 +482,7 @@ def gate(run_dir: Path, policy: Path | None, soft_fail: bool, quiet: bool, as_js
 @main.command()
 @click.option("--config", "config_path", type=EXISTING, help="YAML of the audit to check as well.")
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as one JSON document.")
-@_clear_errors
+@clear_errors
 def doctor(config_path: Path | None, as_json: bool) -> None:
     """Check this machine and a configuration, and recover a known sentence from a tiny model: exit 0 or 2."""
     from leakaudit.doctor import examine
@@ -527,7 +528,7 @@ def _catalogue(kind: str, fields: tuple[str, ...], as_json: bool) -> None:
 
 @main.command("attacks")
 @click.option("--json", "as_json", is_flag=True)
-@_clear_errors
+@clear_errors
 def attacks_command(as_json: bool) -> None:
     """List the attacks: what each recovers, who could run it, where it comes from."""
     _catalogue("attacks", ("goal", "threat_model", "source"), as_json)
@@ -535,7 +536,7 @@ def attacks_command(as_json: bool) -> None:
 
 @main.command("defenses")
 @click.option("--json", "as_json", is_flag=True)
-@_clear_errors
+@clear_errors
 def defenses_command(as_json: bool) -> None:
     """List the defences: what each protects, what it costs, where it comes from."""
     _catalogue("defenses", ("protects", "cost", "source"), as_json)
@@ -543,7 +544,7 @@ def defenses_command(as_json: bool) -> None:
 
 @main.command()
 @click.argument("what", type=click.Choice(["results", "policy", "config", "verdict"]))
-@_clear_errors
+@clear_errors
 def schema(what: str) -> None:
     """Print the JSON Schema of results.json, a policy, an audit's configuration, or verdict.json."""
     from pydantic import BaseModel
@@ -559,6 +560,9 @@ def schema(what: str) -> None:
         "verdict": Verdict,
     }
     click.echo(json.dumps(models[what].model_json_schema(by_alias=True), indent=1))
+
+
+main.add_command(snapshots_group)
 
 
 if __name__ == "__main__":

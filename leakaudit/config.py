@@ -9,6 +9,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from leakaudit.scores import TextMode
 
+DEVICE_PATTERN = r"^(auto|cpu|cuda(:\d+)?)$"
+
 Scalar = bool | int | FiniteFloat | str
 
 
@@ -98,7 +100,7 @@ class AuditConfig(BaseModel):
     """Leave snapshots in the spool after the audit. They hold the private batch."""
     policy: Path | None = None
     """YAML policy of the gate; the built-in one if none is given."""
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    device: Annotated[str, Field(pattern=DEVICE_PATTERN)] = "auto"
     """Where the side process computes: cpu, cuda, cuda:1... `auto` takes another GPU than the trainer's if one is idle, the
     trainer's own if there is room on it, else the CPU."""
     threads: Annotated[int, Field(ge=1)] = 1

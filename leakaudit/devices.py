@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from leakaudit.config import DEVICE_PATTERN
 from leakaudit.errors import ConfigError
 
 IDLE_SHARE = 0.05
@@ -36,6 +38,16 @@ class Card:
     def idle(self) -> bool:
         """Whether nobody computes on it."""
         return self.total - self.free < IDLE_SHARE * self.total
+
+
+def check_device(wanted: str) -> None:
+    """Refuse what is no device's name.
+
+    Raises:
+        ConfigError: it is neither auto nor cpu nor cuda with a number.
+    """
+    if not re.fullmatch(DEVICE_PATTERN, wanted):
+        raise ConfigError(f"device {wanted!r}: expected auto, cpu, cuda or cuda:1")
 
 
 def choose_device(wanted: str, *, beside: str | None = None, snapshot: int = 0) -> torch.device:

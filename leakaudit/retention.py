@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -101,10 +101,15 @@ def _reason(hold: Path) -> str:
         return "hold.json cannot be read"
 
 
+def counted(found: Sequence[Item]) -> str:
+    """Return how many there are, in words: `1 snapshot`, `3 snapshots`."""
+    return "1 snapshot" if len(found) == 1 else f"{len(found)} snapshots"
+
+
 # ---------------------------------------------------------------------- hold
 
 
-def hold(spool: Spool, steps: tuple[int, ...], reason: str, *, now: datetime) -> int:
+def hold(spool: Spool, steps: tuple[int, ...], reason: str, *, now: datetime) -> list[Item]:
     """Forbid that snapshots are removed: by the worker, by age, or by hand.
 
     Args:
@@ -114,7 +119,7 @@ def hold(spool: Spool, steps: tuple[int, ...], reason: str, *, now: datetime) ->
         now: the time.
 
     Returns:
-        How many snapshots are held by this.
+        The snapshots that are held by this.
 
     Raises:
         SpoolError: no snapshot of such a step.
@@ -127,26 +132,26 @@ def hold(spool: Spool, steps: tuple[int, ...], reason: str, *, now: datetime) ->
         except FileNotFoundError:  # the worker has renamed it since
             (again,) = _chosen(spool, (int(folder.stem),))
             write_private(again.path / HOLD, text)
-    return len(chosen)
+    return chosen
 
 
-def release(spool: Spool, steps: tuple[int, ...]) -> int:
+def release(spool: Spool, steps: tuple[int, ...]) -> list[Item]:
     """Take holds off again: of these steps, or all of them.
 
     Returns:
-        How many snapshots may be removed now that could not before.
+        The snapshots that may be removed now and could not before.
 
     Raises:
         SpoolError: no snapshot of such a step, or the whole spool is held.
     """
-    before = {item.path for item in _chosen(spool, steps) if item.held}
+    before = [item for item in _chosen(spool, steps) if item.held]
     if steps and (spool.root / HOLD).exists():
         raise SpoolError(f"{spool.root}: the whole spool is held; release it as a whole (without --step)")
     for item in _chosen(spool, steps):
         (item.path / HOLD).unlink(missing_ok=True)
     if not steps:
         (spool.root / HOLD).unlink(missing_ok=True)
-    return len(before)
+    return before
 
 
 def _chosen(spool: Spool, steps: tuple[int, ...]) -> list[Item]:
@@ -236,7 +241,7 @@ def purge_old_runs(spool: Spool, *, now: datetime) -> Iterator[str]:
             continue  # no spool of ours, or not readable: nothing that we could remove
         if done.removed:
             key = "; the key of its hashes is destroyed" if done.key_destroyed else ""
-            yield f"{path.name}: removed {len(done.removed)} snapshots older than {limit.days} days{key}"
+            yield f"{path.name}: removed {counted(done.removed)} older than {limit.days} days{key}"
 
 
 def _is_numbered(name: str, stem: str) -> bool:
@@ -299,3 +304,45 @@ def _destroy_key(spool: Spool) -> bool:
         return False
     write_private(path, json.dumps(state | {"key": ""}))
     return True
+
+
+# ---------------------------------------------------------------------- check
+
+
+def check_folder(spool: Spool) -> Iterator[str]:
+    """Yield what is wrong with the spool's own folder and files."""
+    for path in (spool.root, *spool.root.glob("*.json")):
+        if (mode := path.stat().st_mode & 0o777) & 0o077:
+            yield f"others can read {path.name} (mode {mode:o}): chmod go= it"
+
+
+def check_snapshot(spool: Spool, item: Item, identities: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield what is wrong with a snapshot: readable by others, not encrypted as asked, missing, changed, or no key fits.
+
+    Args:
+        spool: that it is in.
+        item: it; one that is being written is not looked at.
+        identities: private keys; with one, encrypted files are opened.
+    """
+    from leakaudit.snapshot import OBSERVED, TRUTH, check_files
+    from leakaudit.snapshot_files import read_tensors, stored_name
+
+    if item.path.suffix == ".tmp":
+        return
+    try:
+        for path in (item.path, *item.path.iterdir()):
+            mode = path.lstat().st_mode
+            if path.is_symlink():
+                yield f"{path.name} is a link; nothing of ours is"
+            elif mode & 0o077:
+                yield f"others can read {path.name} (mode {mode & 0o777:o}): chmod go= it"
+        manifest = check_files(item.path)
+        if spool.config.encrypt_to and not manifest.encrypted_to:
+            yield "lies in clear, although the audit is configured to encrypt"
+        if not manifest.encrypted_to or identities:
+            for name in (OBSERVED, TRUTH):
+                read_tensors(item.path / (stored_name(item.path, name) or name), identities, manifest.encrypted_to)
+    except LeakAuditError as error:
+        yield str(error)
+    except OSError as error:
+        yield f"cannot be read ({error.strerror}); somebody may have taken it meanwhile"

@@ -182,7 +182,7 @@ def encrypt(source: io.RawIOBase, target: Any, recipients: Sequence[str]) -> Non
     guarded = _Guarded(target)
     try:
         pyrage.encrypt_io(source, guarded, parse_recipients(recipients))
-    except pyrage.EncryptError as error:
+    except (pyrage.EncryptError, OSError) as error:
         if guarded.failure is not None:
             raise guarded.failure from None  # the library puts our exception into words; its number would be lost
         raise SnapshotError(f"encryption failed: {type(error).__name__}") from None
@@ -237,5 +237,10 @@ def decrypt(source: BinaryIO, identities: Sequence[str], name: str, recipients: 
             raise SnapshotSealedError(
                 f"{name}: is encrypted{wanted}; the private key given is not one of these"
             ) from None
+        raise SnapshotDamagedError(f"{name}: cannot be decrypted: truncated or changed") from None
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        # The library's own: a piece that does not fit its tag, or a stream that ends too early. No fault of the disk's.
         raise SnapshotDamagedError(f"{name}: cannot be decrypted: truncated or changed") from None
     return clear.getvalue()

@@ -45,7 +45,13 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "metrics": ("leakaudit.metrics.*",),
     "battery": ("leakaudit.battery", "leakaudit.devices", "leakaudit.simulate", "leakaudit.worker"),
     "callbacks": ("leakaudit.callbacks.*",),
-    "cli": ("leakaudit.__main__", "leakaudit.cli", "leakaudit.doctor"),
+    "cli": (
+        "leakaudit.__main__",
+        "leakaudit.cli",
+        "leakaudit.cli_snapshots",
+        "leakaudit.command",
+        "leakaudit.doctor",
+    ),
 }
 """Room -> its modules; `.*` takes the package and everything below it."""
 
