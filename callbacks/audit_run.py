@@ -183,7 +183,7 @@ class AuditRun:
             model,
             stack.optimizer,
             functools.partial(_write, spool),
-            called=stack.called or stack.model,
+            called=stack.model if stack.called is None else stack.called,
             scaler=stack.scaler,
             peers=peers,
             observe=stack.observe,
@@ -597,6 +597,7 @@ def _write(spool: Spool, kept: Kept) -> None:
     recipe = recipe.model_copy(
         update={
             "loss": "pulls" if kept.tapped else "forward",
+            "loss_scale": kept.loss_scale,
             "training": kept.training,
             "eval_modules": kept.eval_modules,
             "autocast": autocast,
@@ -691,9 +692,7 @@ def _facts(stack: Stack, model: nn.Module, declared: tuple[DeclaredDefense, ...]
 
 
 def _fresh_adapters(model: nn.Module) -> bool:
-    """Return whether LoRA's B matrices are all zero, as they are made: then the update of every A is zero, too, which would be
-    read as an update that tells nothing.
-    """
+    """Return whether LoRA's B matrices are all zero, as they are made: then the update of every A is zero and tells nothing."""
     last = [p for name, p in model.named_parameters() if ".lora_B." in name and p.requires_grad]
     return bool(last) and not any(bool(p.detach().any()) for p in last)
 

@@ -52,6 +52,8 @@ class Kept:
     copy_seconds: float
     autocast: torch.dtype | None = None
     """In which the forward passes ran, as far as it could be seen from outside."""
+    loss_scale: float = 1.0
+    """Of a GradScaler while the gradients were computed; the update and what the loss sent back are without it."""
     training: bool = True
     """Whether the model was in training mode during its forward passes."""
     eval_modules: tuple[str, ...] = ()
@@ -128,8 +130,8 @@ class _Armed:
     before: dict[str, Tensor] = field(default_factory=dict)
     """Weights before the first local step; filled where `observe` is `delta`."""
     steps_done: int = 0
-    divisor: float = 1.0
-    """Scale of a GradScaler, which is in the gradients while the passes are recorded."""
+    loss_scale: float = 1.0
+    """Of a GradScaler: it is in the gradients while the passes are recorded."""
 
 
 class Recorder:
@@ -300,7 +302,7 @@ class Recorder:
             return
         try:
             if self._scaler is not None:
-                armed.divisor = float(self._scaler.get_scale())
+                armed.loss_scale = float(self._scaler.get_scale())
             earlier = [p for p in armed.passes if p.backward is not None and p.backward != backward]
             if earlier and self._nothing_accumulated():
                 gone = {id(p) for p in earlier}
@@ -397,7 +399,7 @@ class Recorder:
         passes = [p for p in armed.passes if p.backward is not None or not p.tapped]
         for number, seen in enumerate(passes):
             seen.again = any(_same_tokens(seen, p) for p in passes[:number] if seen.backward == p.backward is not None)
-        truth = Truth(tuple(_micro_batch(p, armed.divisor) for p in passes))
+        truth = Truth(tuple(_micro_batch(p, armed.loss_scale) for p in passes))
         if self._peers is not None:
             if not self._peers.agree(not self.writing()):
                 return
@@ -421,6 +423,7 @@ class Recorder:
             manifest=armed.manifest,
             copy_seconds=time.perf_counter() - start,
             autocast=next((p.autocast for p in passes), None),
+            loss_scale=armed.loss_scale,
             training=armed.modes.get("", True),
             eval_modules=tuple(name for name, on in armed.modes.items() if not on and armed.modes.get("")),
             tapped=bool(passes) and all(p.tapped for p in passes),
@@ -563,14 +566,14 @@ def _same_tokens(one: Pass, two: Pass) -> bool:
     return mine is not None and others is not None and torch.equal(mine, others)
 
 
-def _micro_batch(seen: Pass, divisor: float) -> MicroBatch:
+def _micro_batch(seen: Pass, loss_scale: float) -> MicroBatch:
     return MicroBatch(
         inputs=seen.inputs,
         rng=seen.rng,
         num_items=seen.num_items,
         options=seen.options,
         kept_back=seen.kept_back,
-        pulls={path: pull.to("cpu") / divisor for path, pull in seen.pulls.items()},
+        pulls={path: pull.to("cpu") / loss_scale for path, pull in seen.pulls.items()},
         again=seen.again,
     )
 

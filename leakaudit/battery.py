@@ -18,7 +18,7 @@ import secrets
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,9 @@ from leakaudit import __version__
 from leakaudit.attacks.reconstruction import Attack, Reconstruction
 from leakaudit.budget import Budget
 from leakaudit.canaries import CANARIES
-from leakaudit.client import ClientStep, make_batch, verify, with_random_state
+from leakaudit.client import ClientStep, defenses_found, make_batch, verify, with_random_state
 from leakaudit.config import AuditConfig, PluginSpec
-from leakaudit.errors import AnatomyError, NonFiniteUpdateError, ResultsError
+from leakaudit.errors import AnatomyError, ResultsError, SnapshotError
 from leakaudit.metrics.reachability import Reached, ReachedSequence, reachability, unknown
 from leakaudit.metrics.scoring import Scored, ScoredSequence, score
 from leakaudit.models import Task
@@ -174,6 +174,8 @@ class Audit:
         truth = snapshot.truth.to(self.device)
         client = ClientStep(observation.model, truth, snapshot.recipe, observation.facts)
         record = self._record(snapshot, client)
+        facts = client.facts.model_copy(update={"defenses": defenses_found(client, record.verification)})
+        observation, client = replace(observation, facts=facts), replace(client, facts=facts)
         if record.verification.status is VerificationStatus.MISMATCH:
             self._skip_all(
                 record, "the observed update does not come from the batch that was kept: see its verification"
@@ -427,7 +429,8 @@ class Audit:
         if known is not None:
             return known
         sequences = snapshot.truth.sequences()
-        shipped = client.facts.defenses
+        verification = verify(client, snapshot.observation.update)
+        shipped = defenses_found(client, verification)
         record = StepRecord(
             id=step_id,
             step=provenance.step,
@@ -436,7 +439,7 @@ class Audit:
             snapshot=snapshot.observation.digest(),
             n_sequences=len(sequences),
             n_tokens_bucket=bucket(sum(map(len, sequences))),
-            verification=verify(client, snapshot.observation.update),
+            verification=verification,
             loss=provenance.loss,
             shipped_defense="+".join(d.name for d in shipped) or "none",
         )
@@ -486,7 +489,7 @@ class Audit:
         recipe = StepRecipe(training=client.recipe.training, max_grad_norm=client.recipe.max_grad_norm)
         try:
             return ClientStep(client.model, truth, recipe, facts).observe(), truth
-        except (NonFiniteUpdateError, RuntimeError, ValueError):
+        except (SnapshotError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
             return None, truth  # the report then says that the control did not run
 
     # ------------------------------------------------------------------ results

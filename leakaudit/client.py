@@ -116,10 +116,11 @@ class ClientStep:
     def _accumulate(self, parameters: Mapping[str, nn.Parameter]) -> None:
         for batch in self.truth.micro_batches:
             self._backward(batch)
-        if self.recipe.processes > 1:
+        divisor = self.recipe.processes * self.recipe.loss_scale
+        if divisor != 1:
             for parameter in parameters.values():
                 if parameter.grad is not None:
-                    parameter.grad.div_(self.recipe.processes)
+                    parameter.grad.div_(divisor)
 
     def _private(self, parameters: Mapping[str, nn.Parameter], private: DeclaredDefense) -> dict[str, Tensor]:
         """Clip every example's gradient, add them up and divide by the expected batch size; the noise is not added.
@@ -217,11 +218,11 @@ class ClientStep:
         if self.recipe.loss == "pulls":
             with self._forward(batch) as outputs:
                 tensors, pulls = self._direct(outputs, batch.pulls)
-            torch.autograd.backward(tensors, pulls)
+            torch.autograd.backward(tensors, [self.recipe.loss_scale * pull for pull in pulls])
             return
         with self._as_seen(batch):
             loss = self._loss(batch)
-        (loss / self.recipe.loss_divisor).backward()
+        (loss / self.recipe.loss_divisor * self.recipe.loss_scale).backward()
 
     @contextmanager
     def _as_seen(self, batch: MicroBatch) -> Iterator[None]:

@@ -27,6 +27,8 @@ class LoraRecipe(BaseModel):
     """The layer computes W x + (alpha / R) B A x."""
     dropout: float = 0.0
     """Dropout on the input of A."""
+    saved: tuple[str, ...] = ()
+    """Ends of the names of modules that are trained whole beside the adapters, such as a fresh head; peft copies each."""
 
 
 def add_lora(
@@ -90,7 +92,14 @@ def adapted(model: nn.Module) -> LoraRecipe | None:
         targets=tuple(sorted(config.target_modules)),
         alpha=float(config.lora_alpha),
         dropout=float(config.lora_dropout),
+        saved=_saved_in(model),
     )
+
+
+def _saved_in(model: nn.Module) -> tuple[str, ...]:
+    """Return the modules that peft keeps a trained copy of: those of the configuration, and heads that a task type adds."""
+    kinds = ((name, type(module).__name__) for name, module in model.named_modules())
+    return tuple(sorted(name for name, kind in kinds if kind == "ModulesToSaveWrapper"))
 
 
 ADAPTER = "default"
@@ -108,6 +117,7 @@ def _inject(model: nn.Module, recipe: LoraRecipe, seed: int) -> tuple[str, ...]:
         lora_alpha=recipe.alpha,  # type: ignore[arg-type]
         lora_dropout=recipe.dropout,
         target_modules=list(recipe.targets) or None,
+        modules_to_save=list(recipe.saved) or None,
     )
     requires = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     try:

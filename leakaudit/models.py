@@ -320,7 +320,7 @@ def _made(recipe: ModelRecipe) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ModelError(f"{recipe.made_by!r} made a {type(model).__name__}, not a model")
     if hasattr(model, "set_attn_implementation"):
-        model.set_attn_implementation("eager")
+        model.set_attn_implementation("eager")  # type: ignore[operator]
     return model
 
 

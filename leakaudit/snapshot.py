@@ -223,6 +223,8 @@ class StepRecipe(_Facts):
     max_grad_value: float | None = None
     """Every entry of the update was cut to this size, if at all."""
     autocast: Literal["bf16", "fp16"] | None = None
+    loss_scale: float = 1.0
+    """Factor that a GradScaler put on the loss and took out of the update, so that small gradients survive in fp16."""
     kept_rng: bool = True
     eval_modules: tuple[str, ...] = ()
     """Modules that the client kept in eval mode while the model as a whole trained."""

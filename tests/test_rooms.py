@@ -30,6 +30,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "core": (
         "leakaudit.anatomy",
+        "leakaudit.classifiers",
         "leakaudit.client",
         "leakaudit.lora",
         "leakaudit.models",
@@ -83,8 +84,9 @@ MODEL_CODE = frozenset({"torch", "transformers", "accelerate", "safetensors", "l
 FRAMEWORKS = frozenset({"transformers", "lightning", "pytorch_lightning", "accelerate", "peft", "trl"})
 """Training frameworks: a callbacks file knows at most one of them."""
 
-COMPANIONS = {"transformers": frozenset({"accelerate"})}
-"""What comes with a framework and does not count as a second one: transformers' Trainer is built on accelerate."""
+COMPANIONS = {"transformers": frozenset({"accelerate"}), "lightning": frozenset({"pytorch_lightning"})}
+"""What comes with a framework and does not count as a second one: transformers' Trainer is built on accelerate, and Lightning has
+two names."""
 
 WITHOUT_TORCH = (
     "leakaudit.gate",

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import DataCollatorWithPadding, Trainer, TrainerCallback, TrainingArguments
 
 from leakaudit.callbacks import recorder, side_process
+from leakaudit.callbacks.audit_run import Guarded
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.client import ClientStep, verify
 from leakaudit.config import AuditConfig, PluginSpec
@@ -150,7 +151,7 @@ def _take(spool: Path) -> list[Path]:
     return [path.rename(taken / path.stem) for path in sorted(spool.glob("*.ready"))]
 
 
-def kept(audit: LeakAuditCallback) -> dict[int, Snapshot]:
+def kept(audit: Guarded) -> dict[int, Snapshot]:
     """Return the snapshots of a run without a side process, by step."""
     assert audit.folder is not None
     _take(audit.folder / "spool")
