@@ -22,6 +22,7 @@ from typing import Any, ParamSpec
 import torch
 from torch import nn
 
+from leakaudit.callbacks.distributed import peers_of
 from leakaudit.callbacks.private_sgd import PrivateSgd, private_sgd
 from leakaudit.callbacks.recorder import Kept, Observe, Peers, Recorder, layers_of
 from leakaudit.callbacks.side_process import SideProcess, by_hand, say
@@ -244,12 +245,20 @@ class AuditRun:
                 f"step {step} is not kept: its adapters are at their start, where half of their update is zero; the next one is"
             )
             return
-        wanted = self._wanted(step) if _writes(self.stack.peers) else True
-        if self.stack.peers is not None:
-            wanted = self.stack.peers.agree(wanted)
-        if wanted:
+        if self._all_want(step):
             self.recorder.arm(step, self._describe(now()))
         self.blocked_s += time.perf_counter() - start
+
+    def _all_want(self, step: int) -> bool:
+        """Ask the process that writes, and tell the others; a problem of one of them is a no for all."""
+        if self.stack.peers is None:
+            return self._wanted(step)
+        wanted = False
+        try:
+            wanted = self._wanted(step) if self.stack.peers.first else not self.recorder.disabled
+        finally:
+            agreed = self.stack.peers.agree(wanted)
+        return agreed
 
     def _wanted(self, step: int) -> bool:
         if self.recorder.disabled or self.side.given_up or self.kept >= self.config.max_snapshots:
@@ -445,7 +454,7 @@ class Guarded:
         if os.environ.get(OFF_SWITCH):
             self._off = OFF_SWITCH
             return
-        self._run = AuditRun.begin(configuration(source), stack(), spool, folder)
+        self._run = _together(lambda: AuditRun.begin(configuration(source), stack(), spool, folder))
         self._folder = self._run.config.out_dir
 
     def _close(self, steps: int) -> None:
@@ -560,6 +569,28 @@ def refuse_strategy(name: str, *, fsdp2: bool) -> None:
         reason = f"{name} keeps its updates where no hook of an optimizer sees them; train with FSDP2 or DDP to audit"
     if reason:
         raise SnapshotError(reason)
+
+
+def _together(begin: Callable[[], AuditRun]) -> AuditRun:
+    """Begin in all processes of a distributed run or in none: one that is missing would leave the others waiting for it.
+
+    Raises:
+        SpoolError: another process could not begin.
+    """
+    peers = peers_of()
+    if peers is None:
+        return begin()
+    run: AuditRun | None = None
+    try:
+        run = begin()
+    finally:
+        together = peers.agree(run is not None)
+    if not together:
+        run.stop()
+        if peers.first:
+            run.spool.discard()
+        raise SpoolError("another process of this run cannot be audited; its own message says why")
+    return run
 
 
 def _writes(peers: Peers | None) -> bool:

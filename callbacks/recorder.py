@@ -185,6 +185,8 @@ class Recorder:
         self._writer: threading.Thread | None = None
         self._side: Any = None
         """CUDA stream of the copies."""
+        self._owes_answer = False
+        """The other processes wait at the end of this step for a word from us, even if we recorded nothing of it."""
         self.counters = Counters()
         self.disabled = False
 
@@ -245,6 +247,7 @@ class Recorder:
             return
         self.disarm()
         self._armed = _Armed(step, manifest)
+        self._owes_answer = self._peers is not None
         if self._tap is not None:
             self._tap.open()
         if self._observe == "local":
@@ -253,6 +256,7 @@ class Recorder:
     def disarm(self) -> None:
         """Forget what was recorded of a step that did not come to its end."""
         self._armed = None
+        self._owes_answer = False
         self._unhook_step()
 
     @property
@@ -342,6 +346,9 @@ class Recorder:
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Copy now, or after the closure where the optimizer computes its gradients itself."""
         if self._armed is None:
+            if self._owes_answer and self._peers is not None:
+                self._owes_answer = False
+                self._peers.agree(False)
             return None
         closure = kwargs.get("closure") or next((a for a in args[1:] if callable(a)), None)
         if closure is None:

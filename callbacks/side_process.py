@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import leakaudit
-from leakaudit.spool import DEVICE_VARIABLE, KEY_VARIABLE, PARENT_VARIABLE, Spool
+from leakaudit.leash import KEY_VARIABLE, PARENT_VARIABLE
+from leakaudit.spool import DEVICE_VARIABLE, Spool
 
 logger = logging.getLogger(__name__)
 

@@ -135,7 +135,10 @@ class Watch(Guarded):
         state = next((s for layer in layers if (s := vars(layer).get("accelerator_state")) is not None), None)
         kind = getattr(state, "distributed_type", "")
         refuse_strategy(str(getattr(kind, "value", kind)), fsdp2=bool(getattr(state, "is_fsdp2", False)))
-        refuse_strategy(type(stack.model).__name__, fsdp2=False)
+        wrappers = ("DataParallel", "DeepSpeedEngine", "FullyShardedDataParallel")
+        refuse_strategy(
+            next((k.__name__ for k in type(stack.model).__mro__ if k.__name__ in wrappers), ""), fsdp2=False
+        )
         if stack.observe == "delta":
             _check_plain_sgd(layers[-1])
         called, core = auditable(stack.model)

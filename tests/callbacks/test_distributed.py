@@ -1,0 +1,137 @@
+"""Two processes on gloo: what is kept is what both send together, and neither ever waits for the other."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from leakaudit.callbacks.audit_run import Guarded
+from leakaudit.client import ClientStep, verify
+from leakaudit.scores import VerificationStatus
+from leakaudit.snapshot import Snapshot, Truth
+from tests import tiny
+from tests.callbacks.tiny_trainer import distance, kept, stamp
+from tests.callbacks.two_processes import batches
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 150.0
+"""Seconds after which two processes that should take twenty are hung."""
+
+
+def run_two(module: str, folder: Path) -> list[str]:
+    """Run a module in two processes that know of each other; return what each said.
+
+    Raises:
+        AssertionError: one of them failed or hangs; both are gone then.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "2",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", module, str(folder)],
+            cwd=ROOT,
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=PATIENCE)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(said)[-3000:]
+    return said
+
+
+class Run:
+    """What two processes did."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.said = run_two("tests.callbacks.two_processes", folder)
+        self.updates: list[dict[str, Any]] = [torch.load(folder / f"updates-{rank}.pt") for rank in range(2)]
+
+    def kept(self, name: str) -> dict[int, Snapshot]:
+        audit = Guarded()
+        audit._folder = self.folder / name / "audit"
+        return kept(audit)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run(tmp_path_factory.mktemp("two"))
+
+
+@pytest.mark.parametrize("name", ["ddp", "windows", "fsdp2"])
+def test_row_13_the_reduced_update_comes_from_the_batches_of_all_processes(run: Run, name: str) -> None:
+    """The whole global batch is the truth; one process's share alone explains nothing."""
+    found = run.kept(name)
+    assert list(found) == [0, 1, 2]
+    windows = 2 if name == "windows" else 1
+    for step, snapshot in found.items():
+        assert distance(snapshot.observation.update, run.updates[0][name][step]) == 0.0
+        assert distance(snapshot.observation.update, run.updates[1][name][step]) == 0.0
+        assert snapshot.observation.facts.view == "reduced" and snapshot.recipe.processes == 2
+        own = [batch for rank in range(2) for batch in batches(rank)[step * windows : (step + 1) * windows]]
+        assert [batch.inputs["input_ids"].tolist() for batch in snapshot.truth.micro_batches] == [
+            batch["input_ids"].tolist() for batch in own
+        ]
+        verified = stamp(snapshot)
+        assert verified.status is VerificationStatus.VERIFIED, verified
+        assert verified.relative_error is not None and verified.relative_error < 1e-5
+        alone = Truth(snapshot.truth.micro_batches[:windows])
+        step_alone = ClientStep(snapshot.observation.model, alone, snapshot.recipe, snapshot.observation.facts)
+        assert verify(step_alone, snapshot.observation.update).status is VerificationStatus.MISMATCH
+
+
+def test_row_13_the_local_update_is_one_processs_own(run: Run) -> None:
+    """Before anything is summed, micro-batches without synchronisation included."""
+    for step, snapshot in run.kept("local").items():
+        assert snapshot.observation.facts.view == "local" and snapshot.recipe.processes == 1
+        assert len(snapshot.truth.micro_batches) == 2
+        assert distance(snapshot.observation.update, run.updates[0]["local"][step]) > 0.1
+        verified = stamp(snapshot)
+        assert verified.status is VerificationStatus.VERIFIED, verified
+        assert verified.relative_error is not None and verified.relative_error < 1e-5
+
+
+@pytest.mark.parametrize("name", ["busy", "stumbling"])
+def test_row_14_one_process_that_cannot_keep_a_step_keeps_all_from_it_and_none_hangs(run: Run, name: str) -> None:
+    """Training goes through in both, to the same weights, and nothing is kept."""
+    assert len(run.updates[0][name]) == len(run.updates[1][name]) == 3
+    assert not (run.folder / name / "audit" / "spool").exists()
+    assert not list((run.folder / name / "audit").glob("taken/*"))
+
+
+def test_row_14_one_process_that_cannot_begin_keeps_all_from_it(run: Run) -> None:
+    """Each says why: its own reason, or that it is another's."""
+    assert "there is no tokenizer" in run.said[1]
+    assert "another process of this run cannot be audited" in run.said[0]
+    assert not (run.folder / "alone" / "audit").exists()
+
+
+def test_row_15_sharded_parameters_are_kept_whole(run: Run) -> None:
+    """FSDP2: every update and weight has the shape that the model gives it, and no process wrote a shard."""
+    shapes = {name: p.shape for name, p in tiny.bert().named_parameters()}
+    for snapshot in run.kept("fsdp2").values():
+        assert {name: g.shape for name, g in snapshot.observation.update.items()} == shapes
+        assert snapshot.model_recipe.class_name == "BertForSequenceClassification"

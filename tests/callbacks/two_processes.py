@@ -1,0 +1,139 @@
+"""One of two processes that train together on gloo, with an audit in several ways; started by `test_distributed.py`.
+
+    python -m tests.callbacks.two_processes FOLDER
+
+The process's rank and the others' address come from the environment, as a launcher sets them. What both were given and what both
+got stands in FOLDER afterwards, for the test to compare.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from leakaudit.callbacks import recorder
+from leakaudit.callbacks.distributed import TorchPeers
+from leakaudit.callbacks.torch_loop import watch
+from tests import tiny
+from tests.callbacks import stacks
+from tests.callbacks.tiny_trainer import audit_config, without_side_process
+
+STEPS = 3
+
+
+def batches(rank: int) -> list[stacks.Batch]:
+    """Return what a rank trains on: six micro-batches of two, none of them the other rank's."""
+    return stacks.classes(count=12)[rank::2][: 2 * STEPS]
+
+
+def train(
+    folder: Path, called: nn.Module, model: nn.Module, *, windows: int = 1, **options: Any
+) -> list[dict[str, Tensor]]:
+    """Train with an audit; return the gradients that this process's optimizer got, whole."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mine = batches(dist.get_rank())
+    updates = []
+    watched = watch(called, optimizer, tokenizer=tiny.bert_tokenizer(), config=audit_config(folder), **options)
+    with without_side_process(), watched:
+        for start in range(0, STEPS * windows, windows):
+            for number, batch in enumerate(mine[start : start + windows]):
+                last = number == windows - 1
+                wait = isinstance(called, DistributedDataParallel) and not last
+                with called.no_sync() if wait else contextlib.nullcontext():
+                    (called(**batch).loss / windows).backward()
+            updates.append({n: _whole(p.grad) for n, p in model.named_parameters() if p.grad is not None})
+            optimizer.step()
+            optimizer.zero_grad()
+    return updates
+
+
+def _whole(gradient: Tensor) -> Tensor:
+    full: Tensor = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+    return full.detach().clone()
+
+
+@contextlib.contextmanager
+def busy(rank: int) -> Iterator[None]:
+    """Let one process say at the end of a step that it cannot keep it, after it has said at its beginning that it can."""
+    real, asked = TorchPeers.agree, [0]
+
+    def agree(self: TorchPeers, yes: bool) -> bool:
+        asked[0] += 1  # once when the run begins; then at the beginning and at the end of each step
+        at_the_end = asked[0] > 1 and asked[0] % 2 == 1
+        return real(self, yes and not (at_the_end and dist.get_rank() == rank))
+
+    TorchPeers.agree = agree  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        TorchPeers.agree = real  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def stumbling(rank: int) -> Iterator[None]:
+    """Let one process fail in the middle of recording a step."""
+    real = recorder._random_state
+
+    def fail(model: nn.Module) -> dict[str, Tensor]:
+        if dist.get_rank() == rank:
+            raise MemoryError
+        return real(model)
+
+    recorder._random_state = fail
+    try:
+        yield
+    finally:
+        recorder._random_state = real
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    rank = dist.get_rank()
+    torch.manual_seed(rank)  # every process draws masks of its own
+    got: dict[str, Any] = {}
+
+    model = tiny.bert(dropout=0.1).train()
+    got["ddp"] = train(folder / "ddp", DistributedDataParallel(model), model)
+    model = tiny.bert(dropout=0.1).train()
+    got["windows"] = train(
+        folder / "windows", DistributedDataParallel(model, gradient_as_bucket_view=True), model, windows=2
+    )
+    model = tiny.bert(dropout=0.1).train()
+    got["local"] = train(folder / "local", DistributedDataParallel(model), model, windows=2, observe="local")
+    model = tiny.bert(dropout=0.1).train()
+    for layer in model.bert.encoder.layer:  # type: ignore[union-attr]
+        fully_shard(layer)
+    fully_shard(model)
+    got["fsdp2"] = train(folder / "fsdp2", model, model)
+    for name, hindrance in (("busy", busy(1)), ("stumbling", stumbling(1))):
+        model = tiny.bert().train()
+        with hindrance:
+            got[name] = train(folder / name, DistributedDataParallel(model), model)
+    # One process alone cannot begin: there is no tokenizer, and the other must not wait for it.
+    model = tiny.bert().train()
+    watched = watch(
+        DistributedDataParallel(model), torch.optim.SGD(model.parameters(), lr=0.1),
+        tokenizer=None if rank == 1 else tiny.bert_tokenizer(), config=audit_config(folder / "alone"),
+    )  # fmt: skip
+    with watched:
+        pass
+    torch.save(got, folder / f"updates-{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        main()
