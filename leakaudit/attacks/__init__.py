@@ -4,7 +4,13 @@ Importing this package registers them.
 """
 
 from leakaudit.attacks import embedding_rows as embedding_rows
+from leakaudit.attacks import feature_labels as feature_labels
 from leakaudit.attacks import idlg as idlg
+from leakaudit.attacks import ilrg as ilrg
 from leakaudit.attacks import llg as llg
+from leakaudit.attacks import llg_plus as llg_plus
+from leakaudit.attacks import llg_star as llg_star
+from leakaudit.attacks import random_labels as random_labels
+from leakaudit.attacks import rlu as rlu
 from leakaudit.attacks import span as span
 from leakaudit.attacks import tag as tag

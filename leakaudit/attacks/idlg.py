@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from leakaudit.attacks.output_layer import check_gradient, find_output_layer, logit_gradient, neutral_outputs
+from leakaudit.attacks.output_layer import bias_gradient, find_output_layer, logit_gradient, neutral_outputs
 from leakaudit.attacks.reconstruction import APPLIES, Applicability, Reconstruction, not_applicable
 from leakaudit.budget import Budget
 from leakaudit.errors import AnatomyError
@@ -27,7 +27,7 @@ class Idlg:
     row: exact for three classes or more. With two classes both rows are equally long, and the sign is taken from the mean
     feature of neutral inputs (see `output_layer`), which may be wrong.
 
-    It always names exactly one label: for larger batches use `llg`.
+    It always names exactly one label: for larger batches use the counting attacks.
     """
 
     goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
@@ -39,7 +39,6 @@ class Idlg:
     def applies(self, seen: Observation) -> Applicability:
         """Say whether there is a shared output layer trained on one class a sequence."""
         try:
-            check_gradient(seen.facts)
             find_output_layer(seen)
         except AnatomyError as error:
             return not_applicable(str(error))
@@ -52,12 +51,17 @@ class Idlg:
             AnatomyError: there is no output layer to read.
         """
         layer = find_output_layer(seen)
-        gradient = logit_gradient(seen, layer, neutral_outputs(seen, layer, rng))  # (C,)
-        if layer.bias is None and len(gradient) > 2:
-            label = int(seen.update[layer.weight].norm(dim=1).argmax())
-        else:
+        gradient = bias_gradient(seen, layer)  # (C,)
+        from_bias = gradient is not None
+        rows = seen.update[layer.weight].norm(dim=1)  # (C,)
+        if gradient is not None:
             label = int(gradient.argmin())
-        return Reconstruction(
-            label_counts=tuple(int(c == label) for c in range(len(gradient))),
-            facts={"negative_classes": float((gradient < 0).sum()), "from_bias": float(layer.bias is not None)},
-        )
+        elif len(rows) > 2:
+            gradient, label = -rows, int(rows.argmax())
+        else:
+            gradient = logit_gradient(seen, layer, neutral_outputs(seen, layer, rng))
+            label = int(gradient.argmin())
+        facts = {"from_bias": float(from_bias)}
+        if from_bias:
+            facts["negative_classes"] = float((gradient < 0).sum())
+        return Reconstruction(label_counts=tuple(int(c == label) for c in range(len(rows))), facts=facts)

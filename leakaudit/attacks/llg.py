@@ -1,4 +1,4 @@
-"""`llg`: how many sequences of each class are in the batch, from the output layer's update."""
+"""`llg`: how many sequences of each class are in the batch, from the output layer's update and nothing else."""
 
 from __future__ import annotations
 
@@ -9,60 +9,55 @@ import torch
 from torch import Tensor
 
 from leakaudit.attacks.clipping import scale_is_known
-from leakaudit.attacks.output_layer import check_gradient, find_output_layer, logit_gradient, neutral_outputs
+from leakaudit.attacks.head_loss import head_loss, mean_gradient
+from leakaudit.attacks.label_counts import batch_size, check_count, smallest_batch
+from leakaudit.attacks.output_layer import bias_gradient, find_output_layer, own_direction
 from leakaudit.attacks.reconstruction import APPLIES, Applicability, Reconstruction, not_applicable
 from leakaudit.budget import Budget
 from leakaudit.errors import AnatomyError
 from leakaudit.registry import attack
 from leakaudit.snapshot import Observation
 
-LARGEST_GUESS = 64
-"""Largest batch size that is tried when nothing public bounds it. Our choice: beyond it neighbouring shares n/B are closer
-together than the error of the predicted probabilities, so the guess would mean nothing."""
-
-NEAR_INTEGER = 0.1
-"""How far B times a class's share may be from a whole number. Our choice."""
+Read = Literal["auto", "bias", "rows"]
+"""What stands for LLG's g: the bias's update (`auto` takes it where it is shared), or the row sums of the weight's update."""
 
 
 @attack("llg")
 @dataclass(frozen=True)
 class Llg:
-    """Class counts by LLG's Algorithm 1 on the gradient of the logits.
+    """Class counts by LLG's Algorithm 1 on shared gradients only; the model itself is not used.
 
     Algorithm 1 takes every class with a negative gradient once (Property 1), then again and again the class with the
     smallest calibrated gradient, adding back the impact m of one sequence each time, until the batch is full.
 
-    What the paper estimates is partly known here. On the bias gradient, Eq. 9 reads g_c = mean p_c - n_c / B: the impact is
-    m = -1/B exactly, and the offset s_c = mean p_c is what the public model predicts for neutral inputs (the paper's
-    white-box variant LLG*, with random tokens as dummy data). `white_box=False` is plain LLG: m from Eq. 18, no offsets.
+    The paper's g are row sums of the weight's update, and m their mean (Eq. 18): that is `read="rows"`. The bias's update has
+    Property 1 whatever the features are, and an impact that is known: by Eq. 9 it is mean p_c - n_c / B, so one sequence moves
+    it by -1/B. A head without bias is read along the main direction of its update (`own_direction`) with m from Eq. 18.
 
-    Batch size: the number of granted lengths, else `batch_size_bound`, since protocols fill their batches (Algorithm 1 too
-    takes it as known or guessed). Granted labels are never used. If nothing is known, only the shares n_c / B can be read;
-    the smallest B up to 64 that makes all of them whole is returned, so that counts with a common factor come back too
-    small: 2 and 2 look like 1 and 1.
-
-    Scale: clipping multiplies the gradient by an unknown k. Where it did, k is taken as the smallest factor that leaves no
-    class a negative share, which is right if some class is not in the batch and too small otherwise. The same is done where
-    neither bias nor batch size is known, because d read from weight rows is too small by an unknown factor.
+    No offset is known here, so the classes are taken to be equally likely to the model, as they are before training.
     """
 
-    white_box: bool = True
-    """Calibrate with the public model (LLG*). False: use the shared gradients only (LLG)."""
+    data_count: int | None = None
+    """Number of sequences behind the update, granted; None takes what the protocol makes public, else it is guessed."""
+    read: Read = "auto"
+    """What is read as the gradient g of a class."""
 
     goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
-    source: ClassVar[str] = "LLG (Wainakh et al. 2022), Algorithm 1, Eq. 8-20; the bias gradient as g is ours"
-    threat_model: ClassVar[str] = (
-        "Sees one client's update and knows the weights; the output layer is trained with cross-entropy."
-    )
+    source: ClassVar[str] = "LLG (Wainakh et al. 2022), Algorithm 1, Eq. 18; the bias as g with Eq. 9 is ours"
+    threat_model: ClassVar[str] = "Sees one client's update; the output layer is trained with cross-entropy."
+
+    def __post_init__(self) -> None:
+        """Refuse a number of sequences that is none."""
+        check_count(self.data_count)
+
+    @property
+    def grants(self) -> tuple[str, ...]:
+        """Name what the threat model grants beyond the update."""
+        return () if self.data_count is None else ("data_count",)
 
     def applies(self, seen: Observation) -> Applicability:
         """Say whether there is a shared output layer trained on one class a sequence."""
-        try:
-            check_gradient(seen.facts)
-            find_output_layer(seen)
-        except AnatomyError as error:
-            return not_applicable(str(error))
-        return APPLIES
+        return can_read(seen, self.read)
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
         """Count the labels.
@@ -70,57 +65,46 @@ class Llg:
         Raises:
             AnatomyError: there is no output layer to read.
         """
-        layer = find_output_layer(seen)
-        neutral = neutral_outputs(seen, layer, rng)
-        gradient = logit_gradient(seen, layer, neutral)  # (C,)
-        sequences = batch_size(seen)
-        known = sequences is not None
-        sized = scale_is_known(seen) and (layer.bias is not None or known)
-        scale = 1.0 if sized else clipping_factor(gradient, neutral.probabilities)
-        shares = neutral.probabilities - gradient / scale  # (C,), n_c / B by Eq. 9
-        sequences = sequences or smallest_batch(shares)
-        if self.white_box:
-            counts = extract_labels(gradient, sequences, -scale / sequences, scale * neutral.probabilities)
+        layer, loss = find_output_layer(seen), head_loss(seen)
+        bias = None if self.read == "rows" else bias_gradient(seen, layer)
+        known = batch_size(seen, self.data_count)
+        if self.read == "rows":
+            gradient = seen.update[layer.weight].double().sum(dim=1)  # (C,), Sec. 2.3
+        else:
+            gradient = own_direction(seen, layer) if bias is None else bias
+        gradient = mean_gradient(gradient, loss, known)
+        sized = bias is not None and scale_is_known(seen)
+        even = torch.full_like(gradient, 1 / len(gradient))
+        sequences = known or (smallest_batch(loss.shares(even - gradient)) if sized else 1)
+        if sized:
+            shares = loss.shares(even - gradient)
+            counts = extract_labels(even - shares, sequences, -1 / sequences, even)
         else:
             counts = extract_labels(
                 gradient, sequences, average_impact(gradient, sequences), torch.zeros_like(gradient)
             )
-        misfit = float((sequences * shares - torch.tensor(counts, device=shares.device)).abs().max())
-        facts = {"batch_size": sequences, "batch_size_known": known, "scale": scale, "largest_misfit": misfit}
-        return Reconstruction(label_counts=counts, facts={name: float(value) for name, value in facts.items()})
+        facts = {
+            "batch_size": float(sequences),
+            "batch_size_known": float(known is not None),
+            "from_bias": float(bias is not None),
+            "negative_classes": float((gradient < 0).sum()),
+        }
+        return Reconstruction(label_counts=counts, facts=facts)
 
 
-def batch_size(seen: Observation) -> int | None:
-    """Return the number of sequences as far as an adversary knows it."""
-    lengths = seen.facts.granted.lengths
-    return len(lengths) if lengths is not None else seen.facts.batch_size_bound
-
-
-def clipping_factor(gradient: Tensor, probabilities: Tensor) -> float:
-    """Return the smallest k up to 1 for which no share p_c - g_c / k is negative; 1 if every k will do.
-
-    Args:
-        gradient: (C,) clipped gradient of the logits.
-        probabilities: (C,) what the model predicts for neutral inputs.
-    """
-    factor = float((gradient / probabilities.clamp_min(1e-12)).max())
-    return min(1.0, factor) if factor > 0 else 1.0
-
-
-def smallest_batch(shares: Tensor) -> int:
-    """Return the smallest B that makes every B * share nearly whole, or the one that comes nearest to that.
-
-    Args:
-        shares: (C,) estimated n_c / B.
-
-    >>> smallest_batch(torch.tensor([0.667, 0.0, 0.333]))
-    3
-    """
-    sizes = torch.arange(1, LARGEST_GUESS + 1, device=shares.device)  # (64,)
-    scaled = sizes[:, None] * shares  # (64, C)
-    error = (scaled - scaled.round()).abs().amax(dim=1)  # (64,)
-    near = (error <= NEAR_INTEGER).nonzero()
-    return int(sizes[near[0, 0]]) if len(near) else int(sizes[error.argmin()])
+def can_read(seen: Observation, read: Read = "auto") -> Applicability:
+    """Say whether there is an output layer with what is to be read."""
+    try:
+        layer = find_output_layer(seen)
+    except AnatomyError as error:
+        return not_applicable(str(error))
+    if read == "bias" and layer.bias is None:
+        return not_applicable(
+            f"the output layer {layer.weight!r} has no bias whose update is shared; read rows instead"
+        )
+    if not bool(seen.update[layer.weight].any()):
+        return not_applicable(f"the update of the output layer {layer.weight!r} is all zero")
+    return APPLIES
 
 
 def average_impact(gradient: Tensor, sequences: int) -> float:

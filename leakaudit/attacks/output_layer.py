@@ -10,16 +10,25 @@ and the update of the layer is dW_c = mean_k d_c(k) a(k) (Eq. 12) and db_c = d_c
 which have the sign of d_c only if the features a are non-negative (LLG, Property 1). In transformers they are not: a tanh
 pooler's features have a sum of either sign, and those of a fresh LayerNorm sum to exactly 0. So the bias is read where it
 is shared, because it is d_c itself; without one, the rows are projected on the mean feature of neutral inputs, which the
-public model gives, instead of on the vector of ones.
+public model gives, instead of on the vector of ones. Where nothing of the model is used, the rows are projected on their own
+main direction: if the features have anything in common, that is it.
+
+Under declared noise a bias entry is one noisy number, while its row of the weight's update holds H more of them: both are
+weighed by how far each is off. A bias entry that a declared pruning removed is filled in from the others, which add up to 0.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from leakaudit.attacks.head_loss import head_loss
+from leakaudit.classifiers import ArrayClassifier
 from leakaudit.errors import AnatomyError
 from leakaudit.snapshot import Observation, PublicFacts
 
@@ -50,6 +59,15 @@ class Neutral:
     """(N, H) what goes into the output layer, one row for each random sequence."""
     probabilities: Tensor
     """(C,) mean predicted probability of each class."""
+
+    @property
+    def positive(self) -> bool:
+        """Whether no feature is ever negative, which LLG's Property 1 asks for."""
+        return bool((self.features >= 0).all())
+
+
+Dummy = Literal["random", "zeros", "ones"]
+"""What a white-box adversary feeds the model: random words or pixels, or black or white pictures (LLG, Sec. 6.1)."""
 
 
 def find_output_layer(seen: Observation) -> OutputLayer:
@@ -84,9 +102,10 @@ def number_of_classes(seen: Observation) -> int:
     if facts.task != "classification" or facts.num_labels is None:
         raise AnatomyError(f"labels are one class a sequence in classification only; this task is {facts.task}")
     if facts.num_labels < 2 or getattr(config, "problem_type", None) == "regression":
-        raise AnatomyError("this is a regression: its labels are no classes")
+        raise AnatomyError("this is a regression, or has one class only: its labels are no classes to tell apart")
     if getattr(config, "problem_type", None) == "multi_label_classification":
         raise AnatomyError("this is multi-label classification: a sequence has no single class")
+    head_loss(seen)
     return facts.num_labels
 
 
@@ -105,48 +124,113 @@ def check_gradient(facts: PublicFacts) -> None:
 def logit_gradient(seen: Observation, layer: OutputLayer, neutral: Neutral) -> Tensor:
     """Return the gradient of the logits d, (C,) in float64, up to the error that the module's docstring explains.
 
-    With a shared bias it is exact. Otherwise d_c is estimated by dW_c . m / |m|^2 with m the mean neutral feature: exact in
-    sign where a sequence's feature has a positive inner product with m, and too small by their cosine.
+    With a shared bias and no noise it is exact. Otherwise d_c is estimated by dW_c . m / |m|^2 with m the mean neutral feature:
+    exact in sign where a sequence's feature has a positive inner product with m, and too small by their cosine.
     """
-    if layer.bias is not None and bool(seen.update[layer.bias].any()):
-        return seen.update[layer.bias].double()
     mean = neutral.features.double().mean(dim=0)  # (H,)
-    return seen.update[layer.weight].double() @ mean / mean.square().sum().clamp_min(1e-30)  # (C,)
+    length = mean.square().sum().clamp_min(1e-30)
+    projected = seen.update[layer.weight].double() @ mean / length  # (C,)
+    bias = bias_gradient(seen, layer)
+    if bias is None:
+        return projected
+    sigma = noise_of(seen)
+    if sigma == 0.0:
+        return bias
+    # Both estimate d_c: the bias is off by the noise, the projection by less noise and by how much features differ.
+    spread = (neutral.features.double() @ mean / length).std() * bias.square().mean().sqrt()
+    weight = sigma**2 / (sigma**2 + sigma**2 / length + spread**2)
+    return (1 - weight) * bias + weight * projected
 
 
-def neutral_outputs(seen: Observation, layer: OutputLayer, rng: torch.Generator) -> Neutral:
-    """Run the public model on sequences of random tokens.
+def bias_gradient(seen: Observation, layer: OutputLayer) -> Tensor | None:
+    """Return (C,) the bias's update in float64, None where there is none or nothing of it was sent.
+
+    Entries that a declared pruning set to zero share what the others leave to a sum of 0.
+    """
+    if layer.bias is None or not bool(seen.update[layer.bias].any()):
+        return None
+    gradient = seen.update[layer.bias].double()
+    pruned = gradient == 0
+    if seen.facts.declared("prune") is not None and bool(pruned.any()):
+        gradient = torch.where(pruned, -gradient.sum() / pruned.sum(), gradient)
+    return gradient
+
+
+def own_direction(seen: Observation, layer: OutputLayer) -> Tensor:
+    """Return (C,) the logits' gradient up to a positive factor, from the weight's update alone.
+
+    dW = sum_k d(k) a(k)^T is nearly of rank one where the features have a common part, and d is its main left direction. Its sign
+    is open: one label pulls one class down and pushes many up by little, so the largest entry is taken to be negative.
+    """
+    left, strength, _ = torch.linalg.svd(seen.update[layer.weight].double(), full_matrices=False)
+    main = left[:, 0] * strength[0]
+    flipped: Tensor = -main
+    return flipped if bool(main[main.abs().argmax()] > 0) else main
+
+
+def noise_of(seen: Observation) -> float:
+    """Return the standard deviation of the noise that the protocol declares, in the update's units; 0 without any."""
+    found = [defense.parameters.get("sigma") for defense in seen.facts.defenses if defense.name.endswith("-noise")]
+    return math.sqrt(sum(float(sigma) ** 2 for sigma in found if isinstance(sigma, float | int)))
+
+
+def neutral_outputs(seen: Observation, layer: OutputLayer, rng: torch.Generator, dummy: Dummy = "random") -> Neutral:
+    """Run the public model on inputs that nobody would send: sequences of random tokens, or pictures of noise.
 
     Args:
         seen: gives model and vocabulary.
         layer: whose inputs are wanted.
-        rng: draws the tokens; a CPU generator.
+        rng: draws them; a CPU generator.
+        dummy: of pictures; text is always random.
     """
-    ids = _random_ids(seen, rng)
-    inputs: list[Tensor] = []
-    handle = layer.module.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0].detach()))
-    try:
-        with torch.no_grad():
-            logits: Tensor = seen.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits  # (N, C)
-            features = inputs[-1]
-            if features.dim() == 3:  # a decoder's head runs on every token, and the model then picks one of them
-                every = layer.module(features)  # (N, T, C)
-                picked = (every - logits[:, None]).abs().sum(dim=2).argmin(dim=1)  # (N,)
-                features = features[torch.arange(len(ids), device=ids.device), picked]
-    finally:
-        handle.remove()
+    features, logits = head_outputs(seen.model, layer, neutral_inputs(seen, rng, dummy))
     return Neutral(features=features, probabilities=logits.double().softmax(dim=1).mean(dim=0))
 
 
-def _random_ids(seen: Observation, rng: torch.Generator) -> Tensor:
+def neutral_inputs(
+    seen: Observation, rng: torch.Generator, dummy: Dummy = "random", examples: int = NEUTRAL_SEQUENCES
+) -> dict[str, Tensor]:
+    """Return keyword arguments of the model's forward for that many dummy examples, on the model's device."""
+    device = next(seen.model.parameters()).device
+    if isinstance(seen.model, ArrayClassifier):
+        shape = (examples, *seen.model.input_shape)
+        drawn = torch.rand(shape, generator=rng) if dummy == "random" else torch.full(shape, float(dummy == "ones"))
+        return {"inputs": drawn.to(device)}
+    ids = _random_ids(seen, rng, examples).to(device)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def head_outputs(model: nn.Module, layer: OutputLayer, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Run a model and return what goes into its output layer, (N, H), and what comes out of it, (N, C).
+
+    Args:
+        model: the public model, in eval mode.
+        layer: its output layer.
+        inputs: keyword arguments of its forward, N examples.
+    """
+    taken: list[Tensor] = []
+    handle = layer.module.register_forward_pre_hook(lambda _, arguments: taken.append(arguments[0].detach()))
+    try:
+        with torch.no_grad():
+            logits: Tensor = model(**inputs).logits  # (N, C)
+            features = taken[-1]
+            if features.dim() == 3:  # a decoder's head runs on every token, and the model then picks one of them
+                every = layer.module(features)  # (N, T, C)
+                picked = (every - logits[:, None]).abs().sum(dim=2).argmin(dim=1)  # (N,)
+                features = features[torch.arange(len(logits), device=logits.device), picked]
+    finally:
+        handle.remove()
+    return features, logits
+
+
+def _random_ids(seen: Observation, rng: torch.Generator, examples: int) -> Tensor:
     """Return (N, T) token ids: random words between the tokens that the tokenizer puts around every text."""
     vocabulary = seen.facts.vocabulary
     words = torch.tensor([i for i in range(vocabulary.size) if i not in vocabulary.special_ids])
     room = vocabulary.max_length - len(vocabulary.starts_with) - len(vocabulary.ends_with)
-    drawn = torch.randint(len(words), (NEUTRAL_SEQUENCES, max(1, min(NEUTRAL_TOKENS, room))), generator=rng)
+    drawn = torch.randint(len(words), (examples, max(1, min(NEUTRAL_TOKENS, room))), generator=rng)
     start, end = (
-        torch.tensor(ids, dtype=torch.long).expand(NEUTRAL_SEQUENCES, -1)
+        torch.tensor(ids, dtype=torch.long).expand(examples, -1)
         for ids in (vocabulary.starts_with, vocabulary.ends_with)
     )
-    device = next(seen.model.parameters()).device
-    return torch.cat([start, words[drawn], end], dim=1).to(device)
+    return torch.cat([start, words[drawn], end], dim=1)

@@ -56,7 +56,7 @@ def test_a_model_without_such_a_layer_is_refused() -> None:
 @pytest.mark.parametrize(
     ("labels", "problem", "reason"),
     [
-        (1, None, "this is a regression"),
+        (1, None, "this is a regression, or has one class only"),
         (3, "regression", "this is a regression"),
         (3, "multi_label_classification", "this is multi-label classification"),
     ],

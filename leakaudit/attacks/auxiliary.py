@@ -1,0 +1,71 @@
+"""Auxiliary data: labelled examples like the client's that a threat model grants, and what the public model makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from leakaudit.attacks.output_layer import OutputLayer, head_outputs
+from leakaudit.attacks.reconstruction import APPLIES, Applicability, not_applicable
+from leakaudit.classifiers import load_auxiliary
+from leakaudit.errors import DataError
+from leakaudit.snapshot import Observation
+
+CHUNK = 64
+"""Examples a forward pass. Our choice, for memory."""
+
+
+@dataclass(frozen=True)
+class Auxiliary:
+    """Auxiliary examples as the output layer sees them."""
+
+    features: Tensor
+    """(N, H) float64."""
+    probabilities: Tensor
+    """(N, C) float64."""
+    labels: Tensor
+    """(N,)."""
+
+    def by_class(self, values: Tensor) -> Tensor:
+        """Return (C, ...) means of (N, ...) values over each class; a class without an example gets the mean of all."""
+        classes = self.probabilities.shape[1]
+        means = [
+            (values[self.labels == c] if bool((self.labels == c).any()) else values).mean(dim=0) for c in range(classes)
+        ]
+        return torch.stack(means)
+
+
+def can_use(path: Path | None, seen: Observation) -> Applicability:
+    """Say whether the file is there and holds labels of the model's classes."""
+    if path is None:
+        return not_applicable(
+            "no auxiliary data was granted; set `auxiliary` to a file that `leakaudit.classifiers.save_auxiliary` wrote"
+        )
+    try:
+        _, labels = load_auxiliary(path)
+    except DataError as error:
+        return not_applicable(str(error))
+    classes = seen.facts.num_labels or 0
+    if len(labels) == 0 or int(labels.min()) < 0 or int(labels.max()) >= classes:
+        return not_applicable(f"auxiliary data: labels have to be classes from 0 to {classes - 1}, one or more of them")
+    return APPLIES
+
+
+def auxiliary_outputs(seen: Observation, layer: OutputLayer, path: Path) -> Auxiliary:
+    """Run the public model on the auxiliary data.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    inputs, labels = load_auxiliary(path)
+    device = next(seen.model.parameters()).device
+    features, logits = [], []
+    for start in range(0, len(labels), CHUNK):
+        part = {name: value[start : start + CHUNK].to(device) for name, value in inputs.items()}
+        a, z = head_outputs(seen.model, layer, part)
+        features.append(a.double())
+        logits.append(z.double())
+    return Auxiliary(torch.cat(features), torch.cat(logits).softmax(dim=1), labels.to(device))

@@ -1,0 +1,247 @@
+"""`feature-labels`: the label of every sequence, from features that the update itself gives away one by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from leakaudit.attacks.feature_roots import (
+    FeedForward,
+    features_into,
+    find_feed_forward,
+    find_roots,
+    row_space,
+    run_from,
+)
+from leakaudit.attacks.head_loss import head_loss
+from leakaudit.attacks.label_counts import whole_counts
+from leakaudit.attacks.llg import can_read
+from leakaudit.attacks.output_layer import (
+    OutputLayer,
+    bias_gradient,
+    find_output_layer,
+    neutral_inputs,
+)
+from leakaudit.attacks.reconstruction import APPLIES, Applicability, Reconstruction, not_applicable
+from leakaudit.budget import Budget
+from leakaudit.errors import AnatomyError
+from leakaudit.registry import attack
+from leakaudit.snapshot import Observation
+
+AGREES = 1e-2
+"""Relative error up to which the found labels explain the output layer's update. Measured: 1e-3 or less where all is found."""
+
+EXPLAINS = 0.2
+"""Relative error up to which a number of equal sequences explains their gradient: with one too few, half of it stays over."""
+
+CANDIDATES = 8
+"""Sequences whose gradient is tried as the unit where the most likely one explains nothing. Our choice."""
+
+MOST_EQUAL = 8
+"""Most equal sequences that are told apart in one batch. Our choice."""
+
+
+@attack("feature-labels")
+@dataclass(frozen=True)
+class FeatureLabels:
+    """Exact class counts by instance-wise predictions, at any stage of training.
+
+    The last feed-forward part of the model gives up the features of every sequence as roots (see `feature_roots`), and how many there
+    are. The public model turns them into what enters its output layer, a_k, and its predictions p_k. Then dW = sum_k d_k a_k^T, with
+    a 1 for the bias, is linear in d_k, and d_k = (m_k p_k - y_k) / B names the labels y_k of the m_k equal sequences behind it.
+    Neither B nor a clipping factor has to be known: over the classes that are not the label, d_k / p_k is one over B times that factor.
+
+    It needs one row a sequence in the last feed-forward part and nothing that passes by it, which is what encoders with a class
+    token and normalisation after each part have, and classifiers with two hidden layers; fewer sequences than the layer is
+    wide; and an update that is exact to rounding. With dropout on the features are still found, but not the masks behind them:
+    then p_k is what the model predicts without, and the counts are those nearest to B (mean p - db).
+    """
+
+    goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
+    source: ClassVar[str] = "derived here; instance-wise labels from features as in iLRG (Ma et al. 2023)"
+    threat_model: ClassVar[str] = "Sees one client's gradient and knows the weights; cross-entropy."
+
+    def applies(self, seen: Observation) -> Applicability:
+        """Say whether there is a feed-forward part whose update holds one row a sequence."""
+        verdict = can_read(seen)
+        if not verdict:
+            return verdict
+        if seen.facts.view == "delta" and seen.facts.local_steps > 1:
+            return not_applicable("the update is the sum of several local steps, whose features lie in no common space")
+        try:
+            head_loss(seen)
+            dummy = neutral_inputs(seen, torch.Generator().manual_seed(0), examples=2)
+            part = find_feed_forward(seen.model, find_output_layer(seen).module, dummy)
+            self._updates(seen, part)
+        except AnatomyError as error:
+            return not_applicable(str(error))
+        return APPLIES
+
+    def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
+        """Find the features, then the labels.
+
+        Raises:
+            AnatomyError: the update does not say how many sequences there are.
+        """
+        layer = find_output_layer(seen)
+        dummy = neutral_inputs(seen, rng)
+        part = find_feed_forward(seen.model, layer.module, {name: value[:2] for name, value in dummy.items()})
+        first, second = self._updates(seen, part)
+        inner, outer = row_space(first), row_space(second)
+        if len(inner) != len(outer):
+            raise AnatomyError(
+                f"the feed-forward part's two updates have ranks {len(inner)} and {len(outer)}: they do not hold the same rows"
+            )
+        near = features_into(seen.model, part, dummy).double()
+        weight, bias = part.first.weight.detach().double(), part.first.bias
+        roots = find_roots(
+            weight,
+            torch.zeros_like(weight[:, 0]) if bias is None else bias.detach().double(),
+            part.activation,
+            inner,
+            outer,
+            near.mean(dim=0),
+            float((near - near.mean(dim=0)).norm(dim=1).mean()),
+            rng,
+            budget,
+        )
+        facts = {"batch_rank": float(roots.wanted), "features_found": float(len(roots.features))}
+        if len(roots.features) == 0:
+            classes = seen.facts.num_labels or 0
+            return Reconstruction(label_counts=_even(classes, roots.wanted), stop="budget", facts=facts)
+        features, logits = _from_features(seen, layer, part, roots.features, dummy)
+        predicted = logits.double().softmax(dim=1)  # (N, C)
+        complete = len(roots.features) == roots.wanted
+        dropped = seen.facts.training_mode and bool(seen.facts.dropout)
+        stop: Literal["done", "budget"] = "done" if complete or not budget.exhausted() else "budget"
+        if complete and not dropped:
+            counts, error = labels_from(seen, layer, features.double(), predicted)
+            facts |= {"relative_error": error, "sequences": float(sum(counts)), "proved": float(error < AGREES)}
+            return Reconstruction(label_counts=counts, stop=stop, facts=facts)
+        gradient = bias_gradient(seen, layer)
+        if gradient is None:
+            gradient = seen.update[layer.weight].double() @ torch.linalg.pinv(features.double()).sum(dim=1)
+        shares = head_loss(seen).shares(predicted.mean(dim=0) - gradient)
+        return Reconstruction(label_counts=whole_counts(shares, roots.wanted), stop=stop, facts=facts | {"proved": 0.0})
+
+    def _updates(self, seen: Observation, part: FeedForward) -> tuple[Tensor, Tensor]:
+        """Return the updates of both layers.
+
+        Raises:
+            AnatomyError: one of them is not shared.
+        """
+        names = {id(parameter): name for name, parameter in seen.model.named_parameters()}
+        found = [names[id(module.weight)] for module in (part.first, part.second)]
+        missing = [name for name in found if name not in seen.update]
+        if missing:
+            raise AnatomyError(f"the feed-forward part's {missing[0]!r} is frozen or its update is not shared")
+        return seen.update[found[0]], seen.update[found[1]]
+
+
+def labels_from(
+    seen: Observation, layer: OutputLayer, features: Tensor, predicted: Tensor
+) -> tuple[tuple[int, ...], float]:
+    """Return class counts, and how far the labels are from explaining the output layer's update.
+
+    Args:
+        seen: the observation.
+        layer: its output layer.
+        features: (N, H) what enters it for each distinct sequence.
+        predicted: (N, C) what the model predicts for them.
+    """
+    loss = head_loss(seen)
+    update, matrix = seen.update[layer.weight].double(), features
+    bias = bias_gradient(seen, layer)
+    if bias is not None:
+        update = torch.cat([update, bias[:, None]], dim=1)
+        matrix = torch.cat([matrix, torch.ones_like(matrix[:, :1])], dim=1)
+    gradient = (update @ torch.linalg.pinv(matrix)).T  # (N, C): w (m p - y) / B, up to clipping
+    error = float((gradient.T @ matrix - update).norm() / update.norm())
+    spread = loss.smoothing / predicted.shape[1]
+    weights = torch.ones_like(predicted[0]) if loss.weights is None else loss.weights.to(predicted)
+    # One sequence of class y leaves s w_y (p - spread) in the other classes, whatever the label: the ratio is s w_y. Where the
+    # model is sure of the label next to nothing is left there, so sequences count by how much that is.
+    label = gradient.argmin(dim=1)
+    rest = ~torch.nn.functional.one_hot(label, predicted.shape[1]).bool()
+    left = (predicted - spread) * rest
+    mass = left.square().sum(dim=1)  # (N,)
+    scales = (gradient * left).sum(dim=1) / mass.clamp_min(1e-300) / weights[label]
+    rows = [_Row(predicted[k], weights, loss.smoothing) for k in range(len(predicted))]
+    units = [_weighted_median(scales, mass)]
+    units += [scales[k] / m for k in mass.argsort(descending=True)[:CANDIDATES].tolist() for m in (1, 2, 3)]
+    tried = []
+    for unit in units:
+        found = [row.labels(gradient[k] / unit) for k, row in enumerate(rows)]
+        off = sum(error**2 for _, error in found) ** 0.5 * float(unit) / float(gradient.norm())
+        tried.append((off, -float(unit), sum(counts for counts, _ in found)))
+        if off <= AGREES and len(tried) == 1:
+            break
+    least = min(off for off, _, _ in tried)
+    # Half the unit explains everything with twice as many sequences: of what explains equally well, the fewest are taken.
+    off, _, counts = min((t for t in tried if t[0] <= 2 * least + 1e-6), key=lambda t: t[1])
+    return tuple(torch.as_tensor(counts).tolist()), max(error, off)
+
+
+def _weighted_median(values: Tensor, weights: Tensor) -> Tensor:
+    """Return the value below which half of the weight lies.
+
+    Args:
+        values: (N,).
+        weights: (N,), none negative.
+    """
+    order = values.argsort()
+    below = weights[order].cumsum(dim=0)
+    return values[order[int((below >= below[-1] / 2).nonzero()[0, 0])]]
+
+
+class _Row:
+    """One distinct sequence of the batch: which labels its gradient can hold.
+
+    m equal sequences with counts y leave sum_c y_c w_c (p - e_c), with e_c the smoothed label c.
+    """
+
+    def __init__(self, predicted: Tensor, weights: Tensor, smoothing: float) -> None:
+        classes = len(predicted)
+        labels = (1 - smoothing) * torch.eye(
+            classes, dtype=predicted.dtype, device=predicted.device
+        ) + smoothing / classes
+        self._effects = weights[:, None] * (predicted - labels)  # (C, C): what one sequence of each class leaves
+        self._inverse = torch.linalg.pinv(torch.cat([self._effects.T, torch.ones_like(self._effects[:1])]))
+
+    def labels(self, gradient: Tensor) -> tuple[Tensor, float]:
+        """Return (C,) counts of the fewest equal sequences that explain a gradient, and how far they are from it.
+
+        Args:
+            gradient: (C,) in units of one sequence of weight 1.
+        """
+        nearest, closest = torch.zeros(len(gradient), dtype=torch.long, device=gradient.device), float("inf")
+        for count in range(1, MOST_EQUAL + 1):
+            solved = self._inverse @ torch.cat([gradient, torch.full_like(gradient[:1], count)])
+            whole = torch.tensor(whole_counts(solved / count, count), device=gradient.device)
+            error = float((whole.to(gradient) @ self._effects - gradient).norm())
+            if error < closest:
+                nearest, closest = whole, error
+            if error <= EXPLAINS * float(gradient.norm()):
+                break
+        return nearest, closest
+
+
+def _from_features(
+    seen: Observation, layer: OutputLayer, part: FeedForward, x: Tensor, dummy: dict[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return (N, H) what enters the output layer and (N, C) what leaves it, for given features."""
+    taken: list[Tensor] = []
+    handle = layer.module.register_forward_pre_hook(lambda _, args: taken.append(args[0].detach()))
+    try:
+        logits = run_from(seen.model, part, x, dummy)
+    finally:
+        handle.remove()
+    features = taken[-1]
+    return (features if features.dim() == 2 else features[:, 0]), logits
+
+
+def _even(classes: int, sequences: int) -> tuple[int, ...]:
+    return whole_counts(torch.full((classes,), 1 / classes), sequences)

@@ -1,0 +1,122 @@
+"""From shares to counts: what all label attacks do with n_c / B once they have read it. C classes, B sequences.
+
+How many sequences there are is an option of the threat model: granted as an attack's `data_count`, known from granted lengths
+or from the protocol's batch size, or to be guessed from the shares themselves.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from leakaudit.attacks.head_loss import HeadLoss
+from leakaudit.snapshot import Observation
+
+LARGEST_GUESS = 64
+"""Largest batch size that is tried when nothing public bounds it. Our choice: beyond it neighbouring shares n/B are closer
+together than the error of the predicted probabilities, so the guess would mean nothing."""
+
+NEAR_INTEGER = 0.1
+"""How far B times a class's share may be from a whole number. Our choice."""
+
+
+def batch_size(seen: Observation, granted: int | None = None) -> int | None:
+    """Return the number of sequences behind the update as far as an adversary knows it: those of all its local steps.
+
+    Args:
+        seen: its facts hold granted lengths and the protocol's batch size.
+        granted: the attack's own `data_count`.
+    """
+    if granted is not None:
+        return granted
+    lengths = seen.facts.granted.lengths
+    if lengths is not None:
+        return len(lengths)
+    bound = seen.facts.batch_size_bound
+    return None if bound is None else bound * (seen.facts.local_steps if seen.facts.view == "delta" else 1)
+
+
+def smallest_batch(shares: Tensor) -> int:
+    """Return the smallest B that makes every B * share nearly whole, or the one that comes nearest to that.
+
+    Args:
+        shares: (C,) estimated n_c / B.
+
+    >>> smallest_batch(torch.tensor([0.667, 0.0, 0.333]))
+    3
+    """
+    sizes = torch.arange(1, LARGEST_GUESS + 1, device=shares.device)  # (64,)
+    scaled = sizes[:, None] * shares  # (64, C)
+    error = (scaled - scaled.round()).abs().amax(dim=1)  # (64,)
+    near = (error <= NEAR_INTEGER).nonzero()
+    return int(sizes[near[0, 0]]) if len(near) else int(sizes[error.argmin()])
+
+
+def whole_counts(shares: Tensor, sequences: int) -> tuple[int, ...]:
+    """Return the whole numbers nearest to B * shares that are not negative and add up to B.
+
+    Rounding down and handing what is left to the largest remainders minimises the distance, in any norm.
+
+    Args:
+        shares: (C,) estimated n_c / B; they need not add up to 1.
+        sequences: B.
+
+    >>> whole_counts(torch.tensor([0.52, 0.26, 0.22, -0.01]), 4)
+    (2, 1, 1, 0)
+    """
+    wanted = on_the_simplex(shares.double()) * sequences  # (C,)
+    counts = wanted.floor()
+    left = sequences - int(counts.sum())
+    order = (wanted - counts).argsort(descending=True, stable=True)
+    counts[order[:left]] += 1
+    return tuple(int(count) for count in counts)
+
+
+def on_the_simplex(values: Tensor) -> Tensor:
+    """Return the nearest point whose entries are not negative and add up to 1.
+
+    Source: Held, Wolfe and Crowder 1974, as in Duchi et al. 2008, Fig. 1: subtract one number from all and cut at 0.
+
+    Args:
+        values: (C,).
+
+    >>> on_the_simplex(torch.tensor([0.75, 0.5, -0.5]))
+    tensor([0.6250, 0.3750, 0.0000])
+    """
+    ordered = values.sort(descending=True).values
+    excess = (ordered.cumsum(0) - 1) / torch.arange(1, len(values) + 1, device=values.device)
+    last = int((ordered > excess).nonzero().max())
+    return (values - excess[last]).clamp_min(0)
+
+
+def misfit(shares: Tensor, counts: tuple[int, ...]) -> float:
+    """Return how far the largest B * share is from its count: below 0.5 nothing but rounding was done."""
+    sequences = sum(counts)
+    return float((sequences * shares - torch.tensor(counts, dtype=shares.dtype, device=shares.device)).abs().max())
+
+
+def check_count(count: int | None) -> None:
+    """Refuse a granted number of sequences that is none.
+
+    Raises:
+        ValueError: it is below 1.
+    """
+    if count is not None and count < 1:
+        raise ValueError(f"data_count is the number of sequences behind the update, at least 1, got {count}")
+
+
+def solve_shares(predicted: Tensor, gradient: Tensor, loss: HeadLoss) -> Tensor:
+    """Return (C,) shares n / B from (1 - e) x + e / C = x P - d, where x are the shares as the loss weighs them.
+
+    The columns of P - 1 add up to 0, so without smoothing they leave one direction of x open; that shares add up to 1 closes it.
+    Solved by pseudo-inverse, as iLRG (Ma et al. 2023) does.
+
+    Args:
+        predicted: (C, C) mean probabilities P_ji of class i for sequences of class j.
+        gradient: (C,) of the logits, d.
+        loss: of the head, with its smoothing e.
+    """
+    identity = torch.eye(len(gradient), dtype=torch.float64, device=gradient.device)
+    system = torch.cat([(1 - loss.smoothing) * identity - predicted.double().T, torch.ones_like(identity[:1])])
+    wanted = torch.cat([-gradient.double() - loss.smoothing / len(gradient), torch.ones_like(gradient[:1]).double()])
+    return loss.unweighted(torch.linalg.pinv(system) @ wanted)

@@ -1,0 +1,99 @@
+"""`llg-plus`: LLG by an adversary who has the model and labelled data like the client's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from leakaudit.attacks.auxiliary import Auxiliary, auxiliary_outputs, can_use
+from leakaudit.attacks.clipping import scale_is_known
+from leakaudit.attacks.head_loss import head_loss, mean_gradient
+from leakaudit.attacks.label_counts import batch_size, check_count, misfit, on_the_simplex, smallest_batch, solve_shares
+from leakaudit.attacks.llg import Read, can_read, extract_labels
+from leakaudit.attacks.llg_star import clipping_factor
+from leakaudit.attacks.output_layer import Neutral, find_output_layer, logit_gradient
+from leakaudit.attacks.reconstruction import Applicability, Reconstruction
+from leakaudit.budget import Budget
+from leakaudit.registry import attack
+from leakaudit.snapshot import Observation
+
+
+@attack("llg-plus")
+@dataclass(frozen=True)
+class LlgPlus:
+    """Class counts by Algorithm 1 with impact and offsets from auxiliary data (LLG+).
+
+    `read="rows"` is the paper's own: row sums, Eq. 19 and 20 over batches full of one label. On the gradient of the logits (`auto`)
+    the impact is -1/B by Eq. 9, and the offset of class i is what the model gives to it for the batch's own mixture of classes:
+    with P_ji = mean p_i over auxiliary data of class j, the shares n / B solve n_i / B = sum_j (n_j / B) P_ji - d_i. Eq. 20 takes all
+    other classes alike instead, which a trained model does not.
+    """
+
+    auxiliary: Path | None = None
+    """Labelled data, as `leakaudit.classifiers.save_auxiliary` writes it. Granted: printed with every score."""
+    data_count: int | None = None
+    """Number of sequences behind the update, granted; None takes what the protocol makes public, else it is guessed."""
+    read: Read = "auto"
+    """What is read as the gradient g of a class."""
+
+    goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
+    source: ClassVar[str] = "LLG+ (Wainakh et al. 2022), Algorithm 1, Eq. 8-20; offsets by mixture are ours"
+    threat_model: ClassVar[str] = (
+        "Sees one client's update, knows the weights and has labelled data like the client's; cross-entropy."
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse a number of sequences that is none."""
+        check_count(self.data_count)
+
+    @property
+    def grants(self) -> tuple[str, ...]:
+        """Name what the threat model grants beyond the update."""
+        return ("auxiliary",) if self.data_count is None else ("auxiliary", "data_count")
+
+    def applies(self, seen: Observation) -> Applicability:
+        """Say whether there are auxiliary data and a shared output layer trained on one class a sequence."""
+        return can_read(seen, self.read) and can_use(self.auxiliary, seen)
+
+    def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
+        """Count the labels.
+
+        Raises:
+            AnatomyError: there is no output layer to read.
+            DataError: the auxiliary data cannot be read.
+        """
+        layer, loss = find_output_layer(seen), head_loss(seen)
+        known = batch_size(seen, self.data_count)
+        own = auxiliary_outputs(seen, layer, self.auxiliary or Path())
+        if self.read == "rows":
+            gradient = mean_gradient(seen.update[layer.weight].double().sum(dim=1), loss, known)
+            counts = _from_row_sums(gradient, known or 1, own)
+            return Reconstruction(label_counts=counts, facts={"batch_size": float(known or 1)})
+        neutral = Neutral(own.features, own.probabilities.mean(dim=0))
+        gradient = mean_gradient(logit_gradient(seen, layer, neutral), loss, known)
+        sized = scale_is_known(seen) and (layer.bias is not None or known is not None)
+        scale = 1.0 if sized else clipping_factor(gradient, neutral.probabilities)
+        predicted = own.by_class(own.probabilities)  # (C, C)
+        shares = solve_shares(predicted, gradient / scale, loss)
+        sequences = known or smallest_batch(shares)
+        offsets = on_the_simplex(shares) @ predicted
+        counts = extract_labels(offsets - shares, sequences, -1 / sequences, offsets)
+        facts = {"batch_size": float(sequences), "scale": scale, "largest_misfit": misfit(shares, counts)}
+        return Reconstruction(label_counts=counts, facts=facts | {"batch_size_known": float(known is not None)})
+
+
+def _from_row_sums(gradient: Tensor, sequences: int, own: Auxiliary) -> tuple[int, ...]:
+    """Run Algorithm 1 with impact and offsets of Eq. 19 and 20, from batches full of one class of the auxiliary data."""
+    classes = len(gradient)
+    sums = own.features.sum(dim=1)  # (N,)
+    pull = own.by_class(
+        own.probabilities * sums[:, None]
+    )  # (C, C): g_i of a batch full of label j, but for its own label
+    label = own.by_class(sums)  # (C,): what its own label takes off
+    impact = float((pull.diagonal() - label).sum()) / (classes * sequences) * (1 + 1 / classes)
+    offsets = (pull.sum(dim=0) - pull.diagonal()) / (classes - 1)  # (C,)
+    return extract_labels(gradient, sequences, impact, offsets)

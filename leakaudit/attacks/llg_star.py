@@ -1,0 +1,116 @@
+"""`llg-star`: LLG by an adversary who has the model, and feeds it dummy inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from leakaudit.attacks.clipping import scale_is_known
+from leakaudit.attacks.head_loss import head_loss, mean_gradient
+from leakaudit.attacks.label_counts import batch_size, check_count, misfit, smallest_batch
+from leakaudit.attacks.llg import Read, can_read, extract_labels
+from leakaudit.attacks.output_layer import Dummy, find_output_layer, logit_gradient, neutral_outputs
+from leakaudit.attacks.reconstruction import Applicability, Reconstruction
+from leakaudit.budget import Budget
+from leakaudit.registry import attack
+from leakaudit.snapshot import Observation
+
+
+@attack("llg-star")
+@dataclass(frozen=True)
+class LlgStar:
+    """Class counts by Algorithm 1 with impact and offsets from dummy inputs (LLG*).
+
+    A batch of dummy inputs that all carry label i has g_i = mean (p_i - 1) s and g_j = mean p_j s, where s is a feature's sum; so
+    all the batches of Eq. 19 and 20 come out of one forward pass. That is `read="rows"`, the paper's own.
+
+    On the gradient of the logits (`auto`) the impact is -1/B by Eq. 9 and the offset is the probability that the public model
+    gives to a class for dummy inputs, which Eq. 20 comes down to. Features that can be negative break Property 1 for row sums;
+    a head without bias is then read along the dummy inputs' mean feature.
+
+    Clipping multiplies the gradient by an unknown k. Where it did, k is taken as the smallest factor that leaves no class a
+    negative share, which is right if some class is not in the batch and too small otherwise. The same is done where neither
+    bias nor batch size is known, because what is read from weight rows is too small by an unknown factor.
+    """
+
+    data_count: int | None = None
+    """Number of sequences behind the update, granted; None takes what the protocol makes public, else it is guessed."""
+    read: Read = "auto"
+    """What is read as the gradient g of a class."""
+    dummy: Dummy = "random"
+    """Dummy pictures; the paper takes zeros for MNIST. Text is always random words."""
+
+    goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
+    source: ClassVar[str] = "LLG* (Wainakh et al. 2022), Algorithm 1, Eq. 8-20; the bias gradient as g is ours"
+    threat_model: ClassVar[str] = (
+        "Sees one client's update and knows the weights; the output layer is trained with cross-entropy."
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse a number of sequences that is none."""
+        check_count(self.data_count)
+
+    @property
+    def grants(self) -> tuple[str, ...]:
+        """Name what the threat model grants beyond the update."""
+        return () if self.data_count is None else ("data_count",)
+
+    def applies(self, seen: Observation) -> Applicability:
+        """Say whether there is a shared output layer trained on one class a sequence."""
+        return can_read(seen, self.read)
+
+    def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
+        """Count the labels.
+
+        Raises:
+            AnatomyError: there is no output layer to read.
+        """
+        layer, loss = find_output_layer(seen), head_loss(seen)
+        neutral = neutral_outputs(seen, layer, rng, self.dummy)
+        known = batch_size(seen, self.data_count)
+        facts = {"property_1": float(neutral.positive), "batch_size_known": float(known is not None)}
+        if self.read == "rows":
+            gradient = mean_gradient(seen.update[layer.weight].double().sum(dim=1), loss, known)
+            sums = neutral.features.double().sum(dim=1)  # (N,)
+            with torch.no_grad():
+                p = layer.module(neutral.features).double().softmax(dim=1)  # (N, C)
+            counts = from_row_sums(gradient, known or 1, p, sums)
+            return Reconstruction(label_counts=counts, facts=facts | {"batch_size": float(known or 1)})
+        gradient = mean_gradient(logit_gradient(seen, layer, neutral), loss, known)  # (C,)
+        sized = scale_is_known(seen) and (layer.bias is not None or known is not None)
+        scale = 1.0 if sized else clipping_factor(gradient, neutral.probabilities)
+        shares = loss.shares(neutral.probabilities - gradient / scale)  # (C,), n_c / B by Eq. 9
+        sequences = known or smallest_batch(shares)
+        counts = extract_labels(neutral.probabilities - shares, sequences, -1 / sequences, neutral.probabilities)
+        facts |= {"batch_size": float(sequences), "scale": scale, "largest_misfit": misfit(shares, counts)}
+        return Reconstruction(label_counts=counts, facts=facts)
+
+
+def from_row_sums(gradient: Tensor, sequences: int, probabilities: Tensor, sums: Tensor) -> tuple[int, ...]:
+    """Run Algorithm 1 with impact and offsets of Eq. 19 and 20 for dummy inputs that carry any label.
+
+    Args:
+        gradient: (C,) row sums of the weight's update.
+        sequences: B.
+        probabilities: (N, C) what the model predicts for the dummy inputs.
+        sums: (N,) sums of their features.
+    """
+    classes = len(gradient)
+    own = ((probabilities - 1) * sums[:, None]).mean(dim=0)  # (C,), g_i of a batch full of label i
+    impact = float(own.sum()) / (classes * sequences) * (1 + 1 / classes)
+    offsets = (probabilities * sums[:, None]).mean(dim=0)  # (C,), g_i of batches full of other labels
+    return extract_labels(gradient, sequences, impact, offsets)
+
+
+def clipping_factor(gradient: Tensor, probabilities: Tensor) -> float:
+    """Return the smallest k up to 1 for which no share p_c - g_c / k is negative; 1 if every k will do.
+
+    Args:
+        gradient: (C,) clipped gradient of the logits.
+        probabilities: (C,) what the model predicts for neutral inputs.
+    """
+    factor = float((gradient / probabilities.clamp_min(1e-12)).max())
+    return min(1.0, factor) if factor > 0 else 1.0

@@ -1,0 +1,158 @@
+"""`rlu`: class counts behind several local steps, from the output layer before and after them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from leakaudit.attacks.auxiliary import auxiliary_outputs, can_use
+from leakaudit.attacks.clipping import scale_is_known
+from leakaudit.attacks.head_loss import head_loss, mean_gradient
+from leakaudit.attacks.label_counts import batch_size, check_count, misfit, smallest_batch, solve_shares, whole_counts
+from leakaudit.attacks.llg import can_read
+from leakaudit.attacks.llg_star import clipping_factor
+from leakaudit.attacks.output_layer import (
+    Dummy,
+    Neutral,
+    OutputLayer,
+    find_output_layer,
+    logit_gradient,
+    neutral_outputs,
+)
+from leakaudit.attacks.reconstruction import Applicability, Reconstruction
+from leakaudit.budget import Budget
+from leakaudit.registry import attack
+from leakaudit.snapshot import Observation
+
+
+@attack("rlu")
+@dataclass(frozen=True)
+class Rlu:
+    """Class counts of a client that took several SGD steps before it sent its update (federated averaging).
+
+    The update of the bias is the mean over the local steps t of mean p(t) - n(t) / B, so the shares of all its sequences solve
+    n_i / N = sum_j (n_j / N) P_ji - db_i with P_ji the probability of class i for sequences of class j, averaged over the steps: RLU's
+    erroneous confidence for i != j. The server knows the model before the steps and, by adding the update, after them. What the
+    model does in between is taken to move evenly from one to the other (RLU follows it by Monte Carlo): logits of the same
+    inputs under both models are interpolated, one point a step.
+
+    With `auxiliary` data P is taken over them by class. Without, dummy inputs stand for every class at the start; what the local
+    steps taught the model about single classes is then missing from P.
+
+    For one step and no update of other layers it is `llg-plus` or `llg-star` solved by least squares.
+    """
+
+    auxiliary: Path | None = None
+    """Labelled data, as `leakaudit.classifiers.save_auxiliary` writes it. Granted: printed with every score. None: dummy inputs."""
+    data_count: int | None = None
+    """Number of sequences behind the update, granted; None takes what the protocol makes public, else it is guessed."""
+    dummy: Dummy = "random"
+    """Dummy pictures where there are no auxiliary data; text is always random words."""
+
+    goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
+    source: ClassVar[str] = (
+        "RLU (Chen and Vikalo 2024): least squares on the output layer's update with erroneous confidences; "
+        "interpolation instead of Monte Carlo is ours"
+    )
+    threat_model: ClassVar[str] = (
+        "Sees the difference that a client's local SGD steps made, knows the weights before them; cross-entropy."
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse a number of sequences that is none."""
+        check_count(self.data_count)
+
+    @property
+    def grants(self) -> tuple[str, ...]:
+        """Name what the threat model grants beyond the update."""
+        given = ("auxiliary",) if self.auxiliary is not None else ()
+        return given if self.data_count is None else (*given, "data_count")
+
+    def applies(self, seen: Observation) -> Applicability:
+        """Say whether there is a shared output layer trained on one class a sequence."""
+        verdict = can_read(seen)
+        return verdict if not verdict or self.auxiliary is None else can_use(self.auxiliary, seen)
+
+    def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
+        """Count the labels.
+
+        Raises:
+            AnatomyError: there is no output layer to read.
+            DataError: the auxiliary data cannot be read.
+        """
+        layer, loss = find_output_layer(seen), head_loss(seen)
+        known = batch_size(seen, self.data_count)
+        state = rng.get_state()
+        neutral, before, labels = self._outputs(seen, layer, rng)
+        steps = seen.facts.local_steps if seen.facts.view == "delta" else 1
+        after = before
+        if steps > 1 and seen.facts.learning_rate:
+            with moved(seen.model, seen.update, seen.facts.learning_rate * steps):
+                rng.set_state(state)  # the same dummy inputs again
+                _, after, _ = self._outputs(seen, layer, rng)
+        ways = torch.arange(steps, dtype=torch.float64) / steps  # the k-th step is taken k / K of the way
+        logits = [(1 - float(way)) * before + float(way) * after for way in ways]
+        predicted = torch.stack([z.softmax(dim=1) for z in logits]).mean(dim=0)  # (N, C)
+        by_class = _by_class(predicted, labels)
+        gradient = mean_gradient(logit_gradient(seen, layer, neutral), loss, known)
+        sized = scale_is_known(seen) and (layer.bias is not None or known is not None)
+        scale = 1.0 if sized else clipping_factor(gradient, predicted.mean(dim=0))
+        shares = solve_shares(by_class, gradient / scale, loss)
+        sequences = known or smallest_batch(shares)
+        counts = whole_counts(shares, sequences)
+        facts = {
+            "batch_size": float(sequences),
+            "batch_size_known": float(known is not None),
+            "scale": scale,
+            "local_steps": float(steps),
+            "largest_misfit": misfit(shares, counts),
+        }
+        return Reconstruction(label_counts=counts, facts=facts)
+
+    def _outputs(
+        self, seen: Observation, layer: OutputLayer, rng: torch.Generator
+    ) -> tuple[Neutral, Tensor, Tensor | None]:
+        """Return features and probabilities, (N, C) logits in float64, and (N,) labels where the inputs have some."""
+        if self.auxiliary is None:
+            neutral = neutral_outputs(seen, layer, rng, self.dummy)
+            with torch.no_grad():
+                return neutral, layer.module(neutral.features).double(), None
+        own = auxiliary_outputs(seen, layer, self.auxiliary)
+        logits = own.probabilities.clamp_min(1e-300).log()
+        return Neutral(own.features, own.probabilities.mean(dim=0)), logits, own.labels
+
+
+def _by_class(predicted: Tensor, labels: Tensor | None) -> Tensor:
+    """Return (C, C) mean predictions of each class; inputs without labels, and classes without inputs, stand for all."""
+    mean = predicted.mean(dim=0)
+    rows = [
+        predicted[labels == c].mean(dim=0) if labels is not None and bool((labels == c).any()) else mean
+        for c in range(predicted.shape[1])
+    ]
+    return torch.stack(rows)
+
+
+@contextmanager
+def moved(model: nn.Module, update: Mapping[str, Tensor], rate: float) -> Iterator[None]:
+    """Give the model the weights it has after the client's steps, for the duration of the block.
+
+    Args:
+        model: with the weights before.
+        update: (weights before - weights after) / rate.
+        rate: learning rate times steps.
+    """
+    parameters = dict(model.named_parameters())
+    before = {name: parameters[name].data for name in update if name in parameters}
+    try:
+        for name, data in before.items():
+            parameters[name].data = data - rate * update[name].to(data)
+        yield
+    finally:
+        for name, data in before.items():
+            parameters[name].data = data

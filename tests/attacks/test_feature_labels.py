@@ -1,0 +1,138 @@
+"""`feature-labels` reads every sequence's features out of the update, and its label from them."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from leakaudit.attacks.feature_labels import FeatureLabels
+from leakaudit.attacks.feature_roots import find_feed_forward, row_space
+from leakaudit.attacks.output_layer import neutral_inputs
+from leakaudit.budget import Budget
+from leakaudit.classifiers import ArrayClassifier, array_batch, array_facts
+from leakaudit.client import ClientStep
+from leakaudit.errors import AnatomyError
+from leakaudit.snapshot import Observation, StepRecipe, Truth
+from tests import tiny
+
+TEXTS = ["a dog", "the old cat ate", "a bird saw the river", "fish", "one horse liked two cats", "never at the house"]
+LABELS = [0, 0, 3, 2, 2, 2]
+
+
+def _trained(labels: int = 4, **more: Any) -> Any:
+    """Return a classifier whose head is far from fresh, so that predictions differ from text to text."""
+    return tiny.bert(num_labels=labels, initializer_range=0.4, **more)
+
+
+def _guess(seen: Observation) -> Any:
+    verdict = FeatureLabels().applies(seen)
+    assert verdict, verdict.reason
+    return FeatureLabels()(seen, torch.Generator().manual_seed(0), Budget(60))
+
+
+@pytest.mark.parametrize("size", [1, 3, 6])
+def test_counts_of_a_trained_encoder_are_exact_and_their_number_is_read_off(size: int) -> None:
+    """Nothing is granted, not even the number of sequences."""
+    guess = _guess(tiny.observe(TEXTS[:size], LABELS[:size], model=_trained()))
+    assert guess.label_counts == tuple(LABELS[:size].count(c) for c in range(4))
+    assert guess.facts["batch_rank"] == size and guess.facts["proved"] == 1.0
+
+
+def test_equal_texts_with_different_labels_are_told_apart() -> None:
+    """They are one direction of the update, and what the two labels leave of it adds up."""
+    texts = [TEXTS[0], TEXTS[0], *TEXTS[1:4], TEXTS[4], TEXTS[4], TEXTS[4]]
+    labels = [0, 3, 1, 1, 2, 0, 0, 0]
+    guess = _guess(tiny.observe(texts, labels, model=_trained()))
+    assert guess.label_counts == (4, 2, 1, 1)
+    assert guess.facts["batch_rank"] == 5 and guess.facts["sequences"] == 8
+
+
+def test_clipping_by_an_unknown_factor_changes_nothing() -> None:
+    """What a sequence leaves in the other classes gives the factor."""
+    guess = _guess(tiny.observe(TEXTS, LABELS, model=_trained(), max_grad_norm=1e-2))
+    assert guess.label_counts == (2, 0, 3, 1)
+
+
+def test_a_head_without_a_shared_bias_will_do() -> None:
+    """Its features are linearly independent, and that is enough."""
+    frozen = frozenset({"classifier.bias"})
+    assert _guess(tiny.observe(TEXTS, LABELS, model=_trained(), frozen=frozen)).label_counts == (2, 0, 3, 1)
+
+
+def test_pictures_and_tables_with_two_hidden_layers_will_do() -> None:
+    """Nothing in it is about text."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = (
+            nn.Linear(20, 24),
+            nn.Tanh(),
+            nn.Linear(24, 96),
+            nn.GELU(),
+            nn.Linear(96, 24),
+            nn.Tanh(),
+            nn.Linear(24, 5),
+        )
+        net = nn.Sequential(*layers)
+        inputs = torch.randn(7, 20)
+    model = ArrayClassifier(net, (20,), 5).eval()
+    labels = torch.tensor([4, 4, 4, 0, 1, 1, 2])
+    facts = array_facts(model, training=False)
+    seen = ClientStep(model, Truth((array_batch(inputs, labels),)), StepRecipe(training=False), facts).observe()
+    assert _guess(seen).label_counts == (1, 2, 1, 0, 3)
+
+
+def test_with_dropout_on_the_features_are_found_and_the_counts_are_near() -> None:
+    """The masks behind the features stay unknown, so nothing is proved."""
+    step = tiny.client_step(
+        tiny.bert(num_labels=4, dropout=0.1), tiny.bert_tokenizer(), TEXTS, LABELS, training=True, batch_size_bound=6
+    )
+    guess = _guess(step.observe())
+    assert guess.label_counts == (2, 0, 3, 1)
+    assert guess.facts["features_found"] == 6 and guess.facts["proved"] == 0.0
+
+
+def test_a_spent_budget_gives_an_even_guess() -> None:
+    """The number of sequences is known before the search begins."""
+    seen, ticks = tiny.observe(TEXTS, LABELS, model=_trained()), count()
+    guess = FeatureLabels()(seen, torch.Generator().manual_seed(0), Budget(1, clock=lambda: float(next(ticks))))
+    assert guess.stop == "budget" and sum(guess.label_counts or ()) == 6
+
+
+def test_what_it_needs_is_said_where_it_is_missing() -> None:
+    """Pre-normalised decoders, plain convolutions, several local steps, noise and frozen layers."""
+    decoder = tiny.client_step(tiny.gpt2_classifier(3), tiny.gpt2_tokenizer(), ["a dog"]).observe()
+    assert "looked for a feed-forward part" in FeatureLabels().applies(decoder).reason
+    seen = tiny.observe(TEXTS, LABELS, model=_trained())
+    noisy = {name: g + 1e-3 * torch.randn(g.shape, generator=torch.Generator()) for name, g in seen.update.items()}
+    with pytest.raises(AnatomyError, match="no gap in the singular values"):
+        FeatureLabels()(Observation(noisy, seen.model, seen.facts), torch.Generator(), Budget(5))
+    several = seen.facts.model_copy(update={"view": "delta", "local_steps": 3})
+    assert "several local steps" in FeatureLabels().applies(Observation(seen.update, seen.model, several)).reason
+    names = [name for name in seen.update if "layer.1.intermediate" in name]
+    frozen = tiny.observe(TEXTS, LABELS, model=_trained(), frozen=frozenset(names))
+    assert "layer.1.intermediate.dense.weight' is frozen" in FeatureLabels().applies(frozen).reason
+
+
+def test_the_feed_forward_part_is_found_by_structure() -> None:
+    """The last block's, with the normalisation before it as the place where features enter."""
+    seen = tiny.observe(["a dog"], model=_trained())
+    model: Any = seen.model
+    part = find_feed_forward(
+        model, model.classifier, neutral_inputs(seen, torch.Generator().manual_seed(0), examples=2)
+    )
+    block = model.bert.encoder.layer[1]
+    assert part.first is block.intermediate.dense and part.second is block.output.dense
+    assert part.source is block.attention.output.LayerNorm
+
+
+def test_the_row_space_has_as_many_directions_as_the_update() -> None:
+    """A product of rank 3, and float32 rounding on top."""
+    rng = torch.Generator().manual_seed(0)
+    update = torch.randn(30, 3, generator=rng) @ torch.randn(3, 20, generator=rng)
+    basis = row_space(update)
+    assert basis.shape == (3, 20)
+    assert torch.allclose(update.double() @ basis.T @ basis, update.double(), atol=1e-5)
