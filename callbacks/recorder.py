@@ -307,7 +307,7 @@ class Recorder:
         try:
             if self._scaler is not None:
                 armed.loss_scale = float(self._scaler.get_scale())
-            earlier = [p for p in armed.passes if p.backward is not None and p.backward != backward]
+            earlier = [p for p in armed.passes if p.backward not in (None, backward) and not p.stepped]
             if earlier and self._nothing_accumulated():
                 gone = {id(p) for p in earlier}
                 armed.passes = [p for p in armed.passes if id(p) not in gone]
@@ -385,8 +385,11 @@ class Recorder:
         if armed is None or self.disabled:
             return
         if self._observe == "delta":
+            for seen in armed.passes:
+                seen.stepped = seen.backward is not None
             if not armed.before:
-                armed.before = {name: w.detach().clone() for name, w in self._state().items()} | armed.buffers
+                before = {name: w.detach().clone() for name, w in self._state().items()}
+                armed.before = {name: armed.buffers.get(name, w) for name, w in before.items()}
             return
         self._finish(armed)
 
@@ -394,7 +397,14 @@ class Recorder:
         self.disarm()
         start = time.perf_counter()
         try:
+            if self._observe == "delta" and sum(p.stepped for p in armed.passes) != self._local_steps:
+                raise SnapshotError(
+                    f"its {self._local_steps} local steps were made of {sum(p.stepped for p in armed.passes)} micro-batches; "
+                    "a difference of weights is audited where every local step takes one"
+                )
             self._keep(armed, start)
+        except LeakAuditError as error:
+            self._not_kept(armed.step, error)
         except Exception as error:
             self._give_up(error)
         self.counters.blocked_s += time.perf_counter() - start
@@ -506,12 +516,15 @@ class Recorder:
             self.counters.not_finite += 1
             logger.warning("step %d was not kept: its update is not finite", kept.step)
         except LeakAuditError as error:
-            self.counters.failed += 1
-            # A disk that is full now is full at the next step, too: once is a message, the rest is noise.
-            level = logging.WARNING if self.counters.failed == 1 else logging.DEBUG
-            logger.log(level, "step %d was not kept: %s", kept.step, error)
+            self._not_kept(kept.step, error)
         except Exception as error:
             self._give_up(error)
+
+    def _not_kept(self, step: int, error: LeakAuditError) -> None:
+        self.counters.failed += 1
+        # A disk that is full now is full at the next step, too: once is a message, the rest is noise.
+        level = logging.WARNING if self.counters.failed == 1 else logging.DEBUG
+        logger.log(level, "step %d was not kept: %s", step, error)
 
     def _give_up(self, error: Exception) -> None:
         """Report the first problem and do nothing any more: training comes first."""

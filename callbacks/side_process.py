@@ -103,7 +103,7 @@ class SideProcess:
         self._log = spool.root.parent / "worker.log"
         self._trainer_device = trainer_device
         self._process: subprocess.Popen[bytes] | None = None
-        self._starts = 0
+        self._deaths = 0
         self._retry_at: float | None = None
         """When a worker that could not write is tried again, on the monotonic clock; None where that is not known yet."""
         self._owner = os.getpid()
@@ -130,10 +130,11 @@ class SideProcess:
             return False
         if self._spool.attended():
             return True  # somebody started one by hand
-        if self._starts > RESTARTS:
-            return self._give_up(f"the side process died {self._starts} times")
-        if self._starts:
-            logger.warning("the audit's side process died; starting it again (%d of %d)", self._starts, RESTARTS)
+        if self._process is not None and self._process.returncode != NO_DISK_CODE:
+            self._deaths += 1
+            if self._deaths > RESTARTS:
+                return self._give_up(f"the side process died {self._deaths} times")
+            logger.warning("the audit's side process died; starting it again (%d of %d)", self._deaths, RESTARTS)
         return self._start()
 
     def see_out(self) -> None:
@@ -258,7 +259,7 @@ class SideProcess:
         if code == NO_DISK_CODE:
             if self._retry_at is None:
                 self._retry_at = time.monotonic() + RETRY_SECONDS
-            return self._starts > RESTARTS or time.monotonic() < self._retry_at
+            return time.monotonic() < self._retry_at
         return code in (*THROUGH_CODES, MISUSE_CODE)
 
     def _give_up(self, why: str) -> bool:
@@ -268,7 +269,6 @@ class SideProcess:
 
     def _start(self) -> bool:
         atexit.register(self.stop)
-        self._starts += 1
         self._retry_at = None
         self._hang_up()
         seal = self._spool.seal

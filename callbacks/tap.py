@@ -42,6 +42,8 @@ class Pass:
     """Whether pulls were looked out for; if so, a pass without any was not part of the update."""
     backward: int | None = None
     """Number of the backward pass that first reached it."""
+    stepped: bool = False
+    """A local step was made of it: emptying the gradients afterwards does not undo that."""
     again: bool = False
     """It saw the same tokens as another pass of the same backward (R-Drop): one batch, two passes."""
 

@@ -141,6 +141,8 @@ class Watch(Guarded):
         )
         if stack.observe == "delta":
             _check_plain_sgd(layers[-1])
+            if peers_of() is not None:
+                raise SnapshotError("`observe='delta'` is for one client in one process; several share this run")
         called, core = auditable(stack.model)
         self._precision = getattr(state, "mixed_precision", None)
         return Stack(**{**vars(stack), "model": core, "called": called, "peers": peers_of()})

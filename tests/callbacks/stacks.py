@@ -237,7 +237,7 @@ def lightning(folder: Path, case: Case, *, manual: bool = False, **options: Any)
             default_root_dir=folder,
             callbacks=[audit],
             **{
-                "precision": {"no": "32-true", "bf16": "bf16-mixed"}[case.precision],
+                **_precision(case.precision),
                 **({} if manual else {"gradient_clip_val": case.clip, "accumulate_grad_batches": case.windows}),
                 **options,
             },
@@ -249,6 +249,16 @@ def lightning(folder: Path, case: Case, *, manual: bool = False, **options: Any)
 def lightning_manual(folder: Path, case: Case) -> dict[int, Snapshot]:
     """Lightning with manual optimisation."""
     return lightning(folder, case, manual=True)
+
+
+def _precision(name: str) -> dict[str, Any]:
+    """Return Lightning's arguments for a precision; on a CPU it makes no scaler by itself."""
+    from lightning.pytorch.plugins import MixedPrecision
+
+    if name == "fp16":
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        return {"plugins": [MixedPrecision(precision="16-mixed", device="cpu", scaler=scaler)]}
+    return {"precision": {"no": "32-true", "bf16": "bf16-mixed"}[name]}
 
 
 @contextlib.contextmanager

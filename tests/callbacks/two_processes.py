@@ -48,9 +48,9 @@ def train(
     with without_side_process(), watched:
         for start in range(0, STEPS * windows, windows):
             for number, batch in enumerate(mine[start : start + windows]):
-                last = number == windows - 1
-                wait = isinstance(called, DistributedDataParallel) and not last
-                with called.no_sync() if wait else contextlib.nullcontext():
+                waits = isinstance(called, DistributedDataParallel) and number < windows - 1
+                quiet: Any = called.no_sync() if waits else contextlib.nullcontext()  # type: ignore[operator]
+                with quiet:
                     (called(**batch).loss / windows).backward()
             updates.append({n: _whole(p.grad) for n, p in model.named_parameters() if p.grad is not None})
             optimizer.step()
