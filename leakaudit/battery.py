@@ -318,7 +318,7 @@ class Audit:
             status=AttemptStatus.BUDGET_EXHAUSTED if exhausted else AttemptStatus.RAN,
             reason=f"stopped after {self.config.budget_s:g} s with its best guess so far" if exhausted else "",
             stop=guess.stop,
-            granted=seen.facts.granted.names(),
+            granted=(*seen.facts.granted.names(), *_grants_of(self._attacks, label)),
             wall_s=round(seconds, 4),
             gpu_s=round(seconds, 4) if self.device.type == "cuda" else 0.0,
             events=scored.events,
@@ -398,13 +398,19 @@ class Audit:
         return any((e.attempt.step, e.attempt.attack, e.attempt.defense) == mine for e in self._entries)
 
     def _append(self, entry: JournalEntry) -> None:
-        """Append one line in one write and sync it, so that a killed process leaves at most one torn last line."""
+        """Append one line and sync it: whole or, on a full disk, not at all; a killed process leaves at most one torn last line."""
         line = (entry.model_dump_json() + "\n").encode()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
         descriptor = os.open(self._journal_path, flags, 0o600)
         try:
-            os.write(descriptor, line)
-            os.fsync(descriptor)
+            before = os.fstat(descriptor).st_size
+            try:
+                while line:
+                    line = line[os.write(descriptor, line) :]  # a disk that is nearly full takes less than it is given
+                os.fsync(descriptor)
+            except OSError:
+                os.ftruncate(descriptor, before)
+                raise
         finally:
             os.close(descriptor)
         self._entries.append(entry)
@@ -617,6 +623,11 @@ def _battery(config: AuditConfig, attacks: list[tuple[str, Any]], defenses: list
         defenses=tuple(label for label, _ in defenses),
         budget_s=config.budget_s,
     )
+
+
+def _grants_of(attacks: list[tuple[str, Any]], label: str) -> tuple[str, ...]:
+    """Return what an attack's own knobs grant it beyond the update, such as auxiliary data; most have none."""
+    return next((tuple(getattr(attack, "grants", ())) for name, attack in attacks if name == label), ())
 
 
 def _where(error: Exception) -> str:

@@ -46,8 +46,8 @@ def can_use(path: Path | None, seen: Observation) -> Applicability:
         )
     try:
         _, labels = load_auxiliary(path)
-    except DataError as error:
-        return not_applicable(str(error))
+    except DataError as error:  # without its path: that is the machine's and says nothing in a report
+        return not_applicable(str(error).replace(str(path), "auxiliary data"))
     classes = seen.facts.num_labels or 0
     if len(labels) == 0 or int(labels.min()) < 0 or int(labels.max()) >= classes:
         return not_applicable(f"auxiliary data: labels have to be classes from 0 to {classes - 1}, one or more of them")

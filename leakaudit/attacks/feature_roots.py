@@ -286,13 +286,16 @@ def _descend(
         return value, slope, r, m
 
     damping = 1e-2
+    rough = mixed.float(), outer.float()
     value, slope, r, m = residual(at)
     cost = m * m * float(r @ r)
     for _ in range(TURNS):
-        jacobian = slope[:, None] * mixed  # (M, B), before the projection
-        inside = outer @ jacobian
-        matrix = jacobian.T @ jacobian - inside.T @ inside
-        pull = jacobian.T @ r
+        jacobian = (
+            slope.float()[:, None] * rough[0]
+        )  # (M, B), before the projection; float32 will do for the way, not for r
+        inside = rough[1] @ jacobian
+        matrix = (jacobian.T @ jacobian - inside.T @ inside).double()
+        pull = mixed.T @ (slope * r)
         if plane is not None:
             h = -2 * POLE**2 / (float(plane @ at) ** 3 * m) * plane
             squared = float(r @ r)

@@ -5,6 +5,10 @@ Importing this package registers them; `scoring.score` applies all of them to on
 
 from leakaudit.metrics import exact as exact
 from leakaudit.metrics import label_accuracy as label_accuracy
+from leakaudit.metrics import label_classes as label_classes
+from leakaudit.metrics import label_exact as label_exact
+from leakaudit.metrics import label_excess as label_excess
+from leakaudit.metrics import label_hellinger as label_hellinger
 from leakaudit.metrics import longest_run as longest_run
 from leakaudit.metrics import rouge as rouge
 from leakaudit.metrics import token_recall as token_recall

@@ -1,0 +1,29 @@
+"""`label_classes`: how well single classes were counted, the rare ones like the frequent ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from leakaudit.metrics.protocol import LabelCounts
+from leakaudit.registry import metric
+
+
+@metric("label_classes")
+@dataclass(frozen=True)
+class LabelClasses:
+    """1 - the mean over classes of |true - guessed| / max(true, guessed): every class weighs the same.
+
+    Classes that are neither in the batch nor in the guess are left out, so that many classes do not make a guess better.
+    """
+
+    higher_is_better: ClassVar[bool] = True
+    level: ClassVar[Literal["sequence", "step"]] = "step"
+    source: ClassVar[str] = "ours; per-class error, weighed by class where `label_accuracy` weighs by label"
+
+    def __call__(self, counts: LabelCounts) -> float | None:
+        """Return the share, None if the batch has no labels."""
+        if not sum(counts.true):
+            return None
+        pairs = [(t, g) for t, g in zip(counts.true, counts.guess, strict=True) if t or g]
+        return 1.0 - sum(abs(true - guess) / max(true, guess) for true, guess in pairs) / len(pairs)

@@ -1,0 +1,25 @@
+"""`label_exact`: whether the whole vector of class counts came back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from leakaudit.metrics.protocol import LabelCounts
+from leakaudit.registry import metric
+
+
+@metric("label_exact")
+@dataclass(frozen=True)
+class LabelExact:
+    """1 if every class was counted right, else 0; its mean over steps is the rate of exact count vectors."""
+
+    higher_is_better: ClassVar[bool] = True
+    level: ClassVar[Literal["sequence", "step"]] = "step"
+    source: ClassVar[str] = "event `label_counts`; instance-wise restoration of iLRG (Ma et al. 2023) counts alike"
+
+    def __call__(self, counts: LabelCounts) -> float | None:
+        """Return 1 or 0, None if the batch has no labels."""
+        if not sum(counts.true):
+            return None
+        return float(counts.true == counts.guess)

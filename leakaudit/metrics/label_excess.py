@@ -1,0 +1,63 @@
+"""`label_excess`: how much better than chance the labels were named."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from leakaudit.metrics.label_accuracy import LabelAccuracy
+from leakaudit.metrics.protocol import LabelCounts
+from leakaudit.registry import metric
+
+
+@metric("label_excess")
+@dataclass(frozen=True)
+class LabelExcess:
+    """(ASR - E) / (1 - E), with E the success rate that drawing each label evenly from all classes has on average for this batch.
+
+    Guessing is not worth nothing: for large even batches it gets most labels right (LLG, Sec. 6.1, Baselines). 0 is a guess no
+    better than that, or worse; 1 is perfect.
+    """
+
+    higher_is_better: ClassVar[bool] = True
+    level: ClassVar[Literal["sequence", "step"]] = "step"
+    source: ClassVar[str] = "ours, on the random guess of LLG (Wainakh et al. 2022, Sec. 6.1)"
+
+    def __call__(self, counts: LabelCounts) -> float | None:
+        """Return the excess, None if the batch has no labels or there is one class only."""
+        if not sum(counts.true):
+            return None
+        expected = chance(counts.true)
+        accuracy = LabelAccuracy()(counts)
+        if accuracy is None or expected >= 1.0:
+            return None
+        return max(0.0, (accuracy - expected) / (1.0 - expected))
+
+
+def chance(true: tuple[int, ...]) -> float:
+    """Return the mean success rate of drawing every label of a batch evenly from all classes.
+
+    The number drawn of one class is Binomial(B, 1 / C), and min(n, X) adds up P(X >= k) over k from 1 to n.
+
+    Args:
+        true: (C,) class counts, not all 0.
+
+    >>> round(chance((1, 1)), 6)
+    0.75
+    """
+    size, share = sum(true), 1 / len(true)
+    if len(true) == 1:
+        return 1.0
+    mass = [
+        math.exp(
+            math.lgamma(size + 1)
+            - math.lgamma(k + 1)
+            - math.lgamma(size - k + 1)
+            + k * math.log(share)
+            + (size - k) * math.log1p(-share)
+        )
+        for k in range(size + 1)
+    ]
+    beyond = [sum(mass[k:]) for k in range(size + 1)]  # P(X >= k)
+    return sum(sum(beyond[1 : count + 1]) for count in true) / size
