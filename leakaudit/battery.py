@@ -27,9 +27,10 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from leakaudit import __version__
-from leakaudit.attacks.reconstruction import Attack, Reconstruction
+from leakaudit.attacks.reconstruction import APPLIES, Attack, Reconstruction, not_applicable
 from leakaudit.budget import Budget
 from leakaudit.canaries import CANARIES
+from leakaudit.classifiers import ArrayClassifier, array_batch
 from leakaudit.client import ClientStep, defenses_found, make_batch, verify, with_random_state
 from leakaudit.config import AuditConfig, PluginSpec
 from leakaudit.errors import AnatomyError, ResultsError, SnapshotError
@@ -65,7 +66,7 @@ from leakaudit.scores import (
     to_json,
     write_private,
 )
-from leakaudit.snapshot import Observation, Snapshot, StepRecipe, Truth
+from leakaudit.snapshot import Granted, Observation, Snapshot, StepRecipe, Truth
 
 NEVER_TESTED = (
     ("malicious server", "the battery only reads updates of honest training; crafted weights are out of scope"),
@@ -73,6 +74,8 @@ NEVER_TESTED = (
     ("membership and attribute inference", "only text and labels of the batch are attacked"),
 )
 """What no audit of this version says anything about."""
+
+NO_TEXT_TO_READ = not_applicable("the model classifies arrays: its batches hold no text")
 
 
 class _Controls(BaseModel):
@@ -250,7 +253,10 @@ class Audit:
         """Run one attack and score it. A crash becomes the status `error`, with its type and place only."""
         start = time.perf_counter()
         try:
-            fits = attack.applies(seen)
+            fits = (
+                APPLIES if attack.goal == "labels" or not isinstance(seen.model, ArrayClassifier) else NO_TEXT_TO_READ
+            )
+            fits = fits and attack.applies(seen)
             if not fits:
                 return self._failed(step, label, defense, AttemptStatus.NOT_APPLICABLE, fits.reason, start)
             guess = attack(seen, self._generator(step, label, defense), Budget(self.config.budget_s))
@@ -489,7 +495,19 @@ class Audit:
         task: Task = "causal-lm" if facts.task == "causal-lm" else "classification"
         text = CANARIES[turn % len(CANARIES)]
         label = turn % max(1, facts.num_labels or 1)
-        batch = make_batch(self.tokenizer, [text], [label], task, facts.vocabulary.max_length)
+        if isinstance(client.model, ArrayClassifier):
+            noise = torch.rand((1, *client.model.input_shape), generator=self._generator("canary", str(turn)))
+            batch = array_batch(noise, torch.tensor([label]))
+        else:
+            batch = make_batch(self.tokenizer, [text], [label], task, facts.vocabulary.max_length)
+        # What was granted or public of the real batch is wrong for this one, which has a single sequence.
+        lengths, labels = facts.granted.lengths, facts.granted.labels
+        own = Granted(
+            lengths=None if lengths is None else (int(batch.inputs["input_ids"].shape[1]),),
+            labels=None if labels is None else (label,),
+        )
+        bound = None if facts.batch_size_bound is None else 1
+        facts = facts.model_copy(update={"granted": own, "batch_size_bound": bound})
         batch = with_random_state(batch, self.config.seed + turn)
         truth = Truth((batch,)).to(self.device)
         recipe = StepRecipe(training=client.recipe.training, max_grad_norm=client.recipe.max_grad_norm)

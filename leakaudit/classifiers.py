@@ -107,6 +107,18 @@ def array_facts(
     )
 
 
+class NoText:
+    """Stands where a tokenizer would: batches of arrays have no tokens to decode."""
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        """Return the text of no tokens."""
+        return ""
+
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
+        """Return no tokens."""
+        return []
+
+
 def array_recipe(model: ArrayClassifier) -> ModelRecipe:
     """Return what a report says about the model. It names the class; it cannot rebuild the model in another process."""
     return ModelRecipe(class_name=type(model.net).__name__, config={"input_shape": list(model.input_shape)})

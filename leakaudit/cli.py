@@ -81,8 +81,20 @@ def _with_options(specs: tuple[PluginSpec, ...], options: tuple[str, ...]) -> tu
 
 
 @main.command()
-@click.option("--model", "model", type=EXISTING, required=True, help="Folder as `save_pretrained` writes it.")
-@click.option("--data", "data", type=EXISTING, required=True, help="JSONL with the fields `text` and `label`.")
+@click.option(
+    "--model",
+    "model",
+    type=EXISTING,
+    required=True,
+    help="Folder as `save_pretrained` writes it; for arrays `package.module:function` that makes the classifier.",
+)
+@click.option(
+    "--data",
+    "data",
+    type=EXISTING,
+    required=True,
+    help="JSONL with the fields `text` and `label`, or arrays as `save_auxiliary` writes them (.safetensors).",
+)
 @click.option("--task", type=click.Choice(["classification", "causal-lm"]), default="classification", show_default=True)
 @click.option("--num-labels", type=click.IntRange(min=2), help="Classes; default: the largest label plus one.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True)
@@ -177,9 +189,7 @@ def simulate(
         from leakaudit.reports.redaction import refuse_full_in_ci
 
         refuse_full_in_ci()
-    from leakaudit.simulate import Simulation, Simulator
-
-    simulation = Simulation(
+    simulator = _simulator(
         model=model,
         data=data,
         task=task,
@@ -196,7 +206,6 @@ def simulate(
         local_steps=local_steps,
         learning_rate=learning_rate,
     )
-    simulator = Simulator(simulation)
     if len(simulator) < steps:
         size = batch_size * local_steps
         click.echo(f"the data has {len(simulator)} full batches of {size}; {steps} were asked for", err=True)
@@ -207,6 +216,20 @@ def simulate(
     results = audit.finish(total_steps=len(simulator), interrupted=interrupted)
     _print_outcome(results, out, as_json)
     sys.exit(130 if interrupted else 0)
+
+
+def _simulator(**given: Any) -> Any:
+    """Return what makes the client steps: of texts, or of arrays where the data is a file of tensors."""
+    from leakaudit.simulate import Simulation, Simulator
+
+    if given["data"].suffix != ".safetensors":
+        return Simulator(Simulation(**given))
+    from leakaudit.simulate_arrays import ArraySimulation, ArraySimulator
+
+    of_text = [name for name in ("grant", "lora_rank", "lora_targets", "lora_warmup") if given.pop(name)]
+    if of_text or given.pop("task") != "classification":
+        raise ConfigError("arrays are classified as they are: --task, --grant and --lora-... are for texts")
+    return ArraySimulator(ArraySimulation(**given | {"model": str(given["model"])}))
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit.config",
         "leakaudit.errors",
         "leakaudit.gate",
+        "leakaudit.leash",
         "leakaudit.registry",
         "leakaudit.reports.*",
         "leakaudit.scores",
@@ -44,7 +45,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "attacks": ("leakaudit.attacks.*", "leakaudit.priors.*"),
     "defenses": ("leakaudit.defenses.*",),
     "metrics": ("leakaudit.metrics.*",),
-    "battery": ("leakaudit.battery", "leakaudit.devices", "leakaudit.simulate", "leakaudit.worker"),
+    "battery": ("leakaudit.battery", "leakaudit.devices", "leakaudit.simulate", "leakaudit.simulate_arrays", "leakaudit.worker"),
     "callbacks": ("leakaudit.callbacks.*",),
     "cli": (
         "leakaudit.__main__",
