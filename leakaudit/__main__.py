@@ -1,6 +1,9 @@
 """`python -m leakaudit`."""
 
-from leakaudit.cli import main
+from leakaudit.leash import leash
 
 if __name__ == "__main__":
+    leash()  # a side process goes with its trainer even while it is still loading the rest
+    from leakaudit.cli import main
+
     main()

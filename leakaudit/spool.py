@@ -35,6 +35,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from leakaudit.config import AuditConfig
 from leakaudit.errors import SpoolError
+from leakaudit.leash import ORPHANED
 from leakaudit.scores import Overhead, write_private
 from leakaudit.sealing import Seal
 
@@ -56,20 +57,13 @@ STATES = {
 }
 """Suffix of a snapshot's folder -> its state."""
 
-PARENT_VARIABLE = "LEAKAUDIT_PARENT_PID"
-"""Environment of a worker that a trainer started: the process whose death ends it."""
 DEVICE_VARIABLE = "LEAKAUDIT_TRAINER_DEVICE"
 """Where that trainer computes, such as `cuda:0`."""
-KEY_VARIABLE = "LEAKAUDIT_KEY_ON_INPUT"
-"""Not empty: the first line of the worker's input is the private key of the run."""
-
 DEATHS = "deaths"
 """File in a claimed snapshot that counts the workers that died over it."""
 MOST_DEATHS = 2
 """Workers that may die over one snapshot before it is set aside, so that the others get their turn. Our choice: the trainer
 starts a worker three times, so the last one still finishes the rest."""
-ORPHANED = "orphaned"
-"""File that a worker leaves when it goes because its trainer is gone: no death to be held against a snapshot."""
 
 
 class AuditFile(BaseModel):
@@ -320,11 +314,6 @@ class Spool:
             deaths = 0 if orphaned else _count_death(path / DEATHS)
             path.rename(path.with_suffix(".bad" if deaths >= MOST_DEATHS else ".ready"))
         (self.root / ORPHANED).unlink(missing_ok=True)
-
-    def orphan(self) -> None:
-        """Note that the worker goes because its trainer is gone."""
-        with contextlib.suppress(OSError):
-            (self.root / ORPHANED).touch(mode=0o600)
 
     def deadly(self) -> list[Path]:
         """Return the snapshots that were set aside because workers died over them."""

@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import os
 import signal
-import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -20,25 +19,14 @@ from types import FrameType
 from typing import Any
 
 from leakaudit.errors import ConfigError, LeakAuditError, SnapshotSealedError
+from leakaudit.leash import PARENT_VARIABLE, leash
 from leakaudit.retention import purge_old_runs
 from leakaudit.scores import JournalEntry
 from leakaudit.sealing import IDENTITY_VARIABLE
-from leakaudit.spool import DEVICE_VARIABLE, KEY_VARIABLE, PARENT_VARIABLE, AuditFile, Spool, Totals
+from leakaudit.spool import DEVICE_VARIABLE, AuditFile, Spool, Totals
 
-POLL_SECONDS = 0.2
-"""Between two looks for a new snapshot: far below the seconds an attack takes."""
-
-ORPHAN_POLL_SECONDS = 0.5
-"""Between two looks at the trainer: a killed trainer's worker is gone within a few of these."""
-
-LAST_WORDS_SECONDS = 0.5
-"""How long after the trainer's death its last line is waited for; what it wrote is in the pipe already."""
-
-KEY_SECONDS = 60.0
-"""How long the key of the run is waited for; the trainer sends it at once."""
-
-ORPHANED_CODE = 4
-"""Exit code of a worker that went because its trainer is gone."""
+SHORTEST_POLL, LONGEST_POLL = 0.02, 0.5
+"""Seconds between two looks for a new snapshot: short after the last one, then ever longer, so that waiting costs nothing."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +68,13 @@ def run_worker(
         ConfigError: the audit's configuration cannot be used, or snapshots are encrypted and no key was given.
     """
     spool = Spool(root)
-    trainer = _Trainer(spool)  # before anything slow: a trainer that is gone by then shall not leave us behind
+    tied = leash()
+    tied.spool = root
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
         spool, audit_file = Spool.open(root)
         _be_a_good_guest(audit_file)
-        means = _Means(device, (*identities, *trainer.key()), idle_limit_s)
+        means = _Means(device, (*identities, *tied.key()), idle_limit_s)
         _check_key(spool, means)
         with spool.worker_lock():
             if spool.trainer_gone(audit_file):
@@ -122,7 +111,7 @@ def _loop(spool: Spool, audit_file: AuditFile, audit: Any, means: _Means, *, onc
         refused += 1
         spool.set_aside(path, keep=keep)
     claimed: Path | None = None
-    last_news = time.monotonic()  # a wall clock may go backwards
+    last_news, pause = time.monotonic(), SHORTEST_POLL  # a wall clock may go backwards
     try:
         while not spool.gone():
             # Asked before claiming: a last snapshot that arrives in between must not be left behind.
@@ -131,12 +120,13 @@ def _loop(spool: Spool, audit_file: AuditFile, audit: Any, means: _Means, *, onc
             claimed = spool.claim()
             if claimed is not None:
                 refused += not _audit_one(spool, audit, claimed, means, keep=keep)
-                claimed, last_news = None, time.monotonic()
+                claimed, last_news, pause = None, time.monotonic(), SHORTEST_POLL
             elif through or trainer_gone:
                 interrupted_trainer = not through and spool.totals() is None  # killed before it could say so
                 break
             else:
-                time.sleep(POLL_SECONDS)
+                time.sleep(pause)
+                pause = min(1.5 * pause, LONGEST_POLL)
     except KeyboardInterrupt:
         interrupted = True
         if claimed is not None:
@@ -270,58 +260,3 @@ def _be_a_good_guest(audit_file: AuditFile) -> None:
         os.nice(audit_file.config.nice)
     with contextlib.suppress(OSError):  # not Linux
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-
-
-class _Trainer:
-    """The trainer that started this process: what it says through the pipe, and whether it lives.
-
-    Two things tell that it is gone: the end of the pipe, at once, unless its forked children hold the other end, too; and a new
-    parent, at the next look. It may have said `detach` before: then we go on.
-    """
-
-    def __init__(self, spool: Spool) -> None:
-        """Begin to listen and to look, if a trainer started us."""
-        self._spool = spool
-        self._parent = os.environ.get(PARENT_VARIABLE)
-        self._lines: list[str] = []
-        self._heard = threading.Condition()
-        self._detached = False
-        if self._parent:
-            threading.Thread(target=self._watch_parent, daemon=True).start()
-            threading.Thread(target=self._listen, daemon=True).start()
-
-    def key(self) -> tuple[str, ...]:
-        """Return the private key of the run, if there is one; it comes first of all."""
-        if not self._parent or not os.environ.get(KEY_VARIABLE):
-            return ()
-        with self._heard:
-            self._heard.wait_for(lambda: bool(self._lines), timeout=KEY_SECONDS)
-            return tuple(self._lines[:1])
-
-    def _watch_parent(self) -> None:
-        while os.getppid() == int(self._parent or 0):
-            time.sleep(ORPHAN_POLL_SECONDS)
-        with self._heard:
-            self._heard.wait_for(lambda: self._detached, timeout=LAST_WORDS_SECONDS)
-        self._leave()
-
-    def _listen(self) -> None:
-        text = b""
-        try:
-            while piece := os.read(0, 4096):  # unbuffered: a buffered read would hold a lock that ending needs
-                text += piece
-                *complete, text = text.split(b"\n")
-                with self._heard:
-                    self._lines += [line.decode("ascii", "replace") for line in complete]
-                    self._detached = "detach" in self._lines
-                    self._heard.notify_all()
-        except OSError:
-            return  # no input at all: watching the parent has to do
-        self._leave()
-
-    def _leave(self) -> None:
-        if not self._detached:
-            self._spool.orphan()
-            os._exit(
-                ORPHANED_CODE
-            )  # at once: finished attempts are in the journal, the snapshot stays for another worker

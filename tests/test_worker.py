@@ -16,10 +16,11 @@ from torch import nn
 
 from leakaudit.config import AuditConfig, PluginSpec
 from leakaudit.errors import ConfigError, ResultsError, SpoolError
+from leakaudit.leash import PARENT_VARIABLE
 from leakaudit.models import ModelRecipe, state_of
 from leakaudit.scores import load_journal, load_results
 from leakaudit.snapshot import OBSERVED, Manifest, Provenance, Snapshot, write_snapshot
-from leakaudit.spool import MOST_DEATHS, PARENT_VARIABLE, Spool, Totals
+from leakaudit.spool import MOST_DEATHS, Spool, Totals
 from leakaudit.worker import run_worker
 from tests import tiny
 

@@ -1,0 +1,95 @@
+"""Ties a side process to the trainer that started it: nothing but the standard library, so that it holds before anything is loaded.
+
+Two things tell that the trainer is gone: the end of the pipe that is our input, at once, unless its forked children hold the other
+end, too; and a new parent, at the next look. It may have said `detach` before: then we go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from pathlib import Path
+
+PARENT_VARIABLE = "LEAKAUDIT_PARENT_PID"
+"""Environment of a worker that a trainer started: the process whose death ends it."""
+KEY_VARIABLE = "LEAKAUDIT_KEY_ON_INPUT"
+"""Not empty: the first line of the worker's input is the private key of the run."""
+
+ORPHANED = "orphaned"
+"""File that a worker leaves in the spool when it goes because its trainer is gone: no death to be held against a snapshot."""
+ORPHANED_CODE = 4
+"""Exit code of such a worker."""
+
+POLL_SECONDS = 0.5
+"""Between two looks at the parent: a killed trainer's worker is gone within a few of these."""
+
+LAST_WORDS_SECONDS = 0.5
+"""How long after the trainer's death its last line is waited for; what it wrote is in the pipe already."""
+
+KEY_SECONDS = 60.0
+"""How long the key of the run is waited for; the trainer sends it at once."""
+
+_leash: Leash | None = None
+
+
+def leash() -> Leash:
+    """Return what ties this process to its trainer, made at the first call; it holds nothing where nobody started us."""
+    global _leash
+    if _leash is None or _leash.parent != os.environ.get(PARENT_VARIABLE):
+        _leash = Leash()
+    return _leash
+
+
+class Leash:
+    """What the trainer says through the pipe, and whether it lives."""
+
+    def __init__(self) -> None:
+        """Begin to listen and to look, if a trainer started us."""
+        self.parent = os.environ.get(PARENT_VARIABLE)
+        self.spool: Path | None = None
+        """Where to note that we went with the trainer; None before anything was claimed there."""
+        self._lines: list[str] = []
+        self._heard = threading.Condition()
+        self._detached = False
+        if self.parent:
+            threading.Thread(target=self._watch_parent, daemon=True).start()
+            threading.Thread(target=self._listen, daemon=True).start()
+
+    def key(self) -> tuple[str, ...]:
+        """Return the private key of the run, if there is one; it comes first of all."""
+        if not self.parent or not os.environ.get(KEY_VARIABLE):
+            return ()
+        with self._heard:
+            self._heard.wait_for(lambda: bool(self._lines), timeout=KEY_SECONDS)
+            return tuple(self._lines[:1])
+
+    def _watch_parent(self) -> None:
+        while os.getppid() == int(self.parent or 0):
+            time.sleep(POLL_SECONDS)
+        with self._heard:
+            self._heard.wait_for(lambda: self._detached, timeout=LAST_WORDS_SECONDS)
+        self._leave()
+
+    def _listen(self) -> None:
+        text = b""
+        try:
+            while piece := os.read(0, 4096):  # unbuffered: a buffered read would hold a lock that ending needs
+                text += piece
+                *complete, text = text.split(b"\n")
+                with self._heard:
+                    self._lines += [line.decode("ascii", "replace") for line in complete]
+                    self._detached = "detach" in self._lines
+                    self._heard.notify_all()
+        except OSError:
+            return  # no input at all: watching the parent has to do
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._detached:
+            return
+        if self.spool is not None:
+            with contextlib.suppress(OSError):
+                (self.spool / ORPHANED).touch(mode=0o600)
+        os._exit(ORPHANED_CODE)  # at once: finished attempts are in the journal, the snapshot stays for another worker
