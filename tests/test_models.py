@@ -17,11 +17,15 @@ from leakaudit.models import (
     build_model,
     load_model,
     load_tokenizer,
+    plain_name,
+    rebuilt_by,
     state_of,
     tied_names,
+    unwrapped,
     vocabulary_of,
 )
 from tests import tiny
+from tests.callbacks import norm_model
 
 
 @pytest.fixture(scope="module")
@@ -228,3 +232,95 @@ def test_a_recipe_holds_no_path_and_no_weights(encoder: Path) -> None:
     text = json.dumps(ModelRecipe.of(model).model_dump(mode="json"))
     assert str(encoder) not in text
     assert len(text) < 5000
+
+
+# ---------------------------------------------------------------------- models that transformers does not export
+
+
+def unmarked(size: int) -> nn.Module:
+    """Make a model; nobody said that a snapshot may call this."""
+    return nn.Linear(size, size)
+
+
+def test_a_model_that_says_how_it_is_made_is_made_again() -> None:
+    """By a marked function with plain arguments, through JSON, and with the live weights."""
+    live = norm_model.make(size=12)
+    recipe = ModelRecipe.model_validate_json(ModelRecipe.of(live).model_dump_json())
+    assert (recipe.class_name, recipe.made_by) == ("NormClassifier", "tests.callbacks.norm_model:build")
+    twin = build_model(recipe, state_of(live))
+    assert all(torch.equal(a, b) for a, b in zip(live.parameters(), twin.parameters(), strict=True))
+    assert not twin.training
+
+
+def test_a_class_is_a_way_to_make_a_model_too() -> None:
+    """Also where the model is one of transformers whose class is the user's own."""
+    live = rebuilt_by(norm_model.NormClassifier(7), "tests.callbacks.norm_model:NormClassifier", size=7)
+    assert dict(build_model(ModelRecipe.of(live), state_of(live)).named_parameters())["words.weight"].shape == (7, 8)
+
+
+def test_hyperparameters_that_a_module_keeps_make_it_again() -> None:
+    """As `save_hyperparameters` leaves them; what is no plain data does not travel."""
+    live: Any = norm_model.NormClassifier(9)
+    live.hparams = {"size": 9}
+    recipe = ModelRecipe.of(live)
+    assert recipe.made_by == "tests.callbacks.norm_model:NormClassifier" and recipe.arguments == {"size": 9}
+    live.hparams = {"size": 9, "encoder": object()}
+    with pytest.raises(ModelError, match="say how with `rebuilt_by"):
+        ModelRecipe.of(live)
+
+
+@pytest.mark.parametrize(
+    ("made_by", "message"),
+    [
+        ("os:system", "neither a class of models nor a function marked"),
+        ("tests.test_models:unmarked", "neither a class of models nor a function marked"),
+        ("no_such_package:build", "cannot be imported"),
+        ("tests.callbacks.norm_model:no_such_name", "cannot be imported"),
+        ("tests.callbacks.norm_model", "cannot be imported"),
+    ],
+)
+def test_a_snapshot_cannot_name_just_anything_to_be_called(made_by: str, message: str) -> None:
+    """It is a file; only what was written to make models is called."""
+    with pytest.raises(ModelError, match=message):
+        rebuilt_by(nn.Linear(2, 2), made_by, size=2)
+    with pytest.raises(ModelError, match=message):
+        build_model(ModelRecipe(class_name="Linear", made_by=made_by, arguments={"size": 2}), {})
+
+
+def test_arguments_have_to_be_plain_data() -> None:
+    """The message names those that are not."""
+    with pytest.raises(ModelError, match="look at size"):
+        rebuilt_by(nn.Linear(2, 2), "tests.callbacks.norm_model:build", size=torch.zeros(1))
+
+
+def test_wrappers_of_all_libraries_are_looked_through() -> None:
+    """However they are nested; a model with a part called `module` is none of them."""
+
+    class DistributedDataParallel(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+    core = tiny.bert()
+    compiled: Any = torch.compile(core, backend="eager")
+    assert unwrapped(DistributedDataParallel(compiled)) is core
+    own = nn.Sequential()
+    own.module = core
+    assert unwrapped(own) is own
+    names = {f"module._orig_mod.{name}" for name, _ in core.named_parameters()}
+    assert {plain_name(name) for name in names} == {name for name, _ in core.named_parameters()}
+
+
+@pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)  # peft asks for it by this name
+def test_heads_that_peft_trains_beside_its_adapters_come_back() -> None:
+    """`get_peft_model` keeps a copy of the head; its name and weights are rebuilt."""
+    import peft
+
+    config = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query"])
+    model: Any = unwrapped(peft.get_peft_model(tiny.bert(), config))
+    recipe = ModelRecipe.of(model)
+    assert recipe.lora is not None and recipe.lora.saved == ("classifier",)
+    twin = build_model(ModelRecipe.model_validate_json(recipe.model_dump_json()), state_of(model))
+    assert [name for name, _ in twin.named_parameters()] == [name for name, _ in model.named_parameters()]
