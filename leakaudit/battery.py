@@ -274,12 +274,12 @@ class Audit:
         vocabulary = seen.facts.vocabulary
         special = vocabulary.wordless_ids
         return score(
-            guess, truth.sequences(), labels, seen.facts.num_labels, self.tokenizer, special, self.config.min_tokens
+            guess, _texts(truth, seen), labels, seen.facts.num_labels, self.tokenizer, special, self.config.min_tokens
         )
 
     def _reached(self, guess: Reconstruction, truth: Truth, seen: Observation) -> Reached:
         """Ask what was in reach. Where an attack's answer fails, that number is missing, and the scores stand."""
-        sequences = truth.sequences()
+        sequences = _texts(truth, seen)
         try:
             return reachability(guess.reach, sequences, seen.facts.vocabulary.wordless_ids)
         except Exception as error:
@@ -641,6 +641,11 @@ def _battery(config: AuditConfig, attacks: list[tuple[str, Any]], defenses: list
         defenses=tuple(label for label, _ in defenses),
         budget_s=config.budget_s,
     )
+
+
+def _texts(truth: Truth, seen: Observation) -> list[tuple[int, ...]]:
+    """Return the true sequences, none where the batch holds arrays: there is no text to compare."""
+    return [] if isinstance(seen.model, ArrayClassifier) else truth.sequences()
 
 
 def _grants_of(attacks: list[tuple[str, Any]], label: str) -> tuple[str, ...]:

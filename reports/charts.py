@@ -61,6 +61,64 @@ class RateBar:
     leaks: bool
 
 
+@dataclass(frozen=True)
+class SharePoint:
+    """How much one attack got at one step."""
+
+    step: int
+    attack: str
+    share: float
+
+
+LINE_COLOURS = (INK, LEAK, CLEAN, LATE, CRASH, MUTED)
+LINE_SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-left")
+"""Of one line after another. Six colours and seven shapes come together again after 42 lines only."""
+
+
+def share_chart(points: Sequence[SharePoint], title: str, share: str) -> Markup:
+    """Draw how much each attack got against the training step, one line an attack, named in the legend.
+
+    Args:
+        points: one for each attack and step, of two steps or more.
+        title: what the chart says, in a sentence.
+        share: what the share is of, for the axis.
+    """
+    steps = sorted({point.step for point in points})
+    pad = max(1, round(0.03 * (steps[-1] - steps[0])))
+    x: dict[str, Any] = {
+        "field": "step",
+        "type": "quantitative",
+        "scale": {"domain": [steps[0] - pad, steps[-1] + pad], "nice": False},
+        "axis": {"title": "training step", "format": "d", "grid": False, "tickMinStep": 1, "values": _ticks(steps)},
+    }
+    attacks = list(dict.fromkeys(point.attack for point in points))
+    colours = [LINE_COLOURS[turn % len(LINE_COLOURS)] for turn in range(len(attacks))]
+    shapes = [LINE_SHAPES[turn % len(LINE_SHAPES)] for turn in range(len(attacks))]
+    named: dict[str, Any] = {"field": "attack", "type": "nominal"}
+    legend = {"title": None, "labelLimit": 0, "labelColor": MUTED, "labelFontSize": 12, "orient": "right"}
+    chart = {
+        "width": 560,
+        "height": 180,
+        "data": {"values": [{"step": p.step, "attack": _clip(p.attack), "share": p.share} for p in points]},
+        "mark": {"type": "line", "strokeWidth": 1.5, "point": {"filled": True, "opacity": 1, "size": 50}},
+        "encoding": {
+            "x": x,
+            "y": _percent_axis("share", share),
+            "color": named
+            | {
+                "scale": {"domain": [_clip(a) for a in attacks], "range": colours},
+                "legend": legend,
+            },
+            "shape": named
+            | {
+                "scale": {"domain": [_clip(a) for a in attacks], "range": shapes},
+                "legend": legend,
+            },
+        },
+    }
+    return _draw(chart, title)
+
+
 def step_chart(marks: Sequence[StepMark], shares: Sequence[tuple[int, float | None]], title: str, share: str) -> Markup:
     """Draw which attack leaked at which training step, and above it how much of the text came back.
 

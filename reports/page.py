@@ -37,7 +37,8 @@ from leakaudit.gate import (
     percent,
 )
 from leakaudit.reports.charts import STATES, RateBar, StepMark, rate_chart, step_chart
-from leakaudit.reports.redaction import LabelView, Recovered, RedactedResult, Run, SequenceView, redact
+from leakaudit.reports.labels import label_section
+from leakaudit.reports.redaction import Recovered, RedactedResult, Run, SequenceView, redact
 from leakaudit.scores import (
     Attempt,
     AttemptStatus,
@@ -75,7 +76,6 @@ _EVENTS = {
 }
 _FATES = {"search gave up": "in reach, the search gave up", "out of reach": "out of reach"}
 _MOST_ROWS = 200
-_MOST_LABELS = 24
 
 GLOSSARY = (
     ("Client step", "One optimizer step of one client: the batch and the update that was sent for it. The unit of all rates."),
@@ -93,7 +93,8 @@ GLOSSARY = (
     ("embedding-rows", "Reads which words were in the batch from which rows of the embedding received a gradient."),
     ("span", "Tests which sentences lie in the space that a layer's gradient spans. Where it applies it is exact."),
     ("tag", "Searches for inputs whose gradient looks like the observed one."),
-    ("idlg, llg", "Read the labels of the batch from the gradient of the classification head."),
+    ("idlg, llg...", "Read the labels of the batch from the gradient of the classification head; random-labels is the floor under them."),
+    ("feature-labels", "Finds every sequence's features in the update and reads its label from them. Where it applies it is exact."),
 )  # fmt: skip
 
 
@@ -261,7 +262,7 @@ def _page(redacted: RedactedResult) -> dict[str, Any]:
             for alternative in verdict.alternatives
         ],
     }
-    page |= _step_section(results) | _sample_section(redacted, anchors) | _label_section(redacted)
+    page |= _step_section(results) | _sample_section(redacted, anchors) | label_section(redacted)
     page |= _matrix_section(results) | _defense_section(results, verdict) | _confidence_section(results, verdict)
     page |= _coverage_section(results, verdict) | _cost_section(results) | _provenance_section(redacted)
     page["glossary"] = GLOSSARY
@@ -517,7 +518,7 @@ def _state(attempts: Sequence[Attempt]) -> str:
     return "not run"
 
 
-# ---------------------------------------------------------------------------------------------------- samples and labels
+# --------------------------------------------------------------------------------------------------------------- samples
 
 
 def _sample_section(redacted: RedactedResult, anchors: dict[tuple[str, str], str]) -> dict[str, Any]:
@@ -581,28 +582,6 @@ def _sample_caption(item: Recovered) -> str:
     late = ", out of time" if item.status is AttemptStatus.BUDGET_EXHAUSTED else ""
     proved = ", proved by re-simulation" if found.proved else ""
     return f"{item.attack}, {_seconds(item.wall_s)}{late}: " + ", ".join(words) + proved
-
-
-def _label_section(redacted: RedactedResult) -> dict[str, Any]:
-    steps = {step.id: step.step for step in redacted.results.steps}
-    shipped = [item for item in redacted.labels if item.defense == _OBSERVED]
-    shown = shipped[:_MOST_LABELS]
-    hidden = len(shipped) - len(shown)
-    names = {
-        TextMode.HASH: "Class counts are not shown in this mode.",
-        TextMode.MASKED: "Classes are named by how often they occur; their real names are private.",
-        TextMode.FULL: "",
-    }[redacted.mode]
-    return {
-        "labels": [{"title": _label_title(item, steps), "rows": item.rows} for item in shown],
-        "labels_lead": f"How many examples of each class the batch held, true and recovered. {names}",
-        "labels_more": f"{hidden} more are in results.json." if hidden else "",
-    }
-
-
-def _label_title(item: LabelView, steps: dict[str, int]) -> str:
-    accuracy = f": {percent(item.accuracy)} of the labels" if item.accuracy is not None else ""
-    return f"Step {steps[item.step]}, {item.attack}{accuracy}"
 
 
 # ---------------------------------------------------------------------------------------------------------- the matrix

@@ -454,7 +454,7 @@ def test_the_specifications_of_the_charts_are_valid(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(vl_convert, "vegalite_to_svg", check)
     render_html(shown())
-    assert len(checked) == 3
+    assert len(checked) == 4
     assert {spec["$schema"] for spec in checked} == {drawing.SCHEMA}
 
 

@@ -1,0 +1,91 @@
+"""The report's part on labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from leakaudit import gate
+from leakaudit.reports.labels import label_section
+from leakaudit.reports.page import render_html
+from leakaudit.reports.redaction import RedactedResult, redact
+from leakaudit.scores import Score, TextMode
+from tests.factories import NOW, attempt, journal_entry, policy, results, step
+
+NAMES = ("HIV positive", "HIV negative", "unknown status")
+
+
+def _shown(mode: TextMode, accuracy: tuple[float, ...] = (1.0, 0.75)) -> RedactedResult:
+    """Return an audit of two steps with two label attacks, the second right in the first step only."""
+    attempts, entries = [], []
+    for number in range(len(accuracy)):
+        one = attempt(number, "ilrg", kind="labels", leaks=True)
+        two = attempt(number, "llg", kind="labels", leaks=accuracy[number] == 1.0, recall=accuracy[number])
+        granted = two.model_copy(update={"granted": ("data_count",)})
+        counts = ((1, 3, 0), (1, 3, 0)) if accuracy[number] == 1.0 else ((1, 3, 0), (2, 2, 0))
+        attempts += [one, granted]
+        entries += [
+            journal_entry(one, counts=((1, 3, 0), (1, 3, 0)), names=NAMES),
+            journal_entry(granted, counts=counts, names=NAMES),
+        ]
+    if mode is TextMode.FULL:  # which is refused where there is no text to show
+        text = attempt(0, leaks=True)
+        attempts.append(text)
+        entries.append(journal_entry(text, words=("some", "words")))
+    found = results([step(n) for n in range(len(accuracy))], attempts)
+    verdict = gate.evaluate(found, policy(), now=NOW)
+    return redact(found, entries, verdict, mode, allow_full=True, environ={})
+
+
+def test_exact_vectors_are_counted_with_their_bounds_and_what_was_granted() -> None:
+    """1 of 2 and 2 of 2: Clopper-Pearson's bounds at 95 % are 2.5 % to 97.5 % and 22.4 % to 100 %."""
+    rows = {row["attack"]: row for row in label_section(_shown(TextMode.HASH))["labels"]}
+    assert (rows["llg"]["exact"], rows["llg"]["bounds"]) == ("1 of 2", "2.5% to 97.5%")
+    assert (rows["ilrg"]["exact"], rows["ilrg"]["bounds"]) == ("2 of 2", "22.4% to 100%")
+    assert (rows["llg"]["granted"], rows["ilrg"]["granted"]) == ("data_count", "nothing")
+
+
+def test_true_and_recovered_counts_stand_side_by_side_under_masked_names() -> None:
+    """The most frequent class is A, whatever it is called."""
+    (one, two) = label_section(_shown(TextMode.MASKED))["labels_counts"]
+    assert one["attacks"] == ["ilrg", "llg"]
+    assert one["rows"] == [("class A", 3, [3, 3]), ("class B", 1, [1, 1])]
+    assert two["rows"] == [("class A", 3, [3, 2]), ("class B", 1, [1, 2])]
+
+
+@pytest.mark.parametrize("mode", [TextMode.HASH, TextMode.MASKED])
+def test_no_class_name_leaves_but_in_full(mode: TextMode) -> None:
+    """Class names are masked like text; hash mode has no counts at all."""
+    page = render_html(_shown(mode))
+    assert not any(name in page for name in NAMES)
+    assert ("examples of each class</caption>" in page) == (mode is TextMode.MASKED)
+    assert NAMES[1] in render_html(_shown(TextMode.FULL))
+
+
+def test_leakage_over_the_steps_is_drawn_and_tabled() -> None:
+    """From two steps on; one step has no course to draw."""
+    section = label_section(_shown(TextMode.MASKED))
+    assert section["labels_chart"] is not None and "<svg" in section["labels_chart"]
+    assert section["labels_by_step"] == [
+        {"step": 0, "cells": ["100%", "100%"]},
+        {"step": 1, "cells": ["100%", "75%"]},
+    ]
+    assert label_section(_shown(TextMode.MASKED, (1.0,)))["labels_chart"] is None
+
+
+def test_means_have_bounds_once_there_are_steps_enough() -> None:
+    """Thirty steps make a bootstrap; what has no number says so."""
+    accuracy = tuple(1.0 if n % 3 else 0.5 for n in range(30))
+    rows = {row["attack"]: row for row in label_section(_shown(TextMode.HASH, accuracy))["labels"]}
+    assert rows["llg"]["means"][0].startswith("83.3% (") and " to " in rows["llg"]["means"][0]
+    assert rows["llg"]["means"][1:] == ["no number", "no number"]
+
+
+def test_a_run_without_label_attacks_has_no_such_part() -> None:
+    """Neither the section nor its entry in the contents."""
+    found: Any = results([step(0)], [attempt(0)])
+    redacted = redact(found, [], gate.evaluate(found, policy(), now=NOW), TextMode.MASKED, environ={})
+    assert label_section(redacted)["labels"] == []
+    assert 'id="labels"' not in render_html(redacted)
+    assert isinstance(attempt(0, kind="labels").scores["label_accuracy"], Score)
