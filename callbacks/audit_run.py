@@ -25,7 +25,7 @@ from torch import nn
 from leakaudit.callbacks.distributed import peers_of
 from leakaudit.callbacks.private_sgd import PrivateSgd, private_sgd
 from leakaudit.callbacks.recorder import Kept, Observe, Peers, Recorder, layers_of
-from leakaudit.callbacks.side_process import SideProcess, by_hand, say
+from leakaudit.callbacks.side_process import SideProcess, attacked_when, by_hand, say
 from leakaudit.client import DP_SGD, public_facts
 from leakaudit.config import AuditConfig, load_config
 from leakaudit.errors import LeakAuditError, ModelError, SnapshotError, SpoolError
@@ -168,7 +168,7 @@ class AuditRun:
             )
         _check_plugins(config)
         model = unwrapped(stack.model)
-        recipe = ModelRecipe.of(model)
+        recipe = _recipe(model, config)
         private = private_sgd(stack.optimizer)
         declared = (*_declared(config), *(private.declared() if private else ()))
         peers = stack.peers
@@ -199,7 +199,7 @@ class AuditRun:
             config=config,
             spool=spool,
             recorder=recorder,
-            side=SideProcess(spool, trainer_device=str(next(model.parameters()).device)),
+            side=SideProcess(spool, trainer_device=str(next(model.parameters()).device), model=model),
             stack=stack,
             model=model,
             model_recipe=recipe,
@@ -350,15 +350,14 @@ class AuditRun:
         self.side.see_out()
         self.log_results()
         self.side.stop()
-        report = self.config.out_dir / "report.html"
-        where = f"report: {report}" if report.is_file() else f"no report: see {self.config.out_dir / 'worker.log'}"
+        where = self.side.outcome()
         left = self.spool.waiting()
         say(
             f"{where}; {counters.kept} steps kept, {self.skipped} skipped because the battery was busy, "
             f"{counters.not_finite} not finite, {counters.failed + self.too_full} failed; "
             f"training was held up for {totals.overhead.blocked_s:.2f} s of {totals.overhead.training_s:.0f} s"
         )
-        if left:
+        if left and not self.side.detached:
             say(f"{left} kept steps are not audited to the end: {by_hand(self.spool)} goes on with them")
 
     def break_off(self, what: str) -> None:
@@ -521,17 +520,37 @@ def never_raises(method: Callable[P, None]) -> Callable[P, None]:
     return guarded
 
 
-def auditable(root: nn.Module) -> tuple[nn.Module, nn.Module]:
+def _recipe(model: nn.Module, config: AuditConfig) -> ModelRecipe:
+    """Describe how to rebuild a model; where it is attacked in this process, its name is enough.
+
+    Raises:
+        ModelError: nothing says how, and another process would have to.
+    """
+    try:
+        return ModelRecipe.of(model)
+    except ModelError:
+        if config.schedule != "inline":
+            raise
+        return ModelRecipe(class_name=type(model).__name__)
+
+
+def auditable(root: nn.Module, source: Source = None) -> tuple[nn.Module, nn.Module]:
     """Return the object that a training loop calls and the model to audit in it.
 
     That is the root itself, out of its wrappers, if it can be rebuilt elsewhere; else the one model inside it that can, such as a
     model of transformers in a LightningModule. Parameters beside it are trained, but not part of the audit; the report says so.
+    With `schedule: inline` a root that nobody can rebuild is audited in the training process.
+
+    Args:
+        root: what the loop calls.
+        source: the audit's configuration.
 
     Raises:
         ModelError: there is none, or more than one.
     """
-    if can_rebuild(unwrapped(root)):
-        return root, unwrapped(root)
+    inline = configuration(source).schedule == "inline"
+    if can_rebuild(unwrapped(root)) or (inline and hasattr(unwrapped(root), "config")):
+        return root, unwrapped(root)  # a model's own class, be it the user's: not only the part of it that is known
     found: list[tuple[str, nn.Module]] = []
     layers = [("", unwrapped(root))]
     while layers and not found:
@@ -540,10 +559,13 @@ def auditable(root: nn.Module) -> tuple[nn.Module, nn.Module]:
         layers = [(name, unwrapped(module)) for name, module in below]
     if len(found) == 1:
         return found[0][1], unwrapped(found[0][1])
+    if inline:
+        return root, unwrapped(root)
     names = ", ".join(name.removeprefix(".") for name, _ in found) or "none"
     raise ModelError(
         f"{type(root).__name__} is no model that the side process can rebuild, and inside it {len(found)} were found ({names}); "
-        "one is needed. Name how to make the model with `leakaudit.models.rebuilt_by(model, 'package.module:function')`"
+        "one is needed. Name how to make the model with `leakaudit.models.rebuilt_by(model, 'package.module:function')`, or set "
+        "`schedule: inline`"
     )
 
 
@@ -742,7 +764,7 @@ def _plan(config: AuditConfig, steps: int | None) -> str:
         return f"will keep no step: the run has {steps}, and `first_step` is {config.first_step}"
     return (
         f"keeps every {config.every_n_steps}. step from {config.first_step} (up to {config.max_snapshots}, last {last}), "
-        f"attacks them in a side process, report in {config.out_dir}; off with {OFF_SWITCH}=1"
+        f"{attacked_when(config)}, report in {config.out_dir}; off with {OFF_SWITCH}=1"
     )
 
 

@@ -120,7 +120,7 @@ class LeakAuditCallback(Guarded, Callback):
     def _look(self, trainer: Any, pl_module: Any) -> Stack:
         strategy = type(trainer.strategy).__name__
         refuse_strategy(strategy, fsdp2=strategy == "ModelParallelStrategy")
-        called, core = auditable(pl_module)
+        called, core = auditable(pl_module, self._source)
         self._optimizer = _mover(trainer.optimizers, core)
         planned = (
             trainer.max_steps if trainer.max_steps and trainer.max_steps > 0 else trainer.estimated_stepping_batches

@@ -16,8 +16,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import leakaudit
+from leakaudit.config import AuditConfig
 from leakaudit.leash import KEY_VARIABLE, PARENT_VARIABLE
 from leakaudit.spool import DEVICE_VARIABLE, Spool
 
@@ -92,16 +94,20 @@ class SideProcess:
     are encrypted, then `detach` where it is to outlive the trainer; the end of the input means that the trainer is gone.
     """
 
-    def __init__(self, spool: Spool, *, trainer_device: str = "cpu") -> None:
+    def __init__(self, spool: Spool, *, trainer_device: str = "cpu", model: Any = None) -> None:
         """Note what to start; nothing is started.
 
         Args:
             spool: as the trainer made it.
             trainer_device: where training computes, such as `cuda:0`; the side process looks for another place.
+            model: the live one, for `schedule: inline`.
         """
         self._spool = spool
         self._log = spool.root.parent / "worker.log"
         self._trainer_device = trainer_device
+        self._model = model
+        self._here: Any = None
+        """Attacks in this process, where the configuration asks for them."""
         self._process: subprocess.Popen[bytes] | None = None
         self._deaths = 0
         self._retry_at: float | None = None
@@ -109,6 +115,8 @@ class SideProcess:
         self._owner = os.getpid()
         self._training = True
         self._dismissed = False
+        self.detached = False
+        """Whether the side process goes on without us."""
         self.given_up = False
 
     @property
@@ -122,7 +130,10 @@ class SideProcess:
         Returns:
             Whether one is at work.
         """
-        if self._training and self._spool.config.schedule == "deferred":
+        schedule = self._spool.config.schedule
+        if schedule == "inline":
+            self._attack_here()
+        if schedule == "inline" or (self._training and schedule == "deferred"):
             return False
         if self._process is not None and self._process.poll() is None:
             return True
@@ -144,7 +155,10 @@ class SideProcess:
         """
         self._training, self._retry_at = False, 0.0  # now is the time to try again, whatever went wrong
         config = self._spool.config
-        if config.at_end == "leave":
+        if config.schedule == "inline":
+            self._attack_here()
+            self._here.finish()
+        elif config.at_end == "leave":
             self._end_early("")
         elif config.at_end == "detach":
             self._detach()
@@ -159,6 +173,10 @@ class SideProcess:
         """
         self._training, self._retry_at = False, 0.0  # now is the time to try again, whatever went wrong
         config = self._spool.config
+        if config.schedule == "inline":
+            if self._here is not None:
+                self._here.finish()
+            return "what was attacked by then is in the report"
         later = f"{by_hand(self._spool)} goes on with them"
         if config.at_end == "leave":
             self._end_early("")
@@ -175,6 +193,15 @@ class SideProcess:
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
 
+    def outcome(self) -> str:
+        """Return where the report is, or why there is none, in a clause; asked once the end was seen out."""
+        report = self._log.with_name("report.html")
+        if self.detached:
+            return f"report to come: {report}"
+        if report.is_file():
+            return f"report: {report}"
+        return f"no report: see {self._log}" if self._log.exists() else "no report yet"
+
     def stop(self) -> None:
         """Leave no worker behind, whatever ended the training; what it has finished is on the disk."""
         atexit.unregister(self.stop)
@@ -187,6 +214,18 @@ class SideProcess:
             self._process.kill()
             self._process.wait()
         self._hang_up()
+
+    def _attack_here(self) -> None:
+        """Attack what waits in this process, which waits for it."""
+        if self._here is None:
+            from leakaudit.inline import InlineAudit
+
+            say(
+                "attacks run in the training process, which waits for them (`schedule: inline`); a model that says how it is made "
+                "(`leakaudit.models.rebuilt_by`) can be attacked beside training"
+            )
+            self._here = InlineAudit(self._spool, self._model)
+        self._here.catch_up()
 
     # ------------------------------------------------------------------ the end of training
 
@@ -245,7 +284,7 @@ class SideProcess:
         self._hang_up()
         _detached.append(self._process)
         say(f"the side process (process {self._process.pid}) goes on alone; its log is {self._log}")
-        self._process = None
+        self._process, self.detached = None, True
         self.given_up = True  # nothing more is started from here
         return True
 
@@ -339,6 +378,15 @@ def _countdown() -> Iterator[Callable[[str], None]]:
     finally:
         if tty:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def attacked_when(config: AuditConfig) -> str:
+    """Return when and where kept steps are attacked, in a clause."""
+    if config.schedule == "inline":
+        return "attacks them in this process"
+    if config.schedule == "deferred" and config.at_end == "leave":
+        return "leaves them to `leakaudit worker`"
+    return "attacks them " + ("in a side process" if config.schedule == "beside" else "when training is over")
 
 
 def by_hand(spool: Spool) -> str:

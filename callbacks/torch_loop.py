@@ -143,7 +143,7 @@ class Watch(Guarded):
             _check_plain_sgd(layers[-1])
             if peers_of() is not None:
                 raise SnapshotError("`observe='delta'` is for one client in one process; several share this run")
-        called, core = auditable(stack.model)
+        called, core = auditable(stack.model, self._source)
         self._precision = getattr(state, "mixed_precision", None)
         return Stack(**{**vars(stack), "model": core, "called": called, "peers": peers_of()})
 

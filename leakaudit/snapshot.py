@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -426,12 +426,17 @@ def read_manifest(folder: Path) -> Manifest:
         ) from None
 
 
-def read_snapshot(folder: Path, identities: Sequence[str] = ()) -> Snapshot:
+def read_snapshot(
+    folder: Path,
+    identities: Sequence[str] = (),
+    build: Callable[[ModelRecipe, Mapping[str, Tensor]], nn.Module] | None = None,
+) -> Snapshot:
     """Read a snapshot, check it against its digests and rebuild the model.
 
     Args:
         folder: of the snapshot.
         identities: private keys, where it is encrypted.
+        build: makes the model of its recipe and weights, where `build_model` cannot.
 
     Raises:
         SnapshotSealedError: encrypted, and no key fits.
@@ -447,7 +452,7 @@ def read_snapshot(folder: Path, identities: Sequence[str] = ()) -> Snapshot:
         tensors[name] = read_tensors(path, identities, manifest.encrypted_to)
     update = _below("update/", tensors[OBSERVED])
     check_finite(update)
-    model = build_model(manifest.model, _below("weights/", tensors[OBSERVED]))
+    model = (build or build_model)(manifest.model, _below("weights/", tensors[OBSERVED]))
     _check_update_fits(update, model, manifest.facts.shared, folder)
     return Snapshot(
         observation=Observation(update=update, model=model, facts=manifest.facts),

@@ -29,16 +29,24 @@ SHORTEST_POLL, LONGEST_POLL = 0.02, 0.5
 """Seconds between two looks for a new snapshot: short after the last one, then ever longer, so that waiting costs nothing."""
 
 
+def _print(line: str) -> None:
+    print(line, flush=True)
+
+
 @dataclass(frozen=True)
-class _Means:
+class Means:
     """What a worker was given to work with."""
 
-    device: str | None
+    device: str | None = None
     """Overrides the configuration's."""
-    identities: tuple[str, ...]
+    identities: tuple[str, ...] = ()
     """Private keys."""
-    idle_limit_s: float | None
+    idle_limit_s: float | None = None
     """Seconds without anything new after which it ends."""
+    say: Callable[[str], None] = _print
+    """Tells what it does, a line at a time. Never text of the batch: ids, counts and times only."""
+    build: Callable[[Any, Any], Any] | None = None
+    """Makes a model of a recipe and weights, where the recipe alone does not tell how."""
 
 
 def run_worker(
@@ -74,14 +82,14 @@ def run_worker(
     try:
         spool, audit_file = Spool.open(root)
         _be_a_good_guest(audit_file)
-        means = _Means(device, (*identities, *tied.key()), idle_limit_s)
+        means = Means(device, (*identities, *tied.key()), idle_limit_s)
         _check_key(spool, means)
         with spool.worker_lock():
             if spool.trainer_gone(audit_file):
                 spool.purge_unfinished()
             for line in purge_old_runs(spool, now=datetime.now(UTC)):
-                _say(line)
-            audit = (audit_factory or _make_audit)(spool, audit_file, means)
+                means.say(line)
+            audit = (audit_factory or make_audit)(spool, audit_file, means)
             return _loop(spool, audit_file, audit, means, once=once)
     except KeyboardInterrupt:
         return 130  # while starting: nothing was claimed
@@ -89,7 +97,7 @@ def run_worker(
         signal.signal(signal.SIGTERM, previous)
 
 
-def _check_key(spool: Spool, means: _Means) -> None:
+def _check_key(spool: Spool, means: Means) -> None:
     """Refuse to begin without a key that will be needed.
 
     Raises:
@@ -103,11 +111,11 @@ def _check_key(spool: Spool, means: _Means) -> None:
         )
 
 
-def _loop(spool: Spool, audit_file: AuditFile, audit: Any, means: _Means, *, once: bool) -> int:
+def _loop(spool: Spool, audit_file: AuditFile, audit: Any, means: Means, *, once: bool) -> int:
     keep = audit_file.config.keep_snapshots
     interrupted, interrupted_trainer, refused = False, False, 0
     for path in spool.deadly():
-        _say(f"snapshot {path.stem} set aside: workers died over it; see whether it fits into memory")
+        means.say(f"snapshot {path.stem} set aside: workers died over it; see whether it fits into memory")
         refused += 1
         spool.set_aside(path, keep=keep)
     claimed: Path | None = None
@@ -119,7 +127,7 @@ def _loop(spool: Spool, audit_file: AuditFile, audit: Any, means: _Means, *, onc
             trainer_gone = spool.trainer_gone(audit_file) or _is_overdue(last_news, means)
             claimed = spool.claim()
             if claimed is not None:
-                refused += not _audit_one(spool, audit, claimed, means, keep=keep)
+                refused += not audit_one(spool, audit, claimed, means, keep=keep)
                 claimed, last_news, pause = None, time.monotonic(), SHORTEST_POLL
             elif through or trainer_gone:
                 interrupted_trainer = not through and spool.totals() is None  # killed before it could say so
@@ -131,47 +139,65 @@ def _loop(spool: Spool, audit_file: AuditFile, audit: Any, means: _Means, *, onc
         interrupted = True
         if claimed is not None:
             spool.give_back(claimed)
-        _say("interrupted: finished attempts are kept; go on with `leakaudit worker` on the same spool")
+        means.say("interrupted: finished attempts are kept; go on with `leakaudit worker` on the same spool")
     except SnapshotSealedError as error:
         if claimed is not None:
             spool.give_back(claimed)  # whoever has the key can go on with it
-        _say(f"error: {error}")
+        means.say(f"error: {error}")
         return 2
     except OSError as error:
         if claimed is not None:
             spool.give_back(claimed)
         if not spool.gone():
-            _say(f"error: cannot go on ({error.strerror or type(error).__name__}); free some space, then start again")
+            means.say(
+                f"error: cannot go on ({error.strerror or type(error).__name__}); free some space, then start again"
+            )
             return 5
-    return _finish(spool, audit, refused, interrupted, interrupted_trainer=interrupted_trainer)
+    return write_results(
+        spool, audit, refused, interrupted or interrupted_trainer, means, code_if_stopped=130 if interrupted else 0
+    )
 
 
-def _finish(spool: Spool, audit: Any, refused: int, interrupted: bool, *, interrupted_trainer: bool) -> int:
-    """Write results, verdict and report; say in one line why, if that does not work."""
+def write_results(
+    spool: Spool, audit: Any, refused: int, interrupted: bool, means: Means, *, code_if_stopped: int = 0
+) -> int:
+    """Write results, verdict and report; say in one line why, if that does not work.
+
+    Args:
+        spool: the audit's.
+        audit: it.
+        refused: snapshots that could not be audited.
+        interrupted: training or audit did not come to its end.
+        means: of the worker.
+        code_if_stopped: exit code where everything could be written.
+
+    Returns:
+        Exit code: that one, 5 if something could not be written, 130 if it was interrupted meanwhile.
+    """
     totals = spool.totals() or Totals()
     try:
         audit.finish(
             skipped=totals.skipped + refused,
             total_steps=totals.total_steps,
             overhead=totals.overhead,
-            interrupted=interrupted or interrupted_trainer or totals.interrupted,
+            interrupted=interrupted or totals.interrupted,
         )
     except LeakAuditError as error:
-        _say(f"error: {error}")
+        means.say(f"error: {error}")
     except KeyboardInterrupt:
-        interrupted = True
+        return 130
     except Exception as error:
-        _say(f"error: the results cannot be written: {_where(error)}")
+        means.say(f"error: the results cannot be written: {_where(error)}")
     else:
-        return 130 if interrupted else 0
-    return 130 if interrupted else 5
+        return code_if_stopped
+    return code_if_stopped or 5
 
 
-def _is_overdue(last_news: float, means: _Means) -> bool:
+def _is_overdue(last_news: float, means: Means) -> bool:
     return means.idle_limit_s is not None and time.monotonic() - last_news > means.idle_limit_s
 
 
-def _audit_one(spool: Spool, audit: Any, claimed: Path, means: _Means, *, keep: bool) -> bool:
+def audit_one(spool: Spool, audit: Any, claimed: Path, means: Means, *, keep: bool) -> bool:
     """Audit one snapshot; one that cannot be audited is reported and set aside, and the next one gets its turn.
 
     Returns:
@@ -184,15 +210,15 @@ def _audit_one(spool: Spool, audit: Any, claimed: Path, means: _Means, *, keep: 
     from leakaudit.snapshot import read_snapshot
 
     try:
-        audit.step(read_snapshot(claimed, means.identities))
+        audit.step(read_snapshot(claimed, means.identities, means.build))
     except SnapshotSealedError:
         raise
     except LeakAuditError as error:
-        _say(f"snapshot {claimed.stem} refused: {type(error).__name__}: {error}")
+        means.say(f"snapshot {claimed.stem} refused: {type(error).__name__}: {error}")
     except OSError:
         raise
     except Exception as error:
-        _say(f"snapshot {claimed.stem} refused: {_where(error)}")
+        means.say(f"snapshot {claimed.stem} refused: {_where(error)}")
     else:
         spool.release(claimed, keep=keep)
         return True
@@ -207,7 +233,8 @@ def _where(error: Exception) -> str:
     return f"{type(error).__name__}{place}"
 
 
-def _make_audit(spool: Spool, audit_file: AuditFile, means: _Means) -> Any:
+def make_audit(spool: Spool, audit_file: AuditFile, means: Means) -> Any:
+    """Open the audit of a spool on the device that fits."""
     import torch
 
     from leakaudit.battery import Audit
@@ -215,37 +242,31 @@ def _make_audit(spool: Spool, audit_file: AuditFile, means: _Means) -> Any:
     from leakaudit.models import load_tokenizer
     from leakaudit.snapshot import OBSERVED
 
+    def report(entry: JournalEntry) -> None:
+        done = entry.attempt
+        means.say(f"{done.step} {done.attack} / {done.defense}: {done.status.value} in {done.wall_s:.1f} s")
+
     config = audit_file.config
     torch.set_num_threads(config.threads)
     sizes = [file.stat().st_size for path in spool.entries() for file in path.glob(f"{OBSERVED}*")]
     device = choose_device(
         means.device or config.device, beside=os.environ.get(DEVICE_VARIABLE), snapshot=max(sizes, default=0)
     )
-    _say(f"computes on {device} with {config.threads} threads")
+    means.say(f"computes on {device} with {config.threads} threads")
     return Audit(
         spool.root.absolute().parent,  # not `config.out_dir`: a later run may have moved this audit aside
         config,
         load_tokenizer(spool.root / "tokenizer"),
         device=device,
-        report=_report,
+        report=report,
         command=audit_file.command,
         key=_hash_key(means) if config.encrypt_to else None,
     )
 
 
-def _hash_key(means: _Means) -> bytes:
+def _hash_key(means: Means) -> bytes:
     """Return the key of the hashes of private text, made from the private key, so that it never lies on the disk."""
     return hashlib.sha256(b"leakaudit keyed hashes" + means.identities[0].encode()).digest()
-
-
-def _report(entry: JournalEntry) -> None:
-    attempt = entry.attempt
-    _say(f"{attempt.step} {attempt.attack} / {attempt.defense}: {attempt.status.value} in {attempt.wall_s:.1f} s")
-
-
-def _say(line: str) -> None:
-    """Write one line to the worker's log. Never text of the batch: ids, counts and times only."""
-    print(line, flush=True)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -46,6 +46,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "defenses": ("leakaudit.defenses.*",),
     "metrics": ("leakaudit.metrics.*",),
     "battery": ("leakaudit.battery", "leakaudit.devices", "leakaudit.simulate", "leakaudit.simulate_arrays", "leakaudit.worker"),
+    "inline": ("leakaudit.inline",),
     "callbacks": ("leakaudit.callbacks.*",),
     "cli": (
         "leakaudit.__main__",
@@ -64,7 +65,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "defenses": frozenset({"plain", "core", "defenses"}),
     "metrics": frozenset({"plain", "core", "metrics"}),
     "battery": frozenset({"plain", "core", "attacks", "defenses", "metrics", "battery"}),
-    "callbacks": frozenset({"plain", "core", "callbacks"}),
+    "inline": frozenset({"plain", "core", "attacks", "defenses", "metrics", "battery", "inline"}),
+    "callbacks": frozenset({"plain", "core", "callbacks", "inline"}),
     "cli": frozenset(ROOMS),
 }
 """Room -> rooms it may import from."""
