@@ -176,7 +176,7 @@ class Recorder:
         self._local_steps = local_steps
         self._learning_rate = learning_rate
         self._max_bytes = max_bytes
-        self._tap = None if called is None else Tap(called, self._began, self._reached)
+        self._tap = None if called is None else Tap(called, self._began, self._reached, self._give_up)
         self._persistent: frozenset[str] = frozenset()
         self._armed: _Armed | None = None
         self._buffers: dict[str, Tensor] = {}
@@ -327,8 +327,11 @@ class Recorder:
         """Keep each gradient as it is when this process has added its own share, before any other is added to it."""
 
         def keep(name: str, parameter: Tensor) -> None:
-            if self._armed is not None and parameter.grad is not None:
-                self._armed.local[name] = parameter.grad.detach().clone()
+            try:
+                if self._armed is not None and parameter.grad is not None:
+                    self._armed.local[name] = parameter.grad.detach().clone()
+            except Exception as error:
+                self._give_up(error)
 
         for name, parameter in self._trained():
             hook = parameter.register_post_accumulate_grad_hook(lambda p, name=name: keep(name, p))
@@ -349,6 +352,8 @@ class Recorder:
             if self._owes_answer and self._peers is not None:
                 self._owes_answer = False
                 self._peers.agree(False)
+            if self.disabled:
+                self._unhook_step()
             return None
         closure = kwargs.get("closure") or next((a for a in args[1:] if callable(a)), None)
         if closure is None:
@@ -528,6 +533,8 @@ class Recorder:
 
     def _give_up(self, error: Exception) -> None:
         """Report the first problem and do nothing any more: training comes first."""
+        if self.disabled:
+            return
         self.disabled = True
         self._armed = None
         self.counters.failed += 1

@@ -15,12 +15,14 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor, nn
 
 from leakaudit.models import outputs_of, unwrapped
+
+P = ParamSpec("P")
 
 
 @dataclass
@@ -48,10 +50,30 @@ class Pass:
     """It saw the same tokens as another pass of the same backward (R-Drop): one batch, two passes."""
 
 
+def _guarded(hook: Callable[P, None]) -> Callable[P, None]:
+    """Keep what goes wrong in a hook out of the model's forward and backward."""
+
+    @functools.wraps(hook)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            hook(*args, **kwargs)
+        except Exception as error:
+            tap: Any = args[0]
+            tap._failed(error)
+
+    return guarded
+
+
 class Tap:
     """Records the forward passes of one module, with what the loss sends back to them."""
 
-    def __init__(self, model: nn.Module, began: Callable[[Pass], None], reached: Callable[[Pass, int], None]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        began: Callable[[Pass], None],
+        reached: Callable[[Pass, int], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
         """Prepare; nothing is hooked before `open`.
 
         Args:
@@ -59,10 +81,12 @@ class Tap:
             began: called with each pass immediately before its forward.
             reached: called when a backward pass arrives at a pass for the first time, before any gradient of it is
                 accumulated, with the number of that backward.
+            failed: called with whatever goes wrong in a hook, which would end the training if it got out.
         """
         self._model = model
         self._began = began
         self._reached = reached
+        self._failed = failed
         self._names = forward_names(model)
         self._handles: list[Any] = []
         self._running: list[Pass] = []
@@ -99,6 +123,7 @@ class Tap:
 
         return observed
 
+    @_guarded
     def _before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if not torch.is_grad_enabled():
             return  # an evaluation, or a reference model: it has no part in the update
@@ -114,6 +139,7 @@ class Tap:
         self._running.append(seen)
         self._began(seen)
 
+    @_guarded
     def _after(self, module: nn.Module, args: Any, outputs: Any) -> None:
         if not torch.is_grad_enabled() or not self._running:
             return
@@ -122,11 +148,14 @@ class Tap:
             if tensor.requires_grad:
                 tensor.register_hook(functools.partial(self._arrived, seen, path))
 
-    def _arrived(self, seen: Pass, path: str, pull: Tensor) -> None:
+    @_guarded
+    def _arrived(self, seen: Pass, path: str, pull: Tensor | None) -> None:
         """Keep what arrives at an output, unless it comes from a loss inside the model, which is enough by itself.
 
         A scalar output is computed from the others, so a backward pass reaches it before them.
         """
+        if pull is None:
+            return  # DDP sends a gradient of nothing to outputs that the loss does not use
         number = torch._C._current_graph_task_id()
         if not seen.pulls:
             self._reached(seen, number)

@@ -103,6 +103,20 @@ def test_row_13_the_reduced_update_comes_from_the_batches_of_all_processes(run: 
         assert verify(step_alone, snapshot.observation.update).status is VerificationStatus.MISMATCH
 
 
+@pytest.mark.parametrize("name", ["trainer", "lightning"])
+def test_row_13_trainers_over_two_processes_send_what_is_kept(run: Run, name: str) -> None:
+    """The Hugging Face Trainer multiplies losses by the number of processes, and clips; Lightning does neither."""
+    found = run.kept(name)
+    assert list(found) == [0, 1, 2]
+    for step, snapshot in found.items():
+        assert distance(snapshot.observation.update, run.updates[0][name][step]) == 0.0
+        assert distance(snapshot.observation.update, run.updates[1][name][step]) == 0.0
+        assert len(snapshot.truth.sequences()) == 4
+        verified = stamp(snapshot)
+        assert verified.status is VerificationStatus.VERIFIED, verified
+        assert verified.relative_error is not None and verified.relative_error < 1e-5
+
+
 def test_row_13_the_local_update_is_one_processs_own(run: Run) -> None:
     """Before anything is summed, micro-batches without synchronisation included."""
     for step, snapshot in run.kept("local").items():

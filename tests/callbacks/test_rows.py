@@ -736,3 +736,84 @@ def test_row_29_a_second_run_has_one_set_of_hooks(tmp_path: Path, ending: str) -
     assert list(kept(watched)) == [0, 1]
     assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
     assert not model._forward_pre_hooks and not model._forward_hooks
+
+
+@pytest.mark.parametrize("where", ["copied", "outputs_of", "_autocast"])
+def test_row_29_nothing_that_goes_wrong_in_a_hook_reaches_the_models_forward_or_backward(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning with the type; all steps are made."""
+
+    def fail(*args: Any) -> Any:
+        raise MemoryError("the old dog chased a cat")
+
+    monkeypatch.setattr(f"leakaudit.callbacks.tap.{where}", fail)
+    model = tiny.bert().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watched = watch(model, optimizer, tokenizer=tiny.bert_tokenizer(), config=audit_config(tmp_path))
+    before = next(model.parameters()).detach().clone()
+    with watched:
+        for batch in stacks.classes(count=2):
+            model(**batch).loss.backward()
+            optimizer.step()
+    assert not torch.equal(next(model.parameters()).detach(), before)
+    assert caplog.text.count("leakaudit stops recording after a MemoryError") == 1
+    assert "dog" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokenizer": None}, "there is no tokenizer"),
+        ({"config": {"max_spool_gb": 1e-6}}, "`max_spool_gb` allows 0 MB"),
+        ({"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)}, "moves no parameter of this model"),
+        ({"model": nn.Sequential(nn.Linear(2, 2))}, "inside it 0 were found"),
+        ({"model": nn.Sequential(tiny.bert(), tiny.bert())}, "inside it 2 were found (0, 1)"),
+        ({"observe": "delta", "optimizer": "adam"}, "needs plain SGD with one learning rate, found Adam"),
+    ],
+)
+def test_what_cannot_be_audited_is_said_before_the_first_step(
+    tmp_path: Path, change: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Training goes on without; nothing is left behind."""
+    model = change.pop("model", None) or tiny.bert().train()
+    optimizer = torch.optim.Adam(model.parameters()) if change.get("optimizer") == "adam" else None
+    options: dict[str, Any] = {"tokenizer": tiny.bert_tokenizer(), **change}
+    options["optimizer"] = optimizer or change.get("optimizer") or torch.optim.SGD(model.parameters(), lr=0.1)
+    config = {**audit_config(tmp_path).model_dump(), **change.get("config", {})}
+    with watch(model, **{**options, "config": config}):
+        options["optimizer"].step()
+    assert message in caplog.text
+    assert not (tmp_path / "audit").exists()
+
+
+def test_a_module_around_a_model_is_audited_by_the_model_and_says_what_is_beside_it(tmp_path: Path) -> None:
+    """A head of the user's own on a transformer's hidden state: the transformer's update is verified by what the head sent back."""
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.body = tiny.hf.BertModel(tiny.bert().config)
+            self.head = nn.Linear(tiny.HIDDEN, 3)
+
+        def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+            hidden: Tensor = self.body(ids, mask).last_hidden_state
+            logits: Tensor = self.head(hidden[:, 0])
+            return logits
+
+    model = Own().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watched = watch(model, optimizer, tokenizer=tiny.bert_tokenizer(), config=audit_config(tmp_path))
+    with without_side_process(), watched:
+        for batch in stacks.classes(count=2):
+            watched.batch(batch)
+            logits = model(batch["input_ids"], batch["attention_mask"])
+            nn.functional.cross_entropy(logits, batch["labels"]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for snapshot in kept(watched).values():
+        assert snapshot.recipe.outside == 2
+        assert snapshot.truth.labels() is not None
+        assert not any(name.startswith("head") for name in snapshot.observation.update)
+        assert_verified(snapshot)

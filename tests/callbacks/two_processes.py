@@ -24,10 +24,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from leakaudit.callbacks import recorder
 from leakaudit.callbacks.distributed import TorchPeers
+from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.torch_loop import watch
 from tests import tiny
 from tests.callbacks import stacks
-from tests.callbacks.tiny_trainer import audit_config, without_side_process
+from tests.callbacks.tiny_trainer import Probe, audit_config, make_trainer, without_side_process
 
 STEPS = 3
 
@@ -55,6 +56,56 @@ def train(
             updates.append({n: _whole(p.grad) for n, p in model.named_parameters() if p.grad is not None})
             optimizer.step()
             optimizer.zero_grad()
+    return updates
+
+
+def train_hf(folder: Path) -> list[dict[str, Tensor]]:
+    """Train with the Hugging Face Trainer, which shares out the batches itself; return the gradients its optimizer got."""
+    probe, audit = Probe(), LeakAuditCallback(audit_config(folder))
+    trainer = make_trainer(
+        folder, probe, audit, model=tiny.bert(dropout=0.1), per_device_train_batch_size=1, max_steps=STEPS,
+        gradient_accumulation_steps=2, ddp_backend="gloo", max_grad_norm=0.001,
+    )  # fmt: skip
+    audit.attach(trainer)
+    with without_side_process():
+        trainer.train()
+    return probe.updates
+
+
+def train_lightning(folder: Path) -> list[dict[str, Tensor]]:
+    """Train with Lightning over DDP, every rank on its own batches; return the gradients its optimizer got."""
+    import lightning.pytorch as pl
+    from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+
+    from leakaudit.callbacks.lightning_trainer import LeakAuditCallback as LightningAudit
+
+    updates: list[dict[str, Tensor]] = []
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = tiny.bert(dropout=0.1).train()
+
+        def training_step(self, batch: stacks.Batch, index: int) -> Tensor:
+            loss: Tensor = self.model(**batch).loss
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            named = self.model.named_parameters()
+            updates.append({n: p.grad.detach().clone() for n, p in named if p.grad is not None})
+
+    mine: Any = batches(dist.get_rank())[:STEPS]
+    loader: Any = torch.utils.data.DataLoader(mine, batch_size=1, collate_fn=lambda rows: dict(rows[0]))
+    audit = LightningAudit(audit_config(folder), tokenizer=tiny.bert_tokenizer())
+    with without_side_process():
+        pl.Trainer(
+            max_epochs=1, accelerator="cpu", devices=2, strategy="ddp", plugins=[TorchElasticEnvironment()], logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
+            default_root_dir=folder, callbacks=[audit],
+        ).fit(Module(), loader)  # fmt: skip
     return updates
 
 
@@ -121,6 +172,8 @@ def main() -> None:
         model = tiny.bert().train()
         with hindrance:
             got[name] = train(folder / name, DistributedDataParallel(model), model)
+    got["trainer"] = train_hf(folder / "trainer")
+    got["lightning"] = train_lightning(folder / "lightning")
     # One process alone cannot begin: there is no tokenizer, and the other must not wait for it.
     model = tiny.bert().train()
     watched = watch(
