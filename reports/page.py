@@ -47,6 +47,7 @@ from leakaudit.scores import (
     Score,
     TextMode,
     TokenMatch,
+    Verification,
     VerificationStatus,
     load_journal,
     load_results,
@@ -883,8 +884,7 @@ def _provenance_section(redacted: RedactedResult) -> dict[str, Any]:
     stamps = [
         {
             "id": step.id,
-            "verification": step.verification.status.value
-            + (f" (factor {step.verification.scale:.4g})" if step.verification.scale is not None else ""),
+            "verification": _stamp(step.verification),
             "error": f"{step.verification.relative_error:.1e}"
             if step.verification.relative_error is not None
             else "not measured",
@@ -895,6 +895,13 @@ def _provenance_section(redacted: RedactedResult) -> dict[str, Any]:
         for step in results.steps
     ]
     return {"provenance": pairs, "stamps": stamps[:_MOST_ROWS]}
+
+
+def _stamp(found: Verification) -> str:
+    """Return a step's stamp as one reads it: `scaled(0.25): as if clipped to a norm of 1`, `noised(0.00025): as declared`."""
+    value = {VerificationStatus.SCALED: found.scale, VerificationStatus.NOISED: found.sigma}.get(found.status)
+    stamp = found.status.value if value is None else f"{found.status.value}({value:.4g})"
+    return f"{stamp}: {found.note}" if found.note else stamp
 
 
 # -------------------------------------------------------------------------------------------------------- small words

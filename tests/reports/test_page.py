@@ -532,3 +532,26 @@ def test_reports_are_made_without_torch() -> None:
     code = "import sys, leakaudit.reports; print(sorted({'torch', 'altair', 'vl_convert'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout.strip() == "[]"
+
+
+def test_every_stamp_says_its_number_and_why() -> None:
+    """Factor and noise stand in the stamp, and what is known of them beside it."""
+    stamps = [
+        scores.Verification(status=VerificationStatus.VERIFIED, relative_error=1e-7, scale=1.0),
+        scores.Verification(status=VerificationStatus.SCALED, scale=0.25, note="as if clipped to a norm of 1"),
+        scores.Verification(status=VerificationStatus.NOISED, sigma=0.000251, scale=1.0, note="as declared"),
+        scores.Verification(
+            status=VerificationStatus.VERIFIED, note="the declared dp-sgd is not in the update: it was sent undefended"
+        ),
+    ]
+    steps = [step(number).model_copy(update={"verification": stamp}) for number, stamp in enumerate(stamps)]
+    found, _ = rich_audit()
+    found = found.model_copy(update={"steps": tuple(steps)})
+    page = render_html(redact(found, [], gate.evaluate(found, policy(), now=NOW)))
+    for shown in (
+        "verified</td>",
+        "scaled(0.25): as if clipped to a norm of 1",
+        "noised(0.000251): as declared",
+        "verified: the declared dp-sgd is not in the update: it was sent undefended",
+    ):
+        assert shown in page
