@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from leakaudit.callbacks.tap import Pass, Tap, copied
+from leakaudit.callbacks.tap import MOST_BYTES, Pass, Tap, copied
 from leakaudit.errors import LeakAuditError, NonFiniteUpdateError, SnapshotError
 from leakaudit.models import plain_name
 from leakaudit.snapshot import Manifest, MicroBatch, Truth, check_finite
@@ -422,13 +422,19 @@ class Recorder:
         for number, seen in enumerate(passes):
             seen.again = any(_same_tokens(seen, p) for p in passes[:number] if seen.backward == p.backward is not None)
         truth = Truth(tuple(_micro_batch(p, armed.loss_scale) for p in passes))
+        too_large = any(p.too_large for p in passes)
         if self._peers is not None:
-            if not self._peers.agree(not self.writing()):
+            if not self._peers.agree(not self.writing() and not too_large):
                 return
             if self._observe == "update":
                 truth = self._peers.gather(truth)
         elif self.writing():
             return  # buffers are in use; the adapter counts a skipped step before it comes to this
+        if too_large:
+            raise SnapshotError(
+                f"its loss is computed outside the model, from outputs of more than {MOST_BYTES // 10**6} MB a pass; let the model "
+                "compute it (`labels`), or take smaller micro-batches"
+            )
         update, weights = self._tensors(armed)
         scale = getattr(self._optimizer, "grad_scale", None)  # set by a GradScaler for fused optimizers
         copies = {f"u/{name}": (g, torch.float32, scale) for name, g in update.items()}

@@ -24,6 +24,10 @@ from leakaudit.models import outputs_of, unwrapped
 
 P = ParamSpec("P")
 
+MOST_BYTES = 512_000_000
+"""Most that is held of what arrives at the outputs of one pass, in bytes. Our choice: logits of 2,000 tokens over 60,000 words fit;
+where the model computes the loss itself it is one number."""
+
 
 @dataclass
 class Pass:
@@ -40,6 +44,8 @@ class Pass:
     pulls: dict[str, Tensor] = field(default_factory=dict)
     """Path of an output -> gradient that arrived there."""
     autocast: torch.dtype | None = None
+    too_large: bool = False
+    """More arrived at its outputs than may be held: a loss of one's own over a large vocabulary."""
     tapped: bool = False
     """Whether pulls were looked out for; if so, a pass without any was not part of the update."""
     backward: int | None = None
@@ -164,6 +170,10 @@ class Tap:
             return
         if pull.dim() == 0 and path not in seen.pulls and any(other.dim() == 0 for other in seen.pulls.values()):
             return  # a part of the loss that the model also returns by itself
+        held = sum(p.numel() * p.element_size() for p in seen.pulls.values())
+        if held + pull.numel() * pull.element_size() > MOST_BYTES:
+            seen.too_large = True
+            return
         pull = pull.detach()
         seen.pulls[path] = seen.pulls[path] + pull if path in seen.pulls else pull.clone()
 

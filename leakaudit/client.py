@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -551,6 +552,9 @@ def _why_scaled(step: ClientStep, found: _Compared) -> str:
     for value, known, name in named:
         if known != 1 and abs(value - known) <= FACTOR_TOLERANCE * known:
             return f"the factor is {name}"
+    exponent = math.log2(1 / k)
+    if step.recipe.autocast == "fp16" and exponent >= 1 and abs(exponent - round(exponent)) <= FACTOR_TOLERANCE:
+        return f"one over 2^{round(exponent)}, as of a GradScaler that the audit was not told of"
     if k < 1 and abs(norm - round_norm) <= FACTOR_TOLERANCE * round_norm:
         return f"as if clipped to a norm of {round_norm:g}"
     return ""

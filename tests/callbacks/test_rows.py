@@ -817,3 +817,83 @@ def test_a_module_around_a_model_is_audited_by_the_model_and_says_what_is_beside
         assert snapshot.truth.labels() is not None
         assert not any(name.startswith("head") for name in snapshot.observation.update)
         assert_verified(snapshot)
+
+
+def test_row_9_a_scaler_that_nobody_told_of_is_named(tmp_path: Path) -> None:
+    """The loss sends back 2^10 times what the update is made of; the stamp says so."""
+    model = tiny.bert().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    watched = watch(model, optimizer, tokenizer=tiny.bert_tokenizer(), config=audit_config(tmp_path))
+    with without_side_process(), watched:
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = model(**stacks.classes(count=1)[0]).loss
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+    found = stamp(kept(watched)[0])
+    assert found.status is VerificationStatus.SCALED
+    assert found.note == "one over 2^10, as of a GradScaler that the audit was not told of"
+
+
+def test_row_7_a_loss_of_ones_own_over_outputs_too_large_to_hold_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The message says what to do; a loss inside the model is one number and goes on."""
+    monkeypatch.setattr("leakaudit.callbacks.tap.MOST_BYTES", 8)
+    model = tiny.bert().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watched = watch(model, optimizer, tokenizer=tiny.bert_tokenizer(), config=audit_config(tmp_path))
+    own, inside = stacks.classes(count=2)
+    labels = own.pop("labels")
+    with without_side_process(), watched:
+        nn.functional.cross_entropy(model(**own).logits, labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model(**inside).loss.backward()
+        optimizer.step()
+    assert list(kept(watched)) == [1]
+    assert "let the model compute it (`labels`), or take smaller micro-batches" in caplog.text
+
+
+def test_a_trainer_that_overrides_the_whole_training_step_is_seen(tmp_path: Path) -> None:
+    """As trainers of other packages do: its own forward, its own loss, its own call of backward."""
+    from transformers import Trainer
+
+    class Own(Trainer):
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+            model.train()
+            inputs = self._prepare_inputs(inputs)
+            logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+            loss = nn.functional.cross_entropy(logits, inputs["labels"]) * 0.7
+            self.accelerator.backward(loss)
+            return loss.detach()
+
+    audit = LeakAuditCallback(audit_config(tmp_path))
+    trainer = make_trainer(tmp_path, audit, kind=Own, model=tiny.bert(dropout=0.1))
+    audit.attach(trainer)
+    with without_side_process():
+        trainer.train()
+    found = kept(audit)
+    assert len(found) == 3
+    for snapshot in found.values():
+        assert snapshot.truth.labels() is not None
+        assert_verified(snapshot)
+
+
+def test_an_encoder_decoder_is_kept_with_what_it_reads_and_what_it_is_taught(tmp_path: Path) -> None:
+    """T5 in `Seq2SeqTrainer`: the decoder's inputs are made of the labels inside the model."""
+    config = tiny.hf.T5Config(
+        vocab_size=len(tiny.VOCABULARY), d_model=tiny.HIDDEN, d_kv=16, d_ff=64, num_layers=1, num_heads=2, dropout_rate=0.1,
+        decoder_start_token_id=0, pad_token_id=0, eos_token_id=3,
+    )  # fmt: skip
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return tiny.hf.T5ForConditionalGeneration(config)  # type: ignore[no-any-return]
+
+    case = Case(model=model, tokenizer=tiny.gpt2_tokenizer, batches=stacks.texts(count=3), windows=2)
+    found = stacks.seq2seq_trainer(tmp_path, case)
+    assert len(found) == 2
+    for snapshot in found.values():
+        assert snapshot.observation.facts.task == "other"
+        assert_verified(snapshot)
