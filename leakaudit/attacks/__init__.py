@@ -14,3 +14,4 @@ from leakaudit.attacks import random_labels as random_labels
 from leakaudit.attacks import rlu as rlu
 from leakaudit.attacks import span as span
 from leakaudit.attacks import tag as tag
+from leakaudit.attacks import target_tokens as target_tokens

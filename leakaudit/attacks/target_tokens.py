@@ -1,0 +1,107 @@
+"""`target-tokens`: which tokens a language model was trained to predict, from its output layer's update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from leakaudit.attacks.output_layer import neutral_inputs, noise_of
+from leakaudit.attacks.reconstruction import APPLIES, Applicability, Reconstruction, not_applicable
+from leakaudit.budget import Budget
+from leakaudit.errors import AnatomyError
+from leakaudit.registry import attack
+from leakaudit.snapshot import Observation
+
+SHARED_DIRECTION = 0.5
+"""Share of the features' energy in their mean from which signs along it are trusted alone. Measured: 0.05 in an untrained GPT-2,
+where features have little in common, 0.9 after 60 steps."""
+
+LONGER = 3.0
+"""How many times as long as the lower quartile of all rows, each over its token's probability, a target's row has to be where features
+have no common direction. Our choice: targets are longer by 8 or more there, other rows by less than 1.3."""
+
+ABOVE_NOISE = 4.0
+"""Standard deviations of declared noise that a row's projection has to exceed: by chance one of 30,000 rows does."""
+
+
+@attack("target-tokens")
+@dataclass(frozen=True)
+class TargetTokens:
+    """Bag of tokens from a head with one class for each token of the vocabulary.
+
+    Row v of the head's update is mean_t (p_t(v) - [v is the target at t]) a_t over all positions t. Probabilities are never negative,
+    so along a direction m that all features a_t share, only a target's row can point backwards (LLG, Property 1, with m in the place
+    of the vector of ones). Features of an untrained model share no direction, but there every row without a target is p(v) times about
+    the same vector, and a target's is much longer. Dummy inputs give m and p.
+
+    Where the head is tied to the word embedding, rows of tokens in the input are moved, too: they belong to the batch all the same.
+    The first token of a text is no target and comes only from there.
+    """
+
+    goal: ClassVar[Literal["text", "words", "labels"]] = "words"
+    source: ClassVar[str] = (
+        "LLG (Wainakh et al. 2022), Property 1, for tokens; the label set from an output layer as in RLG (Dang et al. 2021)"
+    )
+    threat_model: ClassVar[str] = "Sees one client's update and knows the weights; a language model's head is trained."
+
+    def applies(self, seen: Observation) -> Applicability:
+        """Say whether the model has a shared head over its vocabulary."""
+        try:
+            _token_head(seen)
+        except AnatomyError as error:
+            return not_applicable(str(error))
+        return APPLIES
+
+    def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
+        """Name the tokens, special ones left out, in ascending order of their ids.
+
+        Raises:
+            AnatomyError: there is no such head.
+        """
+        head, name = _token_head(seen)
+        features, probabilities = _neutral(seen, head, rng)
+        rows = seen.update[name].double()  # (V, D)
+        mean = features.mean(dim=0)  # (D,)
+        shared = float(mean.square().sum() / features.square().sum(dim=1).mean())
+        backwards = -(rows @ mean)  # (V,), positive for targets
+        named = backwards > ABOVE_NOISE * noise_of(seen) * float(mean.norm())
+        if shared < SHARED_DIRECTION and noise_of(seen) == 0.0:
+            length = rows.norm(dim=1) / probabilities  # (V,)
+            named = named | (length > LONGER * length.quantile(0.25))
+        around = seen.facts.vocabulary.wordless_ids
+        ids = [token for token in named.nonzero().flatten().tolist() if token not in around]
+        return Reconstruction(tokens=tuple(ids), facts={"rows": float(len(ids)), "shared_direction": shared})
+
+
+def _token_head(seen: Observation) -> tuple[nn.Linear, str]:
+    """Return the head and the name under which its update is shared.
+
+    Raises:
+        AnatomyError: the task is another, there is no head, or it is frozen.
+    """
+    if seen.facts.task != "causal-lm":
+        raise AnatomyError(f"target tokens are what a language model predicts; this task is {seen.facts.task}")
+    size = seen.facts.vocabulary.size
+    heads = [module for module in seen.model.modules() if isinstance(module, nn.Linear) and module.out_features == size]
+    if not heads:
+        raise AnatomyError(f"looked for a linear layer with {size} outputs, one for each token, and found none")
+    names = {id(parameter): name for name, parameter in seen.model.named_parameters()}
+    name = names[id(heads[-1].weight)]
+    if name not in seen.update:
+        raise AnatomyError(f"the head {name!r} is frozen or its update is not shared")
+    return heads[-1], name
+
+
+def _neutral(seen: Observation, head: nn.Linear, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return (N, D) features of dummy inputs at all positions, and (V,) mean predictions, in float64."""
+    taken: list[Tensor] = []
+    handle = head.register_forward_pre_hook(lambda _, arguments: taken.append(arguments[0].detach()))
+    try:
+        with torch.no_grad():
+            logits: Tensor = seen.model(**neutral_inputs(seen, rng)).logits  # (B, T, V)
+    finally:
+        handle.remove()
+    return taken[-1].double().flatten(0, 1), logits.double().softmax(dim=2).flatten(0, 1).mean(dim=0)
