@@ -45,7 +45,14 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "attacks": ("leakaudit.attacks.*", "leakaudit.priors.*"),
     "defenses": ("leakaudit.defenses.*",),
     "metrics": ("leakaudit.metrics.*",),
-    "battery": ("leakaudit.battery", "leakaudit.devices", "leakaudit.simulate", "leakaudit.simulate_arrays", "leakaudit.worker"),
+    "battery": (
+        "leakaudit.battery",
+        "leakaudit.devices",
+        "leakaudit.simulate",
+        "leakaudit.simulate_arrays",
+        "leakaudit.watch_arrays",
+        "leakaudit.worker",
+    ),
     "inline": ("leakaudit.inline",),
     "callbacks": ("leakaudit.callbacks.*",),
     "cli": (
