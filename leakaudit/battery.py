@@ -448,7 +448,7 @@ class Audit:
             step=provenance.step,
             epoch=provenance.epoch,
             phase=_phase(provenance.step, provenance.total_steps),
-            snapshot=snapshot.observation.digest(),
+            snapshot=f"hmac-{self._keyed(snapshot.observation.digest().encode(), digits=64)}",
             n_sequences=len(sequences),
             n_tokens_bucket=bucket(sum(map(len, sequences))),
             verification=verification,
@@ -605,8 +605,12 @@ class Audit:
         write_private(self._state_path, self._state.model_dump_json())
 
     def _hmac(self, ids: tuple[int, ...]) -> str:
+        return self._keyed(",".join(map(str, ids)).encode(), digits=16).removeprefix("sha256:")
+
+    def _keyed(self, private: bytes, digits: int) -> str:
+        """Return a hash that nobody can try texts against without the run's key; an update can be computed of a text, too."""
         key = self._given_key or bytes.fromhex(self._state.key)
-        return hmac.new(key, ",".join(map(str, ids)).encode(), hashlib.sha256).hexdigest()[:16]
+        return f"sha256:{hmac.new(key, private, hashlib.sha256).hexdigest()[:digits]}"
 
     def _generator(self, *names: str) -> torch.Generator:
         """Return the random generator of one attempt: the same in every run with the same seed, whatever ran before."""

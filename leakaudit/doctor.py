@@ -58,6 +58,7 @@ def _configuration(path: Path | None) -> Iterator[Check]:
     from leakaudit.config import AuditConfig, load_config
     from leakaudit.gate import default_policy, load_policy
     from leakaudit.registry import attacks, defenses
+    from leakaudit.sealing import parse_recipients
 
     try:
         config = load_config(path) if path else AuditConfig()
@@ -74,6 +75,11 @@ def _configuration(path: Path | None) -> Iterator[Check]:
             "ok", f"policy: {policy.name}, {len(policy.rules)} rules, needs {policy.evidence.min_steps} steps to pass"
         )
         yield _folder(config.out_dir)
+        if config.encrypt_to:
+            parse_recipients(config.encrypt_to)
+            yield Check(
+                "ok", f"snapshots: encrypted to {len(config.encrypt_to)} public key(s) and, while it lasts, the run's"
+            )
     except LeakAuditError as error:
         yield Check("fail", str(error))
 

@@ -108,7 +108,8 @@ class StepRecord(_Model):
     phase: Literal["early", "middle", "late", "simulated"] = "simulated"
     """Third of the planned run that the step fell into."""
     snapshot: str
-    """`sha256:` digest of what was observed."""
+    """`hmac-sha256:` of what was observed, under the run's key: of a text that is guessed the update can be computed, and a plain
+    digest would say whether the guess was right. `sha256:` in results of before."""
     n_sequences: int
     n_tokens_bucket: str
     """Number of tokens in the batch as a power-of-two range such as `33-64`."""

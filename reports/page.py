@@ -958,4 +958,4 @@ def _date(text: str) -> str:
 
 def _short(digest: str) -> str:
     """Return the first twelve hex digits of a digest."""
-    return digest.removeprefix("sha256:")[:12]
+    return digest.rpartition(":")[2][:12]

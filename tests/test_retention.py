@@ -208,3 +208,23 @@ def test_a_snapshot_that_is_not_as_it_should_be_is_found(tmp_path: Path, harm: A
     harm(item.path)
     (problem,) = check_snapshot(spool, items(spool)[0])
     assert said in problem
+
+
+def test_results_carry_no_hash_that_a_guess_could_be_tried_against(tmp_path: Path) -> None:
+    """Of a text that is guessed, tokens and update can be computed; both are hashed under a key that is another in every run."""
+    from leakaudit.snapshot import read_snapshot
+
+    found = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        spool = test_worker.make(tmp_path / name, 1)
+        plain = read_snapshot(spool.slot(1)).observation.digest().removeprefix("sha256:")
+        assert run_worker(spool.root) == 0
+        results = (tmp_path / name / "audit" / "results.json").read_text()
+        assert plain not in results
+        step, attempt = json.loads(results)["steps"][0], json.loads(results)["attempts"][0]
+        assert step["snapshot"].startswith("hmac-sha256:") and len(step["snapshot"]) == 76
+        found.append((plain, step["snapshot"], attempt["sequences"][0]["hmac"]))
+    first, second = found
+    assert first[0] == second[0], "the same update, bit by bit"
+    assert first[1] != second[1] and first[2] != second[2]
