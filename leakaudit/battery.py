@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import logging
 import os
 import platform
 import secrets
@@ -67,6 +68,8 @@ from leakaudit.scores import (
     write_private,
 )
 from leakaudit.snapshot import Granted, Observation, Snapshot, StepRecipe, Truth
+
+logger = logging.getLogger(__name__)
 
 NEVER_TESTED = (
     ("malicious server", "the battery only reads updates of honest training; crafted weights are out of scope"),
@@ -144,6 +147,7 @@ class Audit:
         self.config = config
         self.tokenizer = tokenizer
         self.device = device or torch.device("cpu")
+        self._on_gpu = self.device.type == "cuda"
         self._report = report or (lambda entry: None)
         self._command = command
         self._given_key = key
@@ -172,7 +176,23 @@ class Audit:
         self._report = report
 
     def step(self, snapshot: Snapshot) -> None:
-        """Verify one snapshot, then run every attempt on it that the journal does not hold yet, then the controls."""
+        """Verify one snapshot, then run every attempt on it that the journal does not hold yet, then the controls.
+
+        Where a GPU has no more room for it, this and all that comes computes on the CPU: slowly, but not at training's cost.
+        """
+        try:
+            self._step(snapshot)
+        except torch.OutOfMemoryError:
+            if not self._on_gpu:
+                raise
+            logger.warning(
+                "the GPU has no room for the audit of step %d: going on on the CPU", snapshot.provenance.step
+            )
+            self.device, self._on_gpu = torch.device("cpu"), False
+            torch.cuda.empty_cache()
+            self._step(snapshot)
+
+    def _step(self, snapshot: Snapshot) -> None:
         observation = snapshot.observation.to(self.device)
         truth = snapshot.truth.to(self.device)
         client = ClientStep(observation.model, truth, snapshot.recipe, observation.facts)
@@ -193,6 +213,8 @@ class Audit:
             try:
                 seen = defense(client, observation, self._generator(record.id, defense_label))
             except Exception as error:
+                if self._on_gpu and isinstance(error, torch.OutOfMemoryError):
+                    raise
                 for label, _ in todo:
                     self._append(self._failed(record.id, label, defense_label, AttemptStatus.ERROR, _where(error)))
                 continue
@@ -265,6 +287,8 @@ class Audit:
         except AnatomyError as error:
             return self._failed(step, label, defense, AttemptStatus.NOT_APPLICABLE, str(error), start)
         except Exception as error:
+            if self._on_gpu and isinstance(error, torch.OutOfMemoryError):
+                raise
             return self._failed(step, label, defense, AttemptStatus.ERROR, _where(error), start)
         reached = self._reached(guess, truth, seen)
         return self._entry(step, label, defense, guess, scored, reached, seconds, seen)

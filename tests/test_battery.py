@@ -87,6 +87,18 @@ class Raises(_Fake):
         raise ValueError(SECRET)
 
 
+@attack("fake-greedy")
+@dataclass(frozen=True)
+class Greedy(_Fake):
+    """Ask for more memory than a GPU has, once."""
+
+    def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
+        self.calls.append("greedy")
+        if self.calls.count("greedy") == 1:
+            raise torch.OutOfMemoryError(SECRET)
+        return Reconstruction(sequences=(GuessedSequence(self.ids, confidence=1.0),))
+
+
 @attack("fake-lost")
 @dataclass(frozen=True)
 class Lost(_Fake):
@@ -383,6 +395,26 @@ def test_a_defense_that_fails_costs_its_own_cells_only(tmp_path: Path) -> None:
     }
     broken = _attempts(audit)["st-000000", "fake-labels", "fake-broken"].attempt
     assert broken.reason.startswith("RuntimeError at test_battery.py:") and SECRET not in broken.reason
+
+
+def test_an_audit_that_a_gpu_has_no_room_for_goes_on_on_the_cpu(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was finished stays, the attempt is repeated, and later steps do not try again; on a CPU it is an error like others."""
+    audit = _audit(tmp_path, "fake-guess", "fake-greedy")
+    audit._on_gpu = True
+    audit.step(_snapshot())
+    audit.step(_snapshot(1))
+    assert [e.attempt.status for e in audit.entries] == [AttemptStatus.RAN] * 4
+    assert _Fake.calls.count("greedy") == 3 and audit.device.type == "cpu"
+    assert caplog.text.count("the GPU has no room for the audit of step 0: going on on the CPU") == 1
+    assert SECRET not in caplog.text
+    _Fake.calls.clear()
+    (tmp_path / "cpu").mkdir()
+    audit = _audit(tmp_path / "cpu", "fake-greedy")
+    audit.step(_snapshot())
+    (entry,) = audit.entries
+    assert entry.attempt.status is AttemptStatus.ERROR and entry.attempt.reason.startswith("OutOfMemoryError at")
 
 
 def test_a_snapshot_that_does_not_fit_its_batch_is_not_attacked(tmp_path: Path) -> None:
