@@ -171,6 +171,7 @@ class AuditRun:
         recipe = _recipe(model, config)
         private = private_sgd(stack.optimizer)
         declared = (*_declared(config), *(private.declared() if private else ()))
+        facts = _facts(stack, model, declared)
         peers = stack.peers
         place = Place(folder or config.out_dir.absolute())
         if spool is None and _writes(peers):
@@ -178,7 +179,6 @@ class AuditRun:
             spool, place = settle(place.folder, config, stack.tokenizer, command)
         config = config.model_copy(update={"out_dir": place.folder})
         spool = spool or Spool(config.out_dir / "spool")
-        facts = _facts(stack, model, declared)
         rate = float(layers_of(stack.optimizer)[-1].param_groups[0]["lr"]) if stack.observe == "delta" else None
         recorder = Recorder(
             model,
@@ -209,7 +209,7 @@ class AuditRun:
         )
         try:
             run.recorder.install()
-        except LeakAuditError:
+        except BaseException:
             if _writes(peers):
                 spool.discard()
             raise
@@ -279,9 +279,10 @@ class AuditRun:
 
     def _describe(self, now: StepNow) -> Manifest:
         """Note what is public about the step, and how its update comes about, as they are now."""
+        clipped = self.stack.observe != "local" and bool(now.max_grad_norm or now.max_grad_value)
         recipe = StepRecipe(
-            max_grad_norm=now.max_grad_norm,
-            max_grad_value=now.max_grad_value,
+            max_grad_norm=now.max_grad_norm if clipped else None,
+            max_grad_value=now.max_grad_value if clipped else None,
             autocast=now.autocast if now.autocast in AUTOCAST_DTYPES else None,  # type: ignore[arg-type]
             kept_rng=now.kept_rng,
             neftune_alpha=_neftune_alpha(self.model),
@@ -298,6 +299,7 @@ class AuditRun:
                     "max_grad_norm": recipe.max_grad_norm,
                     "dtype": AUTOCAST_DTYPES.get(str(recipe.autocast), self.facts.dtype),
                     "defenses": defenses,
+                    "stage": "protected" if defenses else "clipped" if clipped else "raw",
                 }
             ),
             recipe=recipe,
@@ -726,7 +728,7 @@ def _facts(stack: Stack, model: nn.Module, declared: tuple[DeclaredDefense, ...]
         training=True,
         batch_size_bound=stack.batch_size_bound,
         dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
-        stage="protected" if declared else "clipped",
+        stage="protected" if declared else "raw",
         defenses=declared,
     )
     names = {name: plain_name(name) for name in facts.shared}

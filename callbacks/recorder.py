@@ -436,7 +436,8 @@ class Recorder:
                 "compute it (`labels`), or take smaller micro-batches"
             )
         update, weights = self._tensors(armed)
-        scale = getattr(self._optimizer, "grad_scale", None)  # set by a GradScaler for fused optimizers
+        # Set by a GradScaler for fused optimizers, which unscale inside their step; what is local is unscaled already.
+        scale = None if self._observe == "local" else getattr(self._optimizer, "grad_scale", None)
         copies = {f"u/{name}": (g, torch.float32, scale) for name, g in update.items()}
         copies |= {f"w/{name}": (w, w.dtype, None) for name, w in weights.items()}
         with _CopyStream(self, update) as ready:
@@ -470,7 +471,7 @@ class Recorder:
             moved = {n: (armed.before[n] - p.detach()).float() / scale for n, p in parameters if id(p) in mine}
             return moved, armed.before
         if self._observe == "local":
-            update = dict(armed.local)
+            update = {name: g / armed.loss_scale for name, g in armed.local.items()}
         else:
             update = {name: p.grad for name, p in parameters if p.grad is not None and id(p) in mine}
         before = {name: b for name, b in armed.buffers.items() if name in self._persistent}

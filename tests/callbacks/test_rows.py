@@ -897,3 +897,14 @@ def test_an_encoder_decoder_is_kept_with_what_it_reads_and_what_it_is_taught(tmp
     for snapshot in found.values():
         assert snapshot.observation.facts.task == "other"
         assert_verified(snapshot)
+
+
+def test_row_13_the_local_view_is_before_clipping_and_without_the_scale_of_a_scaler(tmp_path: Path) -> None:
+    """It is what this process computed: neither bound nor scale is in it, accumulated micro-batches are."""
+    case = Case(batches=stacks.classes(), windows=2, clip=0.001, precision="fp16", options={"observe": "local"})
+    for snapshot in stacks.torch_loop(tmp_path, case).values():
+        facts = snapshot.observation.facts
+        assert (facts.view, facts.stage, facts.max_grad_norm) == ("local", "raw", None)
+        squares = sum(float(g.double().square().sum()) for g in snapshot.observation.update.values())
+        assert squares**0.5 > 0.002
+        assert stamp(snapshot).status is VERIFIED
