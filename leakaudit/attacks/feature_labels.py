@@ -13,12 +13,12 @@ from leakaudit.attacks.feature_roots import (
     features_into,
     find_feed_forward,
     find_roots,
+    pulls_behind,
     row_space,
     run_from,
 )
-from leakaudit.attacks.head_loss import head_loss
+from leakaudit.attacks.head_loss import HeadLoss, head_loss
 from leakaudit.attacks.label_counts import whole_counts
-from leakaudit.attacks.llg import can_read
 from leakaudit.attacks.output_layer import (
     OutputLayer,
     bias_gradient,
@@ -54,6 +54,9 @@ class FeatureLabels:
     a 1 for the bias, is linear in d_k, and d_k = (m_k p_k - y_k) / B names the labels y_k of the m_k equal sequences behind it.
     Neither B nor a clipping factor has to be known: over the classes that are not the label, d_k / p_k is one over B times that factor.
 
+    Freezing the head does not help. The second layer's update is sum_k g_k u_k^T with u_k known, so it gives g_k, and g_k is what d_k
+    becomes on its way back through the public layers behind: C unknowns and as many equations as the layer has outputs.
+
     It needs one row a sequence in the last feed-forward part and nothing that passes by it, which is what encoders with a class
     token and normalisation after each part have, and classifiers with two hidden layers; fewer sequences than the layer is
     wide; and an update that is exact to rounding. With dropout on the features are still found, but not the masks behind them:
@@ -66,15 +69,12 @@ class FeatureLabels:
 
     def applies(self, seen: Observation) -> Applicability:
         """Say whether there is a feed-forward part whose update holds one row a sequence."""
-        verdict = can_read(seen)
-        if not verdict:
-            return verdict
         if seen.facts.view == "delta" and seen.facts.local_steps > 1:
             return not_applicable("the update is the sum of several local steps, whose features lie in no common space")
         try:
             head_loss(seen)
             dummy = neutral_inputs(seen, torch.Generator().manual_seed(0), examples=2)
-            part = find_feed_forward(seen.model, find_output_layer(seen).module, dummy)
+            part = find_feed_forward(seen.model, find_output_layer(seen, frozen=True).module, dummy)
             self._updates(seen, part)
         except AnatomyError as error:
             return not_applicable(str(error))
@@ -86,7 +86,7 @@ class FeatureLabels:
         Raises:
             AnatomyError: the update does not say how many sequences there are.
         """
-        layer = find_output_layer(seen)
+        layer = find_output_layer(seen, frozen=True)
         dummy = neutral_inputs(seen, rng)
         part = find_feed_forward(seen.model, layer.module, {name: value[:2] for name, value in dummy.items()})
         first, second = self._updates(seen, part)
@@ -117,14 +117,18 @@ class FeatureLabels:
         complete = len(roots.features) == roots.wanted
         dropped = seen.facts.training_mode and bool(seen.facts.dropout)
         stop: Literal["done", "budget"] = "done" if complete or not budget.exhausted() else "budget"
+        shared = layer.weight in seen.update and bool(seen.update[layer.weight].any())
+        if shared:
+            gradient, error = _from_head(seen, layer, features.double())
+        else:
+            gradient, error = _from_behind(seen, part, second, roots.features, dummy)
         if complete and not dropped:
-            counts, error = labels_from(seen, layer, features.double(), predicted)
+            counts, off = labels_from(gradient, predicted, head_loss(seen))
+            error = max(error, off)
             facts |= {"relative_error": error, "sequences": float(sum(counts)), "proved": float(error < AGREES)}
             return Reconstruction(label_counts=counts, stop=stop, facts=facts)
-        gradient = bias_gradient(seen, layer)
-        if gradient is None:
-            gradient = seen.update[layer.weight].double() @ torch.linalg.pinv(features.double()).sum(dim=1)
-        shares = head_loss(seen).shares(predicted.mean(dim=0) - gradient)
+        of_all = bias_gradient(seen, layer) if shared else None
+        shares = head_loss(seen).shares(predicted.mean(dim=0) - (gradient.sum(dim=0) if of_all is None else of_all))
         return Reconstruction(label_counts=whole_counts(shares, roots.wanted), stop=stop, facts=facts | {"proved": 0.0})
 
     def _updates(self, seen: Observation, part: FeedForward) -> tuple[Tensor, Tensor]:
@@ -141,25 +145,54 @@ class FeatureLabels:
         return seen.update[found[0]], seen.update[found[1]]
 
 
-def labels_from(
-    seen: Observation, layer: OutputLayer, features: Tensor, predicted: Tensor
-) -> tuple[tuple[int, ...], float]:
-    """Return class counts, and how far the labels are from explaining the output layer's update.
+def _from_head(seen: Observation, layer: OutputLayer, features: Tensor) -> tuple[Tensor, float]:
+    """Return (N, C) gradients of the distinct sequences' logits, and how far they are from explaining the head's update.
 
     Args:
         seen: the observation.
         layer: its output layer.
-        features: (N, H) what enters it for each distinct sequence.
-        predicted: (N, C) what the model predicts for them.
+        features: (N, H) what enters it.
     """
-    loss = head_loss(seen)
     update, matrix = seen.update[layer.weight].double(), features
     bias = bias_gradient(seen, layer)
     if bias is not None:
         update = torch.cat([update, bias[:, None]], dim=1)
         matrix = torch.cat([matrix, torch.ones_like(matrix[:, :1])], dim=1)
-    gradient = (update @ torch.linalg.pinv(matrix)).T  # (N, C): w (m p - y) / B, up to clipping
-    error = float((gradient.T @ matrix - update).norm() / update.norm())
+    gradient = (update @ torch.linalg.pinv(matrix)).T
+    return gradient, float((gradient.T @ matrix - update).norm() / update.norm())
+
+
+def _from_behind(
+    seen: Observation, part: FeedForward, update: Tensor, x: Tensor, dummy: dict[str, Tensor]
+) -> tuple[Tensor, float]:
+    """Return the same from the update of the feed-forward part's second layer, for a head that sends none.
+
+    Args:
+        seen: the observation.
+        part: the feed-forward part.
+        update: (M', M) of its second layer.
+        x: (N, D) features that enter the part.
+        dummy: any inputs of the model.
+    """
+    bias = part.first.bias
+    inner = x @ part.first.weight.detach().double().T + (0.0 if bias is None else bias.detach().double())
+    with torch.no_grad():
+        u: Tensor = part.activation(inner)  # (N, M)
+    pulled = (update.double() @ torch.linalg.pinv(u)).T  # (N, M'): g_k
+    behind = pulls_behind(seen.model, part, x, dummy)  # (N, C, M')
+    gradient = (torch.linalg.pinv(behind.transpose(1, 2)) @ pulled[:, :, None])[:, :, 0]  # (N, C)
+    again = torch.einsum("nc,ncm->nm", gradient, behind).T @ u
+    return gradient, float((again - update).norm() / update.norm())
+
+
+def labels_from(gradient: Tensor, predicted: Tensor, loss: HeadLoss) -> tuple[tuple[int, ...], float]:
+    """Return class counts, and how far the labels are from explaining the gradients.
+
+    Args:
+        gradient: (N, C) of the logits of each distinct sequence, w (m p - y) / B up to clipping.
+        predicted: (N, C) what the model predicts for them.
+        loss: of the head.
+    """
     spread = loss.smoothing / predicted.shape[1]
     weights = torch.ones_like(predicted[0]) if loss.weights is None else loss.weights.to(predicted)
     # One sequence of class y leaves s w_y (p - spread) in the other classes, whatever the label: the ratio is s w_y. Where the
@@ -182,7 +215,7 @@ def labels_from(
     least = min(off for off, _, _ in tried)
     # Half the unit explains everything with twice as many sequences: of what explains equally well, the fewest are taken.
     off, _, counts = min((t for t in tried if t[0] <= 2 * least + 1e-6), key=lambda t: t[1])
-    return tuple(torch.as_tensor(counts).tolist()), max(error, off)
+    return tuple(torch.as_tensor(counts).tolist()), off
 
 
 def _weighted_median(values: Tensor, weights: Tensor) -> Tensor:

@@ -153,6 +153,11 @@ def run_from(model: nn.Module, part: FeedForward, x: Tensor, inputs: dict[str, T
         x: (N, D).
         inputs: any inputs of the model; the first is repeated as often as needed where their number differs.
     """
+    with torch.no_grad():
+        return _run(model, part, x, inputs)
+
+
+def _run(model: nn.Module, part: FeedForward, x: Tensor, inputs: dict[str, Tensor]) -> Tensor:
     count = len(x)
     plain = {k: v if len(v) == count else v[:1].expand(count, *v.shape[1:]) for k, v in inputs.items()}
 
@@ -162,11 +167,31 @@ def run_from(model: nn.Module, part: FeedForward, x: Tensor, inputs: dict[str, T
 
     handle = part.source.register_forward_hook(replace)
     try:
-        with torch.no_grad():
-            logits: Tensor = model(**plain).logits
+        logits: Tensor = model(**plain).logits
     finally:
         handle.remove()
     return logits
+
+
+def pulls_behind(model: nn.Module, part: FeedForward, x: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+    """Return (N, C, M') how each logit depends on what the part's second layer gives, in float64.
+
+    Args:
+        model: the public model.
+        part: its second layer has M' outputs.
+        x: (N, D) features that enter it.
+        inputs: any inputs of the model.
+    """
+    taken: list[Tensor] = []
+    handle = part.second.register_forward_hook(lambda module, args, output: taken.append(output.requires_grad_()))
+    try:
+        with torch.enable_grad(), _frozen(model):
+            logits = _run(model, part, x, inputs)
+            pulls = [torch.autograd.grad(z.sum(), taken[-1], retain_graph=True)[0] for z in logits.unbind(dim=1)]
+    finally:
+        handle.remove()
+    # Behind the part only one position of a sequence matters, so that the sum over positions is that one.
+    return torch.stack([pull if pull.dim() == 2 else pull.sum(dim=1) for pull in pulls], dim=1).double()
 
 
 @contextmanager

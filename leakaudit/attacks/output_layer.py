@@ -70,8 +70,12 @@ Dummy = Literal["random", "zeros", "ones"]
 """What a white-box adversary feeds the model: random words or pixels, or black or white pictures (LLG, Sec. 6.1)."""
 
 
-def find_output_layer(seen: Observation) -> OutputLayer:
+def find_output_layer(seen: Observation, *, frozen: bool = False) -> OutputLayer:
     """Find the last `nn.Linear` of the module tree that has one output for each class.
+
+    Args:
+        seen: the observation.
+        frozen: the layer is wanted even if its update is not shared.
 
     Raises:
         AnatomyError: the task has no classes, the loss is not one cross-entropy a sequence, there is no such layer, or
@@ -87,7 +91,7 @@ def find_output_layer(seen: Observation) -> OutputLayer:
     names = {id(parameter): name for name, parameter in seen.model.named_parameters()}
     weight = names[id(layers[-1].weight)]
     bias = names.get(id(layers[-1].bias))
-    if weight not in seen.update:
+    if weight not in seen.update and not frozen:
         raise AnatomyError(f"the output layer {weight!r} is frozen or its update is not shared")
     return OutputLayer(layers[-1], weight, bias if bias in seen.update else None)
 

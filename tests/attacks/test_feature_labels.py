@@ -63,6 +63,13 @@ def test_a_head_without_a_shared_bias_will_do() -> None:
     assert _guess(tiny.observe(TEXTS, LABELS, model=_trained(), frozen=frozen)).label_counts == (2, 0, 3, 1)
 
 
+def test_a_frozen_head_does_not_help() -> None:
+    """What the head sends back through the layers behind it is in their updates."""
+    frozen = frozenset({"classifier.weight", "classifier.bias"})
+    guess = _guess(tiny.observe(TEXTS, LABELS, model=_trained(), frozen=frozen))
+    assert guess.label_counts == (2, 0, 3, 1) and guess.facts["proved"] == 1.0
+
+
 def test_pictures_and_tables_with_two_hidden_layers_will_do() -> None:
     """Nothing in it is about text."""
     with torch.random.fork_rng(devices=[]):
