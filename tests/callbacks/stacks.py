@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -193,13 +194,15 @@ def seq2seq_trainer(folder: Path, case: Case) -> dict[int, Snapshot]:
     return hf_trainer(folder, case, seq2seq=True)
 
 
-def lightning(folder: Path, case: Case, *, manual: bool = False, **options: Any) -> dict[int, Snapshot]:
+def lightning(
+    folder: Path, case: Case, *, manual: bool = False, namespace: str = "lightning.pytorch", **options: Any
+) -> dict[int, Snapshot]:
     """Lightning with a module around the model; automatic optimisation, or the module's own."""
-    import lightning.pytorch as pl
+    pl: Any = importlib.import_module(namespace)
 
     from leakaudit.callbacks.lightning_trainer import LeakAuditCallback as LightningAudit
 
-    class Module(pl.LightningModule):
+    class Module(pl.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.model = case.wrap(case.model().train())
@@ -264,7 +267,9 @@ def _precision(name: str) -> dict[str, Any]:
 @contextlib.contextmanager
 def _quiet_lightning() -> Iterator[None]:
     """Keep Lightning's advice about loaders and precision out of the tests, where warnings are errors."""
-    levels = {name: logging.getLogger(name).level for name in ("lightning.pytorch", "lightning.fabric")}
+    levels = {
+        name: logging.getLogger(name).level for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning")
+    }
     for name in levels:
         logging.getLogger(name).setLevel(logging.ERROR)
     try:

@@ -205,6 +205,28 @@ def test_row_10_a_step_that_the_scaler_skips_is_not_merged_into_the_next(tmp_pat
         assert_verified(snapshot)
 
 
+def test_row_10_a_fused_optimizer_is_called_on_an_overflow_too_and_nothing_of_it_is_kept(tmp_path: Path) -> None:
+    """It decides inside its step, after our hook; the next step has its own batch only."""
+    model = tiny.bert().train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    watched = watch(model, optimizer, tokenizer=tiny.bert_tokenizer(), config=audit_config(tmp_path), scaler=scaler)
+    batches = stacks.classes(count=3)
+    with without_side_process(), watched:
+        for number, batch in enumerate(batches):
+            scaler.scale(model(**batch).loss).backward()
+            if number == 1:
+                next(model.parameters()).grad.fill_(float("inf"))  # type: ignore[union-attr]
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    found = kept(watched)
+    assert list(found) == [0, 2]
+    assert torch.equal(found[2].truth.micro_batches[0].inputs["input_ids"], batches[2]["input_ids"])
+    for snapshot in found.values():
+        assert_verified(snapshot)
+
+
 # ---------------------------------------------------------------------- private SGD
 
 
@@ -398,14 +420,27 @@ def test_row_16_strategies_whose_update_no_hook_sees_are_refused_by_name(name: s
         refuse_strategy(name, fsdp2=False)
 
 
-def test_row_16_a_deepspeed_trainer_trains_without_the_audit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One line says why, and what to use instead."""
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("deepspeed", {"zero_optimization": {"stage": 2}}, "DeepSpeed moves the weights inside backward"),
+        ("fsdp", ["full_shard"], "FSDP1 keeps parameters flattened and in shards; train with FSDP2"),
+        ("_n_gpu", 2, "DataParallel splits a batch over threads"),
+        ("torch_compile", True, "call `attach(trainer)` to put them around it"),
+    ],
+)
+def test_row_16_a_trainer_that_cannot_be_audited_trains_without(
+    tmp_path: Path, setting: str, value: Any, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line says why, and what to use instead; no folder is made."""
     audit = LeakAuditCallback(audit_config(tmp_path))
     trainer = make_trainer(tmp_path, audit)
-    audit.attach(trainer)
-    trainer.args.deepspeed = {"zero_optimization": {"stage": 2}}
+    if setting != "torch_compile":
+        audit.attach(trainer)
+    assert trainer.args.n_gpu <= 1  # looked up once, before it is changed
+    setattr(trainer.args, setting, value)
     audit.on_train_begin(trainer.args, trainer.state, trainer.control, model=trainer.model, optimizer=None)
-    assert "DeepSpeed moves the weights inside backward" in caplog.text
+    assert message in caplog.text
     assert audit._run is None and not (tmp_path / "audit").exists()
 
 
