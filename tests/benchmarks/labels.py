@@ -204,10 +204,10 @@ class Pictures:
     ) -> tuple[Observation, list[int]]:
         """Return what is seen of one client, and its labels."""
         rng = torch.Generator().manual_seed(1000 + seed)
-        made = []
-        for _ in range(steps):
-            index = draw(self.labels, self.pool, size, balanced, rng)
-            made.append(array_batch(self.inputs[index], self.labels[index]))
+        # A client is unbalanced as a whole: its batches are cut from one draw, or ten of them would be nearly even together.
+        drawn = draw(self.labels, self.pool, size * steps, balanced, rng)
+        drawn = drawn[torch.randperm(len(drawn), generator=rng)]
+        made = [array_batch(self.inputs[index], self.labels[index]) for index in drawn.split(size)]
         more: dict[str, Any] = {"view": "delta", "local_steps": steps, "learning_rate": RATE} if steps > 1 else {}
         facts = array_facts(model, training=training, batch_size_bound=size, **more)
         truth = Truth(tuple(made))
@@ -530,8 +530,8 @@ def main() -> None:
                     flush=True,
                 )
                 (options.out / "labels.json").write_text(json.dumps([asdict(c) for c in cells], indent=1))
-    (options.out / "labels.md").write_text(f"# Label attacks\n\n{__doc__}\n{table(cells)}")
-    plot(cells, options.out / "labels.svg")
+            (options.out / "labels.md").write_text(f"# Label attacks\n\n{__doc__}\n{table(cells)}")
+            plot(cells, options.out / "labels.svg")
 
 
 if __name__ == "__main__":
