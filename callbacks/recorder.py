@@ -418,10 +418,12 @@ class Recorder:
 
     def _keep(self, armed: _Armed, start: float) -> None:
         """Copy the step and hand it to the writer. Every process of a distributed run comes here, or none."""
-        passes = [p for p in armed.passes if p.backward is not None or not p.tapped]
-        for number, seen in enumerate(passes):
-            seen.again = any(_same_tokens(seen, p) for p in passes[:number] if seen.backward == p.backward is not None)
-        truth = Truth(tuple(_micro_batch(p, armed.loss_scale) for p in passes))
+        try:
+            passes, truth = _batch_of(armed)
+        except Exception:
+            if self._peers is not None:
+                self._peers.agree(False)  # the others are about to ask
+            raise
         too_large = any(p.too_large for p in passes)
         if self._peers is not None:
             if not self._peers.agree(not self.writing() and not too_large):
@@ -598,6 +600,14 @@ def _own_part(gradient: Tensor) -> Tensor:
 def _same_tokens(one: Pass, two: Pass) -> bool:
     mine, others = one.inputs.get("input_ids"), two.inputs.get("input_ids")
     return mine is not None and others is not None and torch.equal(mine, others)
+
+
+def _batch_of(armed: _Armed) -> tuple[list[Pass], Truth]:
+    """Return the passes that the update comes from, and the batch that they are; two passes over the same tokens are one."""
+    passes = [p for p in armed.passes if p.backward is not None or not p.tapped]
+    for number, seen in enumerate(passes):
+        seen.again = any(_same_tokens(seen, p) for p in passes[:number] if seen.backward == p.backward is not None)
+    return passes, Truth(tuple(_micro_batch(p, armed.loss_scale) for p in passes))
 
 
 def _micro_batch(seen: Pass, loss_scale: float) -> MicroBatch:
