@@ -7,7 +7,11 @@ from typing import Any
 
 from leakaudit.callbacks.recorder import layers_of
 from leakaudit.client import DP_SGD
+from leakaudit.errors import SnapshotError
 from leakaudit.snapshot import DeclaredDefense
+
+REPEATED = ("DPOptimizer", "DistributedDPOptimizer")
+"""Classes of Opacus that clip every example's whole gradient to one bound, as Abadi et al. 2016, Algorithm 1, does."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,8 @@ class PrivateSgd:
             "max_grad_norm": float(self.optimizer.max_grad_norm),
             "expected_batch_size": self._divisor(),
         }
+        if self.optimizer.loss_reduction == "sum":
+            knobs["loss_reduction"] = "sum"
         return (DeclaredDefense(name=DP_SGD, parameters=knobs),)
 
     def _divisor(self) -> float:
@@ -35,10 +41,17 @@ class PrivateSgd:
 def private_sgd(optimizer: Any) -> PrivateSgd | None:
     """Return the private optimizer among `optimizer` and what it wraps, or None where there is none.
 
-    By its attributes, not by its class: Opacus has half a dozen classes, and other libraries follow them.
+    Raises:
+        SnapshotError: it is one whose clipping cannot be repeated here: per layer, adaptive, or in a second backward pass.
     """
     knobs = ("noise_multiplier", "max_grad_norm", "expected_batch_size", "loss_reduction")
     for layer in layers_of(optimizer):
         if all(knob in vars(layer) for knob in knobs):
+            name = type(layer).__name__
+            if name not in REPEATED:
+                raise SnapshotError(
+                    f"{name} clips otherwise than one bound for every example's whole gradient, which cannot be repeated; use "
+                    "`clipping='flat'` and `grad_sample_mode='hooks'` of Opacus to audit"
+                )
             return PrivateSgd(layer)
     return None

@@ -133,15 +133,19 @@ class ClientStep:
         bound, expected = float(private.parameters["max_grad_norm"]), float(private.parameters["expected_batch_size"])
         total = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()}
         for batch in self.truth.micro_batches:
-            for example in self._per_example(batch, parameters):
+            share = 1 if private.parameters.get("loss_reduction") == "sum" else len(batch.inputs["input_ids"])
+            for example in self._per_example(batch, parameters, share):
                 norm = torch.stack([g.norm() for g in example.values()]).norm()
                 factor = float((bound / (norm + 1e-6)).clamp(max=1.0))  # 1e-6 as in Opacus' `clip_and_accumulate`
                 for name, gradient in example.items():
                     total[name] += factor * gradient
-        return {name: gradient / expected for name, gradient in total.items()}
+        divisor = expected * self.recipe.processes
+        return {name: gradient / divisor for name, gradient in total.items()}
 
-    def _per_example(self, batch: MicroBatch, parameters: Mapping[str, nn.Parameter]) -> Iterator[dict[str, Tensor]]:
-        """Yield each example's gradient by parameter name."""
+    def _per_example(
+        self, batch: MicroBatch, parameters: Mapping[str, nn.Parameter], share: float
+    ) -> Iterator[dict[str, Tensor]]:
+        """Yield each example's gradient by parameter name: `share` times its part in the gradient of the micro-batch."""
         with self._forward(batch) as outputs:
             rows = len(batch.inputs["input_ids"])
             tensors, pulls = self._pulls_by_row(outputs, batch, rows)
@@ -151,7 +155,7 @@ class ClientStep:
             own = []
             for pull in pulls:
                 mine = torch.zeros_like(pull)
-                mine[row] = rows * pull[row]
+                mine[row] = share * pull[row]
                 own.append(mine)
             torch.autograd.backward(tensors, own, retain_graph=row < rows - 1)
             yield _gradients(parameters)

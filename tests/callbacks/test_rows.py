@@ -310,6 +310,38 @@ def test_row_11_without_noise_the_clipped_mean_is_verified_and_both_views_are_th
         assert distance(snapshot.observation.update, raw) > 0.1
 
 
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"grad_sample_mode": "ghost"}, "DPOptimizerFastGradientClipping"),
+        ({"clipping": "per_layer"}, "DPPerLayerOptimizer"),
+    ],
+)
+def test_row_11_clipping_that_cannot_be_repeated_is_refused_by_name(
+    tmp_path: Path, options: dict[str, Any], name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ghost clipping runs backward twice, clipping by layers has many bounds: neither is taken for what it is not."""
+    from opacus import PrivacyEngine
+
+    model: Any = tiny.bert().train()
+    model.bert.embeddings.position_embeddings.weight.requires_grad_(False)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    bound: Any = [1.0] * len(trained) if "clipping" in options else 1.0
+    numbers: Any = [0, 1]
+    loader = torch.utils.data.DataLoader(numbers, batch_size=1)
+    ghost = {"criterion": nn.CrossEntropyLoss()} if "grad_sample_mode" in options else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        private = PrivacyEngine().make_private(
+            module=model, optimizer=torch.optim.SGD(trained, lr=0.1), noise_multiplier=1.0, max_grad_norm=bound,
+            data_loader=loader, poisson_sampling=False, **ghost, **options,
+        )  # fmt: skip
+    assert type(private[1]).__name__ == name
+    with watch(private[0], private[1], tokenizer=tiny.bert_tokenizer(), config=audit_config(tmp_path)):
+        pass
+    assert f"{name} clips otherwise than one bound" in caplog.text
+
+
 def test_row_12_a_logical_batch_is_the_union_of_its_physical_pieces(tmp_path: Path) -> None:
     """BatchMemoryManager: two pieces of two, one step; gradients are zeroed between the pieces, their sums are not."""
     found, sizes = private_run(tmp_path, sigma=0.0, physical=2, steps=1)
