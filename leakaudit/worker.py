@@ -189,6 +189,7 @@ def write_results(
     except Exception as error:
         means.say(f"error: the results cannot be written: {_where(error)}")
     else:
+        means.say(f"results.json and report.html are in {spool.root.absolute().parent}")
         return code_if_stopped
     return code_if_stopped or 5
 
@@ -252,7 +253,7 @@ def make_audit(spool: Spool, audit_file: AuditFile, means: Means) -> Any:
     device = choose_device(
         means.device or config.device, beside=os.environ.get(DEVICE_VARIABLE), snapshot=max(sizes, default=0)
     )
-    means.say(f"computes on {device} with {config.threads} threads")
+    means.say(f"computes on {device}, CPU threads: {config.threads}")
     return Audit(
         spool.root.absolute().parent,  # not `config.out_dir`: a later run may have moved this audit aside
         config,

@@ -228,6 +228,32 @@ def test_a_full_disk_gives_the_snapshot_back(tmp_path: Path, capsys: pytest.Capt
     assert run_worker(spool.root, audit_factory=FakeAudit()) == 0
 
 
+def test_a_disk_that_fills_up_in_the_middle_of_a_line_leaves_whole_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The half is taken back, or the next result would be written behind it and both be lost."""
+    spool, real, lines = make(tmp_path, 1), os.write, []
+
+    def full(descriptor: int, data: Any) -> int:
+        if bytes(data[:11]) == b'{"attempt":':
+            lines.append(data)
+        if len(lines) < 2:
+            return real(descriptor, data)
+        if len(lines) > 2 or bytes(data[:11]) != b'{"attempt":':
+            raise OSError(28, os.strerror(28))
+        return real(descriptor, data[:20])  # what is left takes so much, and then no more
+
+    journal = tmp_path / "audit" / "journal.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        assert run_worker(spool.root) == 5
+    assert len(lines) == 2 and names(spool) == ["000001.ready"]
+    assert journal.read_bytes() == lines[0]
+    assert run_worker(spool.root) == 0
+    assert [entry.attempt.attack for entry in load_journal(journal)] == ["embedding-rows", "llg"]
+    assert journal.read_bytes().startswith(lines[0])
+
+
 def test_an_interrupted_worker_gives_the_snapshot_back_and_writes_what_it_has(tmp_path: Path) -> None:
     """Marked as interrupted; exit code 130."""
     spool, audit = make(tmp_path, 1), FakeAudit(raising(KeyboardInterrupt()))
