@@ -21,9 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leakaudit.callbacks.audit_run import refuse_strategy
+from leakaudit.errors import SnapshotError
 from leakaudit.scores import VerificationStatus
+from leakaudit.snapshot import Snapshot
 from tests import tiny
 from tests.callbacks import stacks
+from tests.callbacks.pair import pair
 from tests.callbacks.stacks import STACKS, Case
 from tests.callbacks.tiny_trainer import TEXTS, stamp
 
@@ -133,8 +137,42 @@ FEATURES: dict[str, Callable[[str], Case | None]] = {
 """Row of the matrix -> the case for a stack; None where the stack does not have the feature, or not on a CPU."""
 
 
+TOGETHER = {
+    "DDP, two processes": {"Trainer": "trainer", "Lightning, automatic": "lightning", "plain torch": "ddp"},
+    "DDP, one process's own share": {"plain torch": "local"},
+    "FSDP2, two processes": {"plain torch": "fsdp2"},
+}
+"""Row -> stack -> name of the run in `two_processes.py`."""
+
+PRIVATE: dict[str, dict[str, Any]] = {
+    "Opacus, clipped and noised": {"sigma": 1.0},
+    "Opacus, physical batches (`BatchMemoryManager`), no noise": {"sigma": 0.0, "physical": 2, "steps": 1},
+    "Opacus, Poisson batches, no noise": {"sigma": 0.0, "poisson": True, "size": 2},
+}
+"""Row -> how to train privately, in plain torch."""
+
+STRATEGIES = {
+    "DeepSpeed": dict.fromkeys(STACKS, "DEEPSPEED") | dict.fromkeys(LIGHTNING, "DeepSpeedStrategy"),
+    "FSDP1": dict.fromkeys(STACKS, "FSDP") | dict.fromkeys(LIGHTNING, "FSDPStrategy"),
+    "DataParallel": {stack: "DataParallel" for stack in STACKS if stack not in LIGHTNING},
+}
+"""Row -> stack -> what its framework calls that strategy; Lightning has no DataParallel."""
+
+ROWS = (*FEATURES, *TOGETHER, *PRIVATE, *STRATEGIES)
+
+
 def cell(feature: str, stack: str) -> str:
-    """Train one cell and return what it is."""
+    """Make one cell: train, or ask whether it is refused."""
+    if feature in TOGETHER:
+        name = TOGETHER[feature].get(stack)
+        return "untested" if name is None else _weakest(pair().kept(name))
+    if feature in PRIVATE:
+        if stack != "plain torch":
+            return "untested"
+        with tempfile.TemporaryDirectory() as folder:
+            return _weakest(stacks.private_run(Path(folder), **PRIVATE[feature])[0])
+    if feature in STRATEGIES:
+        return _refused(STRATEGIES[feature].get(stack))
     case = FEATURES[feature](stack)
     if case is None:
         return "untested"
@@ -144,10 +182,24 @@ def cell(feature: str, stack: str) -> str:
             found = STACKS[stack](Path(folder), case)
         except AssertionError:
             return "refused"  # the audit said no before training, and has no folder
-        stamps = [(snapshot, stamp(snapshot)) for snapshot in found.values()]
-    if not stamps:
+        return _weakest(found)
+
+
+def _refused(name: str | None) -> str:
+    """Return whether a strategy is refused; one that a stack does not have, or that is let through, is untested here."""
+    try:
+        refuse_strategy(name or "", fsdp2=False)
+    except SnapshotError:
         return "refused"
-    for snapshot, verification in stamps:
+    return "untested"
+
+
+def _weakest(found: dict[int, Snapshot]) -> str:
+    """Return the weakest stamp of some steps; a verified one has to be within the bound."""
+    if not found:
+        return "refused"
+    for snapshot in found.values():
+        verification = stamp(snapshot)
         if verification.status is not VerificationStatus.VERIFIED:
             return str(verification.status.value)
         error = verification.relative_error
@@ -160,7 +212,7 @@ def cell(feature: str, stack: str) -> str:
 def table(cells: dict[tuple[str, str], str]) -> str:
     """Return the matrix as a Markdown table."""
     lines = [f"| | {' | '.join(STACKS)} |", f"| --- |{' --- |' * len(STACKS)}"]
-    lines += [f"| {feature} | {' | '.join(cells[feature, stack] for stack in STACKS)} |" for feature in FEATURES]
+    lines += [f"| {feature} | {' | '.join(cells[feature, stack] for stack in STACKS)} |" for feature in ROWS]
     return "\n".join(lines)
 
 
@@ -175,7 +227,7 @@ def on_page() -> dict[tuple[str, str], str]:
 
 def main() -> None:
     logging.disable(logging.WARNING)
-    cells = {(feature, stack): cell(feature, stack) for feature in FEATURES for stack in STACKS}
+    cells = {(feature, stack): cell(feature, stack) for feature in ROWS for stack in STACKS}
     print(table(cells))
     if "--write" in sys.argv:
         text = PAGE.read_text(encoding="utf-8")

@@ -293,6 +293,58 @@ def _loader(case: Case) -> Any:
     return torch.utils.data.DataLoader(case.batches, batch_size=1, collate_fn=lambda rows: dict(rows[0]))  # type: ignore[arg-type]
 
 
+def private_run(
+    folder: Path, sigma: float, *, bound: float = 1e-3, size: int = 4, physical: int | None = None, poisson: bool = False,
+    rand_on_empty: bool = False, steps: int = 2, stepped: str = "private", rows: int = 8,
+) -> tuple[dict[int, Snapshot], list[int]]:  # fmt: skip
+    """Train with Opacus and return what was kept, and the size of every logical batch."""
+    from opacus import PrivacyEngine
+    from opacus.utils.batch_memory_manager import BatchMemoryManager
+    from transformers import DataCollatorWithPadding
+
+    tokenizer = tiny.bert_tokenizer()
+    model = tiny.bert().train()
+    positions: Any = model.bert.embeddings.position_embeddings  # type: ignore[union-attr]
+    positions.weight.requires_grad_(
+        False
+    )  # Opacus cannot take a gradient per example of a table that all examples share
+    original = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    pad = DataCollatorWithPadding(tokenizer, padding="max_length", max_length=20)
+    data = Rows(tokenizer).rows[:rows]
+    loader: Any = torch.utils.data.DataLoader(data, batch_size=size, collate_fn=lambda r: dict(pad(r)))  # type: ignore[arg-type]
+    seen: list[int] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        module, optimizer, loader = PrivacyEngine().make_private(
+            module=model, optimizer=original, data_loader=loader, noise_multiplier=sigma, max_grad_norm=bound,
+            poisson_sampling=poisson, **({"rand_on_empty": rand_on_empty} if rand_on_empty else {}),
+        )  # fmt: skip
+        used: Any = optimizer if stepped == "private" else original
+        watched = watch(module, used, tokenizer=tokenizer, config=audit_config(folder, max_snapshots=50))
+        with without_side_process(), watched:
+            for _ in range(steps):
+                if physical:
+                    manager = BatchMemoryManager(
+                        data_loader=loader, max_physical_batch_size=physical, optimizer=optimizer
+                    )
+                    with manager as pieces:
+                        _private_epoch(module, used, pieces, seen)
+                else:
+                    _private_epoch(module, used, loader, seen)
+    return kept(watched), seen
+
+
+def _private_epoch(module: Any, optimizer: Any, loader: Any, seen: list[int]) -> None:
+    for batch in loader:
+        seen.append(len(batch["input_ids"]))
+        if seen[-1] == 0:
+            continue
+        optimizer.zero_grad()
+        module(**batch).loss.backward()
+        optimizer.step()
+
+
 STACKS: dict[str, Runner] = {
     "Trainer": hf_trainer,
     "Seq2SeqTrainer": seq2seq_trainer,

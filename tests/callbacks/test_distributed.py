@@ -2,83 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
 import pytest
-import torch
 
-from leakaudit.callbacks.audit_run import Guarded
 from leakaudit.client import ClientStep, verify
 from leakaudit.scores import VerificationStatus
-from leakaudit.snapshot import Snapshot, Truth
+from leakaudit.snapshot import Truth
 from tests import tiny
-from tests.callbacks.tiny_trainer import distance, kept, stamp
+from tests.callbacks.pair import Run, pair
+from tests.callbacks.tiny_trainer import distance, stamp
 from tests.callbacks.two_processes import batches
-
-ROOT = Path(__file__).parents[2]
-PATIENCE = 150.0
-"""Seconds after which two processes that should take twenty are hung."""
-
-
-def run_two(module: str, folder: Path) -> list[str]:
-    """Run a module in two processes that know of each other; return what each said.
-
-    Raises:
-        AssertionError: one of them failed or hangs; both are gone then.
-    """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": "2",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", module, str(folder)],
-            cwd=ROOT,
-            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=PATIENCE)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(said)[-3000:]
-    return said
-
-
-class Run:
-    """What two processes did."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.said = run_two("tests.callbacks.two_processes", folder)
-        self.updates: list[dict[str, Any]] = [torch.load(folder / f"updates-{rank}.pt") for rank in range(2)]
-
-    def kept(self, name: str) -> dict[int, Snapshot]:
-        audit = Guarded()
-        audit._folder = self.folder / name / "audit"
-        return kept(audit)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return Run(tmp_path_factory.mktemp("two"))
+def run() -> Run:
+    return pair()
 
 
 @pytest.mark.parametrize("name", ["ddp", "windows", "fsdp2"])

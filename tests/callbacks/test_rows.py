@@ -28,7 +28,6 @@ from tests.callbacks import stacks
 from tests.callbacks.stacks import Case
 from tests.callbacks.test_recorder import manifest
 from tests.callbacks.tiny_trainer import (
-    Rows,
     audit_config,
     distance,
     kept,
@@ -230,61 +229,9 @@ def test_row_10_a_fused_optimizer_is_called_on_an_overflow_too_and_nothing_of_it
 # ---------------------------------------------------------------------- private SGD
 
 
-def private_run(
-    folder: Path, sigma: float, *, bound: float = 1e-3, size: int = 4, physical: int | None = None, poisson: bool = False,
-    rand_on_empty: bool = False, steps: int = 2, stepped: str = "private", rows: int = 8,
-) -> tuple[dict[int, Snapshot], list[int]]:  # fmt: skip
-    """Train with Opacus and return what was kept, and the size of every logical batch."""
-    from opacus import PrivacyEngine
-    from opacus.utils.batch_memory_manager import BatchMemoryManager
-    from transformers import DataCollatorWithPadding
-
-    tokenizer = tiny.bert_tokenizer()
-    model = tiny.bert().train()
-    positions: Any = model.bert.embeddings.position_embeddings  # type: ignore[union-attr]
-    positions.weight.requires_grad_(
-        False
-    )  # Opacus cannot take a gradient per example of a table that all examples share
-    original = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    pad = DataCollatorWithPadding(tokenizer, padding="max_length", max_length=20)
-    data = Rows(tokenizer).rows[:rows]
-    loader: Any = torch.utils.data.DataLoader(data, batch_size=size, collate_fn=lambda r: dict(pad(r)))  # type: ignore[arg-type]
-    seen: list[int] = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.manual_seed(0)
-        module, optimizer, loader = PrivacyEngine().make_private(
-            module=model, optimizer=original, data_loader=loader, noise_multiplier=sigma, max_grad_norm=bound,
-            poisson_sampling=poisson, **({"rand_on_empty": rand_on_empty} if rand_on_empty else {}),
-        )  # fmt: skip
-        used: Any = optimizer if stepped == "private" else original
-        watched = watch(module, used, tokenizer=tokenizer, config=audit_config(folder, max_snapshots=50))
-        with without_side_process(), watched:
-            for _ in range(steps):
-                if physical:
-                    manager = BatchMemoryManager(
-                        data_loader=loader, max_physical_batch_size=physical, optimizer=optimizer
-                    )
-                    with manager as pieces:
-                        _private_epoch(module, used, pieces, seen)
-                else:
-                    _private_epoch(module, used, loader, seen)
-    return kept(watched), seen
-
-
-def _private_epoch(module: Any, optimizer: Any, loader: Any, seen: list[int]) -> None:
-    for batch in loader:
-        seen.append(len(batch["input_ids"]))
-        if seen[-1] == 0:
-            continue
-        optimizer.zero_grad()
-        module(**batch).loss.backward()
-        optimizer.step()
-
-
 def test_row_11_what_opacus_sends_is_clipped_and_noised(tmp_path: Path) -> None:
     """The gradient before the private step would be a false alarm; the noise is measured, and its strength is the declared one."""
-    found, _ = private_run(tmp_path, sigma=1.0)
+    found, _ = stacks.private_run(tmp_path, sigma=1.0)
     for snapshot in found.values():
         verified = stamp(snapshot)
         assert verified.status is VerificationStatus.NOISED
@@ -298,7 +245,7 @@ def test_row_11_what_opacus_sends_is_clipped_and_noised(tmp_path: Path) -> None:
 
 def test_row_11_without_noise_the_clipped_mean_is_verified_and_both_views_are_there(tmp_path: Path) -> None:
     """Transmitted and raw: the second is what the first would be without clipping, from the same batch."""
-    found, _ = private_run(tmp_path, sigma=0.0)
+    found, _ = stacks.private_run(tmp_path, sigma=0.0)
     for snapshot in found.values():
         assert_verified(snapshot)
         step = ClientStep.of(snapshot)
@@ -344,7 +291,7 @@ def test_row_11_clipping_that_cannot_be_repeated_is_refused_by_name(
 
 def test_row_12_a_logical_batch_is_the_union_of_its_physical_pieces(tmp_path: Path) -> None:
     """BatchMemoryManager: two pieces of two, one step; gradients are zeroed between the pieces, their sums are not."""
-    found, sizes = private_run(tmp_path, sigma=0.0, physical=2, steps=1)
+    found, sizes = stacks.private_run(tmp_path, sigma=0.0, physical=2, steps=1)
     assert sizes == [2, 2, 2, 2]
     assert [len(snapshot.truth.micro_batches) for snapshot in found.values()] == [2, 2]
     for snapshot in found.values():
@@ -354,7 +301,7 @@ def test_row_12_a_logical_batch_is_the_union_of_its_physical_pieces(tmp_path: Pa
 
 def test_row_12_batches_drawn_by_chance_are_divided_by_the_expected_size(tmp_path: Path) -> None:
     """Poisson sampling: sizes vary, the divisor does not; a draw of nobody leads to no step."""
-    found, sizes = private_run(tmp_path, sigma=0.0, size=2, poisson=True, steps=3)
+    found, sizes = stacks.private_run(tmp_path, sigma=0.0, size=2, poisson=True, steps=3)
     assert len(set(sizes)) > 1
     assert len(found) == sum(size > 0 for size in sizes)
     for snapshot in found.values():
@@ -364,7 +311,7 @@ def test_row_12_batches_drawn_by_chance_are_divided_by_the_expected_size(tmp_pat
 
 def test_row_12_a_batch_made_up_for_an_empty_draw_is_nobodys_data(tmp_path: Path) -> None:
     """`rand_on_empty`: a row of zeros and ones is trained on, and not audited."""
-    found, sizes = private_run(tmp_path, sigma=0.0, size=1, poisson=True, rand_on_empty=True, steps=3, rows=4)
+    found, sizes = stacks.private_run(tmp_path, sigma=0.0, size=1, poisson=True, rand_on_empty=True, steps=3, rows=4)
     assert 0 < len(found) < len(sizes)
     for snapshot in found.values():
         assert all(int(row.max()) > 1 for batch in snapshot.truth.micro_batches for row in batch.inputs["input_ids"])
@@ -374,7 +321,7 @@ def test_a_private_run_that_steps_the_wrong_optimizer_is_reported_as_undefended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It computes every example's gradient, adds no noise, and everything looks as it should."""
-    found, _ = private_run(tmp_path, sigma=1.0, stepped="original")
+    found, _ = stacks.private_run(tmp_path, sigma=1.0, stepped="original")
     assert "this run is audited as undefended" in capsys.readouterr().err
     for snapshot in found.values():
         assert not snapshot.observation.facts.defenses
