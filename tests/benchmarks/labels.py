@@ -1,7 +1,7 @@
 """Label attacks on LLG's own terms, and on text: `python -m tests.benchmarks.labels --out FOLDER [--texts FOLDER]`.
 
-Writes `labels.md` with one table a figure of LLG (Wainakh et al. 2022) and one for text, `labels.svg` with the curves, and `labels.json`
-with every cell. `--only` takes parts; `--repeats` is n, batches a cell (the paper: 100). Not collected by pytest.
+Writes `labels.md` with one table a figure of LLG (Wainakh et al. 2022) and one for text, one `labels-....svg` a figure with the curves, and
+`labels.json` with every cell. `--only` takes parts; `--repeats` is n, batches a cell (the paper: 100). Not collected by pytest.
 
 What differs from the paper: scikit-learn's 8 x 8 digits, enlarged to 28 x 28, stand in for MNIST, SVHN, CIFAR-100 and CelebA; auxiliary
 data are up to 40 examples a class instead of ten batches; a round of Fig. 6 averages 20 clients instead of 100; DLG is not run. `rows`
@@ -456,54 +456,66 @@ def _shown(cell: Cell | None) -> str:
     return f"{100 * cell.rate:.1f} / {100 * cell.exact:.0f}" if cell.n else "n/a"
 
 
-def plot(cells: Sequence[Cell], path: Path) -> None:
-    """Draw the curves of Fig. 4 with the ranges that the paper's text gives, as SVG."""
+BANDS = {
+    ("Fig. 4", "FedSGD"): (0.77, 1.0, "LLG, LLG*"),
+    ("Fig. 4", "FedAvg"): (0.55, 0.9, "LLG, LLG*, LLG+"),
+    ("Fig. 6", "FedSGD"): (0.6, 1.0, "LLG, LLG+"),
+}
+"""(figure, algorithm) -> range of the success rate and whose it is, as the paper's text gives them."""
+
+
+def plot(cells: Sequence[Cell], folder: Path) -> None:
+    """Draw every figure's curves over the ranges that the paper's text gives, one SVG a figure."""
     import altair as alt
 
-    rows = [
-        asdict(cell)
-        | {"panel": f"{cell.algorithm}, {cell.setting}", "reading": "row sums" if "rows" in cell.attack else "bias"}
-        for cell in cells
-        if cell.figure == "Fig. 4" and cell.n
-    ]
-    if not rows:
-        return
-    bands = [
-        {"panel": panel, "low": low, "high": 1.0, "text": said}
-        for panel in dict.fromkeys(row["panel"] for row in rows)
-        for low, said in [(0.77, "LLG, LLG* in the paper") if "FedSGD" in panel else (0.55, "LLG family in the paper")]
-    ]
-    for band in bands:
-        band["high"] = 1.0 if "FedSGD" in str(band["panel"]) else 0.9
-    panels = []
-    for band in bands:
-        mine = [row for row in rows if row["panel"] == band["panel"]]
-        shade = (
-            alt.Chart(alt.InlineData(values=[band]))
-            .mark_rect(opacity=0.15, color="#5e5a52")
-            .encode(y=alt.Y("low:Q", scale=alt.Scale(domain=[0, 1])), y2="high:Q")
-        )
-        lines = (
-            alt.Chart(alt.InlineData(values=mine))
-            .mark_line(point=True)
-            .encode(
-                x=alt.X("batch_size:Q", scale=alt.Scale(type="log", base=2), title="batch size"),
-                y=alt.Y("rate:Q", title="attack success rate", axis=alt.Axis(format=".0%")),
-                color=alt.Color("attack:N", sort=list(PLAIN)),
-                strokeDash=alt.StrokeDash("reading:N"),
+    for figure in dict.fromkeys(cell.figure for cell in cells):
+        panels = []
+        mine = [cell for cell in cells if cell.figure == figure and cell.n]
+        over_training = figure == "Fig. 6"
+        for panel in dict.fromkeys((c.algorithm, "" if over_training else c.setting) for c in mine):
+            rows = [
+                {
+                    "x": int(c.setting.split()[1]) if over_training else c.batch_size,
+                    "rate": c.rate,
+                    "attack": c.attack,
+                    "reading": "row sums" if "rows" in c.attack else "bias",
+                }
+                for c in mine
+                if (c.algorithm, "" if over_training else c.setting) == panel
+            ]
+            x = alt.X("x:Q", title="training iterations" if over_training else "batch size")
+            if not over_training:
+                x = x.scale(type="log", base=2)
+            chart: Any = (
+                alt.Chart(alt.InlineData(values=rows))
+                .mark_line(point=True)
+                .encode(
+                    x=x,
+                    y=alt.Y(
+                        "rate:Q", title="success rate", axis=alt.Axis(format=".0%"), scale=alt.Scale(domain=[0, 1])
+                    ),
+                    color=alt.Color("attack:N", sort=[*PLAIN, *TEXT], scale=alt.Scale(scheme="tableau20")),
+                    strokeDash=alt.StrokeDash("reading:N"),
+                )
             )
-        )
-        panels.append(
-            (shade + lines).properties(title=f"{band['panel']} (grey: {band['text']})", width=360, height=240)
-        )
-    alt.concat(*panels, columns=2).save(str(path))
+            title = ", ".join(word for word in panel if word)
+            if (figure, panel[0]) in BANDS:
+                low, high, whose = BANDS[figure, panel[0]]
+                shade = alt.Chart(alt.InlineData(values=[{"low": low, "high": high}])).mark_rect(
+                    opacity=0.15, color="#5e5a52"
+                )
+                chart = shade.encode(y="low:Q", y2="high:Q") + chart
+                title += f" (grey: the paper's {whose})"
+            panels.append(chart.properties(title=title, width=360, height=220))
+        name = f"labels-{figure.lower().replace('fig. ', 'figure-')}.svg"
+        alt.concat(*panels, columns=2).save(str(folder / name))
 
 
 def main() -> None:
     """Run the parts and write what they found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parts = ("figure-4", "figure-5", "figure-6", "figure-7", "text")
-    parser.add_argument("--out", type=Path, required=True, help="folder for labels.md, labels.svg and labels.json")
+    parser.add_argument("--out", type=Path, required=True, help="folder for labels.md, labels.json and the plots")
     parser.add_argument("--texts", type=Path, help="folder with ag_news/ and mts_dialog/, for the text table")
     parser.add_argument("--only", nargs="+", choices=parts, default=list(parts))
     parser.add_argument("--repeats", type=int, default=100, help="batches a cell; some parts take a half or a fifth")
@@ -533,7 +545,7 @@ def main() -> None:
                 )
                 (options.out / "labels.json").write_text(json.dumps([asdict(c) for c in cells], indent=1))
             (options.out / "labels.md").write_text(f"# Label attacks\n\n{__doc__}\n{table(cells)}")
-            plot(cells, options.out / "labels.svg")
+            plot(cells, options.out)
 
 
 if __name__ == "__main__":
