@@ -349,11 +349,7 @@ class Recorder:
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Copy now, or after the closure where the optimizer computes its gradients itself."""
         if self._armed is None:
-            if self._owes_answer and self._peers is not None:
-                self._owes_answer = False
-                self._peers.agree(False)
-            if self.disabled:
-                self._unhook_step()
+            self._step_without_us()
             return None
         closure = kwargs.get("closure") or next((a for a in args[1:] if callable(a)), None)
         if closure is None:
@@ -372,6 +368,17 @@ class Recorder:
         if kwargs.get("closure") is not None:
             return args, {**kwargs, "closure": observed}
         return tuple(observed if a is closure else a for a in args), kwargs
+
+    def _step_without_us(self) -> None:
+        """Say no to the other processes where they wait for an answer, and leave nothing on a model that is watched no more."""
+        try:
+            if self._owes_answer and self._peers is not None:
+                self._owes_answer = False
+                self._peers.agree(False)
+            if self.disabled:
+                self._unhook_step()
+        except Exception as error:
+            self._give_up(error)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Come to the end of a round of local steps; otherwise there is nothing left of the step."""

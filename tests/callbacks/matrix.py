@@ -138,7 +138,12 @@ FEATURES: dict[str, Callable[[str], Case | None]] = {
 
 
 TOGETHER = {
-    "DDP, two processes": {"Trainer": "trainer", "Lightning, automatic": "lightning", "plain torch": "ddp"},
+    "DDP, two processes": {
+        "Trainer": "trainer",
+        "Lightning, automatic": "lightning",
+        "Accelerate": "accelerate",
+        "plain torch": "ddp",
+    },
     "DDP, one process's own share": {"plain torch": "local"},
     "FSDP2, two processes": {"plain torch": "fsdp2"},
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -78,3 +79,41 @@ def test_a_model_that_the_loop_calls_with_positions_is_read_by_its_signature(tmp
     found = kept(watched)
     assert set(found[1].truth.micro_batches[0].inputs) == {"input_ids", "attention_mask"}
     assert stamp(found[1]).status is VerificationStatus.VERIFIED
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_training_is_the_same_with_and_without_the_audit(
+    tmp_path: Path, stack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit by bit, masks included: no random number is drawn, nothing is added to the graph."""
+    made: list[Any] = []
+
+    def model() -> Any:
+        made.append(tiny.bert(dropout=0.1))
+        torch.manual_seed(5)
+        return made[-1]
+
+    case = Case(model=model, batches=stacks.classes(), clip=0.01, windows=2)
+    STACKS[stack](tmp_path / "with", case)
+    monkeypatch.setenv("LEAKAUDIT_DISABLED", "1")
+    with pytest.raises(AssertionError):  # there is no folder of an audit to look into
+        STACKS[stack](tmp_path / "without", case)
+    with_it, without = (dict(m.named_parameters()) for m in made)
+    assert all(torch.equal(with_it[name], without[name]) for name in without)
+    assert not torch.equal(without["classifier.weight"], tiny.bert().classifier.weight)  # type: ignore[arg-type, union-attr]
+
+
+def test_between_kept_steps_nothing_is_on_the_model(tmp_path: Path) -> None:
+    """Hooks are there for the step that is recorded, and for no other."""
+    model = tiny.bert().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = audit_config(tmp_path, every_n_steps=3, first_step=1)
+    hooks = []
+    with without_side_process(), watch(model, optimizer, tokenizer=tiny.bert_tokenizer(), config=config):
+        for batch in stacks.classes(count=6):
+            loss = model(**batch).loss
+            hooks.append(bool(model._forward_pre_hooks or model._forward_hooks or loss._backward_hooks))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert hooks == [False, True, False, False, True, False]

@@ -72,6 +72,27 @@ def train_hf(folder: Path) -> list[dict[str, Tensor]]:
     return probe.updates
 
 
+def train_accelerate(folder: Path) -> list[dict[str, Tensor]]:
+    """Train in a loop around `Accelerator`; return the gradients that this process's optimizer got."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    plain = tiny.bert(dropout=0.1).train()
+    model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+    updates: list[dict[str, Tensor]] = []
+    watched = watch(model, optimizer, tokenizer=tiny.bert_tokenizer(), config=audit_config(folder))
+    with without_side_process(), watched:
+        for batch in batches(dist.get_rank())[: 2 * STEPS]:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(**batch).loss)
+                if accelerator.sync_gradients:
+                    named = plain.named_parameters()
+                    updates.append({n: p.grad.detach().clone() for n, p in named if p.grad is not None})
+                optimizer.step()
+                optimizer.zero_grad()
+    return updates
+
+
 def train_lightning(folder: Path) -> list[dict[str, Tensor]]:
     """Train with Lightning over DDP, every rank on its own batches; return the gradients its optimizer got."""
     import lightning.pytorch as pl
@@ -173,6 +194,7 @@ def main() -> None:
         with hindrance:
             got[name] = train(folder / name, DistributedDataParallel(model), model)
     got["trainer"] = train_hf(folder / "trainer")
+    got["accelerate"] = train_accelerate(folder / "accelerate")
     got["lightning"] = train_lightning(folder / "lightning")
     # One process alone cannot begin: there is no tokenizer, and the other must not wait for it.
     model = tiny.bert().train()
