@@ -21,7 +21,14 @@ from leakaudit.attacks.label_counts import (
 )
 from leakaudit.attacks.llg import can_read
 from leakaudit.attacks.llg_star import clipping_factor
-from leakaudit.attacks.output_layer import OutputLayer, bias_gradient, find_output_layer, neutral_outputs
+from leakaudit.attacks.output_layer import (
+    OutputLayer,
+    bias_gradient,
+    find_output_layer,
+    logit_gradient,
+    neutral_outputs,
+    noise_of,
+)
 from leakaudit.attacks.reconstruction import Applicability, Reconstruction, not_applicable
 from leakaudit.budget import Budget
 from leakaudit.registry import attack
@@ -95,23 +102,26 @@ class Ilrg:
         layer, loss = find_output_layer(seen), head_loss(seen)
         known = batch_size(seen, self.data_count)
         weight = mean_gradient(seen.update[layer.weight].double(), loss, known)  # (C, H)
-        bias = bias_gradient(seen, layer)
+        neutral = neutral_outputs(seen, layer, rng) if self.dummy else None
+        bias = bias_gradient(seen, layer) if neutral is None else logit_gradient(seen, layer, neutral)
         if bias is None:
             bias = torch.zeros_like(weight[:, 0])
         bias = mean_gradient(bias, loss, known)
-        start = torch.zeros_like(weight[0]) if not self.dummy else _dummy_feature(seen, layer, rng)
+        start = torch.zeros_like(weight[0]) if neutral is None else neutral.features.double().mean(dim=0)
         trust = COMMON_TRUST if self.dummy else 1e-30
         rest = bias @ (weight - torch.outer(bias, start))
+        # What the update says of features drowns in noise before what it says of counts does.
+        noisy = self.dummy and noise_of(seen) > 0.0
         scale = 1.0
         if not scale_is_known(seen):
             scale = clipping_factor(
                 bias, _predict(layer, start[None] if self.dummy else rest[None] / bias.square().sum())[0]
             )
             weight, bias, rest = weight / scale, bias / scale, rest / scale**2
-        common = start + rest / (bias.square().sum() + trust)  # (H,)
+        common = start if noisy else start + rest / (bias.square().sum() + trust)  # (H,)
         features = common.expand(len(bias), -1)  # (C, H)
         shares = solve_shares(_predict(layer, features), bias, loss)
-        for _ in range(TURNS):
+        for _ in range(0 if noisy else TURNS):
             inside = on_the_simplex(shares)
             features = class_features(layer, weight, common, features, inside)
             shares = (inside + solve_shares(_predict(layer, features), bias, loss)) / 2
@@ -144,11 +154,6 @@ def class_features(layer: OutputLayer, weight: Tensor, common: Tensor, features:
     others = mixed.T @ features - own * features  # (C, H)
     factor = shares[:, None] - own  # (C, 1)
     return (factor * (others - weight) + CLASS_TRUST * common) / (factor.square() + CLASS_TRUST)
-
-
-def _dummy_feature(seen: Observation, layer: OutputLayer, rng: torch.Generator) -> Tensor:
-    """Return (H,) the mean of what dummy inputs give to the output layer."""
-    return neutral_outputs(seen, layer, rng).features.double().mean(dim=0)
 
 
 def _predict(layer: OutputLayer, features: Tensor) -> Tensor:

@@ -115,7 +115,8 @@ def test_what_the_threat_model_grants_is_said(tmp_path: Any) -> None:
     assert Ilrg(data_count=2).grants == ("data_count",)
 
 
-def test_noise_is_met_with_every_entry_of_the_rows() -> None:
+@pytest.mark.parametrize("attack", [LlgStar(), Ilrg()])
+def test_noise_is_met_with_every_entry_of_the_rows(attack: Any) -> None:
     """At noise that drowns the bias, its row of 32 entries still tells the classes apart better."""
     from leakaudit.snapshot import DeclaredDefense
 
@@ -128,7 +129,7 @@ def test_noise_is_met_with_every_entry_of_the_rows() -> None:
         declared = seen.under(DeclaredDefense(name="gaussian-noise", parameters={"sigma": 0.1}), noisy)
         silent = Observation(noisy, seen.model, seen.facts)
         for name, what in (("known", declared), ("unknown", silent)):
-            guess = torch.tensor(_counts(LlgStar(), what))
+            guess = torch.tensor(_counts(attack, what))
             errors[name] += int((guess - torch.bincount(torch.tensor(labels), minlength=CLASSES)).abs().sum())
     assert errors["known"] < 0.7 * errors["unknown"]
 
