@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import click
 import click.testing
 import pytest
 
 from leakaudit.cli import main
 from leakaudit.cli_snapshots import duration
+from leakaudit.config import AuditConfig, load_config
 from leakaudit.errors import ConfigError
+from leakaudit.sealing import new_identity
 from leakaudit.spool import Totals
 from tests import test_retention, test_spool, test_worker
 from tests.test_retention import audited
@@ -168,3 +172,42 @@ def test_durations() -> None:
     for text in ("", "7", "d7", "-1d", "1 week"):
         with pytest.raises(ConfigError, match="expected a number and a unit"):
             duration(text)
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "side_process.md"
+
+
+def blocks(kind: str) -> list[str]:
+    """Return the code blocks of the page."""
+    return re.findall(rf"```{kind}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_configurations_on_the_page_are_valid(tmp_path: Path) -> None:
+    """Each is read as a user's file would be."""
+    assert len(blocks("yaml")) == 2
+    for block in blocks("yaml"):
+        (tmp_path / "audit.yaml").write_text(block.replace("age1...", new_identity()[0]))
+        config = load_config(tmp_path / "audit.yaml")
+        assert config != AuditConfig()
+
+
+def test_the_commands_on_the_page_exist_with_their_options() -> None:
+    """Folder, key and step are what they stand for; nothing is run."""
+    commands = [line.split("#")[0].split() for block in blocks("sh") for line in block.splitlines() if line.strip()]
+    assert len(commands) == 7
+    for program, *words in commands:
+        assert program == "leakaudit"
+        group: Any = main
+        while isinstance(group, click.Group):
+            group = group.commands[words.pop(0)]
+        known = {option for parameter in group.params for option in parameter.opts}
+        named = {word for word in re.split(r"[\s\[\]|]+", " ".join(words)) if word.startswith("--")}
+        assert named <= known, (group.name, named - known)
+
+
+def test_the_page_has_every_way_of_scheduling() -> None:
+    """With the names that the configuration knows."""
+    text = PAGE.read_text(encoding="utf-8")
+    for field in ("schedule", "at_end"):
+        for value in AuditConfig.model_json_schema()["properties"][field]["enum"]:
+            assert f"`{value}`" in text, (field, value)
