@@ -328,7 +328,9 @@ def _clipped(seen: Observation, bound: float) -> Observation:
 # --------------------------------------------------------------------------------------------------------------- text
 
 
-def text(folder: Path, scratch: Path, repeats: int, sizes: Sequence[int], names: Sequence[str]) -> Iterator[Cell]:
+def text(
+    folder: Path, scratch: Path, repeats: int, sizes: Sequence[int], names: Sequence[str], rows: Sequence[str]
+) -> Iterator[Cell]:
     """AG News and MTS-Dialog on MiniLM with a fresh and a fine-tuned head; batches of `dev.jsonl`, all else from `train.jsonl`.
 
     Only the last block, the pooler and the head are shared: the label attacks read nothing else, and it spares the backward
@@ -350,7 +352,7 @@ def text(folder: Path, scratch: Path, repeats: int, sizes: Sequence[int], names:
         for head in ("fresh", "fine-tuned"):
             if head == "fine-tuned":
                 _fine_tune(model, tokenizer, train)
-            chosen = chosen_from(TEXT, list(TEXT), auxiliary)
+            chosen = chosen_from(TEXT, rows, auxiliary)
             for size in sizes:
                 for mode, kept in _modes(name, head, size):
                     make = _maker(model, tokenizer, dev, size, mode == "train", kept)
@@ -529,6 +531,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=parts, default=list(parts))
     parser.add_argument("--repeats", type=int, default=100, help="batches a cell; some parts take a half or a fifth")
     parser.add_argument("--data-sets", nargs="+", choices=list(TEXT_CLASSES), default=list(TEXT_CLASSES))
+    parser.add_argument("--attacks", nargs="+", choices=list(TEXT), default=list(TEXT), help="rows of the text table")
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 8, 32, 128], help="batch sizes of the text table")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -542,7 +545,9 @@ def main() -> None:
         if "text" in options.only and options.texts is None:
             print("no --texts folder: the text table is left out")
         elif "text" in options.only:
-            runs.append(text(options.texts, Path(name), options.repeats, options.sizes, options.data_sets))
+            runs.append(
+                text(options.texts, Path(name), options.repeats, options.sizes, options.data_sets, options.attacks)
+            )
         for run in runs:
             for cell in run:
                 cells.append(cell)
