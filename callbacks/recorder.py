@@ -226,6 +226,8 @@ class Recorder:
         self._handles = []
         if self._writer is not None:
             self._writer.join(patience_s)
+            if patience_s and self._writer.is_alive():
+                logger.warning("the last kept step is still not on the disk after %g s; it is left behind", patience_s)
 
     def writing(self) -> bool:
         """Return whether a kept step is still on its way to the disk."""
@@ -397,13 +399,22 @@ class Recorder:
         if armed is None or self.disabled:
             return
         if self._observe == "delta":
+            self._note_local_step(armed)
+        else:
+            self._finish(armed)
+
+    def _note_local_step(self, armed: _Armed) -> None:
+        """Keep the weights before the first step of a round, and remember which passes were made into steps."""
+        start = time.perf_counter()
+        try:
             for seen in armed.passes:
                 seen.stepped = seen.backward is not None
             if not armed.before:
                 before = {name: w.detach().clone() for name, w in self._state().items()}
                 armed.before = {name: armed.buffers.get(name, w) for name, w in before.items()}
-            return
-        self._finish(armed)
+        except Exception as error:
+            self._give_up(error)
+        self.counters.blocked_s += time.perf_counter() - start
 
     def _finish(self, armed: _Armed) -> None:
         self.disarm()
@@ -634,12 +645,16 @@ def _check_worth_keeping(kept: Kept) -> None:
 
     Raises:
         NonFiniteUpdateError: the update holds NaN or infinity.
-        SnapshotError: no gradient, no batch, or a batch without tokens.
+        SnapshotError: no gradient, no forward pass, or a batch without tokens.
     """
     if not kept.update:
         raise SnapshotError(
             "the optimizer held no gradient when it stepped; optimizers that move the weights during the backward pass "
             "cannot be audited"
+        )
+    if not kept.truth.micro_batches:
+        raise SnapshotError(
+            "no forward pass was seen that its update comes from; give the audit the object that the training loop calls"
         )
     if any("input_ids" not in batch.inputs for batch in kept.truth.micro_batches):
         raise SnapshotError("its batch has no `input_ids`; only models that read token ids can be audited")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -356,3 +357,54 @@ def test_wrappers_are_looked_through(name: str) -> None:
     inner = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     assert innermost(Wrapper(Wrapper(inner))) is inner
     assert innermost(inner) is inner
+
+
+def test_a_disk_that_is_stuck_does_not_hold_up_the_end_of_training(caplog: pytest.LogCaptureFixture) -> None:
+    """The writer is waited for so long and no longer, and does not keep the process alive."""
+    stuck = threading.Event()
+    loop = Loop(write=lambda kept: stuck.wait(20))
+    loop.step()
+    start = time.monotonic()
+    loop.recorder.remove(patience_s=0.1)
+    assert time.monotonic() - start < 5.0
+    assert "the last kept step is still not on the disk after 0.1 s" in caplog.text
+    assert loop.recorder._writer is not None and loop.recorder._writer.daemon
+    stuck.set()
+
+
+def test_a_loop_that_calls_another_object_than_it_was_said_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    """The update is there, its batch was not seen: nothing is kept rather than an update without a truth."""
+    model = tiny.bert().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    written: list[Kept] = []
+    recorder = Recorder(model, optimizer, written.append, called=nn.Sequential(model))
+    recorder.install()
+    recorder.arm(0, manifest(model))
+    model(input_ids=IDS, labels=torch.tensor([1])).loss.backward()
+    optimizer.step()
+    recorder.remove()
+    assert not written and recorder.counters.failed == 1
+    assert "give the audit the object that the training loop calls" in caplog.text
+
+
+def test_the_model_is_walked_once_for_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its `state_dict`, which costs as much again, not at all."""
+    loop = Loop()
+    walks: list[str] = []
+    names, state = loop.model.named_parameters, loop.model.state_dict
+
+    def to_the_end(*args: Any, **kwargs: Any) -> Any:
+        yield from names(*args, **kwargs)
+        walks.append("names")  # looking at the first parameter only is no walk
+
+    def whole_state(*args: Any, **kwargs: Any) -> Any:
+        walks.append("state")
+        return state(*args, **kwargs)
+
+    monkeypatch.setattr(loop.model, "named_parameters", to_the_end)
+    monkeypatch.setattr(loop.model, "state_dict", whole_state)
+    loop.recorder.arm(0, loop.manifest)
+    loop.forward().backward()
+    loop.optimizer.step()
+    assert walks == ["names"]
+    loop.wait()
