@@ -11,3 +11,4 @@ from leakaudit.defenses import prune as prune
 from leakaudit.defenses import quantize as quantize
 from leakaudit.defenses import rounding as rounding
 from leakaudit.defenses import sign as sign
+from leakaudit.defenses import undefended as undefended

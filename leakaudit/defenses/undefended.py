@@ -1,0 +1,39 @@
+"""`undefended`: the raw view of a step that the run itself defends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from leakaudit.client import ClientStep
+from leakaudit.registry import defense
+from leakaudit.snapshot import Observation, check_finite
+
+
+@defense("undefended")
+@dataclass(frozen=True)
+class Undefended:
+    """What the update would have been without the defence that the run declares: clipping per example, noise, pruning.
+
+    Beside the update as it was sent it shows what the defence buys. Where the run declares none, it is the update itself.
+    """
+
+    source: ClassVar[str] = "the step as it was recorded, computed again"
+    protects: ClassVar[str] = "Nothing: it takes the run's own defence off."
+    cost: ClassVar[str] = "None; it is no way to train."
+
+    def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
+        """Return the step's raw update, with nothing declared.
+
+        Raises:
+            SnapshotError: the step cannot be computed again.
+            NonFiniteUpdateError: its raw update is not finite.
+        """
+        if not seen.facts.defenses:
+            return seen
+        raw = step.raw()
+        check_finite(raw)
+        facts = seen.facts.model_copy(update={"defenses": (), "stage": "raw"})
+        return replace(seen, update={name: raw[name] for name in seen.update if name in raw}, facts=facts)
