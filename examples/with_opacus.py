@@ -49,7 +49,11 @@ def main() -> None:
 
     # One quick attack, so that the script is through in seconds; without these keys the battery is a whole one.
     quick = {"attacks": ["embedding-rows"], "controls": 0, "max_snapshots": 1}
-    config = {"out_dir": options.out, **quick}
+    config = {
+        "out_dir": options.out,
+        "defenses": ["undefended"],
+        **quick,
+    }  # beside what is sent: what would be without it
     with watch(model, optimizer, tokenizer=tokenizer, config=config, total_steps=options.steps):
         manager = BatchMemoryManager(data_loader=loader, max_physical_batch_size=2, optimizer=optimizer)
         with manager as pieces:
