@@ -34,13 +34,17 @@ from leakaudit.snapshot import Observation
 AGREES = 1e-2
 """Relative error up to which the found labels explain the output layer's update. Measured: 1e-3 or less where all is found."""
 
-EXPLAINS = 0.2
-"""Relative error up to which a number of equal sequences explains their gradient: with one too few, half of it stays over."""
+EXPLAINS = 0.05
+"""Relative error up to which a number of equal sequences explains their gradient. Our choice: of m equal ones with one label, m - 1
+leave 1 / m over, which is more than that for all numbers that are tried."""
+
+ROUNDING = 1e-3
+"""The same in units of one sequence's gradient, for sequences whose labels the model is so sure of that they leave next to none."""
 
 CANDIDATES = 8
 """Sequences whose gradient is tried as the unit where the most likely one explains nothing. Our choice."""
 
-MOST_EQUAL = 8
+MOST_EQUAL = 16
 """Most equal sequences that are told apart in one batch. Our choice."""
 
 
@@ -257,7 +261,7 @@ class _Row:
             error = float((whole.to(gradient) @ self._effects - gradient).norm())
             if error < closest:
                 nearest, closest = whole, error
-            if error <= EXPLAINS * float(gradient.norm()):
+            if error <= max(EXPLAINS * float(gradient.norm()), ROUNDING):
                 break
         return nearest, closest
 

@@ -306,7 +306,7 @@ class Evidence:
         for _ in range(times):
             if residual < COMPLETE:
                 break
-            left, place, row = min(self._exchanges(members))
+            left, place, row = min(self._exchanges(members), default=(float("inf"), 0, 0))
             if left >= residual:
                 break
             members[place], residual = row, left

@@ -54,6 +54,14 @@ def test_equal_texts_with_different_labels_are_told_apart() -> None:
     assert guess.facts["batch_rank"] == 5 and guess.facts["sequences"] == 8
 
 
+@pytest.mark.parametrize("times", [5, 7, 12])
+def test_many_equal_sequences_are_counted(times: int) -> None:
+    """With m equal ones of one label, m - 1 explain all but 1 / m of what they leave."""
+    texts, labels = [TEXTS[0]] * times + TEXTS[1:4], [2] * times + [0, 1, 1]
+    guess = _guess(tiny.observe(texts, labels, model=_trained()))
+    assert guess.label_counts == (1, 2, times, 0)
+
+
 def test_clipping_by_an_unknown_factor_changes_nothing() -> None:
     """What a sequence leaves in the other classes gives the factor."""
     guess = _guess(tiny.observe(TEXTS, LABELS, model=_trained(), max_grad_norm=1e-2))
