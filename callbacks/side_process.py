@@ -63,7 +63,17 @@ LEAKED_PREFIXES = (
 INTERPRETER_VARIABLES = frozenset({"PYTHONINSPECT", "PYTHONSTARTUP", "PYTHONPROFILEIMPORTTIME", "PYTHONBREAKPOINT"})
 """With the first of these the side process would end in a prompt that reads its input, and never go."""
 
-SECRET_ENDINGS = ("_TOKEN", "_KEY", "_KEY_ID", "_SECRET", "_PASSWORD", "_PASSWD", "_CREDENTIALS", "_TOKENS")
+SECRET_ENDINGS = (
+    "_TOKEN",
+    "_KEY",
+    "_KEY_ID",
+    "_SECRET",
+    "_PASSWORD",
+    "_PASSWD",
+    "_CREDENTIALS",
+    "_TOKENS",
+    "_IDENTITY",
+)
 """Ends of the names of variables that hold credentials. The side process needs none: it reads a folder and writes into it."""
 
 QUIET = {

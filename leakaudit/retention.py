@@ -288,20 +288,23 @@ def _remove(spool: Spool, item: Item, why: str, now: datetime) -> None:
 
 
 def _destroy_key(spool: Spool) -> bool:
-    """Take the key of the run's hashes out of `state.json` if no snapshot is left and nobody works on the audit.
+    """Take the key of the run's hashes, and the salt of one made from a private key, out of their files.
+
+    Only if no snapshot is left and nobody works on the audit.
 
     Returns:
         Whether there was one. Where it lay on the disk cannot be overwritten for certain; nobody can read it from the file any more.
     """
     if spool.entries() or spool.under_way():
         return False
+    salted = spool.forget_salt()
     path = spool.root.parent / "state.json"
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
+        return salted
     if not isinstance(state, dict) or not state.get("key"):
-        return False
+        return salted
     write_private(path, json.dumps(state | {"key": ""}))
     return True
 

@@ -21,6 +21,7 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import socket
 import time
@@ -76,6 +77,9 @@ class AuditFile(BaseModel):
     trainer_pid: int
     trainer_host: str = ""
     command: str = ""
+    salt: str = ""
+    """Random, in hex. Where the key of the hashes is made from a private one, this makes it the run's own; without it nobody can
+    make that key again, so it is destroyed with the last snapshot."""
 
     def trainer_is_gone(self) -> bool:
         """Return whether no process has the trainer's id any more. False where that cannot be told: on another host."""
@@ -143,7 +147,11 @@ class Spool:
             write_private(root / ".gitignore", "*\n")
             tokenizer.save_pretrained(root / "tokenizer")
             audit = AuditFile(
-                config=config, trainer_pid=os.getpid(), trainer_host=socket.gethostname(), command=command
+                config=config,
+                trainer_pid=os.getpid(),
+                trainer_host=socket.gethostname(),
+                command=command,
+                salt=secrets.token_hex(32) if config.encrypt_to else "",
             )
             write_private(root / "audit.json", audit.model_dump_json(by_alias=True, indent=1))
         except OSError as error:
@@ -329,6 +337,22 @@ class Spool:
                 continue  # the spool was purged in between
             return claimed
         return None
+
+    def forget_salt(self) -> bool:
+        """Destroy what the key of the run's hashes was made from, beside a private key.
+
+        Returns:
+            Whether it was still there.
+
+        Raises:
+            SpoolError: the spool cannot be read.
+        """
+        _, audit = Spool.open(self.root)
+        if not audit.salt:
+            return False
+        emptied = audit.model_copy(update={"salt": ""})
+        write_private(self.root / "audit.json", emptied.model_dump_json(by_alias=True, indent=1))
+        return True
 
     def held(self, snapshot: Path) -> bool:
         """Return whether a snapshot, or the whole spool, is on hold: then nothing may remove it."""

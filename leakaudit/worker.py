@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import hmac
 import os
 import signal
 import time
@@ -190,6 +191,8 @@ def write_results(
         means.say(f"error: the results cannot be written: {_where(error)}")
     else:
         means.say(f"results.json and report.html are in {spool.root.absolute().parent}")
+        if not (interrupted or totals.interrupted or spool.entries() or spool.gone()):
+            spool.forget_salt()  # nothing is left that could be added under the same key
         return code_if_stopped
     return code_if_stopped or 5
 
@@ -261,13 +264,13 @@ def make_audit(spool: Spool, audit_file: AuditFile, means: Means) -> Any:
         device=device,
         report=report,
         command=audit_file.command,
-        key=_hash_key(means) if config.encrypt_to else None,
+        key=_hash_key(means, audit_file.salt) if config.encrypt_to else None,
     )
 
 
-def _hash_key(means: Means) -> bytes:
-    """Return the key of the hashes of private text, made from the private key, so that it never lies on the disk."""
-    return hashlib.sha256(b"leakaudit keyed hashes" + means.identities[0].encode()).digest()
+def _hash_key(means: Means, salt: str) -> bytes:
+    """Return the key of the hashes of private text: made from the private key, so that it never lies on the disk."""
+    return hmac.new(means.identities[0].encode(), f"leakaudit keyed hashes {salt}".encode(), hashlib.sha256).digest()
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -167,9 +167,29 @@ def test_an_encrypted_audit_never_writes_the_key_of_its_hashes(tmp_path: Path) -
     results = json.loads((tmp_path / "audit" / "results.json").read_text())
     hashes = {s["hmac"] for a in results["attempts"] for s in a["sequences"]}
     assert len(hashes) == 1, "one text, one hash, over both steps"
-    line = purge(spool, now=NOW, older_than=None)
-    assert len(line.removed) == 2
+    salt = Spool.open(spool.root)[1].salt
+    assert len(salt) == 64, "kept with the snapshots, so that the audit can go on under the same key"
+    test_spool.edit_audit(spool, trainer_pid=test_spool.gone_pid())
+    done = purge(spool, now=NOW, older_than=None)
+    assert len(done.removed) == 2 and done.key_destroyed
+    assert not any(salt.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert "digests" in json.loads((tmp_path / "audit" / "purged.jsonl").read_text().splitlines()[0])
+
+
+def test_two_encrypted_runs_of_one_owner_have_hashes_of_their_own(tmp_path: Path) -> None:
+    """Nobody can tell from their results that a text was in both; and what they were made with is gone with the snapshots."""
+    public, private = new_identity()
+    found = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        spool = test_worker.make(tmp_path / name, encrypt_to=(public,), finished=False)
+        put_sealed(spool, 1, "the old dog chased a cat .")
+        spool.finish(Totals())
+        assert run_worker(spool.root, identities=(private,)) == 0
+        assert Spool.open(spool.root)[1].salt == ""
+        results = json.loads((tmp_path / name / "audit" / "results.json").read_text())
+        found.append({s["hmac"] for a in results["attempts"] for s in a["sequences"]})
+    assert len(found[0]) == len(found[1]) == 1 and found[0] != found[1]
 
 
 def put_sealed(spool: Spool, number: int, text: str) -> None:

@@ -413,4 +413,4 @@ def test_the_audits_file_holds_no_more_than_it_must(tmp_path: Path) -> None:
     """Configuration, process (its id means something on its own host only) and command."""
     spool = make(tmp_path)
     found = set(json.loads((spool.root / "audit.json").read_text()))
-    assert found == {"schema", "config", "trainer_pid", "trainer_host", "command"}
+    assert found == {"schema", "config", "trainer_pid", "trainer_host", "command", "salt"}
