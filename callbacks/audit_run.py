@@ -130,6 +130,8 @@ class AuditRun:
     mute: bool = False
     """A logger of the trainer failed on our numbers."""
     blocked_s: float = 0.0
+    dead: str = ""
+    """Why this process's part of a distributed audit ended before the run did; it only answers the others since."""
     postponed: bool = False
     """The last due step was one that says too little, so the next one is due in its place."""
 
@@ -245,22 +247,21 @@ class AuditRun:
                 f"step {step} is not kept: its adapters are at their start, where half of their update is zero; the next one is"
             )
             return
-        if self._all_want(step):
-            self.recorder.arm(step, self._describe(now()))
+        manifest: Manifest | None = None
+        try:
+            if self._wanted(step):
+                manifest = self._describe(now())
+        finally:  # whatever went wrong here, the others wait for an answer
+            agreed = manifest is not None if self.stack.peers is None else self.stack.peers.agree(manifest is not None)
+        if agreed and manifest is not None:
+            self.skipped_since = 0
+            self.recorder.arm(step, manifest)
         self.blocked_s += time.perf_counter() - start
 
-    def _all_want(self, step: int) -> bool:
-        """Ask the process that writes, and tell the others; a problem of one of them is a no for all."""
-        if self.stack.peers is None:
-            return self._wanted(step)
-        wanted = False
-        try:
-            wanted = self._wanted(step) if self.stack.peers.first else not self.recorder.disabled
-        finally:
-            agreed = self.stack.peers.agree(wanted)
-        return agreed
-
     def _wanted(self, step: int) -> bool:
+        """Return whether this process would record a step; only the one that writes knows of room for it."""
+        if not _writes(self.stack.peers):
+            return not self.recorder.disabled
         if self.recorder.disabled or self.side.given_up or self.kept >= self.config.max_snapshots:
             return False
         if self.spool.gone():
@@ -291,7 +292,7 @@ class AuditRun:
             note=now.note,
         )
         defenses = (*_declared(self.config), *(self.private.declared() if self.private else ()))
-        manifest = Manifest(
+        return Manifest(
             model=self.model_recipe,
             facts=self.facts.model_copy(
                 update={
@@ -314,12 +315,10 @@ class AuditRun:
                 skipped_before=self.skipped_since,
             ),
         )
-        self.skipped_since = 0
-        return manifest
 
     def after_step(self) -> None:
         """See to the side process, and log what it has found since."""
-        if not _writes(self.stack.peers):
+        if self.dead or not _writes(self.stack.peers):
             return
         start = time.perf_counter()
         if self.recorder.counters.kept:
@@ -336,7 +335,7 @@ class AuditRun:
             SpoolError: somebody removed the spool.
         """
         self.recorder.remove()
-        if not _writes(self.stack.peers):
+        if self.dead or not _writes(self.stack.peers):
             return
         counters = self.recorder.counters
         if counters.kept == 0:
@@ -365,7 +364,7 @@ class AuditRun:
     def break_off(self, what: str) -> None:
         """End the audit of a run that an exception ended: what was kept is audited for as long as this process lives."""
         self.recorder.remove()
-        if not _writes(self.stack.peers):
+        if self.dead or not _writes(self.stack.peers):
             return
         if self.recorder.counters.kept == 0:
             self.side.stop()
@@ -463,7 +462,7 @@ class Guarded:
         if run is None:
             return
         run.end(steps)
-        self._kept, self._run = run.kept, None
+        self._kept, self._run, self._off = run.kept, None, run.dead
         if run.spool.waiting():
             self._left.append(run.spool)
 
@@ -491,11 +490,19 @@ class Guarded:
         return run.spool, run.config.out_dir
 
     def _switch_off(self, reason: str) -> None:
-        """Stop auditing, say why once, and leave training alone."""
-        self._off = reason
-        run, self._run = self._run, None
-        if run is not None:
-            run.stop()
+        """Stop auditing, say why once, and leave training alone.
+
+        In a distributed run the other processes still ask this one at every step that is due, so it stays to answer no.
+        """
+        run = self._run
+        if run is not None and run.stack.peers is not None:
+            run.recorder.give_in()
+            run.side.stop()
+            run.dead = run.dead or reason
+        else:
+            self._off, self._run = reason, None
+            if run is not None:
+                run.stop()
         logger.warning("leakaudit is off for this run: %s", reason)
 
 

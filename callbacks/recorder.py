@@ -218,6 +218,11 @@ class Recorder:
             self._optimizer.register_step_post_hook(self._after_step),
         ]
 
+    def give_in(self) -> None:
+        """Record nothing any more, and go on answering the other processes: they ask at every step that is due."""
+        self.disabled = True
+        self._armed = None
+
     def remove(self, patience_s: float = PATIENCE_SECONDS) -> None:
         """Take the hooks off and wait for the writer, for so long and no longer: a stuck disk must not hold up training."""
         self.disarm()
@@ -562,8 +567,7 @@ class Recorder:
         """Report the first problem and do nothing any more: training comes first."""
         if self.disabled:
             return
-        self.disabled = True
-        self._armed = None
+        self.give_in()
         self.counters.failed += 1
         logger.warning(
             "leakaudit stops recording after a %s; training goes on, later steps are not audited", type(error).__name__

@@ -73,6 +73,14 @@ def test_row_14_one_process_that_cannot_keep_a_step_keeps_all_from_it_and_none_h
     assert not list((run.folder / name / "audit").glob("taken/*"))
 
 
+def test_row_14_one_process_whose_audit_ended_still_answers_the_other(run: Run) -> None:
+    """Somebody removed the spool: one process says so, both train to the end."""
+    assert len(run.updates[0]["removed"]) == len(run.updates[1]["removed"]) == 3
+    assert run.said[0].count("leakaudit is off for this run: SpoolError: somebody removed") == 1
+    assert "this run was not audited: SpoolError: somebody removed" in run.said[0]
+    assert "somebody removed" not in run.said[1]
+
+
 def test_row_14_one_process_that_cannot_begin_keeps_all_from_it(run: Run) -> None:
     """Each says why: its own reason, or that it is another's."""
     assert "there is no tokenizer" in run.said[1]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import shutil
 import sys
 import warnings
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from leakaudit.callbacks import recorder
 from leakaudit.callbacks.distributed import TorchPeers
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
-from leakaudit.callbacks.torch_loop import watch
+from leakaudit.callbacks.torch_loop import Watch, watch
 from tests import tiny
 from tests.callbacks import stacks
 from tests.callbacks.tiny_trainer import Probe, audit_config, make_trainer, without_side_process
@@ -169,6 +170,24 @@ def stumbling(rank: int) -> Iterator[None]:
         recorder._random_state = real
 
 
+@contextlib.contextmanager
+def removing(spool: Path, rank: int) -> Iterator[None]:
+    """Let somebody remove the spool after a step was kept, which one process notices."""
+    real = Watch._stepped
+
+    def stepped(self: Watch, *args: Any) -> None:
+        if dist.get_rank() == rank and self._steps == 1 and self._run is not None:
+            self._run.recorder.writing()  # waits for the writer here, which would fill the folder again
+            shutil.rmtree(spool)
+        real(self, *args)
+
+    Watch._stepped = stepped  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Watch._stepped = real  # type: ignore[method-assign]
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
@@ -189,7 +208,8 @@ def main() -> None:
         fully_shard(layer)
     fully_shard(model)
     got["fsdp2"] = train(folder / "fsdp2", model, model)
-    for name, hindrance in (("busy", busy(1)), ("stumbling", stumbling(1))):
+    gone = removing(folder / "removed" / "audit" / "spool", 0)
+    for name, hindrance in (("busy", busy(1)), ("stumbling", stumbling(1)), ("removed", gone)):
         model = tiny.bert().train()
         with hindrance:
             got[name] = train(folder / name, DistributedDataParallel(model), model)
