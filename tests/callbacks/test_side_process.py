@@ -284,7 +284,14 @@ def test_the_key_of_the_run_goes_through_the_pipe_and_nowhere_else(
 def test_the_side_process_sees_nothing_of_a_launch_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would wait for peers that never come; and it has no business with anybody's credentials."""
     launch = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "ACCELERATE_USE_CPU", "TORCHELASTIC_RUN_ID", "SLURM_PROCID"}
-    secrets = {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "WANDB_API_KEY", "db_password", "LEAKAUDIT_IDENTITY"}
+    secrets = {
+        "HF_TOKEN",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_ACCESS_KEY_ID",
+        "WANDB_API_KEY",
+        "db_password",
+        "LEAKAUDIT_IDENTITY",
+    }
     for name in launch | secrets | {"PYTHONINSPECT"}:
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("MINE", "kept")
