@@ -51,6 +51,9 @@ REACH = 4.0
 """How far starts lie from the centre, in scatters of what dummy inputs give. Measured on train texts: with 1 the same roots come
 again and again, 2 and 4 do."""
 
+OTHER_REACHES = (1.0, 0.5, 2.0, 0.25)
+"""Times that, after four starts without a new root each: the last root may lie near the others, or far from them. Our choice."""
+
 POLE = 2.0
 """Distance from the hyperplane of known roots at which the deflated residual has doubled. Measured with `REACH`."""
 
@@ -263,7 +266,7 @@ def find_roots(
     """
     count = len(inner)
     mixed = weight @ inner.T  # (M, B)
-    middle = inner @ centre  # (B,)
+    middle = expected = inner @ centre  # (B,)
     known = torch.zeros(0, count, dtype=torch.float64, device=weight.device)
     starts = fruitless = 0
     while len(known) < count and fruitless < FRUITLESS and not budget.exhausted():
@@ -274,7 +277,8 @@ def find_roots(
             away = away - basis @ (basis.T @ away)
             middle = known.mean(dim=0)
         away = away / away.norm()
-        start = middle + REACH * scatter * away
+        reach = REACH * OTHER_REACHES[fruitless // 4 % len(OTHER_REACHES)]
+        start = (middle if fruitless % 2 == 0 else expected) + reach * scatter * away
         found, error = _descend(start, mixed, bias, activation, outer, away)
         if error < IS_ROOT:
             found, error = _descend(found, mixed, bias, activation, outer, None)

@@ -68,6 +68,7 @@ TEXT: dict[str, tuple[str, dict[str, str]]] = {
     "feature-labels": ("feature-labels", {}),
 }
 
+HEADS = ("fresh", "fine-tuned")
 TEXT_CLASSES = {"ag_news": 4, "mts_dialog": 20}
 
 PUBLISHED: dict[tuple[str, str, str], str] = {
@@ -329,7 +330,13 @@ def _clipped(seen: Observation, bound: float) -> Observation:
 
 
 def text(
-    folder: Path, scratch: Path, repeats: int, sizes: Sequence[int], names: Sequence[str], rows: Sequence[str]
+    folder: Path,
+    scratch: Path,
+    repeats: int,
+    sizes: Sequence[int],
+    names: Sequence[str],
+    rows: Sequence[str],
+    heads: Sequence[str] = HEADS,
 ) -> Iterator[Cell]:
     """AG News and MTS-Dialog on MiniLM with a fresh and a fine-tuned head; batches of `dev.jsonl`, all else from `train.jsonl`.
 
@@ -349,7 +356,7 @@ def text(
         model: Any = load_model(home, "classification", num_labels=classes)
         auxiliary = scratch / f"{name}.safetensors"
         _save_texts(auxiliary, tokenizer, train, max(2, 20 // classes), classes)
-        for head in ("fresh", "fine-tuned"):
+        for head in heads:
             if head == "fine-tuned":
                 _fine_tune(model, tokenizer, train)
             chosen = chosen_from(TEXT, rows, auxiliary)
@@ -532,6 +539,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=100, help="batches a cell; some parts take a half or a fifth")
     parser.add_argument("--data-sets", nargs="+", choices=list(TEXT_CLASSES), default=list(TEXT_CLASSES))
     parser.add_argument("--attacks", nargs="+", choices=list(TEXT), default=list(TEXT), help="rows of the text table")
+    parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS))
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 8, 32, 128], help="batch sizes of the text table")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -546,7 +554,15 @@ def main() -> None:
             print("no --texts folder: the text table is left out")
         elif "text" in options.only:
             runs.append(
-                text(options.texts, Path(name), options.repeats, options.sizes, options.data_sets, options.attacks)
+                text(
+                    options.texts,
+                    Path(name),
+                    options.repeats,
+                    options.sizes,
+                    options.data_sets,
+                    options.attacks,
+                    options.heads,
+                )
             )
         for run in runs:
             for cell in run:
