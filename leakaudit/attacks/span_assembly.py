@@ -429,7 +429,9 @@ def _outside(vectors: Tensor, basis: Tensor) -> Tensor:
     return vectors
 
 
-def assemble(witness: Witness, positions: Tensor, *, beam: int, budget: Budget) -> list[Group]:
+def assemble(
+    witness: Witness, positions: Tensor, *, beam: int, budget: Budget, closing: Tensor | None = None
+) -> list[Group]:
     """Split inputs into sequences, surest first; every input is used once.
 
     Args:
@@ -437,10 +439,11 @@ def assemble(witness: Witness, positions: Tensor, *, beam: int, budget: Budget) 
         positions: (n,) position of each input; a sequence has one input at each position from 0.
         beam: hypotheses kept while a sequence grows.
         budget: looked at between seeds.
+        closing: as `Evidence` takes it.
     """
     count = len(positions)
     everyone = torch.arange(count, device=positions.device)
-    evidence = Evidence(witness.vectors, witness.updates, everyone, positions, witness.missing)
+    evidence = Evidence(witness.vectors, witness.updates, everyone, positions, witness.missing, closing)
     free = torch.ones(count, dtype=torch.bool, device=positions.device)
     order = witness.updates.square().sum((0, 2)).argsort(descending=True).tolist()
     longest = int(positions.max()) + 1

@@ -62,6 +62,10 @@ FLOOR = 3e-6
 SHARE = 0.2
 """Of the budget left, what one search for balanced sequences may use. Our choice."""
 
+UNTESTED = 5
+"""Dimensions of a head that a sequence grown by attention has to leave. Our choice: what is added with fewer left is mostly of other
+sequences; sequences that are longer are completed by their balance."""
+
 EXCHANGES, EXCHANGEABLE = 3, 30
 """Members of a sequence that are exchanged by their attention, and tokens up to which it is tried. Our choice: a head of 32 dimensions
 explains everything from 33 members on."""
@@ -290,7 +294,7 @@ class _Batch:
         strength = updates.square().sum((0, 2))
         seeds = [r for r in range(len(rows)) if int(own[rows[r]]) >= 0]
         seeds.sort(key=lambda r: -float(strength[own[rows[r]]]))
-        longest = int(where.max()) + 1
+        longest = min(int(where.max()) + 1, self._vectors.shape[2] - UNTESTED)
         everyone = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
         doubtful: list[Group] = []
         # One seed a sequence first; the others of those that did not come out only where nothing did.

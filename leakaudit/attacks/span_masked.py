@@ -34,7 +34,11 @@ def read_masked(scene: Scene) -> Reconstruction | None:
     reach = masked_reach(scene, pairs, masked, all_tried=not search.exhausted())
     if len(masked) == 0:
         return None
-    groups = grouped(scene, masked.positions, masked.vectors, basis.vectors)
+    ends_with = seen.facts.vocabulary.ends_with
+    closing = masked.tokens == ends_with[-1] if ends_with else None
+    if closing is not None and not bool(closing.any()):
+        closing = None
+    groups = grouped(scene, masked.positions, masked.vectors, basis.vectors, closing)
     filler = _Filler(seen, pairs)
     guess = [
         GuessedSequence(
@@ -47,7 +51,9 @@ def read_masked(scene: Scene) -> Reconstruction | None:
     return Reconstruction(tuple(guess), facts=facts, reach=reach)
 
 
-def grouped(scene: Scene, positions: Tensor, inputs: Tensor, span: Tensor | None = None) -> list[Group]:
+def grouped(
+    scene: Scene, positions: Tensor, inputs: Tensor, span: Tensor | None = None, closing: Tensor | None = None
+) -> list[Group]:
     """Sort inputs that were found behind masks into sequences; each is used once.
 
     Args:
@@ -55,12 +61,15 @@ def grouped(scene: Scene, positions: Tensor, inputs: Tensor, span: Tensor | None
         positions: (n,) position of each input.
         inputs: (n, D) float64, as the attention saw them.
         span: as `factor` takes it.
+        closing: as `Evidence` takes it.
     """
     if len(torch.unique(positions)) == len(positions):  # no position twice: one sentence
         left = max(0.0, 1.0 - len(positions) / scene.basis.rank)
         return [Group(tuple(positions.argsort().tolist()), residual=left)]
     witness = factor(scene.seen.update, scene.weights, scene.anatomy, inputs, span)
-    groups = [] if witness is None else assemble(witness, positions, beam=scene.beam, budget=scene.budget)
+    groups = (
+        [] if witness is None else assemble(witness, positions, beam=scene.beam, budget=scene.budget, closing=closing)
+    )
     return groups or by_position(positions)
 
 
