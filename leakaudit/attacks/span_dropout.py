@@ -56,7 +56,11 @@ FLIPPED = 0.3
 """Share of coordinates that a random start takes for dropped. Measured at B = 8 to 16: 0.3 ends on other copies twice as often as 0.1."""
 
 TRIES, FREQUENT_TRIES = 2, 48
-"""Random starts a round of a pair in question, and of a token that every sequence has at a place where it was found."""
+"""Random starts a round of a pair in question, and of one that has a mask and may well have more: a token that every sequence has, or
+one at a place where a sequence lacks an input."""
+
+AGAIN = 2
+"""Rounds of random starts of all candidates at places where a sequence lacks an input. Our choice: there are thousands."""
 
 HIDDEN = 256
 """Pairs without a mask that are started again, most promising first. Measured as above: the pairs that the first pass missed are
@@ -174,6 +178,28 @@ class MaskSearch:
             self._settle(part, wrong, owed)
         self._pairs += pairs
         return sum(bool(pair.masks) for pair in pairs)
+
+    def look_again(self, candidates: Candidates) -> None:
+        """Look for a mask of every candidate, hopeless or not, and for further copies of those that have one."""
+        known = {(pair.token, pair.position): pair for pair in self._pairs}
+        targets = candidates.inputs / (1.0 - self._rate)
+        pairs = [
+            known.get((token, position)) or _Pair(token, position, target, 0.0)
+            for token, position, target in zip(
+                candidates.tokens.tolist(), candidates.positions.tolist(), targets, strict=True
+            )
+        ]
+        self._pairs += [pair for pair in pairs if (pair.token, pair.position) not in known]
+        new = [pair for pair in pairs if not pair.masks]
+        for start in range(0, len(new), CHUNK):
+            if self.complete():
+                return
+            part = new[start : start + CHUNK]
+            wrong, owed = self._deviations(torch.stack([pair.target for pair in part]).float(), SCOUT + CONVEX)
+            self._settle(part, wrong, owed)
+        for _ in range(AGAIN):
+            self._restart(pairs, TRIES)
+            self._restart([pair for pair in pairs if pair.masks], FREQUENT_TRIES)
 
     def copies(self) -> None:
         """Start again from random masks: pairs that have none yet, and further copies of those that have one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -28,17 +28,21 @@ tokens are within the nearest 64 by plain distance, at 0.34 one in twenty and at
 
 def read_masked(scene: Scene) -> Reconstruction | None:
     """Return what was found behind dropout masks after the last normalisation, assembled; None where nothing was found."""
-    seen, budget, basis = scene.seen, scene.budget, scene.basis
-    search = budget.part(SEARCH_SHARE)
-    pairs, masked = _search(scene, search)
-    reach = masked_reach(scene, pairs, masked, all_tried=not search.exhausted())
+    seen, budget = scene.seen, scene.budget
+    time = budget.part(SEARCH_SHARE)
+    pairs, search = _search(scene, time)
+    masked = search.result()
+    groups = _sequences(scene, masked)
+    if (gaps := _gaps(groups, masked)) and not search.complete():
+        search.look_again(
+            pairs.take(torch.isin(pairs.positions, torch.tensor(gaps).to(pairs.positions)).nonzero().flatten())
+        )
+        if search.count() > len(masked):
+            masked = search.result()
+            groups = _sequences(scene, masked)
+    reach = masked_reach(scene, pairs, masked, all_tried=not time.exhausted())
     if len(masked) == 0:
         return None
-    ends_with = seen.facts.vocabulary.ends_with
-    closing = masked.tokens == ends_with[-1] if ends_with else None
-    if closing is not None and not bool(closing.any()):
-        closing = None
-    groups = grouped(scene, masked.positions, masked.vectors, basis.vectors, closing)
     filler = _Filler(seen, pairs)
     guess = [
         GuessedSequence(
@@ -49,6 +53,26 @@ def read_masked(scene: Scene) -> Reconstruction | None:
     ]
     facts = {"candidates": float(len(pairs)), "explained": float(len(masked))}
     return Reconstruction(tuple(guess), facts=facts, reach=reach)
+
+
+def _sequences(scene: Scene, masked: Masked) -> list[Group]:
+    """Sort what was found into sequences that end as the tokenizer ends them."""
+    if len(masked) == 0:
+        return []
+    ends_with = scene.seen.facts.vocabulary.ends_with
+    closing = masked.tokens == ends_with[-1] if ends_with else None
+    if closing is not None and not bool(closing.any()):
+        closing = None
+    return grouped(scene, masked.positions, masked.vectors, scene.basis.vectors, closing)
+
+
+def _gaps(groups: Sequence[Group], masked: Masked) -> list[int]:
+    """Return the positions at which a sequence lacks an input."""
+    lacking: set[int] = set()
+    for group in groups:
+        has = {int(masked.positions[row]) for row in group.members}
+        lacking |= set(range(max(has))) - has
+    return sorted(lacking)
 
 
 def grouped(
@@ -73,8 +97,8 @@ def grouped(
     return groups or by_position(positions)
 
 
-def _search(scene: Scene, budget: Budget) -> tuple[Candidates, Masked]:
-    """Try blocks of positions until one holds nothing, then look for further copies; return all tried, and the found."""
+def _search(scene: Scene, budget: Budget) -> tuple[Candidates, MaskSearch]:
+    """Try blocks of positions until one holds nothing, then look for further copies; return all tried, and the search."""
     rank, width = scene.basis.vectors.shape
     keep = scene.keep * (MORE if rank > CROWDED * width else 1)
     scan = Scan(scene.stage, scene.basis.vectors, scene.tokens, keep, tuple(scene.special))
@@ -85,7 +109,7 @@ def _search(scene: Scene, budget: Budget) -> tuple[Candidates, Masked]:
         if (not search.consider(parts[-1]) and (search.count() or start > rank)) or search.complete():
             break
     search.copies()
-    return join(parts), search.result()
+    return join(parts), search
 
 
 class _Filler:
