@@ -197,6 +197,7 @@ class Halves:
 FAKE_ATTACKS: dict[str, Any] = {
     "fake-guess": Guesses,
     "fake-raises": Raises,
+    "fake-greedy": Greedy,
     "fake-lost": Lost,
     "fake-refuses": Refuses,
     "fake-slow": Slow,

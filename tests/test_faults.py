@@ -325,7 +325,7 @@ def test_a_folder_that_is_removed_during_training_is_no_exception_in_it(
     assert "this run was not audited: SpoolError: somebody removed" in capsys.readouterr().err
     assert audit._run is None
     if what == "spool":
-        until((folder / "results.json").exists, seconds=20.0)
+        until((folder / "results.json").exists, seconds=90.0)
         results = load_results(folder)
         assert results.attempts[0].step == "st-000000" and {a.status for a in results.attempts} == {AttemptStatus.RAN}
     else:
