@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from leakaudit.anatomy import Head, anatomy_of, input_stage_of
-from leakaudit.attacks.span_assembly import Witness, assemble
+from leakaudit.attacks.span_assembly import COMPLETE, Evidence, Group, Witness, assemble
 from leakaudit.attacks.span_basis import span_of
 from leakaudit.attacks.span_candidates import Candidates, Scan, distances
-from leakaudit.attacks.span_dropout import find_masked
+from leakaudit.attacks.span_dropout import MaskSearch, find_masked
 from leakaudit.budget import Budget
 from tests import tiny
 
@@ -109,6 +109,22 @@ def test_the_zero_vector_explains_nothing() -> None:
     assert found.tokens.tolist() == [0]
 
 
+def test_what_a_sequence_lacks_is_found_when_it_is_looked_for_again() -> None:
+    """A search that was never shown three of the inputs misses them; shown their places, it finds them, and a second copy."""
+    basis, candidates, planted = _masked_problem([2, *[1] * 9], false=30)
+    shown = candidates.take(torch.tensor([*range(7), *range(10, 40)]))
+    search = MaskSearch(basis, 0.1, _generator(), Budget(60), frozenset())
+    search.consider(shown)
+    before = search.count()
+    assert before < len(basis)
+    search.look_again(candidates)
+    found = search.result()
+    assert before < search.count() == len(basis)
+    assert sorted(found.tokens.tolist()) == [0, *range(10)]
+    for token, vector in zip(found.tokens.tolist(), found.vectors, strict=True):
+        assert min(float((vector - true).abs().max()) for true in planted[token]) < 1e-6
+
+
 def _planted_attention(sizes: list[int], heads: int = 6, width: int = 24) -> tuple[Witness, Tensor, list[set[int]]]:
     """Plant sequences: dq and dk are combinations of the own sequence's keys and queries, dq's coefficients sum to 0."""
     generator = _generator(9)
@@ -141,6 +157,45 @@ def test_a_sequence_longer_than_the_head_is_found_by_elimination() -> None:
     witness, positions, truth = _planted_attention([6, 30])
     groups = assemble(witness, positions, beam=8, budget=Budget(60))
     assert sorted(map(sorted, (group.members for group in groups))) == sorted(map(sorted, truth))
+
+
+def test_a_sequence_ends_with_what_closes_it() -> None:
+    """Told the last rows, nothing is added behind them, and no sequence stops before."""
+    witness, positions, truth = _planted_attention([5, 9, 7, 12])
+    closing = torch.zeros(len(positions), dtype=torch.bool)
+    closing[[max(rows) for rows in truth]] = True
+    groups = assemble(witness, positions, beam=8, budget=Budget(60), closing=closing)
+    assert sorted(map(sorted, (group.members for group in groups))) == sorted(map(sorted, truth))
+    wrong = torch.zeros(len(positions), dtype=torch.bool)
+    wrong[[2, 7]] = True  # the third places of two sequences: then they are cut short, and nothing explains them
+    for group in assemble(witness, positions, beam=8, budget=Budget(60), closing=wrong):
+        places = positions[[row for row in group.members if wrong[row]]].tolist()
+        assert all(place == int(positions[list(group.members)].max()) for place in places)
+
+
+def test_a_wrong_member_is_exchanged_for_the_one_that_explains_the_others() -> None:
+    """Two of nine members belong to another sequence; one exchange at a time puts the right ones back."""
+    witness, positions, truth = _planted_attention([9, 9])
+    evidence = Evidence(witness.vectors, witness.updates, torch.arange(18), positions)
+    wrong = list(range(9))
+    wrong[3], wrong[6] = 12, 15
+    mended = evidence.exchanged(Group(tuple(wrong), 1.0), times=3)
+    assert set(mended.members) == truth[0]
+    assert mended.residual < COMPLETE
+    assert evidence.exchanged(Group(tuple(wrong), 1.0), times=0).members == tuple(wrong)
+
+
+def test_one_bad_witness_in_three_does_not_hide_a_whole_sequence() -> None:
+    """A token that stands in two places has a sum for its update; the others' word is enough."""
+    witness, positions, truth = _planted_attention([6, 6])
+    updates = witness.updates.clone()
+    updates[:, 2] += updates[:, 9]
+    known = torch.full((12,), -1)
+    known[[1, 2, 4]] = torch.tensor([1, 2, 4])
+    evidence = Evidence(witness.vectors, updates, known, positions)
+    best = evidence.grow([1], torch.ones(12, dtype=torch.bool), beam=8, longest=12)[0]
+    assert set(best.members) == truth[0]
+    assert best.residual < COMPLETE
 
 
 def test_a_used_up_budget_assembles_nothing_and_does_not_hang() -> None:
