@@ -372,8 +372,8 @@ class _Batch:
         if int((pairs.positions == 0).sum()) == 1:
             possible |= pairs.positions == 0
         rows = possible.nonzero().flatten()
-        # What stands there may be wrong by another's part: then its place is known, and its update is not.
-        again = rows[entries.settled[rows] & entries.doubtful[at[rows]]]
+        # What is entered there may be wrong by another's part, or that of several: then its place is known, and its update is not.
+        again = rows[entries.settled[rows] & (entries.doubtful | entries.shared)[at[rows]]]
         settled = torch.cat([entries.settled[rows], torch.zeros_like(again, dtype=torch.bool)])
         rows = torch.cat([rows, again])
         single = entries.single[at[rows]] & ~settled & entries.open[rows]

@@ -73,6 +73,8 @@ class Entries:
     doubtful: Tensor
     """(P,) booleans: something is left although as many pairs are settled as there are sequences: one is entered there by mistake, or
     its token stands elsewhere as well."""
+    shared: Tensor
+    """(P,) booleans: nothing is left although fewer pairs are settled than there are sequences: one is that of several."""
     last: Tensor
     """(P,) booleans: a sequence may end here; False where as many reach further."""
 
@@ -351,6 +353,7 @@ class _Books:
             closed=closed,
             single=all_of_them & (self._counts == reach - 1),
             doubtful=all_of_them & (self._counts >= reach) & (self._by_position.norm(dim=0) > self._small[1]),
+            shared=all_of_them & (self._counts < reach) & (self._by_position.norm(dim=0) <= self._small[1]),
             last=~all_of_them.roll(-1) | (torch.arange(len(reach), device=reach.device) == len(reach) - 1),
         )
 
