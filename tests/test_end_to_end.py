@@ -100,7 +100,7 @@ def test_a_worker_killed_during_training_is_started_again(tmp_path: Path, caplog
             assert audit._run is not None and audit._run.side._process is not None
             killed.append(audit._run.side._process.pid)
             os.kill(killed[0], signal.SIGKILL)
-            audit._run.side._process.wait(timeout=10)
+            audit._run.side._process.wait(timeout=60)
         return bool(killed)
 
     trainer = make_trainer(tmp_path, audit, Wait(3, kill), max_steps=5)
@@ -175,7 +175,7 @@ def training(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
     finally:
         if process.poll() is None:
             process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
         if worker and alive(worker):
             os.kill(worker, signal.SIGKILL)
 
@@ -210,7 +210,7 @@ def test_ctrl_c_in_the_trainer_leaves_no_orphan_and_no_torn_snapshot(tmp_path: P
     """The trainer ends as it would without us, says how to go on, and a worker by hand does."""
     with training(tmp_path) as (process, worker):
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) != 0
+        assert process.wait(timeout=60) != 0
         until(lambda: not alive(worker), seconds=3.0)
     said = (tmp_path / "stderr").read_text()
     assert "KeyboardInterrupt" in said

@@ -351,7 +351,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
     """Leave nothing behind, however the test ended."""
     if process.poll() is None:
         process.kill()
-    process.wait(timeout=10)
+    process.wait(timeout=60)
     if process.stdin is not None:
         process.stdin.close()
 
@@ -374,7 +374,7 @@ def test_a_worker_killed_in_the_middle_of_an_attack_repeats_that_attempt_only(tm
         until(lambda: process.poll() is not None or (journal.exists() and journal.stat().st_size > 0))
         time.sleep(0.5)  # into the slow attack
         process.kill()
-        process.wait(timeout=10)
+        process.wait(timeout=60)
     finally:
         end(process)
     finished = journal.read_bytes()
@@ -398,7 +398,7 @@ def test_a_worker_goes_when_its_input_ends(tmp_path: Path) -> None:
         began = time.monotonic()
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(timeout=10) == 4
+        assert process.wait(timeout=60) == 4
         assert time.monotonic() - began < 3.0
     finally:
         end(process)

@@ -49,7 +49,7 @@ def test_a_side_process_that_keeps_dying_is_given_up(
     side = make(tmp_path, monkeypatch, "raise SystemExit(1)")
     for _ in range(side_process.RESTARTS + 1):
         assert side.ensure()
-        side._process.wait(timeout=20)
+        side._process.wait(timeout=60)
     assert not side.ensure() and not side.ensure()
     assert side.given_up
     assert capsys.readouterr().err.count("the side process died 3 times: see") == 1
@@ -75,7 +75,7 @@ def test_a_side_process_that_cannot_work_is_given_up_at_once(
     """A configuration that it refuses does not get better."""
     side = make(tmp_path, monkeypatch, "raise SystemExit(2)")
     assert side.ensure()
-    side._process.wait(timeout=20)
+    side._process.wait(timeout=60)
     first = side.pid
     assert not side.ensure() and side.given_up and side.pid == first
     assert "the side process cannot work like this: see" in capsys.readouterr().err
@@ -93,7 +93,7 @@ def test_a_full_disk_is_tried_again_after_a_while_and_at_the_end(
     def let_it_fail() -> bool:
         again = side.ensure()
         if again:
-            side._process.wait(timeout=20)
+            side._process.wait(timeout=60)
             started.append(side.pid)
         return bool(again)
 
@@ -219,7 +219,7 @@ def test_a_detached_side_process_is_told_so_and_left_alone(
         assert f"(process {process.pid}) goes on alone" in capsys.readouterr().err
     finally:
         process.kill()
-        process.wait(timeout=10)
+        process.wait(timeout=60)
 
 
 def test_a_worker_that_somebody_started_by_hand_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +315,7 @@ def test_the_worker_is_told_whose_death_ends_it(tmp_path: Path, monkeypatch: pyt
     """The process that trains, even where that is a fork."""
     side = make(tmp_path, monkeypatch, f"import os; print(os.environ[{PARENT_VARIABLE!r}], flush=True)")
     side.ensure()
-    side._process.wait(timeout=20)
+    side._process.wait(timeout=60)
     assert (tmp_path / "audit" / "worker.log").read_text().strip() == str(os.getpid())
     side.stop()
 
