@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -606,7 +606,8 @@ class InputStage:
         Raises:
             AnatomyError: the input of a token depends on its neighbours, so no candidate can be computed alone.
         """
-        self._model = model
+        # Weak, because the stage is kept per model: a strong one would keep every model that was ever attacked.
+        self._held = ref(model)
         self._reader = model.get_submodule(anatomy.projections[0].module)
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
         self.hidden = anatomy.hidden
@@ -725,6 +726,12 @@ class InputStage:
             u = self.token_vectors[tokens].double() + self.position_vectors[where]
             return self.norm.apply(u)
         return self._inputs_by_running(tokens, positions)
+
+    @property
+    def _model(self) -> nn.Module:
+        model = self._held()
+        assert model is not None, "an input stage is used while its model lives"
+        return model
 
     def _inputs_by_running(self, tokens: Tensor, positions: Tensor) -> Tensor:
         if len(tokens) == 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 
 from leakaudit.anatomy import Anatomy, InputStage, anatomy_of, find_anatomy, input_stage_of
 from leakaudit.errors import AnatomyError
+from tests import tiny
 
 hf: Any = transformers
 
@@ -449,3 +452,15 @@ def test_inputs_that_depend_on_neighbours_are_refused() -> None:
     model = _Recurrent()
     with pytest.raises(AnatomyError, match="attention input of a token depends on the tokens around it"):
         InputStage(model, find_anatomy(model), 8)
+
+
+def test_a_model_that_was_attacked_is_not_kept() -> None:
+    """Parts and input stage are remembered for as long as the model lives, and no longer: a worker meets many."""
+    model = tiny.bert()
+    stage = input_stage_of(model, tiny.POSITIONS)
+    assert input_stage_of(model, tiny.POSITIONS) is stage
+    stage.token_vectors  # noqa: B018 - computed once, and kept with the stage
+    gone = weakref.ref(model)
+    del model, stage
+    gc.collect()
+    assert gone() is None
