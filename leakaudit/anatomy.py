@@ -32,7 +32,7 @@ CHUNK_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class Projection:
-    """A linear layer that reads the attention input of a block."""
+    """A linear layer of a block; mostly one that reads its attention input."""
 
     module: str
     weight: str
@@ -329,18 +329,10 @@ def _projection(model: nn.Module, call: _Call) -> Projection:
 class Tail:
     """The last linear layer that works on every token by itself, and the head that reads what comes of it."""
 
-    module: str
-    """Module name of the layer: in most models the way out of the last block's feed-forward part."""
-    weight: str
-    """Parameter name."""
-    input_first: bool
-    """The weight is stored (in, out), as in GPT-2's Conv1D, not (out, in)."""
+    layer: Projection
+    """In most models the way out of the last block's feed-forward part."""
     head: str
     """Module name of the linear layer that makes the logits."""
-
-    def by_output(self, weight: Tensor) -> Tensor:
-        """Return a weight or its update as (out, in)."""
-        return weight.T if self.input_first else weight
 
 
 def prefix_readers(model: nn.Module) -> tuple[tuple[Projection, ...], ...]:
@@ -422,8 +414,7 @@ def find_tail(model: nn.Module) -> Tail:
     rows = (moved - head.given).abs().amax(dim=(0, 2)) > 1e-6 * float(head.given.abs().max())
     if rows.tolist() != [False, True, False, False]:
         raise AnatomyError(f"{type(model).__name__}: attention follows {layer.name}, the last layer before the head")
-    found = _projection(model, layer)
-    return Tail(found.module, found.weight, found.input_first, head.name)
+    return Tail(_projection(model, layer), head.name)
 
 
 def _probe_heads(

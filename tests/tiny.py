@@ -34,23 +34,13 @@ def bert_tokenizer() -> Any:
     return hf.BertTokenizerFast(vocab=dict(VOCABULARY), model_max_length=POSITIONS)
 
 
-def wide_bert(dropout: float = 0.0) -> Any:
-    """Return a BERT classifier of three classes and hidden size 96: wide enough for the span of a few sentences, in eval mode."""
-    config = hf.BertConfig(
-        vocab_size=len(VOCABULARY),
-        hidden_size=WIDE,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        intermediate_size=2 * WIDE,
-        max_position_embeddings=POSITIONS,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-        num_labels=3,
-        initializer_range=0.2,  # weights as far from zero as trained ones, so that attention is not uniform
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return hf.BertForSequenceClassification._from_config(config, attn_implementation="eager").eval()
+def wide_bert(dropout: float = 0.0) -> nn.Module:
+    """Return a BERT classifier of three classes and hidden size 96: wide enough for the span of a few sentences, in eval mode.
+
+    Its weights are as far from zero as trained ones, so that attention is not uniform.
+    """
+    wide = {"hidden_size": WIDE, "num_attention_heads": 6, "intermediate_size": 2 * WIDE}
+    return bert(num_labels=3, dropout=dropout, **wide, initializer_range=0.2)
 
 
 def gpt2_tokenizer() -> Any:
@@ -64,18 +54,16 @@ def gpt2_tokenizer() -> Any:
 
 def bert(num_labels: int = 2, seed: int = 0, dropout: float = 0.0, **more: Any) -> nn.Module:
     """Return a BERT classifier: 2 layers, D = 32, eager attention, eval mode."""
+    size = {"hidden_size": HIDDEN, "num_attention_heads": 2, "intermediate_size": 2 * HIDDEN}
     config = hf.BertConfig(
         vocab_size=len(VOCABULARY),
-        hidden_size=HIDDEN,
         num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=2 * HIDDEN,
         max_position_embeddings=POSITIONS,
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
         num_labels=num_labels,
         attn_implementation="eager",
-        **more,
+        **(size | more),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

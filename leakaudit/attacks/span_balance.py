@@ -76,7 +76,7 @@ class Balance:
         self._places = places
 
     def improve(self, start: Sequence[int], available: Tensor, budget: Budget) -> Choice:
-        """Fill and exchange places whose member is not known, or has a known update, many at a time, while it gets better.
+        """Fill empty places and exchange members of known update, many at a time, while it gets better.
 
         Args:
             start: option at each place, -1 for none; the first and the last stay.
@@ -84,7 +84,7 @@ class Balance:
             budget: looked at between steps.
         """
         state = torch.tensor(start, device=self._places.device)
-        inside = available & (self._places > 0) & (self._places < len(state) - 1)
+        inside = self._inside(available, len(start))
         best = Choice(tuple(start), self.imbalance(state))
         for _ in range(STEPS):
             value = self._imbalances(state, inside, unknown_too=False)
@@ -106,6 +106,11 @@ class Balance:
             if best.imbalance < BALANCED and -1 not in best.options:
                 break
         return best
+
+    def _inside(self, available: Tensor, length: int) -> Tensor:
+        """Return (N,) booleans: options that may be chosen, at places between the first and the last of so many."""
+        inside: Tensor = available & (self._places > 0) & (self._places < length - 1)
+        return inside
 
     def imbalance(self, state: Tensor) -> float:
         """Return the imbalance of the options at each place (L,), -1 for none."""
@@ -129,7 +134,7 @@ class Balance:
             budget: looked at between steps.
         """
         first = torch.tensor(start, device=self._places.device)
-        inside = available & (self._places > 0) & (self._places < len(first) - 1)
+        inside = self._inside(available, len(start))
         states = [first]
         best = Choice(tuple(start), self.imbalance(first) if -1 not in start else float("inf"))
         seen: set[tuple[int, ...]] = set()

@@ -109,7 +109,7 @@ def endings(seen: Observation, tokens: Sequence[int], parents: Sequence[int], bu
     made = _run(seen, tail, tokens, parents)
     if made.given.shape[0] >= made.given.shape[1]:
         return None  # more prefixes than inputs of the layer: their parts cannot be told apart
-    update = tail.by_output(seen.update[tail.weight]).double()  # (D, F)
+    update = tail.layer.by_output(seen.update[tail.layer.weight]).double()  # (D, F)
     twins = _twins(made.given, tokens, parents)
     distinct = sorted(set(twins))
     gradients = torch.zeros(len(tokens), update.shape[0], dtype=torch.float64, device=update.device)
@@ -125,7 +125,8 @@ def _shared_tail(seen: Observation) -> Tail | None:
         tail = find_tail(seen.model)
     except AnatomyError:
         return None
-    return tail if tail.weight in seen.update and bool(seen.update[tail.weight].any()) else None
+    update = seen.update.get(tail.layer.weight)
+    return tail if update is not None and bool(update.any()) else None
 
 
 def likely_last_tokens(
@@ -149,7 +150,7 @@ def likely_last_tokens(
         return None
     tokens, parents, ends = _forest_of(paths)
     made = _run(seen, tail, tokens, parents)
-    left = tail.by_output(seen.update[tail.weight]).double()  # (D, F)
+    left = tail.layer.by_output(seen.update[tail.layer.weight]).double()  # (D, F)
     amount = 1.0 / len(tokens)
     inner = [child for child, parent in enumerate(parents) if parent >= 0]
     if inner:
@@ -209,7 +210,7 @@ def _run(seen: Observation, tail: Tail, tokens: Sequence[int], parents: Sequence
     paths, where = _paths(tokens, parents)
     ids, mask = padded_batch(seen, paths)
     rows, columns = (torch.tensor(index, device=ids.device) for index in zip(*where, strict=True))
-    layer, head = seen.model.get_submodule(tail.module), seen.model.get_submodule(tail.head)
+    layer, head = seen.model.get_submodule(tail.layer.module), seen.model.get_submodule(tail.head)
     taken: dict[str, Tensor] = {}
 
     def at_layer(module: object, given: tuple[Tensor, ...], made: Tensor) -> Tensor:

@@ -189,21 +189,6 @@ class Ledger:
             books.enter_surely()
         return books.entries(sure)
 
-    def nearly(self, share: Tensor) -> Tensor:
-        """Return the pairs (k,) at which open tokens are entered as a whole for all that can be said yet.
-
-        Args:
-            share: (N,) coefficients, 0 for pairs that are not in question.
-        """
-        count = int(self.tokens.max()) + 1
-        top = torch.full((count,), -torch.inf, dtype=share.dtype, device=share.device)
-        top.scatter_reduce_(0, self.tokens, share, "amax")
-        first = share == top[self.tokens]
-        others = torch.zeros_like(top)
-        others.scatter_reduce_(0, self.tokens, torch.where(first, 0.0, share.abs()), "amax")
-        whole = first & (share > CLEAR) & (others[self.tokens] < SECOND)
-        return whole.nonzero().flatten()
-
 
 class _Books:
     """A ledger while it is being settled."""
@@ -233,13 +218,13 @@ class _Books:
         closed: Tensor = (self._by_position.norm(dim=0) <= self._small[1]) & (self._counts > 0) & ~self._given
         return closed
 
-    def _reach(self) -> Tensor:
-        """Return (P,): at least how many sequences reach a position; 0 where that is not known.
+    def _reach(self) -> tuple[Tensor, Tensor]:
+        """Return (P,) at least how many sequences reach a position, 0 where that is not known, and (P,) whether all of them do.
 
         No fewer than reach one behind it, and equal tokens at one position count once.
         """
-        reach: Tensor = torch.where(self._closed(), self._counts, 0).flip(0).cummax(dim=0).values.flip(0)
-        return reach
+        reach = torch.where(self._closed(), self._counts, 0).flip(0).cummax(dim=0).values.flip(0)
+        return reach, (reach == reach.max()) & (reach > 0)
 
     def _strong(self, side: int) -> Tensor:
         """Return booleans: tokens (0) or positions (1) of whose gradient more than the errors of earlier entries is left."""
@@ -252,10 +237,6 @@ class _Books:
         tokens, positions = self._by_token.norm(dim=0), self._by_position.norm(dim=0)
         possible: Tensor = (self._pair >= 0) & (tokens > self._small[0])[:, None] & (positions > self._small[1])[None]
         return possible
-
-    def _share(self) -> tuple[Tensor, Tensor]:
-        possible = self._possible()
-        return _shares(self._by_token, self._by_position, self._ratio, possible), possible
 
     def _enter(self, row: int, column: int, gradient: Tensor) -> None:
         """Book the gradient (F,) of the pair of a token and a position."""
@@ -277,7 +258,8 @@ class _Books:
 
     def enter_tokens(self, bound: float | None = None) -> bool:
         """Book every token that is wholly at one position, within a bound on coefficients; return whether there was one."""
-        share, possible = self._share()
+        possible = self._possible()
+        share = _shares(self._by_token, self._by_position, self._ratio, possible)
         rows, columns = _stands_alone(share, possible & self._strong(0)[:, None], bound)
         for row, column in zip(rows, columns, strict=True):
             pair = int(self._pair[row, column])
@@ -291,8 +273,7 @@ class _Books:
         """
         possible = self._possible().T
         share = _shares(self._by_position, self._by_token, self._ratio.T.reciprocal(), possible)
-        reach = self._reach()
-        everyone = (reach == reach.max()) & (reach > 0)
+        reach, everyone = self._reach()
         one = (everyone & (self._counts == reach - 1)) | ((reach == 0) & (bound is not None))
         columns, rows = _stands_alone(share, possible & (self._strong(1) & one)[:, None], bound)
         for row, column in zip(rows, columns, strict=True):
@@ -303,58 +284,53 @@ class _Books:
 
     def enter_what_closes(self) -> bool:
         """Book tokens that are nearly at one position where, all together, they use it up; return whether there were some."""
-        share, possible = self._share()
-        nearly = self._nearly(torch.where(possible, share, 0.0))
+        _, nearly, gradients = self._nearly(self._possible())
         ledger = self._ledger
         at = ledger.positions[nearly]
-        parts = self._by_token[:, ledger.tokens[nearly]] / ledger.along_token[nearly]
-        left = self._by_position.index_add(1, at, -parts * ledger.along_position[nearly])
+        left = self._by_position.index_add(1, at, -gradients * ledger.along_position[nearly])
         closes = (left.norm(dim=0) < self._small[1])[at]
-        for pair, part in zip(nearly[closes].tolist(), parts[:, closes].T, strict=True):
-            self._enter(int(ledger.tokens[pair]), int(ledger.positions[pair]), part)
+        for pair, gradient in zip(nearly[closes].tolist(), gradients[:, closes].T, strict=True):
+            self._enter(int(ledger.tokens[pair]), int(ledger.positions[pair]), gradient)
         return bool(closes.any())
 
-    def _nearly(self, share: Tensor) -> Tensor:
-        """Return the pairs (k,) in question at which tokens are for all that can be said yet."""
-        by_pair = torch.zeros(len(self._ledger.tokens), dtype=share.dtype, device=share.device)
-        here = self._pair >= 0
-        by_pair[self._pair[here]] = share[here]
-        return self._ledger.nearly(by_pair)
+    def _nearly(self, possible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the coefficients (N,), the pairs (k,) at which tokens are for all that can be said yet, and their gradients (F, k)."""
+        tokens = self._ledger.tokens
+        share = _shares(self._by_token, self._by_position, self._ratio, possible)
+        by_pair = torch.zeros(len(tokens), dtype=share.dtype, device=share.device)
+        by_pair[self._pair[possible]] = share[possible]
+        nearly = _nearly_whole(by_pair, tokens)
+        return by_pair, nearly, self._by_token[:, tokens[nearly]] / self._ledger.along_token[nearly]
 
     def entries(self, sure: int) -> Entries:
         """Return what is known, the first `sure` of it for certain."""
         ledger = self._ledger
-        share, possible = self._share()
+        possible = self._possible()
+        share, nearly, gradients = self._nearly(possible)
         own = torch.full_like(ledger.tokens, -1)
         known = torch.tensor(self.known, dtype=torch.long, device=own.device)
         own[known] = torch.arange(len(known), device=own.device)
         certain = torch.zeros_like(own, dtype=torch.bool)
         certain[known[:sure]] = True
         settled = own >= 0
-        by_pair = torch.zeros(len(own), dtype=share.dtype, device=own.device)
         open_ = torch.zeros_like(settled)
-        by_pair[self._pair[possible]] = share[possible]
         open_[self._pair[possible]] = True
-        nearly = ledger.nearly(by_pair)
         own[nearly] = len(known) + torch.arange(len(nearly), device=own.device)
-        parts = self._by_token[:, ledger.tokens[nearly]] / ledger.along_token[nearly]
-        gradients = torch.cat([*(g[:, None] for g in self._gradients), parts], dim=1)
         closed = self._closed()
-        reach = self._reach()
-        all_of_them = (reach == reach.max()) & (reach > 0)
+        reach, everyone = self._reach()
         return Entries(
             own=own,
-            gradients=gradients,
+            gradients=torch.cat([*(g[:, None] for g in self._gradients), gradients], dim=1),
             settled=settled,
             sure=certain | (settled & closed[ledger.positions]),
-            share=by_pair,
+            share=share,
             open=open_,
             left=self._by_position,
             closed=closed,
-            single=all_of_them & (self._counts == reach - 1),
-            doubtful=all_of_them & (self._counts >= reach) & (self._by_position.norm(dim=0) > self._small[1]),
-            shared=all_of_them & (self._counts < reach) & (self._by_position.norm(dim=0) <= self._small[1]),
-            last=~all_of_them.roll(-1) | (torch.arange(len(reach), device=reach.device) == len(reach) - 1),
+            single=everyone & (self._counts == reach - 1),
+            doubtful=everyone & (self._counts >= reach) & (self._by_position.norm(dim=0) > self._small[1]),
+            shared=everyone & (self._counts < reach) & (self._by_position.norm(dim=0) <= self._small[1]),
+            last=~everyone.roll(-1) | (torch.arange(len(reach), device=reach.device) == len(reach) - 1),
         )
 
 
@@ -371,6 +347,22 @@ def _stands_alone(share: Tensor, possible: Tensor, within: float | None) -> tupl
     bound = (SPREADS * spread).clamp_min(FINEST) if within is None else torch.full_like(spread, within)
     alone = (top > CLEAR) & ((top - 1.0).abs() < bound) & (second < bound.clamp_max(SECOND))
     return alone.nonzero().flatten().tolist(), column[alone].tolist()
+
+
+def _nearly_whole(share: Tensor, tokens: Tensor) -> Tensor:
+    """Return the pairs (k,) at which tokens are entered as a whole for all that can be said yet.
+
+    Args:
+        share: (N,) coefficients, 0 for pairs that are not in question.
+        tokens: (N,) entry of each pair.
+    """
+    count = int(tokens.max()) + 1
+    top = torch.full((count,), -torch.inf, dtype=share.dtype, device=share.device)
+    top.scatter_reduce_(0, tokens, share, "amax")
+    first = share == top[tokens]
+    others = torch.zeros_like(top)
+    others.scatter_reduce_(0, tokens, torch.where(first, 0.0, share.abs()), "amax")
+    return (first & (share > CLEAR) & (others[tokens] < SECOND)).nonzero().flatten()
 
 
 def _shares(terms: Tensor, sums: Tensor, ratio: Tensor, possible: Tensor) -> Tensor:

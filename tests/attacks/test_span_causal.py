@@ -117,7 +117,7 @@ def test_without_the_last_layer_the_prefixes_still_come_back() -> None:
     """All but the last token, and nothing is claimed to be proved."""
     step = _step(_decoder("Llama"), TEXTS[2:])
     seen = step.observe()
-    tail = find_tail(seen.model).weight
+    tail = find_tail(seen.model).layer.weight
     hidden = replace(seen, update={name: g for name, g in seen.update.items() if name not in (tail, "lm_head.weight")})
     guess = _attack(hidden)
     assert _recovered(guess) == Counter(ids[:-1] for ids in step.truth.sequences())
