@@ -22,6 +22,7 @@ from leakaudit.scores import AttemptStatus, VerificationStatus, load_journal, lo
 from leakaudit.worker import run_worker
 from tests import tiny
 from tests.callbacks.tiny_trainer import TEXTS, audit_config, make_trainer
+from tests.processes import alive, until
 
 ROOT = Path(__file__).parents[1]
 PRIVATE = ("dog", "bird", "horse", "river", "cats", "fish", "chased")
@@ -178,22 +179,6 @@ def training(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
         process.communicate(timeout=60)
         if worker and alive(worker):
             os.kill(worker, signal.SIGKILL)
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait for something, but not forever."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    """Return whether a process runs; one that only waits to be collected does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")

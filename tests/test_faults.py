@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,28 +25,13 @@ from leakaudit.sealing import new_identity
 from leakaudit.spool import Spool
 from leakaudit.worker import run_worker
 from tests import mini_trainer, test_worker
+from tests.processes import alive, until
 
 ROOT = Path(__file__).parents[1]
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 
 AFTER_AN_AUDIT = [".gitignore", "audit.json", "finished.json", "tokenizer", "trainer.lock", "worker.lock"]
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait for something, but not forever."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    """Return whether a process runs; one that only waits to be collected does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def spool_files(folder: Path) -> list[str]:

@@ -23,6 +23,7 @@ from leakaudit.snapshot import OBSERVED, Manifest, Provenance, Snapshot, write_s
 from leakaudit.spool import MOST_DEATHS, Spool, Totals
 from leakaudit.worker import run_worker
 from tests import tiny
+from tests.processes import until
 
 ROOT = Path(__file__).parents[1]
 TEXT = "the old dog chased a cat ."
@@ -354,14 +355,6 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait(timeout=60)
     if process.stdin is not None:
         process.stdin.close()
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait for something, but not forever."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.02)
 
 
 def test_a_worker_killed_in_the_middle_of_an_attack_repeats_that_attempt_only(tmp_path: Path) -> None:
