@@ -279,7 +279,7 @@ def build_model(recipe: ModelRecipe, weights: Mapping[str, Tensor]) -> nn.Module
         ModelError: the class is unknown, or the weights do not fit it.
     """
     try:
-        model = _made(recipe) if recipe.made_by else _instantiated(recipe)
+        model = blank_model(recipe)
         if recipe.lora is not None:
             rebuild_lora(model, recipe.lora)
         outcome = model.load_state_dict(dict(weights), strict=False)
@@ -294,6 +294,15 @@ def build_model(recipe: ModelRecipe, weights: Mapping[str, Tensor]) -> nn.Module
             f"first {first!r}"
         )
     return model.eval()
+
+
+def blank_model(recipe: ModelRecipe) -> nn.Module:
+    """Return the model of a recipe, without its adapters, with weights that are still to be loaded.
+
+    Raises:
+        ModelError: what makes it cannot be found, or makes no model.
+    """
+    return _made(recipe) if recipe.made_by else _instantiated(recipe)
 
 
 def _instantiated(recipe: ModelRecipe) -> nn.Module:
