@@ -14,7 +14,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -22,10 +22,12 @@ from typing import Any, ParamSpec
 import torch
 from torch import nn
 
+from leakaudit.callbacks.arrays import array_pass, for_labels, labels_only
 from leakaudit.callbacks.distributed import peers_of
 from leakaudit.callbacks.private_sgd import PrivateSgd, private_sgd
 from leakaudit.callbacks.recorder import Kept, Observe, Peers, Recorder, layers_of
 from leakaudit.callbacks.side_process import SideProcess, attacked_when, by_hand, say
+from leakaudit.classifiers import ArrayClassifier, NoText, array_facts, array_recipe
 from leakaudit.client import DP_SGD, public_facts
 from leakaudit.config import AuditConfig, load_config
 from leakaudit.errors import LeakAuditError, ModelError, SnapshotError, SpoolError
@@ -91,6 +93,10 @@ class Stack:
     tokenizer: Any
     called: nn.Module | None = None
     """The object that the training loop calls; None for `model`."""
+    num_labels: int | None = None
+    """C of a classifier of arrays, which has no tokenizer; None for text."""
+    criterion: nn.Module | None = None
+    """Its loss; None for mean cross-entropy."""
     scaler: Any = None
     batch_size_bound: int | None = None
     total_steps: int | None = None
@@ -164,13 +170,18 @@ class AuditRun:
         Raises:
             LeakAuditError: the model cannot be rebuilt, the folder cannot be written, a plugin does not exist.
         """
+        if stack.num_labels is not None:
+            stack = _labels_only(stack, stack.num_labels)
         if stack.tokenizer is None:
             raise SnapshotError(
-                "there is no tokenizer, and attacks need one: give it (`processing_class`, `tokenizer`)"
+                "there is no tokenizer, and attacks need one: give it (`processing_class`, `tokenizer`), or `num_labels` where "
+                "the model classifies pictures or tables"
             )
-        _check_plugins(config)
         model = unwrapped(stack.model)
-        recipe = _recipe(model, config)
+        if isinstance(model, ArrayClassifier):
+            config = for_labels(config)
+        _check_plugins(config)
+        recipe, config = _recipe(model, config)
         private = private_sgd(stack.optimizer)
         declared = (*_declared(config), *(private.declared() if private else ()))
         facts = _facts(stack, model, declared)
@@ -193,6 +204,7 @@ class AuditRun:
             local_steps=stack.local_steps,
             learning_rate=rate,
             max_bytes=config.max_spool_gb * 1e9,
+            **_words_of(model),
         )
         moved = {
             id(p) for group in layers_of(stack.optimizer)[-1].param_groups for p in group["params"] if p.requires_grad
@@ -321,6 +333,8 @@ class AuditRun:
         if self.dead or not _writes(self.stack.peers):
             return
         start = time.perf_counter()
+        if self.config.schedule == "inline":
+            self.recorder.written()  # attacks on it come next, and training waits for them anyway
         if self.recorder.counters.kept:
             self.side.ensure()
         self.log_results()
@@ -529,18 +543,46 @@ def never_raises(method: Callable[P, None]) -> Callable[P, None]:
     return guarded
 
 
-def _recipe(model: nn.Module, config: AuditConfig) -> ModelRecipe:
+def _recipe(model: nn.Module, config: AuditConfig) -> tuple[ModelRecipe, AuditConfig]:
     """Describe how to rebuild a model; where it is attacked in this process, its name is enough.
+
+    Attacks on labels take milliseconds, so a classifier of arrays that nobody else can make is attacked in this process unless
+    the configuration says when.
 
     Raises:
         ModelError: nothing says how, and another process would have to.
     """
+    inline = config.schedule == "inline"
+    if isinstance(model, ArrayClassifier):
+        recipe = array_recipe(model)
+        if recipe.made_by or inline:
+            return recipe, config
+        if "schedule" not in config.model_fields_set:
+            return recipe, config.model_copy(update={"schedule": "inline"})
+        ModelRecipe.of(model.net)  # says what to do
     try:
-        return ModelRecipe.of(model)
+        return ModelRecipe.of(model), config
     except ModelError:
-        if config.schedule != "inline":
+        if not inline:
             raise
-        return ModelRecipe(class_name=type(model).__name__)
+        return ModelRecipe(class_name=type(model).__name__), config
+
+
+def _labels_only(stack: Stack, num_labels: int) -> Stack:
+    """Return a run on arrays as one whose model brings its loss, like those of text; the loop goes on calling its own."""
+    return replace(
+        stack,
+        model=labels_only(stack.model, num_labels, stack.criterion),
+        called=stack.model if stack.called is None else stack.called,
+        tokenizer=NoText(),
+    )
+
+
+def _words_of(model: nn.Module) -> dict[str, Any]:
+    """Return what the recorder needs to know of a model whose forward passes are kept in other words than the loop's."""
+    if not isinstance(model, ArrayClassifier):
+        return {}
+    return {"as_kept": functools.partial(array_pass, num_labels=model.num_labels)}
 
 
 def auditable(root: nn.Module, source: Source = None) -> tuple[nn.Module, nn.Module]:
@@ -679,6 +721,7 @@ def _write(spool: Spool, kept: Kept) -> None:
                     "training_mode": kept.training,
                     "loss_divisor": _loss_divisor(kept),
                     "dtype": AUTOCAST_DTYPES.get(str(autocast), facts.dtype),
+                    "input_shape": _input_shape(kept),
                     "shared": tuple(name for name in everything if name in kept.update),
                     "frozen": tuple(name for name in everything if name not in kept.update),
                 }
@@ -695,6 +738,12 @@ def _write(spool: Spool, kept: Kept) -> None:
     say(f"kept step {kept.step} ({len(kept.update)} updates, copied in {kept.copy_seconds * 1000:.0f} ms)")
 
 
+def _input_shape(kept: Kept) -> tuple[int, ...] | None:
+    """Return the shape of one example of a batch of arrays."""
+    inputs = kept.truth.micro_batches[0].inputs.get("inputs")
+    return None if inputs is None else tuple(inputs.shape[1:])
+
+
 def _loss_divisor(kept: Kept) -> float:
     """Return what the trainer divided each micro-batch's loss by: one over the pull on it, where that is the same for all."""
     pulls = [float(batch.pulls["loss"]) for batch in kept.truth.micro_batches if "loss" in batch.pulls]
@@ -706,8 +755,9 @@ def _loss_divisor(kept: Kept) -> float:
 
 def _is_placeholder(kept: Kept) -> bool:
     """Return whether a batch is one row of zeros and ones: what Opacus' `rand_on_empty` makes of an empty draw."""
-    rows = [row for batch in kept.truth.micro_batches for row in batch.inputs["input_ids"]]
-    return len(rows) == 1 and int(rows[0].max()) <= 1
+    parts = [batch.inputs.get("inputs", batch.inputs["input_ids"]) for batch in kept.truth.micro_batches]
+    rows = [row for part in parts for row in part]
+    return len(rows) == 1 and bool(((rows[0] == 0) | (rows[0] == 1)).all())
 
 
 def unused_private_model(model: nn.Module) -> str:
@@ -728,16 +778,17 @@ def unused_private_model(model: nn.Module) -> str:
 
 def _facts(stack: Stack, model: nn.Module, declared: tuple[DeclaredDefense, ...]) -> PublicFacts:
     """Note what is public about every step of a run."""
-    facts = public_facts(
-        model,
-        stack.tokenizer,
-        task=_task(model),
-        training=True,
-        batch_size_bound=stack.batch_size_bound,
-        dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
-        stage="protected" if declared else "raw",
-        defenses=declared,
-    )
+    known: dict[str, Any] = {
+        "training": True,
+        "batch_size_bound": stack.batch_size_bound,
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "stage": "protected" if declared else "raw",
+        "defenses": declared,
+    }
+    if isinstance(model, ArrayClassifier):
+        facts = array_facts(model, (), **known)  # the shape is known from the first batch on
+    else:
+        facts = public_facts(model, stack.tokenizer, task=_task(model), **known)
     names = {name: plain_name(name) for name in facts.shared}
     view = {"update": "reduced" if stack.peers is not None else "local", "local": "local", "delta": "delta"}[
         stack.observe

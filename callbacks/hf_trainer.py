@@ -33,13 +33,17 @@ from leakaudit.errors import SnapshotError
 class LeakAuditCallback(Guarded, TrainerCallback, ExportableState):
     """Keeps a real client step now and then, lets a side process attack it, and reports what could be read."""
 
-    def __init__(self, config: AuditConfig | Mapping[str, Any] | Path | str | None = None) -> None:
+    def __init__(
+        self, config: AuditConfig | Mapping[str, Any] | Path | str | None = None, *, num_labels: int | None = None
+    ) -> None:
         """Remember the configuration; nothing is read, written or started before training begins.
 
         Args:
             config: a YAML file, the object (or its JSON, as a checkpoint keeps it), or None for the defaults.
+            num_labels: C, for a classifier of arrays, such as `AutoModelForImageClassification`: its labels are audited.
         """
         self._source = config if config is not None else AuditConfig()
+        self._num_labels = num_labels
         self._reset()
 
     def _reset(self) -> None:
@@ -49,11 +53,11 @@ class LeakAuditCallback(Guarded, TrainerCallback, ExportableState):
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the configuration only: a copy of a running audit is a new, idle one."""
-        return {"_source": self._source}
+        return {"_source": self._source, "_num_labels": self._num_labels}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Come back idle."""
-        self._source = state["_source"]
+        self.__dict__.update(state)
         self._reset()
 
     def state(self) -> dict[str, Any]:
@@ -61,7 +65,8 @@ class LeakAuditCallback(Guarded, TrainerCallback, ExportableState):
         source = self._source
         config = source.model_dump(mode="json") if isinstance(source, AuditConfig) else source
         kept = self._kept if self._run is None else self._run.kept
-        return {"args": {"config": str(config) if isinstance(config, Path) else config}, "attributes": {"_kept": kept}}
+        arguments = {"config": str(config) if isinstance(config, Path) else config, "num_labels": self._num_labels}
+        return {"args": arguments, "attributes": {"_kept": kept}}
 
     def attach(self, trainer: Any) -> LeakAuditCallback:
         """Read the batch where the trainer has it whole: labels included, before any forward hook.
@@ -145,6 +150,7 @@ class LeakAuditCallback(Guarded, TrainerCallback, ExportableState):
                 model=kwargs["model"],
                 optimizer=kwargs["optimizer"],
                 tokenizer=kwargs.get("processing_class"),
+                num_labels=self._num_labels,
                 called=None if trainer is None else trainer.model_wrapped,
                 batch_size_bound=args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size,
                 total_steps=state.max_steps or None,

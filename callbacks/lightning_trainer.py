@@ -3,6 +3,8 @@
     audit = LeakAuditCallback("leakaudit.yaml", tokenizer=tokenizer)
     Trainer(..., callbacks=[audit]).fit(module)
 
+A classifier of pictures or tables has no tokenizer; `LeakAuditCallback("leakaudit.yaml", num_labels=10)` audits its labels.
+
 Lightning runs forward and backward inside the optimizer's step, and no callback of its own comes after clipping; so the audit
 looks at the optimizer and at the model inside the module, and takes from Lightning only when training begins and ends. It never
 raises into the run; `LEAKAUDIT_DISABLED=1` switches it off.
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from leakaudit.callbacks.arrays import classifier_in, labels_of
 from leakaudit.callbacks.audit_run import (
     OFF_SWITCH,
     Guarded,
@@ -43,15 +46,33 @@ else:
 class LeakAuditCallback(Guarded, Callback):
     """Keeps a real client step now and then, lets a side process attack it, and reports what could be read."""
 
-    def __init__(self, config: Source = None, *, tokenizer: Any = None) -> None:
+    def __init__(
+        self,
+        config: Source = None,
+        *,
+        tokenizer: Any = None,
+        num_labels: int | None = None,
+        criterion: torch.nn.Module | None = None,
+        batch_size: int | None = None,
+    ) -> None:
         """Remember the configuration; nothing is read, written or started before training begins.
 
         Args:
             config: a YAML file, the object, a mapping, or None for the defaults.
             tokenizer: the model's; without it, the module's attribute `tokenizer` is taken.
+            num_labels: C, for a classifier of arrays: any module that turns one array (B, ...) into logits (B, C). Labels are those
+                that a batch names, or the last entry of a batch such as (inputs, labels).
+            criterion: its loss, where that is another one than mean cross-entropy and the protocol says so.
+            batch_size: largest batch of a step, where the protocol makes it public; else attacks have to guess how many labels
+                there are.
         """
         self._source = config
-        self._tokenizer = tokenizer
+        self._known = {
+            "tokenizer": tokenizer,
+            "num_labels": num_labels,
+            "criterion": criterion,
+            "batch_size_bound": batch_size,
+        }
         self._reset()
 
     def _reset(self) -> None:
@@ -63,7 +84,7 @@ class LeakAuditCallback(Guarded, Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the configuration only: a copy of a running audit is a new, idle one (`ddp_spawn` makes one)."""
-        return {"_source": self._source, "_tokenizer": self._tokenizer}
+        return {"_source": self._source, "_known": self._known}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Come back idle."""
@@ -87,8 +108,8 @@ class LeakAuditCallback(Guarded, Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Tell of the batch: the module may keep its labels from the model."""
-        if self._run is not None and isinstance(batch, Mapping):
-            self._run.recorder.batch(batch)
+        if self._run is not None:
+            self._run.recorder.batch(batch if isinstance(batch, Mapping) else labels_of(batch))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """See to the side process, and log what it has found since."""
@@ -120,7 +141,12 @@ class LeakAuditCallback(Guarded, Callback):
     def _look(self, trainer: Any, pl_module: Any) -> Stack:
         strategy = type(trainer.strategy).__name__
         refuse_strategy(strategy, fsdp2=strategy == "ModelParallelStrategy")
-        called, core = auditable(pl_module, self._source)
+        known = self._known
+        if known["num_labels"] is None:
+            called, core = auditable(pl_module, self._source)
+            known = known | {"tokenizer": known["tokenizer"] or getattr(pl_module, "tokenizer", None)}
+        else:
+            called = core = classifier_in(pl_module)
         self._optimizer = _mover(trainer.optimizers, core)
         planned = (
             trainer.max_steps if trainer.max_steps and trainer.max_steps > 0 else trainer.estimated_stepping_batches
@@ -131,12 +157,12 @@ class LeakAuditCallback(Guarded, Callback):
             model=core,
             called=called,
             optimizer=self._optimizer,
-            tokenizer=self._tokenizer or getattr(pl_module, "tokenizer", None),
             scaler=getattr(trainer.precision_plugin, "scaler", None),
             total_steps=int(planned) if math.isfinite(planned) else None,
             kept_before=self._kept if trainer.global_step else 0,
             log=self._log,
             peers=peers_of(trainer.world_size),
+            **known,
         )
 
     def _next(self) -> None:

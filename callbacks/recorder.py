@@ -150,6 +150,7 @@ class Recorder:
         local_steps: int = 1,
         learning_rate: float | None = None,
         max_bytes: float = float("inf"),
+        as_kept: Callable[[MicroBatch], MicroBatch] = lambda batch: batch,
     ) -> None:
         """Prepare; hooks are set by `install`.
 
@@ -165,6 +166,7 @@ class Recorder:
             local_steps: K optimizer steps that make one `delta`.
             learning_rate: of these steps.
             max_bytes: a step whose copies are larger than this is not recorded.
+            as_kept: puts a forward pass, as it was seen, into the words of the model that is audited; it may refuse the step.
         """
         self._model = model
         self._layers = layers_of(optimizer)
@@ -176,6 +178,7 @@ class Recorder:
         self._local_steps = local_steps
         self._learning_rate = learning_rate
         self._max_bytes = max_bytes
+        self._as_kept = as_kept
         self._tap = None if called is None else Tap(called, self._began, self._reached, self._give_up)
         self._persistent: frozenset[str] = frozenset()
         self._armed: _Armed | None = None
@@ -229,10 +232,14 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        if not self.written(patience_s) and patience_s:
+            logger.warning("the last kept step is still not on the disk after %g s; it is left behind", patience_s)
+
+    def written(self, patience_s: float = PATIENCE_SECONDS) -> bool:
+        """Wait until what was kept is on the disk, for so long and no longer; return whether it is."""
         if self._writer is not None:
             self._writer.join(patience_s)
-            if patience_s and self._writer.is_alive():
-                logger.warning("the last kept step is still not on the disk after %g s; it is left behind", patience_s)
+        return not self.writing()
 
     def writing(self) -> bool:
         """Return whether a kept step is still on its way to the disk."""
@@ -442,7 +449,8 @@ class Recorder:
     def _keep(self, armed: _Armed, start: float) -> None:
         """Copy the step and hand it to the writer. Every process of a distributed run comes here, or none."""
         try:
-            passes, truth = _batch_of(armed)
+            passes, batches = _batch_of(armed)
+            truth = Truth(tuple(self._as_kept(batch) for batch in batches))
         except Exception:
             if self._peers is not None:
                 self._peers.agree(False)  # the others are about to ask
@@ -619,17 +627,17 @@ def _own_part(gradient: Tensor) -> Tensor:
     return part.coalesce().values() if part.is_sparse else part
 
 
-def _same_tokens(one: Pass, two: Pass) -> bool:
-    mine, others = one.inputs.get("input_ids"), two.inputs.get("input_ids")
-    return mine is not None and others is not None and torch.equal(mine, others)
+def _same_examples(one: Pass, two: Pass) -> bool:
+    mine, others = ([p.inputs["input_ids"]] if "input_ids" in p.inputs else list(p.inputs.values()) for p in (one, two))
+    return len(mine) == len(others) > 0 and all(map(torch.equal, mine, others))
 
 
-def _batch_of(armed: _Armed) -> tuple[list[Pass], Truth]:
-    """Return the passes that the update comes from, and the batch that they are; two passes over the same tokens are one."""
+def _batch_of(armed: _Armed) -> tuple[list[Pass], list[MicroBatch]]:
+    """Return the passes that the update comes from, and the batch that they are; two passes over the same examples are one."""
     passes = [p for p in armed.passes if p.backward is not None or not p.tapped]
     for number, seen in enumerate(passes):
-        seen.again = any(_same_tokens(seen, p) for p in passes[:number] if seen.backward == p.backward is not None)
-    return passes, Truth(tuple(_micro_batch(p, armed.loss_scale) for p in passes))
+        seen.again = any(_same_examples(seen, p) for p in passes[:number] if seen.backward == p.backward is not None)
+    return passes, [_micro_batch(p, armed.loss_scale) for p in passes]
 
 
 def _micro_batch(seen: Pass, loss_scale: float) -> MicroBatch:
@@ -661,8 +669,10 @@ def _check_worth_keeping(kept: Kept) -> None:
             "no forward pass was seen that its update comes from; give the audit the object that the training loop calls"
         )
     if any("input_ids" not in batch.inputs for batch in kept.truth.micro_batches):
-        raise SnapshotError("its batch has no `input_ids`; only models that read token ids can be audited")
-    if not any(batch.inputs["input_ids"].numel() for batch in kept.truth.micro_batches):
+        raise SnapshotError(
+            "its batch has no `input_ids`; models that read token ids are audited, and classifiers of arrays with `num_labels`"
+        )
+    if not any(batch.inputs.get("inputs", batch.inputs["input_ids"]).numel() for batch in kept.truth.micro_batches):
         raise SnapshotError("its batch was empty")
     check_finite(kept.update)
 

@@ -7,6 +7,14 @@
             optimizer.step()
             optimizer.zero_grad()
 
+A classifier of pictures or tables has no tokenizer: `num_labels` says that its labels are to be audited, and the loop tells them.
+
+    with watch(net, optimizer, num_labels=10, config="leakaudit.yaml") as audit:
+        for inputs, labels in loader:
+            audit.batch({"labels": labels})
+            criterion(net(inputs), labels).backward()
+            ...
+
 Give it what the loop uses: the objects that `accelerator.prepare` or `privacy_engine.make_private` returned. The loop is not
 changed; steps are counted at the optimizer. It never raises into the loop; `LEAKAUDIT_DISABLED=1` switches it off.
 """
@@ -39,7 +47,10 @@ def watch(
     model: nn.Module,
     optimizer: Any,
     *,
-    tokenizer: Any,
+    tokenizer: Any = None,
+    num_labels: int | None = None,
+    criterion: nn.Module | None = None,
+    batch_size: int | None = None,
     config: Source = None,
     scaler: Any = None,
     max_grad_norm: float | None = None,
@@ -52,9 +63,13 @@ def watch(
     """Return a context in which a training loop is audited.
 
     Args:
-        model: what the loop calls: a model of transformers, wrapped or not, or a module with one such model inside.
+        model: what the loop calls: a model of transformers, wrapped or not, or a module with one such model inside; with
+            `num_labels` any classifier.
         optimizer: what the loop steps, wrapped or not.
-        tokenizer: the model's.
+        tokenizer: the model's; none for a classifier of arrays.
+        num_labels: C, for a classifier of arrays: any module that turns one array (B, ...) into logits (B, C).
+        criterion: its loss, where that is another one than mean cross-entropy and the protocol says so.
+        batch_size: largest batch of a step, where the protocol makes it public; else attacks have to guess how many labels there are.
         config: a YAML file, the object, a mapping, or None for the defaults.
         scaler: the `GradScaler`, if the loop has one that no wrapper of the optimizer holds.
         max_grad_norm: bound that the loop clips to; without it a clipped step is stamped `scaled` instead of `verified`.
@@ -73,6 +88,9 @@ def watch(
             model=model,
             optimizer=optimizer,
             tokenizer=tokenizer,
+            num_labels=num_labels,
+            criterion=criterion,
+            batch_size_bound=batch_size,
             scaler=scaler,
             total_steps=total_steps,
             observe=observe,
@@ -143,7 +161,7 @@ class Watch(Guarded):
             _check_plain_sgd(layers[-1])
             if peers_of() is not None:
                 raise SnapshotError("`observe='delta'` is for one client in one process; several share this run")
-        called, core = auditable(stack.model, self._source)
+        called, core = auditable(stack.model, self._source) if stack.num_labels is None else (stack.model, stack.model)
         self._precision = getattr(state, "mixed_precision", None)
         return Stack(**{**vars(stack), "model": core, "called": called, "peers": peers_of()})
 

@@ -497,7 +497,7 @@ class Audit:
         for label, attack in self._attacks:
             budget = Budget(self.config.budget_s)
             try:
-                if not attack.applies(canary):
+                if getattr(attack, "blind", False) or not attack.applies(canary):
                     continue
                 guess = attack(canary, self._generator(record.id, label, "canary"), budget)
                 own, other = self._score(guess, batch, canary), self._score(guess, truth, canary)
@@ -520,8 +520,9 @@ class Audit:
         text = CANARIES[turn % len(CANARIES)]
         label = turn % max(1, facts.num_labels or 1)
         if isinstance(client.model, ArrayClassifier):
-            noise = torch.rand((1, *client.model.input_shape), generator=self._generator("canary", str(turn)))
-            batch = array_batch(noise, torch.tensor([label]))
+            # Two, because batch normalisation does not train on one.
+            noise = torch.rand((2, *(facts.input_shape or ())), generator=self._generator("canary", str(turn)))
+            batch = array_batch(noise, torch.tensor([label, label]))
         else:
             batch = make_batch(self.tokenizer, [text], [label], task, facts.vocabulary.max_length)
         # What was granted or public of the real batch is wrong for this one, which has a single sequence.
@@ -530,7 +531,7 @@ class Audit:
             lengths=None if lengths is None else (int(batch.inputs["input_ids"].shape[1]),),
             labels=None if labels is None else (label,),
         )
-        bound = None if facts.batch_size_bound is None else 1
+        bound = None if facts.batch_size_bound is None else len(batch.inputs["input_ids"])
         facts = facts.model_copy(update={"granted": own, "batch_size_bound": bound})
         batch = with_random_state(batch, self.config.seed + turn)
         truth = Truth((batch,)).to(self.device)

@@ -393,9 +393,9 @@ def run(
     as_json: bool,
 ) -> None:
     """Attack kept SNAPSHOTS once: snapshot folders, or a spool or folder that holds some."""
+    from leakaudit.classifiers import reader_in
     from leakaudit.cli_snapshots import private_keys
     from leakaudit.config import AuditConfig, load_config
-    from leakaudit.models import load_tokenizer
     from leakaudit.snapshot import read_snapshot
 
     keys = private_keys(identity)
@@ -405,7 +405,7 @@ def run(
     if config.policy is not None:
         _check_policy(config.policy)
     _clear_old_run(out)
-    audit = _audit(config, load_tokenizer(kept_tokenizer), as_json)
+    audit = _audit(config, reader_in(kept_tokenizer), as_json)
     with _progress(audit, len(folders)):
         interrupted = _run_steps(audit, (read_snapshot(folder, keys) for folder in folders))
     results = audit.finish(interrupted=interrupted)

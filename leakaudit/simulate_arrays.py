@@ -77,7 +77,7 @@ class ArraySimulator:
             raise DataError(
                 f"the data has labels outside 0 to {classes - 1}; give the number of classes that the model has"
             )
-        self.model = _classifier(what, tuple(self._inputs.shape[1:]), classes)
+        self.model = _classifier(what, classes)
         self._check_output()
         self._frozen = frozen_parameters(self.model, what.freeze)
         order = list(range(len(self._labels)))
@@ -120,7 +120,7 @@ class ArraySimulator:
         more: dict[str, Any] = {"batch_size_bound": what.batch_size}
         if what.learning_rate is not None:
             more |= {"view": "delta", "local_steps": what.local_steps, "learning_rate": what.learning_rate}
-        facts = array_facts(self.model, training=training, frozen=self._frozen, **more)
+        facts = array_facts(self.model, self._inputs.shape[1:], training=training, frozen=self._frozen, **more)
         truth, recipe = Truth(tuple(made)), StepRecipe(training=training)
         return Snapshot(
             observation=ClientStep(self.model, truth, recipe, facts).observe(),
@@ -136,7 +136,7 @@ class ArraySimulator:
         )
 
 
-def _classifier(what: ArraySimulation, shape: tuple[int, ...], classes: int) -> ArrayClassifier:
+def _classifier(what: ArraySimulation, classes: int) -> ArrayClassifier:
     made: Any = what.model
     if isinstance(made, str):
         module, colon, name = made.partition(":")
@@ -153,5 +153,5 @@ def _classifier(what: ArraySimulation, shape: tuple[int, ...], classes: int) -> 
             made = maker()
     if not isinstance(made, nn.Module):
         raise ConfigError(f"the classifier is a {type(made).__name__}, not an nn.Module")
-    model = made if isinstance(made, ArrayClassifier) else ArrayClassifier(made, shape, classes)
+    model = made if isinstance(made, ArrayClassifier) else ArrayClassifier(made, classes)
     return model.eval()

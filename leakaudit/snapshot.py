@@ -75,6 +75,8 @@ class PublicFacts(_Facts):
     tied: tuple[tuple[str, str], ...] = ()
     """Pairs of names of one and the same parameter, such as input embedding and language-model head."""
     vocabulary: Vocabulary
+    input_shape: tuple[int, ...] | None = None
+    """Of one example, where the model classifies arrays; None for text."""
     batch_size_bound: int | None = None
     """Largest batch the protocol allows; the batch size itself is not public."""
     max_grad_norm: float | None = None

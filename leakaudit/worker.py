@@ -242,8 +242,8 @@ def make_audit(spool: Spool, audit_file: AuditFile, means: Means) -> Any:
     import torch
 
     from leakaudit.battery import Audit
+    from leakaudit.classifiers import reader_in
     from leakaudit.devices import choose_device
-    from leakaudit.models import load_tokenizer
     from leakaudit.snapshot import OBSERVED
 
     def report(entry: JournalEntry) -> None:
@@ -260,7 +260,7 @@ def make_audit(spool: Spool, audit_file: AuditFile, means: Means) -> Any:
     return Audit(
         spool.root.absolute().parent,  # not `config.out_dir`: a later run may have moved this audit aside
         config,
-        load_tokenizer(spool.root / "tokenizer"),
+        reader_in(spool.root / "tokenizer"),
         device=device,
         report=report,
         command=audit_file.command,

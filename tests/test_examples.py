@@ -14,6 +14,7 @@ from tests.test_packaging import ROOT
 
 STAMPS = {
     "with_accelerate": {"verified"},
+    "with_classifier": {"verified"},
     "with_fedavg": {"verified"},
     "with_lightning": {"verified"},
     "with_opacus": {"noised"},

@@ -50,7 +50,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit.devices",
         "leakaudit.simulate",
         "leakaudit.simulate_arrays",
-        "leakaudit.watch_arrays",
         "leakaudit.worker",
     ),
     "inline": ("leakaudit.inline",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ from torch import Tensor
 from leakaudit.attacks.clipping import scale_is_known
 from leakaudit.attacks.head_loss import head_loss, mean_gradient
 from leakaudit.attacks.label_counts import (
+    CountsLabels,
     batch_size,
-    check_count,
     misfit,
     on_the_simplex,
     smallest_batch,
@@ -47,7 +47,7 @@ CLASS_TRUST = 0.02
 
 @attack("ilrg")
 @dataclass(frozen=True)
-class Ilrg:
+class Ilrg(CountsLabels):
     """Class counts by pseudo-inverse, with the predictions for each class computed from features that the update itself holds.
 
     Sequences of one class are taken to have one feature, the mean of theirs (iLRG's class-wise embedding). Row c of the weight's
@@ -65,23 +65,11 @@ class Ilrg:
 
     dummy: bool = True
     """Run the model once on dummy inputs. False: no forward pass, and m from the update alone."""
-    data_count: int | None = None
-    """Number of sequences behind the update, granted; None takes what the protocol makes public, else it is guessed."""
 
-    goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
     source: ClassVar[str] = "iLRG (Ma et al. 2023, ICLR): class-wise embeddings and pseudo-inverse; the turns are ours"
     threat_model: ClassVar[str] = (
         "Sees one client's update and knows the weights; the output layer has a bias and is trained with cross-entropy."
     )
-
-    def __post_init__(self) -> None:
-        """Refuse a number of sequences that is none."""
-        check_count(self.data_count)
-
-    @property
-    def grants(self) -> tuple[str, ...]:
-        """Name what the threat model grants beyond the update."""
-        return () if self.data_count is None else ("data_count",)
 
     def applies(self, seen: Observation) -> Applicability:
         """Say whether there is a shared output layer with a bias, trained on one class a sequence."""

@@ -6,6 +6,9 @@ or from the protocol's batch size, or to be guessed from the shares themselves.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
 import torch
 from torch import Tensor
 
@@ -18,6 +21,28 @@ together than the error of the predicted probabilities, so the guess would mean 
 
 NEAR_INTEGER = 0.1
 """How far B times a class's share may be from a whole number. Our choice."""
+
+
+@dataclass(frozen=True)
+class CountsLabels:
+    """What all attacks that count labels have in common: they may be granted how many there are, and some labelled data as well."""
+
+    data_count: int | None = None
+    """Number of sequences behind the update, granted; None takes what the protocol makes public, else it is guessed."""
+
+    goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
+
+    def __post_init__(self) -> None:
+        """Refuse a number of sequences that is none."""
+        if self.data_count is not None and self.data_count < 1:
+            raise ValueError(
+                f"data_count is the number of sequences behind the update, at least 1, got {self.data_count}"
+            )
+
+    @property
+    def grants(self) -> tuple[str, ...]:
+        """Name what the threat model grants beyond the update."""
+        return tuple(name for name in ("auxiliary", "data_count") if getattr(self, name, None) is not None)
 
 
 def batch_size(seen: Observation, granted: int | None = None) -> int | None:
@@ -93,16 +118,6 @@ def misfit(shares: Tensor, counts: tuple[int, ...]) -> float:
     """Return how far the largest B * share is from its count: below 0.5 nothing but rounding was done."""
     sequences = sum(counts)
     return float((sequences * shares - torch.tensor(counts, dtype=shares.dtype, device=shares.device)).abs().max())
-
-
-def check_count(count: int | None) -> None:
-    """Refuse a granted number of sequences that is none.
-
-    Raises:
-        ValueError: it is below 1.
-    """
-    if count is not None and count < 1:
-        raise ValueError(f"data_count is the number of sequences behind the update, at least 1, got {count}")
 
 
 def solve_shares(predicted: Tensor, gradient: Tensor, loss: HeadLoss) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from leakaudit.attacks.clipping import scale_is_known
 from leakaudit.attacks.head_loss import head_loss, mean_gradient
-from leakaudit.attacks.label_counts import batch_size, check_count, smallest_batch
+from leakaudit.attacks.label_counts import CountsLabels, batch_size, smallest_batch
 from leakaudit.attacks.output_layer import bias_gradient, find_output_layer, own_direction
 from leakaudit.attacks.reconstruction import APPLIES, Applicability, Reconstruction, not_applicable
 from leakaudit.budget import Budget
@@ -24,7 +24,7 @@ Read = Literal["auto", "bias", "rows"]
 
 @attack("llg")
 @dataclass(frozen=True)
-class Llg:
+class Llg(CountsLabels):
     """Class counts by LLG's Algorithm 1 on shared gradients only; the model itself is not used.
 
     Algorithm 1 takes every class with a negative gradient once (Property 1), then again and again the class with the
@@ -37,23 +37,11 @@ class Llg:
     No offset is known here, so the classes are taken to be equally likely to the model, as they are before training.
     """
 
-    data_count: int | None = None
-    """Number of sequences behind the update, granted; None takes what the protocol makes public, else it is guessed."""
     read: Read = "auto"
     """What is read as the gradient g of a class."""
 
-    goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
     source: ClassVar[str] = "LLG (Wainakh et al. 2022), Algorithm 1, Eq. 18; the bias as g with Eq. 9 is ours"
     threat_model: ClassVar[str] = "Sees one client's update; the output layer is trained with cross-entropy."
-
-    def __post_init__(self) -> None:
-        """Refuse a number of sequences that is none."""
-        check_count(self.data_count)
-
-    @property
-    def grants(self) -> tuple[str, ...]:
-        """Name what the threat model grants beyond the update."""
-        return () if self.data_count is None else ("data_count",)
 
     def applies(self, seen: Observation) -> Applicability:
         """Say whether there is a shared output layer trained on one class a sequence."""

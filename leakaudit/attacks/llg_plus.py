@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +12,14 @@ from torch import Tensor
 from leakaudit.attacks.auxiliary import Auxiliary, auxiliary_outputs, can_use
 from leakaudit.attacks.clipping import scale_is_known
 from leakaudit.attacks.head_loss import head_loss, mean_gradient
-from leakaudit.attacks.label_counts import batch_size, check_count, misfit, on_the_simplex, smallest_batch, solve_shares
+from leakaudit.attacks.label_counts import (
+    CountsLabels,
+    batch_size,
+    misfit,
+    on_the_simplex,
+    smallest_batch,
+    solve_shares,
+)
 from leakaudit.attacks.llg import Read, can_read, extract_labels
 from leakaudit.attacks.llg_star import clipping_factor
 from leakaudit.attacks.output_layer import Neutral, find_output_layer, logit_gradient
@@ -24,7 +31,7 @@ from leakaudit.snapshot import Observation
 
 @attack("llg-plus")
 @dataclass(frozen=True)
-class LlgPlus:
+class LlgPlus(CountsLabels):
     """Class counts by Algorithm 1 with impact and offsets from auxiliary data (LLG+).
 
     `read="rows"` is the paper's own: row sums, Eq. 19 and 20 over batches full of one label. On the gradient of the logits (`auto`)
@@ -35,25 +42,13 @@ class LlgPlus:
 
     auxiliary: Path | None = None
     """Labelled data, as `leakaudit.classifiers.save_auxiliary` writes it. Granted: printed with every score."""
-    data_count: int | None = None
-    """Number of sequences behind the update, granted; None takes what the protocol makes public, else it is guessed."""
     read: Read = "auto"
     """What is read as the gradient g of a class."""
 
-    goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
     source: ClassVar[str] = "LLG+ (Wainakh et al. 2022), Algorithm 1, Eq. 8-20; offsets by mixture are ours"
     threat_model: ClassVar[str] = (
         "Sees one client's update, knows the weights and has labelled data like the client's; cross-entropy."
     )
-
-    def __post_init__(self) -> None:
-        """Refuse a number of sequences that is none."""
-        check_count(self.data_count)
-
-    @property
-    def grants(self) -> tuple[str, ...]:
-        """Name what the threat model grants beyond the update."""
-        return ("auxiliary",) if self.data_count is None else ("auxiliary", "data_count")
 
     def applies(self, seen: Observation) -> Applicability:
         """Say whether there are auxiliary data and a shared output layer trained on one class a sequence."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from leakaudit.attacks.clipping import scale_is_known
 from leakaudit.attacks.head_loss import head_loss, mean_gradient
-from leakaudit.attacks.label_counts import batch_size, check_count, misfit, smallest_batch
+from leakaudit.attacks.label_counts import CountsLabels, batch_size, misfit, smallest_batch
 from leakaudit.attacks.llg import Read, can_read, extract_labels
 from leakaudit.attacks.output_layer import Dummy, find_output_layer, logit_gradient, neutral_outputs
 from leakaudit.attacks.reconstruction import Applicability, Reconstruction
@@ -21,7 +21,7 @@ from leakaudit.snapshot import Observation
 
 @attack("llg-star")
 @dataclass(frozen=True)
-class LlgStar:
+class LlgStar(CountsLabels):
     """Class counts by Algorithm 1 with impact and offsets from dummy inputs (LLG*).
 
     A batch of dummy inputs that all carry label i has g_i = mean (p_i - 1) s and g_j = mean p_j s, where s is a feature's sum; so
@@ -36,27 +36,15 @@ class LlgStar:
     bias nor batch size is known, because what is read from weight rows is too small by an unknown factor.
     """
 
-    data_count: int | None = None
-    """Number of sequences behind the update, granted; None takes what the protocol makes public, else it is guessed."""
     read: Read = "auto"
     """What is read as the gradient g of a class."""
     dummy: Dummy = "random"
     """Dummy pictures; the paper takes zeros for MNIST. Text is always random words."""
 
-    goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
     source: ClassVar[str] = "LLG* (Wainakh et al. 2022), Algorithm 1, Eq. 8-20; the bias gradient as g is ours"
     threat_model: ClassVar[str] = (
         "Sees one client's update and knows the weights; the output layer is trained with cross-entropy."
     )
-
-    def __post_init__(self) -> None:
-        """Refuse a number of sequences that is none."""
-        check_count(self.data_count)
-
-    @property
-    def grants(self) -> tuple[str, ...]:
-        """Name what the threat model grants beyond the update."""
-        return () if self.data_count is None else ("data_count",)
 
     def applies(self, seen: Observation) -> Applicability:
         """Say whether there is a shared output layer trained on one class a sequence."""

@@ -197,7 +197,7 @@ def neutral_inputs(
     """Return keyword arguments of the model's forward for that many dummy examples, on the model's device."""
     device = next(seen.model.parameters()).device
     if isinstance(seen.model, ArrayClassifier):
-        shape = (examples, *seen.model.input_shape)
+        shape = (examples, *(seen.facts.input_shape or ()))
         drawn = torch.rand(shape, generator=rng) if dummy == "random" else torch.full(shape, float(dummy == "ones"))
         return {"inputs": drawn.to(device)}
     ids = _random_ids(seen, rng, examples).to(device)

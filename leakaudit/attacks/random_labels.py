@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
-from leakaudit.attacks.label_counts import batch_size, check_count
+from leakaudit.attacks.label_counts import CountsLabels, batch_size
 from leakaudit.attacks.output_layer import number_of_classes
 from leakaudit.attacks.reconstruction import APPLIES, Applicability, Reconstruction, not_applicable
 from leakaudit.budget import Budget
@@ -18,27 +18,16 @@ from leakaudit.snapshot import Observation
 
 @attack("random-labels")
 @dataclass(frozen=True)
-class RandomLabels:
+class RandomLabels(CountsLabels):
     """One class drawn evenly for every sequence. Whatever beats it by more than chance has read something.
 
     Where the number of sequences is not known, it guesses one.
     """
 
-    data_count: int | None = None
-    """Number of sequences behind the update, granted; None takes what the protocol makes public."""
-
-    goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
+    blind: ClassVar[bool] = True
+    """It does not look at the update, so that what it gets right is no sign of an audit that works."""
     source: ClassVar[str] = "random guess of LLG (Wainakh et al. 2022, Sec. 6.1, Baselines)"
     threat_model: ClassVar[str] = "Sees nothing but the number of classes, and of sequences where that is public."
-
-    def __post_init__(self) -> None:
-        """Refuse a number of sequences that is none."""
-        check_count(self.data_count)
-
-    @property
-    def grants(self) -> tuple[str, ...]:
-        """Name what the threat model grants beyond the update."""
-        return () if self.data_count is None else ("data_count",)
 
     def applies(self, seen: Observation) -> Applicability:
         """Say whether sequences have one class each."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from leakaudit.attacks.auxiliary import auxiliary_outputs, can_use
 from leakaudit.attacks.clipping import scale_is_known
 from leakaudit.attacks.head_loss import head_loss, mean_gradient
-from leakaudit.attacks.label_counts import batch_size, check_count, misfit, smallest_batch, solve_shares, whole_counts
+from leakaudit.attacks.label_counts import CountsLabels, batch_size, misfit, smallest_batch, solve_shares, whole_counts
 from leakaudit.attacks.llg import can_read
 from leakaudit.attacks.llg_star import clipping_factor
 from leakaudit.attacks.output_layer import (
@@ -33,7 +33,7 @@ from leakaudit.snapshot import Observation
 
 @attack("rlu")
 @dataclass(frozen=True)
-class Rlu:
+class Rlu(CountsLabels):
     """Class counts of a client that took several SGD steps before it sent its update (federated averaging).
 
     The update of the bias is the mean over the local steps t of mean p(t) - n(t) / B, so the shares of all its sequences solve
@@ -50,12 +50,9 @@ class Rlu:
 
     auxiliary: Path | None = None
     """Labelled data, as `leakaudit.classifiers.save_auxiliary` writes it. Granted: printed with every score. None: dummy inputs."""
-    data_count: int | None = None
-    """Number of sequences behind the update, granted; None takes what the protocol makes public, else it is guessed."""
     dummy: Dummy = "random"
     """Dummy pictures where there are no auxiliary data; text is always random words."""
 
-    goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
     source: ClassVar[str] = (
         "RLU (Chen and Vikalo 2024): least squares on the output layer's update with erroneous confidences; "
         "interpolation instead of Monte Carlo is ours"
@@ -63,16 +60,6 @@ class Rlu:
     threat_model: ClassVar[str] = (
         "Sees the difference that a client's local SGD steps made, knows the weights before them; cross-entropy."
     )
-
-    def __post_init__(self) -> None:
-        """Refuse a number of sequences that is none."""
-        check_count(self.data_count)
-
-    @property
-    def grants(self) -> tuple[str, ...]:
-        """Name what the threat model grants beyond the update."""
-        given = ("auxiliary",) if self.auxiliary is not None else ()
-        return given if self.data_count is None else (*given, "data_count")
 
     def applies(self, seen: Observation) -> Applicability:
         """Say whether there is a shared output layer trained on one class a sequence."""

@@ -96,9 +96,9 @@ def test_pictures_and_tables_with_two_hidden_layers_will_do() -> None:
         )
         net = nn.Sequential(*layers)
         inputs = torch.randn(7, 20)
-    model = ArrayClassifier(net, (20,), 5).eval()
+    model = ArrayClassifier(net, 5).eval()
     labels = torch.tensor([4, 4, 4, 0, 1, 1, 2])
-    facts = array_facts(model, training=False)
+    facts = array_facts(model, (20,), training=False)
     seen = ClientStep(model, Truth((array_batch(inputs, labels),)), StepRecipe(training=False), facts).observe()
     assert _guess(seen).label_counts == (1, 2, 1, 0, 3)
 

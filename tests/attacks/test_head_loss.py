@@ -29,13 +29,13 @@ def observe(criterion: nn.Module | None, labels: list[int] = LABELS, **facts: An
         with torch.no_grad():
             head.weight.mul_(0.1)  # a fresh head: nearly the same prediction for every input
             head.bias.mul_(0.1)
-    model = ArrayClassifier(net, (5,), 4, criterion).eval()
+    model = ArrayClassifier(net, 4, criterion).eval()
     facts = {"batch_size_bound": len(labels)} | facts
     step = ClientStep(
         model,
         Truth((array_batch(inputs, torch.tensor(labels)),)),
         StepRecipe(training=False),
-        array_facts(model, training=False, **facts),
+        array_facts(model, (5,), training=False, **facts),
     )
     return step.observe()
 

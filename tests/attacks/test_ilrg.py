@@ -28,7 +28,7 @@ def _table(hidden: int = 32, scale: float = 1.0) -> ArrayClassifier:
         net = nn.Sequential(nn.Linear(8, hidden), nn.Sigmoid(), head)
         with torch.no_grad():
             head.weight.mul_(scale)
-    return ArrayClassifier(net, (8,), CLASSES).eval()
+    return ArrayClassifier(net, CLASSES).eval()
 
 
 def _step(model: ArrayClassifier, batches: list[list[int]], **facts: Any) -> ClientStep:
@@ -38,7 +38,7 @@ def _step(model: ArrayClassifier, batches: list[list[int]], **facts: Any) -> Cli
     for labels in batches:
         index = torch.tensor(labels)
         made.append(array_batch(centres[index] + 0.3 * torch.randn(len(labels), 8, generator=rng), index))
-    public = array_facts(model, training=False, batch_size_bound=len(batches[0]), **facts)
+    public = array_facts(model, (8,), training=False, batch_size_bound=len(batches[0]), **facts)
     return ClientStep(model, Truth(tuple(made)), StepRecipe(training=False), public)
 
 

@@ -83,7 +83,7 @@ def fresh(name: str, seed: int) -> ArrayClassifier:
     """Return an untrained classifier, its weights drawn from `seed` by PyTorch's defaults."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return ArrayClassifier(NETWORKS[name](), (1, SIDE, SIDE), CLASSES).eval()
+        return ArrayClassifier(NETWORKS[name](), CLASSES).eval()
 
 
 def draw(labels: Tensor, pool: Tensor, size: int, balanced: bool, rng: torch.Generator) -> Tensor:

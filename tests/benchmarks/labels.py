@@ -212,7 +212,7 @@ class Pictures:
         drawn = drawn[torch.randperm(len(drawn), generator=rng)]
         made = [array_batch(self.inputs[index], self.labels[index]) for index in drawn.split(size)]
         more: dict[str, Any] = {"view": "delta", "local_steps": steps, "learning_rate": RATE} if steps > 1 else {}
-        facts = array_facts(model, training=training, batch_size_bound=size, **more)
+        facts = array_facts(model, self.inputs.shape[1:], training=training, batch_size_bound=size, **more)
         truth = Truth(tuple(made))
         return ClientStep(model, truth, StepRecipe(training=training), facts).observe(), truth.labels() or []
 

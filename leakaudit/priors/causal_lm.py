@@ -1,0 +1,181 @@
+"""`causal-lm`: a causal language model of transformers, in the victim's tokens or through text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from leakaudit.errors import PriorError
+from leakaudit.models import Vocabulary, load_model, load_tokenizer, tokens_digest, vocabulary_of
+from leakaudit.priors.protocol import check_same_tokens, frame_of, words_of
+from leakaudit.registry import prior
+
+LOGITS = 1 << 25
+"""Most logits of one pass, 128 MB in float32. Our choice: a few hundred short candidates in a handful of passes."""
+
+
+@prior("causal-lm")
+@dataclass(frozen=True)
+class CausalLM:
+    """The likelihood that a causal language model gives to a text.
+
+    What its tokenizer puts around a text begins and ends it; where that is nothing, its begin-of-text token begins it, and the end is
+    not scored. A model of another tokenizer reads the text: the victim's tokens are written out, read in its own, and
+    what it gives to the whole text is divided by the number of the *victim's* tokens, so that candidates of one length are compared by
+    the text's likelihood and not by how many pieces it falls into.
+    """
+
+    path: Path | None = None
+    """Folder as `save_pretrained` writes it, with a tokenizer; `leakaudit prior train` makes one. Nothing is downloaded."""
+    tokenizer: Path | None = None
+    """Folder of the victim's tokenizer. Needed only where the model's own is another one."""
+
+    source: ClassVar[str] = "LAMP (Balunovic et al. 2022), Sec. 3.3 and 4.3: perplexity of an auxiliary language model"
+    knows: ClassVar[str] = "A language model, pretrained or trained on text like the client's."
+
+    def load(self, vocabulary: Vocabulary, victim: nn.Module | None = None) -> Scorer:
+        """Load the model, onto the victim's device, and the way to its tokens.
+
+        Raises:
+            PriorError: no folder was named, or the tokens cannot be mapped.
+            ModelError: there is no such model or tokenizer.
+        """
+        if self.path is None:
+            raise PriorError("causal-lm: name the folder of a causal language model, such as causal-lm(path=FOLDER)")
+        model = load_model(self.path, "causal-lm", device=_device_of(victim))
+        own = load_tokenizer(self.path)
+        if tokens_digest(own) == vocabulary.digest or (not vocabulary.digest and len(own) == vocabulary.size):
+            return TokenScorer(model, vocabulary, vocabulary_of(own, model))
+        if self.tokenizer is None:
+            raise PriorError(
+                f"{self.path}: its {len(own)} tokens are not the victim's {vocabulary.size}; name the folder of the victim's tokenizer, "
+                "such as causal-lm(path=FOLDER,tokenizer=FOLDER), and texts are read in its tokens"
+            )
+        theirs = load_tokenizer(self.tokenizer)
+        cure = "it has to be the victim's own"
+        check_same_tokens(f"{self.tokenizer}", tokens_digest(theirs), len(theirs), vocabulary, cure)
+        return TextScorer(TokenScorer(model, vocabulary_of(own, model)), own, theirs, vocabulary)
+
+
+@dataclass(frozen=True)
+class TokenScorer:
+    """A causal language model over the victim's own tokens."""
+
+    model: nn.Module
+    """In eval mode; left unchanged."""
+    vocabulary: Vocabulary
+    """Of the sequences that are scored."""
+    frame: Vocabulary | None = None
+    """Whose begin and end of text the model was trained with; None: the same one's."""
+
+    def nll(self, sequences: Sequence[Sequence[int]]) -> list[float]:
+        """Return each sequence's mean negative log-likelihood per scored token, in nats."""
+        totals = self.totals([words_of(sequence, self.vocabulary) for sequence in sequences])
+        return [nats / scored if scored else math.log(self.vocabulary.size) for nats, scored in totals]
+
+    def totals(self, texts: Sequence[Sequence[int]]) -> list[tuple[float, int]]:
+        """Return each text's negative log-likelihood in nats and how many tokens it is of.
+
+        Args:
+            texts: N texts without anything around them.
+        """
+        start, end = frame_of(self.frame or self.vocabulary)
+        framed = [[*start, *text, *end] for text in texts]
+        results: list[tuple[float, int]] = [(0.0, 0)] * len(texts)
+        for rows in self._chunks([len(text) for text in framed]):
+            skip = max(1, len(start))  # what begins a text is given; without it nothing is said about the first token
+            for row, nats in zip(rows, self._nats([framed[row] for row in rows]), strict=True):
+                own = nats[skip - 1 : max(0, len(framed[row]) - 1)]
+                results[row] = (float(own.sum()), len(own))
+        return results
+
+    @torch.no_grad()
+    def next_token_nll(self, prefixes: Sequence[Sequence[int]]) -> Tensor | None:
+        """Return (N, V) nats of every token after each prefix; None without anything to begin a text with."""
+        start, _ = frame_of(self.frame or self.vocabulary)
+        framed = [[*start, *words_of(prefix, self.vocabulary)] for prefix in prefixes]
+        if not all(framed):
+            return None
+        found = torch.empty(len(prefixes), self.vocabulary.size)
+        for rows in self._chunks([len(text) for text in framed]):
+            logits = self._logits([framed[row] for row in rows])  # (rows, T, V)
+            last = torch.tensor([len(framed[row]) - 1 for row in rows], device=logits.device)
+            found[rows] = -logits[torch.arange(len(rows)), last].float().log_softmax(dim=1).cpu()
+        return found
+
+    def _chunks(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Return the rows of each pass, sorted by length so that little is padding."""
+        order = sorted(range(len(lengths)), key=lambda row: lengths[row])
+        chunks: list[list[int]] = []
+        for row in order:
+            if chunks and (len(chunks[-1]) + 1) * lengths[row] * self.vocabulary.size <= LOGITS:
+                chunks[-1].append(row)
+            else:
+                chunks.append([row])
+        return chunks
+
+    @torch.no_grad()
+    def _nats(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Return for each text the nats of its second token and all that follow, padding behind them included."""
+        longest = max(map(len, texts))
+        if longest < 2:
+            return [torch.zeros(0) for _ in texts]
+        logits = self._logits(texts)[:, :-1].float()  # (rows, T - 1, V)
+        targets = self._padded(texts)[:, 1:]
+        nats = functional.cross_entropy(logits.flatten(end_dim=1), targets.flatten(), reduction="none")
+        return list(nats.view_as(targets).cpu())
+
+    def _logits(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        ids = self._padded(texts)
+        lengths = torch.tensor([len(text) for text in texts], device=ids.device)
+        mask = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
+        logits: Tensor = self.model(input_ids=ids, attention_mask=mask.long()).logits
+        return logits
+
+    def _padded(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        """Return (rows, T) ids, filled up on the right, where nothing before looks."""
+        ids = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.long)
+        for row, text in enumerate(texts):
+            ids[row, : len(text)] = torch.tensor(text)
+        return ids.to(_device_of(self.model))
+
+
+@dataclass(frozen=True)
+class TextScorer:
+    """A causal language model that reads the victim's tokens as text."""
+
+    model: TokenScorer
+    own: Any
+    """Its tokenizer."""
+    theirs: Any
+    """The victim's tokenizer."""
+    vocabulary: Vocabulary
+    """The victim's."""
+
+    def nll(self, sequences: Sequence[Sequence[int]]) -> list[float]:
+        """Return each text's negative log-likelihood over the number of the victim's tokens in it, in nats."""
+        words = [words_of(sequence, self.vocabulary) for sequence in sequences]
+        texts = [self.theirs.decode(ids) if ids else "" for ids in words]
+        read = [self.own(text, add_special_tokens=False)["input_ids"] for text in texts]
+        totals = self.model.totals(read)
+        return [
+            nats / len(ids) if ids and scored else math.log(self.vocabulary.size)
+            for (nats, scored), ids in zip(totals, words, strict=True)
+        ]
+
+    def next_token_nll(self, prefixes: Sequence[Sequence[int]]) -> None:
+        """Say nothing: a token of the victim may be several of the model's, or part of one."""
+
+
+Scorer = TokenScorer | TextScorer
+
+
+def _device_of(model: nn.Module | None) -> torch.device:
+    return torch.device("cpu") if model is None else next(model.parameters()).device

@@ -1,0 +1,148 @@
+"""`causal-lm` and `victim`: likelihoods against a loop over tokens; tokens of one model read by another."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from leakaudit.errors import PriorError
+from leakaudit.models import Vocabulary, vocabulary_of
+from leakaudit.priors import causal_lm, load_prior
+from leakaudit.priors.causal_lm import CausalLM, TokenScorer
+from leakaudit.priors.protocol import tokenizer_vocabulary
+from tests import tiny
+
+TEXTS = ["the old dog chased a cat", "a bird", "the fish liked the new red house near a tree", "never"]
+BEGIN, END, PAD = (tiny.VOCABULARY[f"[{role}]"] for role in ("CLS", "SEP", "PAD"))
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return tiny.gpt2_lm()
+
+
+@pytest.fixture(scope="module")
+def folder(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A language model over the tokens of the tiny BERT, which puts [CLS] and [SEP] around a text."""
+    place = tmp_path_factory.mktemp("lm")
+    model.save_pretrained(place)  # type: ignore[operator]
+    tiny.bert_tokenizer().save_pretrained(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return tokenizer_vocabulary(tiny.bert_tokenizer())
+
+
+def _by_hand(model: nn.Module, framed: list[int], given: int) -> float:
+    """Return the mean nats of all tokens after the first `given`, one forward pass a token."""
+    nats = []
+    for place in range(given, len(framed)):
+        logits = model(input_ids=torch.tensor([framed[:place]])).logits[0, -1]
+        nats.append(-float(logits.log_softmax(dim=0)[framed[place]]))
+    return sum(nats) / len(nats)
+
+
+@torch.no_grad()
+def test_a_batch_is_scored_like_one_token_after_the_other(
+    model: nn.Module, folder: Path, vocabulary: Vocabulary
+) -> None:
+    """Of different lengths, special tokens in them or not; the end of a text is scored, its begin is given."""
+    scorer = load_prior(str(folder), vocabulary=vocabulary)
+    with_frame = tiny.bert_tokenizer()(TEXTS)["input_ids"]
+    expected = [_by_hand(model, ids, 1) for ids in with_frame]
+    assert scorer.nll(with_frame) == pytest.approx(expected, rel=1e-4)
+    assert scorer.nll([[PAD, *ids[1:-1]] for ids in with_frame]) == pytest.approx(expected, rel=1e-4)
+
+
+@torch.no_grad()
+def test_small_passes_give_the_same(folder: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fits one pass is a question of memory only, and every answer stands at its own place."""
+    ids = tiny.bert_tokenizer()(TEXTS)["input_ids"]
+    scorer = load_prior(str(folder), vocabulary=vocabulary)
+    at_once, next_at_once = scorer.nll(ids), scorer.next_token_nll(ids)
+    monkeypatch.setattr(causal_lm, "LOGITS", 1)
+    assert scorer.nll(ids) == pytest.approx(at_once, rel=1e-5)
+    one_by_one = scorer.next_token_nll(ids)
+    assert next_at_once is not None and one_by_one is not None
+    torch.testing.assert_close(one_by_one, next_at_once, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_what_comes_next_is_the_models_last_word(model: nn.Module, folder: Path, vocabulary: Vocabulary) -> None:
+    """After what begins a text, and after a longer prefix beside it."""
+    scorer = load_prior(str(folder), vocabulary=vocabulary)
+    nats = scorer.next_token_nll([[], [8, 9, 10]])
+    assert nats is not None
+    for row, prefix in enumerate([[BEGIN], [BEGIN, 8, 9, 10]]):
+        logits = model(input_ids=torch.tensor([prefix])).logits[0, -1]
+        torch.testing.assert_close(nats[row], -logits.log_softmax(dim=0), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_without_anything_around_a_text_its_first_token_is_given(model: nn.Module) -> None:
+    """GPT-2 style; one word alone says nothing, so it is as unlikely as any."""
+    scorer = TokenScorer(model, vocabulary_of(tiny.gpt2_tokenizer(), model))
+    ids = tiny.gpt2_tokenizer()(TEXTS)["input_ids"]
+    expected = [_by_hand(model, row, 1) for row in ids[:3]]
+    assert scorer.nll(ids) == pytest.approx([*expected, math.log(len(tiny.VOCABULARY))], rel=1e-4)
+    assert scorer.next_token_nll([[]]) is None
+
+
+def _letters(folder: Path) -> Any:
+    """Save and return a tokenizer of single letters, which shares no id with the others."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    letters = {letter: number for number, letter in enumerate("~ abcdefghijklmnopqrstuvwxyz.")}
+    inner = Tokenizer(models.WordLevel(letters, unk_token="~"))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    inner.decoder = decoders.Fuse()
+    made = tiny.hf.PreTrainedTokenizerFast(
+        tokenizer_object=inner, unk_token="~", bos_token="~", eos_token="~", pad_token="~"
+    )
+    made.save_pretrained(folder)
+    return made
+
+
+@torch.no_grad()
+def test_another_tokenizer_is_reached_through_text(model: nn.Module, tmp_path: Path, vocabulary: Vocabulary) -> None:
+    """The whole text's likelihood, over the number of the victim's tokens: here of letters over words."""
+    theirs, own = tmp_path / "victim", tmp_path / "lm"
+    tiny.bert_tokenizer().save_pretrained(theirs)
+    model.save_pretrained(own)  # type: ignore[operator]
+    letters = _letters(own)
+    with pytest.raises(PriorError, match="name the folder of the victim's tokenizer"):
+        load_prior(str(own), vocabulary=vocabulary)
+    scorer = load_prior(f"causal-lm(path={own},tokenizer={theirs})", vocabulary=vocabulary)
+    ids = letters("a bird", add_special_tokens=False)["input_ids"]
+    assert len(ids) == 6
+    expected = _by_hand(model, [0, *ids], 1) * 6 / 2
+    words = tiny.bert_tokenizer()(["a bird", ""])["input_ids"]
+    assert scorer.nll(words) == pytest.approx([expected, math.log(vocabulary.size)], rel=1e-4)
+    assert scorer.next_token_nll(words) is None
+    with pytest.raises(PriorError, match="it has to be the victim's own"):
+        load_prior(f"causal-lm(path={own},tokenizer={own})", vocabulary=vocabulary)
+
+
+def test_a_folder_is_needed(vocabulary: Vocabulary) -> None:
+    """And said to be."""
+    with pytest.raises(PriorError, match=r"causal-lm\(path=FOLDER\)"):
+        CausalLM().load(vocabulary)
+
+
+def test_the_victim_is_its_own_prior_where_it_predicts_next_tokens(model: nn.Module) -> None:
+    """Tried, not taken from a class's name: a classifier or a masked language model does not."""
+    vocabulary = vocabulary_of(tiny.gpt2_tokenizer(), model)
+    scorer = load_prior("victim", vocabulary=vocabulary, victim=model)
+    ids = tiny.gpt2_tokenizer()(TEXTS[:2])["input_ids"]
+    assert scorer.nll(ids) == TokenScorer(model, vocabulary).nll(ids)
+    masked = tiny.hf.BertForMaskedLM(tiny.bert().config).eval()
+    for other in (None, tiny.bert(), tiny.gpt2_classifier(), masked):
+        with pytest.raises(PriorError, match="is no causal language model"):
+            load_prior("victim", vocabulary=vocabulary, victim=other)
