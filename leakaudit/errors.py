@@ -5,6 +5,7 @@
       UnknownPluginError            no attack, defence or metric of that name
       ModelError                    a model or tokenizer cannot be loaded or rebuilt
         AnatomyError                a model's parts cannot be found by structure
+        PriorError                  a prior cannot be loaded, or does not know the victim's tokens
       DataError                     a data file is missing, empty or lacks a field
       SnapshotError                 a snapshot cannot be written or trusted
         SnapshotDamagedError        truncated, tampered with, or its parts do not belong together
@@ -40,6 +41,10 @@ class ModelError(LeakAuditError):
 
 class AnatomyError(ModelError):
     """A model's parts cannot be found by structure; the message says what was looked for and what was found."""
+
+
+class PriorError(ModelError):
+    """A prior cannot be loaded, or its tokens cannot be mapped to the victim's."""
 
 
 class DataError(LeakAuditError):

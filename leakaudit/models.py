@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import json
 import logging
@@ -36,6 +37,8 @@ class Vocabulary(BaseModel):
     ends_with: tuple[int, ...] = ()
     """Ids that the tokenizer puts after every text."""
     max_length: int = 512
+    digest: str = ""
+    """SHA-256 of all tokens in the order of their ids: what a prior is held against. Empty where it was not kept."""
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -425,7 +428,14 @@ def vocabulary_of(tokenizer: Any, model: nn.Module) -> Vocabulary:
         starts_with=tuple(wrapped[:start]),
         ends_with=tuple(wrapped[start + len(alone) :]),
         max_length=longest,
+        digest=tokens_digest(tokenizer),
     )
+
+
+def tokens_digest(tokenizer: Any) -> str:
+    """Return the SHA-256 of a tokenizer's tokens in the order of their ids, so that two vocabularies can be told apart."""
+    by_id = sorted((number, token) for token, number in tokenizer.get_vocab().items())
+    return hashlib.sha256("\n".join(f"{number} {token}" for number, token in by_id).encode()).hexdigest()
 
 
 def _rows_of_words(model: nn.Module) -> int:

@@ -1,4 +1,4 @@
-"""Names -> plugins: attacks, defences, metrics.
+"""Names -> plugins: attacks, defences, metrics, priors.
 
 A plugin is one file with one frozen dataclass; its fields are its knobs. The decorator gives it its name:
 
@@ -114,7 +114,9 @@ class Registry(Generic[Plugin]):
 attacks: Registry[Any] = Registry("attack", "leakaudit.attacks")
 defenses: Registry[Any] = Registry("defense", "leakaudit.defenses")
 metrics: Registry[Any] = Registry("metric", "leakaudit.metrics")
+priors: Registry[Any] = Registry("prior", "leakaudit.priors")
 
 attack = attacks.register
 defense = defenses.register
 metric = metrics.register
+prior = priors.register

@@ -1,4 +1,4 @@
-"""What every attack, defence and metric promises, checked for all that are registered."""
+"""What every attack, defence, metric and prior promises, checked for all that are registered."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -17,7 +18,11 @@ from leakaudit.budget import Budget
 from leakaudit.defenses.protocol import Defense
 from leakaudit.metrics.matching import Pair
 from leakaudit.metrics.protocol import LabelCounts
-from leakaudit.registry import attacks, defenses, metrics
+from leakaudit.models import Vocabulary, vocabulary_of
+from leakaudit.priors import load_prior
+from leakaudit.priors.ngram import build_ngram, write_ngram
+from leakaudit.priors.protocol import Prior, Scorer
+from leakaudit.registry import attacks, defenses, metrics, priors
 from leakaudit.snapshot import Observation
 from tests import tiny
 
@@ -230,6 +235,44 @@ def test_a_metric_is_a_frozen_dataclass_that_says_what_it_is(name: str, metric: 
     assert metric.__dataclass_params__.frozen
     assert metric.level in ("sequence", "step")
     assert metric.source and metric.__doc__
+
+
+@pytest.mark.parametrize(("name", "prior"), list(priors))
+def test_a_prior_is_a_frozen_dataclass_that_says_what_it_is(name: str, prior: Any) -> None:
+    """What an attacker must have for it stands beside every score that was reached with it."""
+    assert prior.__dataclass_params__.frozen
+    assert isinstance(prior(), Prior)
+    assert prior.source and prior.knows and prior.__doc__
+
+
+@pytest.mark.parametrize(("name", "prior"), list(priors))
+def test_a_prior_cannot_be_handed_an_update_or_the_truth(name: str, prior: Any) -> None:
+    """It takes the vocabulary and the public model, and nothing else."""
+    hints = get_type_hints(prior.load)
+    assert hints.keys() == {"vocabulary", "victim", "return"}
+    assert hints["vocabulary"] is Vocabulary and hints["victim"] == torch.nn.Module | None
+
+
+@pytest.mark.parametrize(("name", "prior"), list(priors))
+def test_a_prior_scores_many_sequences_as_it_scores_one(name: str, prior: Any, tmp_path: Path) -> None:
+    """In their order, without a trace in the victim or in the global random state."""
+    victim, tokenizer = tiny.gpt2_lm(), tiny.gpt2_tokenizer()
+    vocabulary = vocabulary_of(tokenizer, victim)
+    tokenizer.save_pretrained(tmp_path / "lm")
+    victim.save_pretrained(tmp_path / "lm")  # type: ignore[operator]
+    write_ngram(tmp_path / "ngram", build_ngram([TEXT], tokenizer, 3), tokenizer)
+    path = {"causal-lm": tmp_path / "lm", "ngram": tmp_path / "ngram"}.get(name)
+    before, state = _state(victim), torch.get_rng_state()
+    scorer = load_prior(name if path is None else str(path), vocabulary=vocabulary, victim=victim)
+    assert isinstance(scorer, Scorer)
+    sequences: list[list[int]] = [[*tokenizer(TEXT)["input_ids"]], [7], [9, 8, 7], []]
+    values = scorer.nll(sequences)
+    assert values == pytest.approx([scorer.nll([sequence])[0] for sequence in sequences], rel=1e-4)
+    assert scorer.nll(sequences) == values and all(value > 0 and math.isfinite(value) for value in values)
+    following = scorer.next_token_nll([[7], [9, 8]])
+    assert following is None or following.shape == (2, vocabulary.size)
+    assert _same_state(before, _state(victim))
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_the_plugins_of_the_first_audit_are_there() -> None:
