@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from leakaudit.cli_prior import prior as prior_group
 from leakaudit.cli_snapshots import snapshots as snapshots_group
 from leakaudit.command import EXISTING, IDENTITY_HELP, clear_errors
 from leakaudit.errors import ConfigError, RedactionError, ResultsError
@@ -519,7 +520,7 @@ def doctor(config_path: Path | None, as_json: bool) -> None:
     sys.exit(2 if any(check.state == "fail" for check in checks) else 0)
 
 
-def _catalogue(kind: str, fields: tuple[str, ...], as_json: bool) -> None:
+def catalogue(kind: str, fields: tuple[str, ...], as_json: bool) -> None:
     """Print what plugins of one kind there are, with the metadata they carry."""
     import dataclasses
     import inspect
@@ -554,7 +555,7 @@ def _catalogue(kind: str, fields: tuple[str, ...], as_json: bool) -> None:
 @clear_errors
 def attacks_command(as_json: bool) -> None:
     """List the attacks: what each recovers, who could run it, where it comes from."""
-    _catalogue("attacks", ("goal", "threat_model", "source"), as_json)
+    catalogue("attacks", ("goal", "threat_model", "source"), as_json)
 
 
 @main.command("defenses")
@@ -562,7 +563,7 @@ def attacks_command(as_json: bool) -> None:
 @clear_errors
 def defenses_command(as_json: bool) -> None:
     """List the defences: what each protects, what it costs, where it comes from."""
-    _catalogue("defenses", ("protects", "cost", "source"), as_json)
+    catalogue("defenses", ("protects", "cost", "source"), as_json)
 
 
 @main.command()
@@ -586,6 +587,7 @@ def schema(what: str) -> None:
 
 
 main.add_command(snapshots_group)
+main.add_command(prior_group)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "cli": (
         "leakaudit.__main__",
         "leakaudit.cli",
+        "leakaudit.cli_prior",
         "leakaudit.cli_snapshots",
         "leakaudit.command",
         "leakaudit.doctor",
