@@ -6,7 +6,7 @@ CNN are not in the paper; those of the DLG code that it builds on are taken as t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -79,11 +79,15 @@ def resnet20() -> nn.Module:
 NETWORKS = {"CNN": cnn, "LeNet": lenet, "ResNet20": resnet20}
 
 
-def fresh(name: str, seed: int) -> ArrayClassifier:
-    """Return an untrained classifier, its weights drawn from `seed` by PyTorch's defaults."""
+def fresh(name: str, seed: int, weights: Literal["default", "uniform"] = "default") -> ArrayClassifier:
+    """Return an untrained classifier, its weights drawn from `seed` by PyTorch's defaults, or uniform from -0.5 to 0.5."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return ArrayClassifier(NETWORKS[name](), CLASSES).eval()
+        model = ArrayClassifier(NETWORKS[name](), CLASSES).eval()
+        if weights == "uniform":
+            for parameter in model.parameters():
+                nn.init.uniform_(parameter, -0.5, 0.5)
+        return model
 
 
 def draw(labels: Tensor, pool: Tensor, size: int, balanced: bool, rng: torch.Generator) -> Tensor:

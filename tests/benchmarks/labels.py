@@ -118,7 +118,7 @@ Maker = Callable[[int], tuple[Observation, list[int]]]
 
 
 def measure(
-    chosen: Mapping[str, Attack], make: Maker, repeats: int, where: tuple[str, str, str, int], budget: float = 60.0
+    chosen: Mapping[str, Attack], make: Maker, seeds: range, where: tuple[str, str, str, int], budget: float = 60.0
 ) -> list[Cell]:
     """Run attacks on the same steps and return a cell each."""
     rates: dict[str, list[float]] = {name: [] for name in chosen}
@@ -126,7 +126,7 @@ def measure(
     excess: dict[str, list[float]] = {name: [] for name in chosen}
     seconds: dict[str, list[float]] = {name: [] for name in chosen}
     missing: dict[str, str] = {}
-    for repeat in range(repeats):
+    for repeat in seeds:
         seen, labels = make(repeat)
         true = tuple(labels.count(c) for c in range(seen.facts.num_labels or 0))
         for name, attack in chosen.items():
@@ -217,21 +217,28 @@ class Pictures:
         return ClientStep(model, truth, StepRecipe(training=training), facts).observe(), truth.labels() or []
 
 
-def figure_4(pictures: Pictures, repeats: int) -> Iterator[Cell]:
-    """Attack by batch size, balance and algorithm, on the untrained CNN; a new model for every batch."""
+def figure_4(pictures: Pictures, seeds: range) -> Iterator[Cell]:
+    """Attack by batch size, balance, algorithm and the weights that training begins with; a new CNN for every batch.
+
+    The paper does not say how weights are drawn. From PyTorch's defaults all classes are nearly equally likely; from weights that are
+    uniform from -0.5 to 0.5, as in the DLG code that it builds on, a fresh model is sure of one class.
+    """
     chosen = chosen_from(PLAIN, list(PLAIN), pictures.auxiliary)
     for algorithm, steps in (("FedSGD", 1), ("FedAvg", STEPS)):
-        for balanced in (False, True):
-            for size in SIZES:
+        for weights in ("default", "uniform"):
+            for balanced in (False, True):
+                for size in SIZES:
 
-                def make(repeat: int, size: int = size, balanced: bool = balanced, steps: int = steps) -> Any:
-                    return pictures.observe(fresh("CNN", repeat), size, balanced, steps, repeat, training=False)
+                    def make(
+                        repeat: int, size: int = size, balanced: bool = balanced, steps: int = steps, w: Any = weights
+                    ) -> Any:
+                        return pictures.observe(fresh("CNN", repeat, w), size, balanced, steps, repeat, training=False)
 
-                where = ("Fig. 4", "balanced" if balanced else "unbalanced", algorithm, size)
-                yield from measure(chosen, make, repeats, where)
+                    setting = f"{weights} weights, {'balanced' if balanced else 'unbalanced'}"
+                    yield from measure(chosen, make, seeds, ("Fig. 4", setting, algorithm, size))
 
 
-def figure_5(pictures: Pictures, repeats: int) -> Iterator[Cell]:
+def figure_5(pictures: Pictures, seeds: range) -> Iterator[Cell]:
     """The same on other untrained models, unbalanced. ResNet20 in training mode, for its batch normalisation."""
     names = ("random", "llg+ rows", "llg+", "ilrg", "rlu+")
     chosen = chosen_from(PLAIN, names, pictures.auxiliary)
@@ -243,24 +250,18 @@ def figure_5(pictures: Pictures, repeats: int) -> Iterator[Cell]:
                 def make(repeat: int, size: int = size, steps: int = steps, network: str = network) -> Any:
                     return pictures.observe(fresh(network, repeat), size, False, steps, repeat, network == "ResNet20")
 
-                yield from measure(
-                    chosen, make, max(5, repeats // (5 if slow else 2)), ("Fig. 5", network, algorithm, size)
-                )
+                count = max(5, len(seeds) // (5 if slow else 2))
+                yield from measure(chosen, make, seeds[:count], ("Fig. 5", network, algorithm, size))
 
 
-def figure_6(pictures: Pictures, repeats: int) -> Iterator[Cell]:
+def figure_6(pictures: Pictures, seeds: range) -> Iterator[Cell]:
     """One CNN while it is trained, batches of 8, unbalanced.
 
-    Weights begin uniform from -0.5 to 0.5, as in DLG's experiments: from PyTorch's defaults three sigmoids in a row learn nothing
-    in 2,000 steps at the paper's learning rate.
+    Weights begin uniform from -0.5 to 0.5: from PyTorch's defaults three sigmoids in a row learn nothing in 2,000 steps at the
+    paper's learning rate.
     """
     chosen = chosen_from(PLAIN, list(PLAIN), pictures.auxiliary)
-    model = fresh("CNN", 0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(
-                torch.rand(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())) - 0.5
-            )
+    model = fresh("CNN", 0, "uniform")
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     rng = torch.Generator().manual_seed(0)
     done = 0
@@ -281,10 +282,10 @@ def figure_6(pictures: Pictures, repeats: int) -> Iterator[Cell]:
                 return pictures.observe(model, 8, False, steps, repeat, training=False)
 
             setting = f"after {wanted} iterations, test accuracy {100 * accuracy:.0f} %"
-            yield from measure(chosen, make, max(5, repeats // 2), ("Fig. 6", setting, algorithm, 8))
+            yield from measure(chosen, make, seeds[: max(5, len(seeds) // 2)], ("Fig. 6", setting, algorithm, 8))
 
 
-def figure_7(pictures: Pictures, repeats: int) -> Iterator[Cell]:
+def figure_7(pictures: Pictures, seeds: range) -> Iterator[Cell]:
     """Noise, clipping with noise, and compression, on the untrained CNN, unbalanced."""
     chosen = chosen_from(PLAIN, ("random", "llg+ rows", "llg+", "ilrg"), pictures.auxiliary)
     Defend = Callable[[Observation, torch.Generator, int], Observation]
@@ -309,7 +310,7 @@ def figure_7(pictures: Pictures, repeats: int) -> Iterator[Cell]:
                     seen, labels = pictures.observe(fresh("CNN", repeat), size, False, steps, repeat, training=False)
                     return defend(seen, torch.Generator().manual_seed(repeat), steps), labels
 
-                yield from measure(chosen, make, max(5, repeats // 2), ("Fig. 7", name, algorithm, size))
+                yield from measure(chosen, make, seeds[: max(5, len(seeds) // 2)], ("Fig. 7", name, algorithm, size))
 
 
 def _noisy(seen: Observation, rng: torch.Generator, sigma: float) -> Observation:
@@ -332,7 +333,7 @@ def _clipped(seen: Observation, bound: float) -> Observation:
 def text(
     folder: Path,
     scratch: Path,
-    repeats: int,
+    seeds: range,
     sizes: Sequence[int],
     names: Sequence[str],
     rows: Sequence[str],
@@ -368,8 +369,8 @@ def text(
                         + ("" if kept == "all" else f", {kept}")
                         + (", dropout on" if mode == "train" else "")
                     )
-                    count = repeats if size < 128 else max(4, repeats // 4)
-                    yield from measure(chosen, make, count, ("text", setting, "FedSGD", size), budget=120.0)
+                    mine = seeds if size < 128 else seeds[: max(4, len(seeds) // 4)]
+                    yield from measure(chosen, make, mine, ("text", setting, "FedSGD", size), budget=120.0)
 
 
 def _modes(name: str, head: str, size: int) -> list[tuple[str, str]]:
@@ -537,6 +538,7 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, help="folder with ag_news/ and mts_dialog/, for the text table")
     parser.add_argument("--only", nargs="+", choices=parts, default=list(parts))
     parser.add_argument("--repeats", type=int, default=100, help="batches a cell; some parts take a half or a fifth")
+    parser.add_argument("--first", type=int, default=0, help="number of the first batch: others give other batches")
     parser.add_argument("--data-sets", nargs="+", choices=list(TEXT_CLASSES), default=list(TEXT_CLASSES))
     parser.add_argument("--attacks", nargs="+", choices=list(TEXT), default=list(TEXT), help="rows of the text table")
     parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS))
@@ -544,12 +546,11 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     cells: list[Cell] = []
+    seeds = range(options.first, options.first + options.repeats)
     with tempfile.TemporaryDirectory() as name:
         pictures = Pictures(Path(name))
         figures = {"figure-4": figure_4, "figure-5": figure_5, "figure-6": figure_6, "figure-7": figure_7}
-        runs: list[Iterator[Cell]] = [
-            figures[part](pictures, options.repeats) for part in options.only if part in figures
-        ]
+        runs: list[Iterator[Cell]] = [figures[part](pictures, seeds) for part in options.only if part in figures]
         if "text" in options.only and options.texts is None:
             print("no --texts folder: the text table is left out")
         elif "text" in options.only:
@@ -557,7 +558,7 @@ def main() -> None:
                 text(
                     options.texts,
                     Path(name),
-                    options.repeats,
+                    seeds,
                     options.sizes,
                     options.data_sets,
                     options.attacks,

@@ -22,8 +22,7 @@ from leakaudit.classifiers import ArrayClassifier, array_facts, reader_in
 from leakaudit.client import ClientStep, defenses_found
 from leakaudit.config import LABEL_ATTACKS, AuditConfig
 from leakaudit.models import rebuilt_by
-from leakaudit.reports.page import load_results
-from leakaudit.scores import AttemptStatus, Score, VerificationStatus
+from leakaudit.scores import AttemptStatus, Score, VerificationStatus, load_results
 from leakaudit.snapshot import Snapshot
 from tests.callbacks import array_models
 from tests.callbacks.array_models import CLASSES
@@ -139,7 +138,8 @@ def test_of_another_loss_its_name_travels_and_says_why_labels_are_not_read(
     """The loss itself need not be made again: what it sent into the logits was kept."""
 
     def loss(net: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
-        return (net(inputs) - nn.functional.one_hot(labels, CLASSES)).square().mean()
+        error: Tensor = net(inputs) - nn.functional.one_hot(labels, CLASSES)
+        return error.square().mean()
 
     (snapshot, *_) = snapshots(array_models.known(), tmp_path, loss=loss, criterion=criterion).values()
     assert stamp(snapshot).status is VERIFIED
@@ -288,7 +288,8 @@ def test_the_trainer_of_transformers_on_pictures(tmp_path: Path) -> None:
     """A model that computes its loss itself, and that transformers exports, so nothing needs to be said about it."""
     import transformers as hf
 
-    vit = hf.ViTConfig(
+    vit: Any = hf.ViTConfig  # its stubs know none of its arguments
+    vit = vit(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=8, patch_size=4,
         num_channels=1, num_labels=CLASSES,
     )  # fmt: skip
