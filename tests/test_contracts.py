@@ -42,7 +42,7 @@ ZERO_STRENGTH: dict[str, dict[str, Any]] = {
 """Defence -> knobs at which it must be the identity. A new defence adds its line here."""
 
 
-NEEDS_A_GRANT = {"llg-plus"}
+NEEDS_A_GRANT = {"gradient-mixture", "llg-plus"}
 """Attacks that apply nowhere without a file that the threat model grants; their own tests hold them to this file's promises."""
 
 

@@ -13,6 +13,7 @@ from leakaudit.attacks.head_loss import head_loss, mean_gradient
 from leakaudit.attacks.label_counts import (
     CountsLabels,
     batch_size,
+    fewest_of_each,
     misfit,
     on_the_simplex,
     smallest_batch,
@@ -114,7 +115,7 @@ class Ilrg(CountsLabels):
             features = class_features(layer, weight, common, features, inside)
             shares = (inside + solve_shares(_predict(layer, features), bias, loss)) / 2
         sequences = known or smallest_batch(shares)
-        counts = whole_counts(shares, sequences)
+        counts = whole_counts(shares, sequences, fewest_of_each(seen, layer, loss, known))
         facts = {
             "batch_size": float(sequences),
             "batch_size_known": float(known is not None),

@@ -12,12 +12,17 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from leakaudit.attacks.head_loss import HeadLoss
+from leakaudit.attacks.clipping import scale_is_known
+from leakaudit.attacks.head_loss import HeadLoss, mean_gradient
+from leakaudit.attacks.output_layer import OutputLayer, bias_gradient
 from leakaudit.snapshot import Observation
 
 LARGEST_GUESS = 64
 """Largest batch size that is tried when nothing public bounds it. Our choice: beyond it neighbouring shares n/B are closer
 together than the error of the predicted probabilities, so the guess would mean nothing."""
+
+ROUNDING = 1e-6
+"""How far an entry of the bias's update may be off. Our choice: it is a sum of B numbers up to 1 / B, so float32 is off by 1e-7."""
 
 NEAR_INTEGER = 0.1
 """How far B times a class's share may be from a whole number. Our choice."""
@@ -77,24 +82,58 @@ def smallest_batch(shares: Tensor) -> int:
     return int(sizes[near[0, 0]]) if len(near) else int(sizes[error.argmin()])
 
 
-def whole_counts(shares: Tensor, sequences: int) -> tuple[int, ...]:
-    """Return the whole numbers nearest to B * shares that are not negative and add up to B.
+def whole_counts(shares: Tensor, sequences: int, fewest: Tensor | None = None) -> tuple[int, ...]:
+    """Return the whole numbers nearest to B * shares that add up to B and are not below what is known to be there.
 
     Rounding down and handing what is left to the largest remainders minimises the distance, in any norm.
 
     Args:
         shares: (C,) estimated n_c / B; they need not add up to 1.
         sequences: B.
+        fewest: (C,) as `fewest_of_each` gives them; None for zeros.
 
     >>> whole_counts(torch.tensor([0.52, 0.26, 0.22, -0.01]), 4)
     (2, 1, 1, 0)
+    >>> whole_counts(torch.tensor([0.52, 0.26, 0.22, -0.01]), 4, torch.tensor([0, 0, 0, 2]))
+    (2, 0, 0, 2)
     """
-    wanted = on_the_simplex(shares.double()) * sequences  # (C,)
+    known = torch.zeros_like(shares, dtype=torch.long) if fewest is None else fewest
+    open_ = sequences - int(known.sum())
+    if open_ == 0:
+        return tuple(known.tolist())
+    wanted = on_the_simplex((shares.double() * sequences - known) / open_) * open_  # (C,)
     counts = wanted.floor()
-    left = sequences - int(counts.sum())
+    left = open_ - int(counts.sum())
     order = (wanted - counts).argsort(descending=True, stable=True)
     counts[order[:left]] += 1
-    return tuple(int(count) for count in counts)
+    return tuple(int(count) for count in counts + known)
+
+
+def fewest_of_each(seen: Observation, layer: OutputLayer, loss: HeadLoss, sequences: int | None) -> Tensor:
+    """Return (C,) how many sequences of each class there are at least, whatever the model makes of them.
+
+    Probabilities are not negative, so d = mean p - n / B (LLG, Eq. 9) gives n_c >= -B d_c: Property 1 as a number. A trained model
+    that is wrong about a sequence shows it there. Zeros where d is not known to rounding: the bias is not shared, something
+    declared was done to it, it was clipped, it is not float32; and with class weights, where the B in it is another one.
+
+    Args:
+        seen: the observation.
+        layer: its output layer.
+        loss: of the head.
+        sequences: B, None where it is not known.
+    """
+    exact = not seen.facts.defenses and scale_is_known(seen) and seen.facts.dtype == "float32" and loss.weights is None
+    bias = bias_gradient(seen, layer) if exact else None
+    nothing = torch.zeros(layer.module.out_features, dtype=torch.long, device=seen.update[layer.weight].device)
+    if bias is None or sequences is None:
+        return nothing
+    off = torch.full_like(bias, ROUNDING)
+    if seen.facts.view == "delta":  # what rounding the weights before and after leaves of their difference
+        size = layer.module.bias.detach().double().abs() + bias.abs()
+        off += torch.finfo(torch.float32).eps * size / ((seen.facts.learning_rate or 1.0) * seen.facts.local_steps)
+    least = loss.shares(-mean_gradient(bias, loss, sequences)) - off  # (C,)
+    found = (sequences * least).ceil().clamp_min(0).long()
+    return found if int(found.sum()) <= sequences else nothing  # the update was scaled by somebody
 
 
 def on_the_simplex(values: Tensor) -> Tensor:

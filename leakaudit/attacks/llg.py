@@ -10,7 +10,7 @@ from torch import Tensor
 
 from leakaudit.attacks.clipping import scale_is_known
 from leakaudit.attacks.head_loss import head_loss, mean_gradient
-from leakaudit.attacks.label_counts import CountsLabels, batch_size, smallest_batch
+from leakaudit.attacks.label_counts import CountsLabels, batch_size, fewest_of_each, smallest_batch
 from leakaudit.attacks.output_layer import bias_gradient, find_output_layer, own_direction
 from leakaudit.attacks.reconstruction import APPLIES, Applicability, Reconstruction, not_applicable
 from leakaudit.budget import Budget
@@ -66,7 +66,8 @@ class Llg(CountsLabels):
         sequences = known or (smallest_batch(loss.shares(even - gradient)) if sized else 1)
         if sized:
             shares = loss.shares(even - gradient)
-            counts = extract_labels(even - shares, sequences, -1 / sequences, even)
+            fewest = fewest_of_each(seen, layer, loss, known)
+            counts = extract_labels(even - shares, sequences, -1 / sequences, even, fewest)
         else:
             counts = extract_labels(
                 gradient, sequences, average_impact(gradient, sequences), torch.zeros_like(gradient)
@@ -105,16 +106,20 @@ def average_impact(gradient: Tensor, sequences: int) -> float:
     return float(gradient[gradient < 0].sum()) / sequences * (1 + 1 / len(gradient))
 
 
-def extract_labels(gradient: Tensor, sequences: int, impact: float, offsets: Tensor) -> tuple[int, ...]:
+def extract_labels(
+    gradient: Tensor, sequences: int, impact: float, offsets: Tensor, fewest: Tensor | None = None
+) -> tuple[int, ...]:
     """Count labels by LLG, Algorithm 1.
 
-    One departure: noise can make more classes negative than there are sequences; then only the most negative are taken.
+    Two departures: noise can make more classes negative than there are sequences; then only the most negative are taken. And where
+    the bias says how many sequences of a class there are at least, so many are taken first instead of one.
 
     Args:
         gradient: (C,) the paper's G.
         sequences: B, the paper's |D|.
         impact: the paper's m, negative; 0 if no gradient is.
         offsets: (C,) the paper's S.
+        fewest: (C,) as `fewest_of_each` gives them; None for zeros.
 
     Returns:
         (C,) counts that add up to `sequences`.
@@ -122,11 +127,12 @@ def extract_labels(gradient: Tensor, sequences: int, impact: float, offsets: Ten
     >>> extract_labels(torch.tensor([-0.5, 0.0, 0.25, 0.25]), 4, -0.25, torch.full((4,), 0.25))
     (3, 1, 0, 0)
     """
-    counts = torch.zeros_like(gradient, dtype=torch.long)
-    left = gradient.clone()
-    for label in [c for c in left.argsort().tolist() if gradient[c] < 0][:sequences]:
-        counts[label] += 1
-        left[label] -= impact
+    counts = torch.zeros_like(gradient, dtype=torch.long) if fewest is None else fewest.clone()
+    left = gradient - impact * counts
+    for label in [c for c in gradient.argsort().tolist() if gradient[c] < 0 and counts[c] == 0]:
+        if int(counts.sum()) < sequences:
+            counts[label] += 1
+            left[label] -= impact
     left -= offsets
     while int(counts.sum()) < sequences:
         label = int(left.argmin())

@@ -15,6 +15,7 @@ from leakaudit.attacks.head_loss import head_loss, mean_gradient
 from leakaudit.attacks.label_counts import (
     CountsLabels,
     batch_size,
+    fewest_of_each,
     misfit,
     on_the_simplex,
     smallest_batch,
@@ -76,7 +77,8 @@ class LlgPlus(CountsLabels):
         shares = solve_shares(predicted, gradient / scale, loss)
         sequences = known or smallest_batch(shares)
         offsets = on_the_simplex(shares) @ predicted
-        counts = extract_labels(offsets - shares, sequences, -1 / sequences, offsets)
+        fewest = fewest_of_each(seen, layer, loss, known)
+        counts = extract_labels(offsets - shares, sequences, -1 / sequences, offsets, fewest)
         facts = {"batch_size": float(sequences), "scale": scale, "largest_misfit": misfit(shares, counts)}
         return Reconstruction(label_counts=counts, facts=facts | {"batch_size_known": float(known is not None)})
 

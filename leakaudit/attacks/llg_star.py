@@ -10,7 +10,7 @@ from torch import Tensor
 
 from leakaudit.attacks.clipping import scale_is_known
 from leakaudit.attacks.head_loss import head_loss, mean_gradient
-from leakaudit.attacks.label_counts import CountsLabels, batch_size, misfit, smallest_batch
+from leakaudit.attacks.label_counts import CountsLabels, batch_size, fewest_of_each, misfit, smallest_batch
 from leakaudit.attacks.llg import Read, can_read, extract_labels
 from leakaudit.attacks.output_layer import Dummy, find_output_layer, logit_gradient, neutral_outputs
 from leakaudit.attacks.reconstruction import Applicability, Reconstruction
@@ -72,7 +72,8 @@ class LlgStar(CountsLabels):
         scale = 1.0 if sized else clipping_factor(gradient, neutral.probabilities)
         shares = loss.shares(neutral.probabilities - gradient / scale)  # (C,), n_c / B by Eq. 9
         sequences = known or smallest_batch(shares)
-        counts = extract_labels(neutral.probabilities - shares, sequences, -1 / sequences, neutral.probabilities)
+        predicted, fewest = neutral.probabilities, fewest_of_each(seen, layer, loss, known)
+        counts = extract_labels(predicted - shares, sequences, -1 / sequences, predicted, fewest)
         facts |= {"batch_size": float(sequences), "scale": scale, "largest_misfit": misfit(shares, counts)}
         return Reconstruction(label_counts=counts, facts=facts)
 

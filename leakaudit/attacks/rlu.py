@@ -14,7 +14,15 @@ from torch import Tensor, nn
 from leakaudit.attacks.auxiliary import auxiliary_outputs, can_use
 from leakaudit.attacks.clipping import scale_is_known
 from leakaudit.attacks.head_loss import head_loss, mean_gradient
-from leakaudit.attacks.label_counts import CountsLabels, batch_size, misfit, smallest_batch, solve_shares, whole_counts
+from leakaudit.attacks.label_counts import (
+    CountsLabels,
+    batch_size,
+    fewest_of_each,
+    misfit,
+    smallest_batch,
+    solve_shares,
+    whole_counts,
+)
 from leakaudit.attacks.llg import can_read
 from leakaudit.attacks.llg_star import clipping_factor
 from leakaudit.attacks.output_layer import (
@@ -92,7 +100,7 @@ class Rlu(CountsLabels):
         scale = 1.0 if sized else clipping_factor(gradient, predicted.mean(dim=0))
         shares = solve_shares(by_class, gradient / scale, loss)
         sequences = known or smallest_batch(shares)
-        counts = whole_counts(shares, sequences)
+        counts = whole_counts(shares, sequences, fewest_of_each(seen, layer, loss, known))
         facts = {
             "batch_size": float(sequences),
             "batch_size_known": float(known is not None),

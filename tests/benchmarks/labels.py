@@ -51,9 +51,11 @@ PLAIN: dict[str, tuple[str, dict[str, str]]] = {
     "llg*": ("llg-star", {}),
     "llg+ rows": ("llg-plus", {"read": "rows", "auxiliary": "AUX"}),
     "llg+": ("llg-plus", {"auxiliary": "AUX"}),
+    "ilrg, no dummy": ("ilrg", {"dummy": "false"}),
     "ilrg": ("ilrg", {}),
     "rlu": ("rlu", {}),
     "rlu+": ("rlu", {"auxiliary": "AUX"}),
+    "mixture+": ("gradient-mixture", {"auxiliary": "AUX"}),
 }
 """Row name -> attack and knobs."""
 

@@ -1,0 +1,145 @@
+"""`gradient-mixture`: class counts as the mixture of known examples' gradients that explains the output layer's update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from scipy.optimize import nnls
+from torch import Tensor, nn
+
+from leakaudit.attacks.auxiliary import Auxiliary, auxiliary_outputs, can_use
+from leakaudit.attacks.clipping import scale_is_known
+from leakaudit.attacks.head_loss import HeadLoss, head_loss, mean_gradient
+from leakaudit.attacks.label_counts import (
+    CountsLabels,
+    batch_size,
+    fewest_of_each,
+    misfit,
+    smallest_batch,
+    whole_counts,
+)
+from leakaudit.attacks.llg import can_read
+from leakaudit.attacks.output_layer import OutputLayer, find_output_layer
+from leakaudit.attacks.reconstruction import Applicability, Reconstruction
+from leakaudit.attacks.rlu import moved
+from leakaudit.budget import Budget
+from leakaudit.registry import attack
+from leakaudit.snapshot import Observation
+
+RIDGE = 1e-3
+"""Weight of the sum of squared weights against the share of the update that stays unexplained. Our choice: on trained digits anything
+from 0.0001 to 0.1 does the same; more costs a fresh model's large batches."""
+
+WHOLE = 10.0
+"""Weight of the squared distance of the sum of all weights from 1. Our choice: nothing in the update is worth leaving 1 for."""
+
+
+@attack("gradient-mixture")
+@dataclass(frozen=True)
+class GradientMixture(CountsLabels):
+    """Class counts by an adversary who has labelled examples like the client's, for models that are trained already.
+
+    A trained model is sure of most examples and wrong about a few, so the update is made by those few, and the mean prediction of
+    a class, which `llg-plus` goes by, says little of them. But the update is sum_k d(k) a(k)^T / B with d(k) = p(k) - y(k) and features
+    a(k), and each known example e leaves such a matrix V_e, too. Weights w_e >= 0 that explain the update, by least squares, tell
+    what kinds of examples it is made of; those of a class add up to its share. What they leave of 1 belongs to examples that the model is
+    sure of, which leave nothing behind: it is spread evenly over the classes.
+
+    Over several local steps V_e is the mean of what it is before them and after.
+    """
+
+    auxiliary: Path | None = None
+    """Labelled data, as `leakaudit.classifiers.save_auxiliary` writes it. Granted: printed with every score."""
+
+    source: ClassVar[str] = "own; the update as a sum over examples is Eq. 12 of LLG (Wainakh et al. 2022)"
+    threat_model: ClassVar[str] = (
+        "Sees one client's update, knows the weights and has labelled data like the client's; cross-entropy."
+    )
+
+    def applies(self, seen: Observation) -> Applicability:
+        """Say whether there are auxiliary data and a shared output layer trained on one class a sequence."""
+        return can_read(seen) and can_use(self.auxiliary, seen)
+
+    def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
+        """Count the labels.
+
+        Raises:
+            AnatomyError: there is no output layer to read.
+            DataError: the auxiliary data cannot be read.
+        """
+        layer, loss = find_output_layer(seen), head_loss(seen)
+        known = batch_size(seen, self.data_count)
+        update = seen.update[layer.weight].double()  # (C, H)
+        if layer.bias is not None:
+            update = torch.cat([update, seen.update[layer.bias].double()[:, None]], dim=1)  # (C, H + 1)
+        update = mean_gradient(update, loss, known)
+        states = self._states(seen, layer)
+        sized = scale_is_known(seen)
+        weights = mixture([_gradients(own, loss, layer) for own in states], update, whole=sized)  # (N,)
+        shares = torch.zeros(len(update), dtype=torch.float64).index_add(0, states[0].labels.cpu(), weights)
+        explained = float(shares.sum())
+        if not sized and explained > 0:
+            shares = shares / explained
+        shares = shares + max(0.0, 1 - float(shares.sum())) / len(shares)
+        shares = loss.unweighted(shares.to(update.device))
+        sequences = known or smallest_batch(shares)
+        counts = whole_counts(shares, sequences, fewest_of_each(seen, layer, loss, known))
+        facts = {
+            "batch_size": float(sequences),
+            "batch_size_known": float(known is not None),
+            "explained_weight": explained,
+            "largest_misfit": misfit(shares, counts),
+        }
+        return Reconstruction(label_counts=counts, facts=facts)
+
+    def _states(self, seen: Observation, layer: OutputLayer) -> list[Auxiliary]:
+        """Return the auxiliary data under the weights before the client's steps and, if there were several, after them."""
+        path = self.auxiliary or Path()
+        found = [auxiliary_outputs(seen, layer, path)]
+        rate, steps = seen.facts.learning_rate, seen.facts.local_steps
+        if seen.facts.view == "delta" and rate and steps > 1:
+            with moved(seen.model, seen.update, rate * steps):
+                found.append(auxiliary_outputs(seen, layer, path))
+        return found
+
+
+def _gradients(own: Auxiliary, loss: HeadLoss, layer: OutputLayer) -> tuple[Tensor, Tensor]:
+    """Return what each example leaves in the layer's update as the factors of a matrix of rank one: (N, C) and (N, H or H + 1)."""
+    classes = own.probabilities.shape[1]
+    target = torch.eye(classes, dtype=torch.float64, device=own.labels.device)[own.labels]
+    pulled = own.probabilities - (1 - loss.smoothing) * target - loss.smoothing / classes  # (N, C)
+    features = own.features
+    if layer.bias is not None:
+        features = torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
+    return pulled, features
+
+
+def mixture(states: Sequence[tuple[Tensor, Tensor]], update: Tensor, *, whole: bool = True) -> Tensor:
+    """Return (N,) weights w >= 0 that minimise |sum_e w_e V_e - G|^2 / |G|^2 + RIDGE |w|^2, on the CPU.
+
+    With s >= 0 for the examples that leave nothing, they minimise that and WHOLE (sum_e w_e + s - 1)^2; without it a small V_e would be
+    taken many times over for what another one explains better. Only inner products of the V_e are needed, and those of matrices
+    of rank one are products: <d a^T, d' a'^T> = (d . d') (a . a').
+
+    Args:
+        states: factors (N, C) and (N, H) of the V_e; of several states V_e is the mean.
+        update: (C, H) G.
+        whole: the weights and s are shares of one batch. False where G has lost its length.
+    """
+    length = update.square().sum().clamp_min(1e-300)
+    pairs = [(d @ e.T) * (a @ b.T) for d, a in states for e, b in states]
+    gram = torch.stack(pairs).mean(dim=0) / length  # (N, N)
+    agree = torch.stack([((d @ update) * a).sum(dim=1) for d, a in states]).mean(dim=0) / length  # (N,)
+    gram = gram + RIDGE * torch.eye(len(gram), dtype=torch.float64, device=gram.device)
+    if whole:
+        gram = nn.functional.pad(gram, (0, 1, 0, 1))
+        gram[-1, -1] = RIDGE / len(gram)  # s stands for many examples
+        gram, agree = gram + WHOLE, nn.functional.pad(agree, (0, 1)) + WHOLE
+    root = torch.linalg.cholesky(gram)  # w^T gram w - 2 w^T agree = |root^T w - root^-1 agree|^2 + const
+    wanted = torch.linalg.solve_triangular(root, agree[:, None], upper=False)[:, 0]
+    found, _ = nnls(root.T.cpu().numpy(), wanted.cpu().numpy(), maxiter=30 * len(gram))
+    return torch.from_numpy(found)[: len(states[0][0])]
