@@ -28,6 +28,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from leakaudit import __version__
+from leakaudit.active_server import named_server, on_active_server
 from leakaudit.attacks.reconstruction import APPLIES, Attack, Reconstruction, not_applicable
 from leakaudit.budget import Budget
 from leakaudit.canaries import CANARIES
@@ -37,6 +38,7 @@ from leakaudit.config import AuditConfig, PluginSpec
 from leakaudit.errors import AnatomyError, ResultsError, SnapshotError
 from leakaudit.metrics.reachability import Reached, ReachedSequence, reachability, unknown
 from leakaudit.metrics.scoring import Scored, ScoredSequence, score
+from leakaudit.metrics.semantic_similarity import SemanticSimilarity, with_similarity
 from leakaudit.models import Task
 from leakaudit.registry import attacks as attack_registry
 from leakaudit.registry import defenses as defense_registry
@@ -72,7 +74,6 @@ from leakaudit.snapshot import Granted, Observation, Snapshot, StepRecipe, Truth
 logger = logging.getLogger(__name__)
 
 NEVER_TESTED = (
-    ("malicious server", "the battery only reads updates of honest training; crafted weights are out of scope"),
     ("aggregated updates", "one client's update was audited, not a sum over clients"),
     ("membership and attribute inference", "only text and labels of the batch are attacked"),
 )
@@ -153,6 +154,7 @@ class Audit:
         self._given_key = key
         self._attacks = _create(attack_registry, config.attacks, by_name=True)
         self._defenses = _create(defense_registry, config.defenses, by_name=False)
+        self._server = None if config.server is None else named_server(config.server.name, config.server.options)
         self.battery = _battery(config, self._attacks, self._defenses)
         self._entries = load_journal(self._journal_path)
         self._state = self._load_state()
@@ -204,6 +206,13 @@ class Audit:
                 record, "the observed update does not come from the batch that was kept: see its verification"
             )
             return
+        if self._server is not None:
+            try:
+                client = on_active_server(client, self._server)
+                observation = client.observe()
+            except (AnatomyError, SnapshotError) as error:
+                self._skip_all(record, f"the active server {self._server.name}: {error}")
+                return
         for defense_label, defense in self._defenses:
             todo = [
                 (label, attack) for label, attack in self._attacks if not self._done(record.id, label, defense_label)
@@ -297,9 +306,11 @@ class Audit:
         labels = truth.labels() if seen.facts.task == "classification" else None
         vocabulary = seen.facts.vocabulary
         special = vocabulary.wordless_ids
-        return score(
+        scored = score(
             guess, _texts(truth, seen), labels, seen.facts.num_labels, self.tokenizer, special, self.config.min_tokens
         )
+        likeness = self.config.sentence_model
+        return scored if likeness is None else with_similarity(scored, SemanticSimilarity(likeness))
 
     def _reached(self, guess: Reconstruction, truth: Truth, seen: Observation) -> Reached:
         """Ask what was in reach. Where an attack's answer fails, that number is missing, and the scores stand."""
@@ -576,7 +587,7 @@ class Audit:
                 interrupted=interrupted,
             ),
             subject=subject,
-            threat_model=ThreatModel(granted=granted),
+            threat_model=_threat_model(self.config.server, granted),
             regime=state.regime,
             steps=tuple(state.steps),
             attempts=attempts,
@@ -590,7 +601,9 @@ class Audit:
     def _coverage(self, skipped: int, total_steps: int | None) -> Coverage:
         ran = {spec.name for spec in self.config.attacks}
         return Coverage(
-            not_tested=tuple(NotTested(what=what, why=why) for what, why in NEVER_TESTED),
+            not_tested=tuple(
+                NotTested(what=what, why=why) for what, why in (*_servers_not_tested(self.config.server), *NEVER_TESTED)
+            ),
             not_run=tuple(
                 NotTested(what=name, why="known to the tool, not in this battery")
                 for name in attack_registry.names()
@@ -660,6 +673,7 @@ def _battery(config: AuditConfig, attacks: list[tuple[str, Any]], defenses: list
         "defenses": {label: asdict(plugin) for label, plugin in defenses},
         "budget_s": config.budget_s,
         "seed": config.seed,
+        "server": None if config.server is None else config.server.label,
         "min_tokens": config.min_tokens,
         "tool": __version__,
     }
@@ -669,6 +683,27 @@ def _battery(config: AuditConfig, attacks: list[tuple[str, Any]], defenses: list
         attacks=tuple(label for label, _ in attacks),
         defenses=tuple(label for label, _ in defenses),
         budget_s=config.budget_s,
+    )
+
+
+def _threat_model(server: PluginSpec | None, granted: tuple[str, ...]) -> ThreatModel:
+    if server is None:
+        return ThreatModel(granted=granted)
+    adversary = f"an active server, which changed the model before it sent it out ({server.label})"
+    return ThreatModel(adversary=adversary, sees="one client's update of the changed model", granted=granted)
+
+
+def _servers_not_tested(server: PluginSpec | None) -> tuple[tuple[str, str], ...]:
+    if server is None:
+        return (
+            ("malicious server", "the battery only reads updates of honest training; crafted weights are out of scope"),
+        )
+    return (
+        (
+            "honest server",
+            f"every step was computed anew on the model of {server.label}; the run's own updates were not attacked",
+        ),
+        ("other malicious servers", f"only {server.label} was tried"),
     )
 
 

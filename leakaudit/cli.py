@@ -124,12 +124,16 @@ def _with_options(specs: tuple[PluginSpec, ...], options: tuple[str, ...]) -> tu
 @click.option("--defenses", default="none", show_default=True, help="Such as none,gaussian-noise(scale=0.1).")
 @click.option("--attack-option", "attack_options", multiple=True, metavar="NAME.KNOB=VALUE")
 @click.option("--defense-option", "defense_options", multiple=True, metavar="NAME.KNOB=VALUE")
+@click.option(
+    "--server", help="Active server that changes the model, such as wide-pooler(dimension=100); default: none."
+)
 @click.option("--grant", default="", help="What the threat model gives the attacks: labels, lengths.")
 @click.option(
     "--budget", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True, help="Seconds an attempt."
 )
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--text", "text", type=click.Choice(["hash", "masked", "full"]), default="masked", show_default=True)
+@click.option("--sentence-model", type=EXISTING, help="Folder of an encoder that scores likeness in meaning, too.")
 @click.option("--controls", type=click.IntRange(min=0), default=3, show_default=True, help="Control steps to run.")
 @click.option("--policy", type=EXISTING, help="YAML policy of the gate; default: the built-in one.")
 @click.option("--out", type=EXISTING, default=Path("leakaudit-out"), show_default=True, help="Folder for the results.")
@@ -154,10 +158,12 @@ def simulate(
     defenses: str,
     attack_options: tuple[str, ...],
     defense_options: tuple[str, ...],
+    server: str | None,
     grant: str,
     budget: float,
     device: Any,
     text: str,
+    sentence_model: Path | None,
     controls: int,
     policy: Path | None,
     out: Path,
@@ -173,11 +179,13 @@ def simulate(
             "out_dir": str(out),
             "attacks": [s.model_dump() for s in _with_options(_specs(attacks), attack_options)],
             "defenses": [s.model_dump() for s in _with_options(_specs(defenses), defense_options)],
+            "server": server,
             "budget_s": budget,
             "seed": seed,
             "text": text,
             "allow_full": text == TextMode.FULL,
             "device": device,
+            "sentence_model": str(sentence_model) if sentence_model else None,
             "controls": controls,
             "policy": str(policy) if policy else None,
         },

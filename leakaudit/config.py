@@ -87,11 +87,16 @@ class AuditConfig(BaseModel):
     """What the side process tries on each snapshot; `none` is the update as it was sent and always comes first."""
     shipped_defense: Plugin = NONE
     """The defence that the training run applies by itself, as its owner declares it; attacks know it."""
+    server: Plugin | None = None
+    """An active server, such as `wide-pooler(activation=selu)`: every client step is computed anew on the model that it would have sent
+    out. None audits what an eavesdropper or an honest server sees. The two are never mixed in one audit."""
     budget_s: Annotated[FiniteFloat, Field(gt=0)] = 60.0
     """Seconds for one attack on one step under one defence."""
     seed: int = 0
     min_tokens: Annotated[int, Field(ge=1)] = 8
     """Tokens a sequence must have to count as a sentence in the event `exact_sentence`."""
+    sentence_model: Path | None = None
+    """Folder of an encoder of sentences, never the model under attack; scores then have `semantic_similarity`, too."""
     controls: Annotated[int, Field(ge=0)] = 3
     """Control steps in all, at most one per snapshot: an undefended canary step that must be recovered, whose reconstruction
     is also scored against the real batch, which it must not match. 29 let the gate use bounds instead of plain shares."""

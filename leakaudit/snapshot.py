@@ -46,6 +46,13 @@ class DeclaredDefense(_Facts):
     parameters: dict[str, float | int | str | bool] = {}
 
 
+class DeclaredServer(_Facts):
+    """What an active server changed in the model before it sent it out. It is the adversary, so attacks know it."""
+
+    name: str
+    parameters: dict[str, float | int | str | bool] = {}
+
+
 class Granted(_Facts):
     """What the threat model gives an attack beyond the update; printed with every score."""
 
@@ -95,6 +102,8 @@ class PublicFacts(_Facts):
     stage: Literal["raw", "clipped", "protected"] = "clipped"
     defenses: tuple[DeclaredDefense, ...] = ()
     granted: Granted = Granted()
+    server: DeclaredServer | None = None
+    """None for a server that sends the model as it is, as in every recorded run."""
 
     def declared(self, name: str) -> DeclaredDefense | None:
         """Return the declared defence of that name, if the protocol has it."""

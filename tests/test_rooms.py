@@ -30,11 +30,13 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit.strict_yaml",
     ),
     "core": (
+        "leakaudit.active_server",
         "leakaudit.anatomy",
         "leakaudit.classifiers",
         "leakaudit.client",
         "leakaudit.lora",
         "leakaudit.models",
+        "leakaudit.pooler",
         "leakaudit.retention",
         "leakaudit.sealing",
         "leakaudit.snapshot",
@@ -79,7 +81,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 """Room -> rooms it may import from."""
 
 NEVER: dict[str, frozenset[str]] = {
-    "attacks": frozenset({"leakaudit.client", "leakaudit.spool"}),
+    "attacks": frozenset({"leakaudit.active_server", "leakaudit.client", "leakaudit.spool"}),
     "metrics": frozenset({"leakaudit.anatomy", "leakaudit.client", "leakaudit.models", "leakaudit.spool"}),
 }
 """Room -> modules of an allowed room that it may not import all the same: a client step holds the truth, and a metric

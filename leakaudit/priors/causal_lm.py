@@ -86,15 +86,22 @@ class TokenScorer:
         Args:
             texts: N texts without anything around them.
         """
-        start, end = frame_of(self.frame or self.vocabulary)
-        framed = [[*start, *text, *end] for text in texts]
-        results: list[tuple[float, int]] = [(0.0, 0)] * len(texts)
-        for rows in self._chunks([len(text) for text in framed]):
-            skip = max(1, len(start))  # what begins a text is given; without it nothing is said about the first token
-            for row, nats in zip(rows, self._nats([framed[row] for row in rows]), strict=True):
-                own = nats[skip - 1 : max(0, len(framed[row]) - 1)]
-                results[row] = (float(own.sum()), len(own))
-        return results
+        frame = self.frame or self.vocabulary
+        start, end = frame_of(frame)
+        given = max(1, len(start))  # what begins a text is given; without it nothing is said about the first token
+        windows = [
+            (row, *window)
+            for row, text in enumerate(texts)
+            for window in _windows([*start, *text, *end], given, frame.max_length)
+        ]
+        totals = [[0.0, 0.0] for _ in texts]
+        for chunk in self._chunks([len(ids) for _, ids, _ in windows]):
+            some = [windows[place] for place in chunk]
+            for (row, ids, known), nats in zip(some, self._nats([ids for _, ids, _ in some]), strict=True):
+                own = nats[known - 1 : max(0, len(ids) - 1)]
+                totals[row][0] += float(own.sum())
+                totals[row][1] += len(own)
+        return [(nats, int(scored)) for nats, scored in totals]
 
     @torch.no_grad()
     def next_token_nll(self, prefixes: Sequence[Sequence[int]]) -> Tensor | None:
@@ -175,6 +182,22 @@ class TextScorer:
 
 
 Scorer = TokenScorer | TextScorer
+
+
+def _windows(ids: Sequence[int], given: int, longest: int) -> list[tuple[Sequence[int], int]]:
+    """Cut a text into windows that a model has positions for, each with how many of its tokens are not scored in it.
+
+    Every token is scored once, in the first window that holds it; after the first window with half a window before it.
+
+    >>> _windows([1, 2, 3, 4, 5, 6, 7], given=1, longest=4)
+    [([1, 2, 3, 4], 1), ([3, 4, 5, 6], 2), ([5, 6, 7], 2)]
+    """
+    found, at, known = [(ids[:longest], given)], 0, longest
+    while known < len(ids):
+        at = known - longest // 2
+        found.append((ids[at : at + longest], known - at))
+        known = at + longest
+    return found
 
 
 def _device_of(model: nn.Module | None) -> torch.device:

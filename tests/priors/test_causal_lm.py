@@ -75,6 +75,18 @@ def test_small_passes_give_the_same(folder: Path, vocabulary: Vocabulary, monkey
 
 
 @torch.no_grad()
+def test_a_text_longer_than_the_model_is_scored_in_windows(folder: Path, vocabulary: Vocabulary) -> None:
+    """Every token once, the later ones with half a window before them; the longest that fits is scored at once."""
+    scorer = load_prior(str(folder), vocabulary=vocabulary)
+    ids = [7 + n % 20 for n in range(70)]
+    assert vocabulary.max_length == tiny.POSITIONS == 32
+    assert isinstance(scorer, TokenScorer)
+    scored = scorer.totals([ids[:30], ids])
+    assert [count for _, count in scored] == [31, 71]
+    assert scored[1][0] == pytest.approx(71 / 31 * scored[0][0], rel=0.2)
+
+
+@torch.no_grad()
 def test_what_comes_next_is_the_models_last_word(model: nn.Module, folder: Path, vocabulary: Vocabulary) -> None:
     """After what begins a text, and after a longer prefix beside it."""
     scorer = load_prior(str(folder), vocabulary=vocabulary)

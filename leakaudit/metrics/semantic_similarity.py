@@ -1,0 +1,99 @@
+"""`semantic_similarity`: cosine of sentence embeddings, by a local model that somebody names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from leakaudit.errors import ModelError
+from leakaudit.metrics.scoring import TOO_SHORT, Scored
+from leakaudit.scores import Score
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from leakaudit.metrics.matching import Pair
+
+
+@dataclass(frozen=True)
+class SemanticSimilarity:
+    """How near a guess comes in meaning: the cosine of both texts' embeddings, 0 where it is negative or nothing was guessed.
+
+    An embedding is the mean of the encoder's last hidden states over the text's tokens, as Sentence-BERT takes it. It forgives what ROUGE
+    punishes, another word for the same thing; it also gives unrelated sentences of one kind a score well above 0.
+
+    Not among the metrics that are applied to every attempt, because it needs a model: `AuditConfig.sentence_model` names one. That is never
+    the model under attack.
+    """
+
+    path: Path
+    """Folder of an encoder and its tokenizer, as `save_pretrained` writes it; nothing is downloaded."""
+
+    name: ClassVar[str] = "semantic_similarity"
+    higher_is_better: ClassVar[bool] = True
+    level: ClassVar[Literal["sequence", "step"]] = "sequence"
+    source: ClassVar[str] = "Beyond Gradient and Priors (2023), Sec. 5.3, Cos_S; Reimers and Gurevych 2019"
+
+    def __call__(self, pair: Pair) -> float | None:
+        """Return the cosine, None where the true text is empty.
+
+        Raises:
+            ModelError: the folder holds no encoder.
+        """
+        if not pair.true_text.strip():
+            return None
+        if not pair.guess_text.strip():
+            return 0.0
+        if pair.true_text == pair.guess_text:
+            return 1.0
+        one, other = _embedded(self.path, (pair.true_text, pair.guess_text))
+        return min(1.0, max(0.0, float(one @ other)))
+
+
+def with_similarity(scored: Scored, metric: SemanticSimilarity) -> Scored:
+    """Add the mean over a step's sequences to its scores; missing where no sequence was guessed, for the same reason as `exact`.
+
+    Raises:
+        ModelError: there is no such sentence model.
+    """
+    measured = scored.scores["exact"]
+    if isinstance(measured, Score):
+        values = [value for sequence in scored.sequences if (value := metric(sequence.pair)) is not None]
+        measured = Score(value=fmean(values), n=len(values)) if values else TOO_SHORT
+    return replace(scored, scores={**scored.scores, metric.name: measured})
+
+
+def _embedded(path: Path, texts: tuple[str, ...]) -> Tensor:
+    """Return (N, D) embeddings of length 1."""
+    import torch
+
+    model, tokenizer = _encoder(path)
+    inputs = tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt")
+    with torch.no_grad():
+        states: Tensor = model(**inputs).last_hidden_state  # (N, T, D)
+    mask = inputs["attention_mask"][..., None].to(states)
+    return torch.nn.functional.normalize((states * mask).sum(dim=1) / mask.sum(dim=1), dim=1)
+
+
+@lru_cache(maxsize=1)
+def _encoder(path: Path) -> tuple[Any, Any]:
+    """Load a model once.
+
+    Raises:
+        ModelError: there is none.
+    """
+    if not (path / "config.json").is_file():
+        raise ModelError(
+            f"{path}: holds no sentence model; give the folder of an encoder, as `save_pretrained` writes it"
+        )
+    import transformers
+
+    try:
+        model: Any = transformers.AutoModel.from_pretrained(path, local_files_only=True)
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{path}: no sentence model can be loaded from it ({type(error).__name__})") from None
+    return model.eval(), tokenizer
