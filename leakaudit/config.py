@@ -57,7 +57,9 @@ def _as_spec(value: Any) -> Any:
 
 Plugin = Annotated[PluginSpec, BeforeValidator(_as_spec)]
 
-DEFAULT_ATTACKS = tuple(PluginSpec(name=name) for name in ("embedding-rows", "span", "tag", "idlg", "llg"))
+DEFAULT_ATTACKS = tuple(
+    PluginSpec(name=name) for name in ("embedding-rows", "span", "tag", "idlg", "llg", "ilrg", "feature-labels")
+)
 LABEL_ATTACKS = tuple(PluginSpec(name=name) for name in ("random-labels", "idlg", "llg", "llg-star", "ilrg"))
 """What is tried where batches hold no text: all that needs neither labelled data nor a search."""
 

@@ -3,11 +3,14 @@
 Importing this package registers them.
 """
 
+from leakaudit.attacks import dlg as dlg
 from leakaudit.attacks import embedding_rows as embedding_rows
 from leakaudit.attacks import feature_labels as feature_labels
 from leakaudit.attacks import gradient_mixture as gradient_mixture
 from leakaudit.attacks import idlg as idlg
 from leakaudit.attacks import ilrg as ilrg
+from leakaudit.attacks import lamp_cos as lamp_cos
+from leakaudit.attacks import lamp_l1l2 as lamp_l1l2
 from leakaudit.attacks import llg as llg
 from leakaudit.attacks import llg_plus as llg_plus
 from leakaudit.attacks import llg_star as llg_star

@@ -1,0 +1,35 @@
+"""`dlg`: gradient matching by the L2 distance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from leakaudit.attacks.matching_attack import PlainMatching, match
+from leakaudit.attacks.matching_objective import Objective
+from leakaudit.attacks.reconstruction import Reconstruction
+from leakaudit.budget import Budget
+from leakaudit.registry import attack
+from leakaudit.snapshot import Observation
+
+
+@attack("dlg")
+@dataclass(frozen=True)
+class Dlg(PlainMatching):
+    """Find embeddings x and soft labels y whose gradient g is the observed one G, then take the nearest tokens.
+
+    Minimises sum_i ||G_i - g_i(x, y)||_2^2 over the shared parameters i. The published attack runs L-BFGS; LAMP compares with it under
+    Adam and TAG's learning rate, and so does this one. What else is assumed is `tag`'s.
+    """
+
+    goal: ClassVar[Literal["text", "words", "labels"]] = "text"
+    source: ClassVar[str] = "DLG (Zhu et al. 2019) as in LAMP (Balunovic et al. 2022), Sec. 5 and App. D"
+    threat_model: ClassVar[str] = (
+        "Sees one client's update and knows the weights; the client takes gradient steps without dropout on few sequences."
+    )
+
+    def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
+        """Match gradients until nothing improves, the steps are used up or the budget is."""
+        return match(seen, self.recipe(Objective("l2")), rng, budget)

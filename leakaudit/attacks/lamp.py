@@ -1,0 +1,179 @@
+"""Knobs and course of LAMP, which `lamp-cos` and `lamp-l1l2` give their objectives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from leakaudit.attacks.matching_attack import Recipe, can_match, check_at_least_one
+from leakaudit.attacks.matching_objective import Objective
+from leakaudit.attacks.matching_search import Descent, Rounds, Start
+from leakaudit.attacks.reconstruction import Applicability, not_applicable
+from leakaudit.errors import ConfigError, PriorError
+from leakaudit.priors import load_prior
+from leakaudit.snapshot import Observation
+
+Preset = Literal["paper", "large", "fast"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a preset decides."""
+
+    steps: int
+    n_init: int
+    n_permutations: int
+    round_every: int
+    round_draws: int
+    learning_rate: float
+    decay: float
+    linear: bool
+    weight_decay: float
+    clip: float
+
+
+PRESETS: dict[Preset, Settings] = {
+    "paper": Settings(
+        steps=2000,
+        n_init=500,
+        n_permutations=500,
+        round_every=75,
+        round_draws=200,
+        learning_rate=0.2,
+        decay=0.89,
+        linear=False,
+        weight_decay=0.0,
+        clip=0.0,
+    ),
+    "large": Settings(
+        steps=5000,
+        n_init=500,
+        n_permutations=500,
+        round_every=200,
+        round_draws=200,
+        learning_rate=0.2,
+        decay=1.0,
+        linear=True,
+        weight_decay=0.01,
+        clip=0.5,
+    ),
+    "fast": Settings(
+        steps=120,
+        n_init=8,
+        n_permutations=0,
+        round_every=30,
+        round_draws=16,
+        learning_rate=0.4,
+        decay=0.89,
+        linear=True,
+        weight_decay=0.0,
+        clip=0.0,
+    ),
+}
+"""`paper`: LAMP, Sec. 5 and App. D, for BERT-base. `large`: its recipe for BERT-large; the weight decay of AdamW is PyTorch's
+default, as the paper names none. `fast`: our tuning on training sentences (CoLA). The learning rate of 0.01 is 0.2 of BERT's unit."""
+
+
+@dataclass(frozen=True)
+class Lamp:
+    """LAMP, Algorithm 1. A knob at None is the preset's."""
+
+    preset: Preset = "paper"
+    """`paper`, `large` (BERT-large in the paper) or `fast`."""
+    steps: int | None = None
+    """Continuous steps in all."""
+    n_init: int | None = None
+    """Normal samples that are scored before the start."""
+    n_permutations: int | None = None
+    """Random orders of the best of them that are scored."""
+    round_every: int | None = None
+    """n_c: continuous steps between two discrete rounds."""
+    round_draws: int | None = None
+    """n_d: random transformations in a round, for each sequence. Those that come out the same are scored once."""
+    learning_rate: float | None = None
+    """Adam's step, relative to the root mean square of the word embedding's entries."""
+    decay: float | None = None
+    """Factor on it every 50 steps."""
+    linear: bool | None = None
+    """Let it fall to zero on a straight line instead."""
+    weight_decay: float | None = None
+    """Of AdamW."""
+    clip: float | None = None
+    """Norm that the derivative by the embeddings is cut to; 0 for none."""
+    discrete: Literal["alternate", "at-end", "never"] = "alternate"
+    """When orders are tried: between continuous steps, or the paper's ablations DiscreteAtEnd and NoDiscrete."""
+    seats: bool = True
+    """Also move embeddings together with their positions, which the gradient cannot tell from staying (`matching_seats`). Not in the
+    paper: false is the paper's attack."""
+    prior: str = ""
+    """Language model that says how likely an order is: a prior's name, a file or a folder; empty for none (alpha_lm = 0)."""
+    per: Literal["parameter", "layer", "whole"] = "parameter"
+    """What a cosine is taken of, before the mean."""
+    patience: int = 3
+    """Rounds in a row that change no token after which the attack stops as converged; 0 for never."""
+    labels: Literal["joint", "enumerate"] = "enumerate"
+    """Labels that are not granted: each assignment tried for `trial_steps` (LAMP, Sec. 4.2), or optimised with the embeddings."""
+    trial_steps: int = 30
+    """Steps in which labellings compete. Our choice."""
+    exposure: str = "*"
+    """Parameters whose update is matched: patterns of names, separated by commas, such as `*.layer.0.*`."""
+
+    def __post_init__(self) -> None:
+        """Refuse knobs that leave nothing to do."""
+        check_at_least_one(self, ("steps", "n_init", "round_every", "round_draws", "trial_steps"))
+        for knob in ("n_permutations", "weight_decay", "clip", "patience"):
+            if (value := getattr(self, knob)) is not None and value < 0:
+                raise ValueError(f"{knob} must not be below 0, got {value}")
+        for knob in ("learning_rate", "decay"):
+            if (value := getattr(self, knob)) is not None and value <= 0:
+                raise ValueError(f"{knob} must be above 0, got {value}")
+
+    def settings(self) -> Settings:
+        """Return the preset with the knobs that were set."""
+        given = {field.name: getattr(self, field.name) for field in fields(Settings)}
+        return replace(PRESETS[self.preset], **{name: value for name, value in given.items() if value is not None})
+
+    def applies(self, seen: Observation) -> Applicability:
+        """Say whether there is a gradient to match, a shape to match it with, and the prior that was asked for."""
+        if self.prior:
+            try:
+                load_prior(self.prior, vocabulary=seen.facts.vocabulary, victim=seen.model)
+            except (ConfigError, PriorError) as error:
+                return not_applicable(str(error))
+        return can_match(seen, self.exposure)
+
+    def recipe(self, seen: Observation, objective: Objective, *, length_weight: float, prior_weight: float) -> Recipe:
+        """Return the attack with one objective and its weights.
+
+        Args:
+            seen: whose vocabulary the prior has to speak.
+            objective: L_grad.
+            length_weight: alpha_reg.
+            prior_weight: alpha_lm.
+        """
+        chosen = self.settings()
+        prior = load_prior(self.prior, vocabulary=seen.facts.vocabulary, victim=seen.model) if self.prior else None
+        rounds = Rounds(
+            every=chosen.round_every,
+            draws=chosen.round_draws,
+            when="at-end" if self.discrete == "at-end" else "alternate",
+            seats=self.seats,
+            prior=prior,
+            prior_weight=prior_weight,
+            patience=self.patience,
+        )
+        return Recipe(
+            objective=replace(objective, per=self.per),
+            descent=Descent(
+                steps=chosen.steps,
+                learning_rate=chosen.learning_rate,
+                decay=chosen.decay,
+                linear=chosen.linear,
+                weight_decay=chosen.weight_decay,
+                clip=chosen.clip,
+            ),
+            start=Start(chosen.n_init, chosen.n_permutations, trial_steps=self.trial_steps, labels=self.labels),
+            rounds=None if self.discrete == "never" else rounds,
+            length_weight=length_weight,
+            exposure=self.exposure,
+        )

@@ -1,0 +1,48 @@
+"""`lamp-cos`: LAMP with the cosine distance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from leakaudit.attacks.lamp import Lamp
+from leakaudit.attacks.matching_attack import match
+from leakaudit.attacks.matching_objective import Objective
+from leakaudit.attacks.reconstruction import Reconstruction
+from leakaudit.budget import Budget
+from leakaudit.registry import attack
+from leakaudit.snapshot import Observation
+
+
+@attack("lamp-cos")
+@dataclass(frozen=True)
+class LampCos(Lamp):
+    """Alternate Adam on embeddings with new orders of the tokens; distance: one minus the mean cosine of the parameters' gradients.
+
+    L_rec = 1 - mean_i cos(G_i, g_i(x)) + alpha_reg (mean |x_t| - mean |e_v|)^2 is made small by steps on the embeddings x; every
+    `round_every` steps the best of some random orders is taken if it lowers L_rec + alpha_lm L_lm, with the prior's mean negative
+    log-likelihood L_lm. A cosine does not ask for the update's length, so clipping changes nothing.
+    """
+
+    length_weight: float = 1.0
+    """alpha_reg (App. D)."""
+    prior_weight: float = 0.2
+    """alpha_lm (App. D)."""
+
+    goal: ClassVar[Literal["text", "words", "labels"]] = "text"
+    source: ClassVar[str] = (
+        "LAMP (Balunovic et al., NeurIPS 2022), Algorithm 1, App. D; places (`seats`): own derivation"
+    )
+    threat_model: ClassVar[str] = (
+        "Sees one client's update and knows the weights; the client takes gradient steps without dropout on few sequences; "
+        "with a prior, knows the language of the texts."
+    )
+
+    def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
+        """Match gradients until no token changes, the steps are used up or the budget is."""
+        recipe = self.recipe(
+            seen, Objective("cosine"), length_weight=self.length_weight, prior_weight=self.prior_weight
+        )
+        return match(seen, recipe, rng, budget)

@@ -1,0 +1,155 @@
+"""From an observation to a reconstruction by gradient matching: what `dlg`, `tag` and both variants of LAMP do alike.
+
+Letters: B sequences, C classes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from leakaudit.attacks.embedding_rows import word_embedding
+from leakaudit.attacks.matching_engine import Matcher
+from leakaudit.attacks.matching_objective import Objective
+from leakaudit.attacks.matching_search import Descent, Found, Rounds, Start, search
+from leakaudit.attacks.matching_shape import BatchShape, guess_shape
+from leakaudit.attacks.output_layer import number_of_classes
+from leakaudit.attacks.proof import prove
+from leakaudit.attacks.reconstruction import APPLIES, Applicability, GuessedSequence, Reconstruction, not_applicable
+from leakaudit.budget import Budget
+from leakaudit.errors import AnatomyError
+from leakaudit.snapshot import Observation
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that tells one attack by gradient matching from another."""
+
+    objective: Objective
+    descent: Descent
+    start: Start
+    rounds: Rounds | None = None
+    length_weight: float = 0.0
+    """alpha_reg of LAMP's regulariser."""
+    exposure: str = "*"
+    """Patterns of parameter names that are matched, separated by commas."""
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Return `exposure`, pattern by pattern."""
+        return tuple(pattern.strip() for pattern in self.exposure.split(","))
+
+
+def can_match(seen: Observation, exposure: str) -> Applicability:
+    """Say whether there is a gradient to match and a shape to match it with."""
+    if "inputs_embeds" not in inspect.signature(seen.model.forward).parameters:
+        return not_applicable(f"{type(seen.model).__name__} takes no `inputs_embeds`, so no dummy can be optimised")
+    if not set(seen.update) - {word_embedding(seen)}:
+        return not_applicable("no parameter beyond the word embedding has a shared update")
+    try:
+        number_of_classes(seen)
+        shape = guess_shape(seen)
+        Matcher(seen, shape.lengths, Objective(), exposure=exposure.split(","))
+    except AnatomyError as error:
+        return not_applicable(str(error))
+    return APPLIES
+
+
+def match(seen: Observation, recipe: Recipe, rng: torch.Generator, budget: Budget) -> Reconstruction:
+    """Search for a batch with the observed gradient and say what was found.
+
+    Raises:
+        AnatomyError: the batch's shape cannot be guessed, or no parameter can be matched.
+    """
+    shape = guess_shape(seen)
+    matcher = Matcher(
+        seen, shape.lengths, recipe.objective, length_weight=recipe.length_weight, exposure=recipe.patterns
+    )
+    found = search(matcher, recipe.descent, recipe.start, recipe.rounds, rng, budget)
+    return reconstruct(seen, matcher, shape, found, budget)
+
+
+def reconstruct(seen: Observation, matcher: Matcher, shape: BatchShape, found: Found, budget: Budget) -> Reconstruction:
+    """Turn what a search found into sequences and class counts, and mark it as proved if the simulated step is the observed one.
+
+    Labels that were granted are not returned as if they had been found.
+    """
+    guesses = [
+        GuessedSequence(token_ids=tokens, confidence=likeness)
+        for tokens, likeness in zip(found.tokens, found.likeness, strict=True)
+    ]
+    proof = prove(seen, guesses, budget)
+    counts = proof.label_counts
+    if counts is None:
+        labels = matcher.labels(found.best.label_logits[0])
+        counts = tuple(labels.count(label) for label in range(matcher.classes))
+    facts = {
+        "sequences": float(len(guesses)),
+        "longest": float(max(shape.lengths)),
+        "lengths_granted": float(shape.evidence == "granted"),
+        "parameters": float(matcher.parameters),
+    }
+    return Reconstruction(
+        sequences=tuple(sorted(proof.sequences, key=lambda guess: -guess.confidence)),
+        label_counts=None if matcher.knows_labels else counts,
+        stop=found.stop,
+        facts=facts | found.facts | proof.facts,
+    )
+
+
+def check_at_least_one(attack: object, knobs: Sequence[str]) -> None:
+    """Refuse knobs that leave nothing to do.
+
+    Raises:
+        ValueError: names the knob.
+    """
+    for knob in knobs:
+        value = getattr(attack, knob)
+        if value is not None and value < 1:
+            raise ValueError(f"{knob} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True)
+class PlainMatching:
+    """Knobs and course of DLG and TAG: normal starts, Adam, nearest tokens at the end."""
+
+    steps: int = 2500
+    """Adam steps (LAMP, Sec. 5)."""
+    learning_rate: float = 0.5
+    """Adam's step, relative to the root mean square of the word embedding's entries, without decay. LAMP, App. D, gives 0.1 in absolute
+    terms, which for BERT is about 2 of that unit; 0.5 did best in our tuning on training sentences."""
+    n_init: int = 10
+    """Normal samples that are scored before the start. The papers take one; our choice of 10 costs as much as five steps."""
+    restarts: int = 2
+    """Best samples that get `trial_steps` steps side by side; the one with the lowest loss then goes on. Our choice."""
+    trial_steps: int = 50
+    """Steps in which restarts compete. Our choice: in that time the loss falls to about half."""
+    patience: int = 200
+    """Steps without a lower loss after which the attack stops as converged. Our choice."""
+    labels: Literal["joint", "enumerate"] = "joint"
+    """Labels that are not granted: optimised with the embeddings (DLG), or each assignment tried for `trial_steps`."""
+    exposure: str = "*"
+    """Parameters whose update is matched: patterns of names, separated by commas, such as `*.layer.0.*`."""
+
+    def __post_init__(self) -> None:
+        """Refuse knobs that leave nothing to do."""
+        check_at_least_one(self, ("steps", "n_init", "restarts", "trial_steps", "patience"))
+        if self.learning_rate <= 0:
+            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
+
+    def applies(self, seen: Observation) -> Applicability:
+        """Say whether there is a gradient to match and a shape to match it with."""
+        return can_match(seen, self.exposure)
+
+    def recipe(self, objective: Objective) -> Recipe:
+        """Return the attack with one objective."""
+        return Recipe(
+            objective=objective,
+            descent=Descent(self.steps, self.learning_rate, patience=self.patience),
+            start=Start(self.n_init, restarts=self.restarts, trial_steps=self.trial_steps, labels=self.labels),
+            exposure=self.exposure,
+        )

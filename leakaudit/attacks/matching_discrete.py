@@ -1,0 +1,123 @@
+"""LAMP's discrete transformations (Balunovic et al., NeurIPS 2022, Sec. 4.3): new orders of a sequence's tokens.
+
+All four only rearrange, so a candidate is a permutation: entry p says which place the token at p comes from. Tokens and their
+optimizer's state are then moved alike, and candidates that are the same are scored once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+Order = tuple[int, ...]
+
+
+def swap(order: Order, i: int, j: int) -> Order:
+    """Exchange the tokens at places i and j.
+
+    >>> swap((0, 1, 2, 3), 0, 2)
+    (2, 1, 0, 3)
+    """
+    moved = list(order)
+    moved[i], moved[j] = moved[j], moved[i]
+    return tuple(moved)
+
+
+def move_token(order: Order, i: int, j: int) -> Order:
+    """Move the token at place i behind the one at place j.
+
+    >>> move_token((0, 1, 2, 3), 0, 2)
+    (1, 2, 0, 3)
+    """
+    return move_subsequence(order, i, i, j)
+
+
+def move_subsequence(order: Order, i: int, j: int, p: int) -> Order:
+    """Move the tokens at places i to j, both included, behind the one at place p, which lies outside.
+
+    >>> move_subsequence((0, 1, 2, 3, 4), 0, 1, 3)
+    (2, 3, 0, 1, 4)
+    """
+    rest = [place for place in range(len(order)) if not i <= place <= j]
+    cut = rest.index(p) + 1
+    return tuple(order[place] for place in (*rest[:cut], *range(i, j + 1), *rest[cut:]))
+
+
+def move_prefix(order: Order, i: int) -> Order:
+    """Move everything up to place i, included, to the end.
+
+    >>> move_prefix((0, 1, 2, 3), 1)
+    (2, 3, 0, 1)
+    """
+    return (*order[i + 1 :], *order[: i + 1])
+
+
+def _draw_swap(order: Order, rng: torch.Generator) -> Order:
+    return swap(order, *_places(len(order), 2, rng))
+
+
+def _draw_move_token(order: Order, rng: torch.Generator) -> Order:
+    return move_token(order, *_places(len(order), 2, rng))
+
+
+def _draw_move_subsequence(order: Order, rng: torch.Generator) -> Order:
+    i, j = sorted(_places(len(order), 2, rng))
+    outside = [place for place in range(len(order)) if not i <= place <= j]
+    if not outside:
+        return order
+    return move_subsequence(order, i, j, outside[_places(len(outside), 1, rng)[0]])
+
+
+def _draw_move_prefix(order: Order, rng: torch.Generator) -> Order:
+    return move_prefix(order, *_places(len(order), 1, rng))
+
+
+TRANSFORMS: tuple[Callable[[Order, torch.Generator], Order], ...] = (
+    _draw_swap,
+    _draw_move_token,
+    _draw_move_subsequence,
+    _draw_move_prefix,
+)
+"""Each draws its places uniformly."""
+
+
+def draw_orders(places: Sequence[int], length: int, draws: int, rng: torch.Generator) -> list[Order]:
+    """Return the different new orders among some random transformations, each of the four as often.
+
+    Args:
+        places: of the tokens that may move.
+        length: T of the sequence.
+        draws: n_d.
+        rng: draws the places.
+
+    Returns:
+        Orders of the whole sequence, the present one not among them.
+    """
+    present = tuple(range(len(places)))
+    found: dict[Order, None] = {}
+    if len(places) > 1:
+        for number in range(draws):
+            moved = TRANSFORMS[number % len(TRANSFORMS)](present, rng)
+            if moved != present:
+                found[moved] = None
+    whole = []
+    for moved in found:
+        order = list(range(length))
+        for place, source in zip(places, moved, strict=True):
+            order[place] = places[source]
+        whole.append(tuple(order))
+    return whole
+
+
+def shuffled(places: Sequence[int], length: int, rng: torch.Generator) -> Order:
+    """Return a random order of the tokens that may move, the others staying where they are."""
+    order = list(range(length))
+    for place, source in zip(places, torch.randperm(len(places), generator=rng).tolist(), strict=True):
+        order[place] = places[source]
+    return tuple(order)
+
+
+def _places(count: int, number: int, rng: torch.Generator) -> list[int]:
+    """Return that many different places, or as many as there are."""
+    return torch.randperm(count, generator=rng)[:number].tolist()

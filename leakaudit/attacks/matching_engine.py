@@ -1,0 +1,243 @@
+"""Losses, derivatives, tokens and starts of candidate batches: what every attack by gradient matching is made of.
+
+`Matcher` puts together the parts: `CandidateGradients` (which gradients candidates have), `Comparison` (how far they are from the
+observed one), the public tokens, the regulariser.
+
+Letters: N candidates, B sequences, T tokens, D hidden size, V vocabulary, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from leakaudit.attacks.clipping import scale_is_known
+from leakaudit.attacks.matching_gradients import CandidateGradients, Dummy, joined
+from leakaudit.attacks.matching_objective import Comparison, Objective
+from leakaudit.attacks.matching_seats import position_vectors
+from leakaudit.attacks.matching_shape import public_tokens
+from leakaudit.snapshot import Observation
+
+CHUNK_TOKENS = 1024
+"""Tokens of candidates that run at once. Our choice: a core's matrix products are at full speed, and activations of a base-size
+model stay below half a gigabyte."""
+
+
+Found = TypeVar("Found")
+
+
+class Matcher:
+    """Compares candidate batches with the observed update."""
+
+    def __init__(
+        self,
+        seen: Observation,
+        lengths: Sequence[int],
+        objective: Objective,
+        *,
+        length_weight: float = 0.0,
+        exposure: Sequence[str] = ("*",),
+    ) -> None:
+        """Prepare; nothing of `seen` is changed, now or later.
+
+        Args:
+            seen: what to match.
+            lengths: (B,) tokens of each sequence.
+            objective: the distance. Whether norms are matched and entries masked is added here, from what the protocol declares.
+            length_weight: alpha_reg, weight of the embedding-length regulariser (LAMP, Sec. 4.2).
+            exposure: patterns of parameter names that are matched; all but the word embedding by default.
+
+        Raises:
+            AnatomyError: there is nothing to match.
+        """
+        self.lengths = tuple(lengths)
+        self.length_weight = length_weight
+        self.halvings = 0
+        """How often memory ran out and half as many candidates were run at once from then on."""
+        self.gradients = CandidateGradients(seen, lengths, exposure)
+        pruned = seen.facts.declared("prune") is not None
+        known = objective.kind == "cosine" or scale_is_known(seen)
+        self.objective = Objective(
+            objective.kind,
+            objective.per,
+            objective.l1,
+            match_norm=objective.match_norm or not known,
+            masked=objective.masked or pruned,
+        )
+        self._comparison = Comparison(self.objective, self.gradients.matrices, self.gradients.vectors, seen.update)
+        self._vocabulary = seen.facts.vocabulary
+        self.positions = position_vectors(seen, max(self.lengths))
+        """(T, D) what the model adds to an embedding at each place; None where it does not just add."""
+        self.table = seen.model.get_input_embeddings().weight.detach()  # type: ignore[operator]
+        """(V, D) the word embedding."""
+        self.directions = functional.normalize(self.table, dim=1)
+        """(V, D) its rows at norm 1, zero where a token can stand at no free place."""
+        unknown = self._vocabulary.special.get("unk", -1)
+        self.directions[sorted(self._vocabulary.special_ids - {unknown})] = 0.0
+        self.unit = float(self.table.square().mean().sqrt())
+        """Root mean square of the word embedding's entries."""
+        self.mean_length = float(self.table.norm(dim=1).mean())
+        """Mean norm of the word embedding's rows."""
+        self._fixed, self._public = self._public_embeddings()
+        self._inside = torch.zeros(len(self.lengths), max(self.lengths), 1, device=self.table.device)
+        for row, length in enumerate(self.lengths):
+            self._inside[row, :length] = 1.0
+        self._chunk = max(1, CHUNK_TOKENS // sum(self.lengths))
+
+    @property
+    def parameters(self) -> int:
+        """Number K of parameters that are compared."""
+        return len(self.gradients.matrices) + len(self.gradients.vectors)
+
+    @property
+    def knows_labels(self) -> bool:
+        """Whether the labels are granted."""
+        return self.gradients.labels is not None
+
+    @property
+    def classes(self) -> int:
+        """Number C of classes."""
+        return self.gradients.classes
+
+    def random(self, candidates: int, rng: torch.Generator) -> Dummy:
+        """Draw candidates, normal, with rows as long as the word embedding's in the mean.
+
+        LAMP, Sec. 5, draws from a standard normal. For a word embedding whose rows have length 1 that would be twenty times
+        too long, and drown the positions that are added to it.
+        """
+        rows, longest = self._fixed.shape[:2]
+        drawn = torch.randn(candidates, rows, longest, self.table.shape[1], generator=rng)
+        logits = torch.randn(candidates, rows, self.classes, generator=rng)
+        size = self.mean_length / self.table.shape[1] ** 0.5
+        return Dummy((size * drawn).to(self.table.device), logits.to(self.table.device))
+
+    def of_tokens(self, batches: Sequence[Sequence[Sequence[int]]], label_logits: Tensor) -> Dummy:
+        """Return candidates at the embeddings of tokens.
+
+        Args:
+            batches: N batches of B sequences of token ids.
+            label_logits: (N, B, C).
+        """
+        ids = torch.zeros(len(batches), *self._fixed.shape[:2], dtype=torch.long)
+        for number, batch in enumerate(batches):
+            for row, sequence in enumerate(batch):
+                ids[number, row, : len(sequence)] = torch.tensor(sequence)
+        return Dummy(self.table[ids.to(self.table.device)], label_logits)
+
+    def free_places(self, row: int) -> list[int]:
+        """Return the places of a sequence whose tokens are not public."""
+        length = self.lengths[row]
+        public = public_tokens(self._vocabulary, length)
+        return [place for place in range(length) if place not in public]
+
+    def losses(self, dummy: Dummy) -> Tensor:
+        """Return (N,) float64 the objective and the regulariser of each candidate, however many there are."""
+        return torch.cat(list(self._in_chunks(dummy, self._losses)))
+
+    def losses_and_derivatives(self, dummy: Dummy) -> tuple[Tensor, Dummy]:
+        """Return (N,) the same, and the derivatives of their sum by the dummy; zero for labels that are granted."""
+        losses, slopes = zip(*self._in_chunks(dummy, self._losses_and_derivatives), strict=True)
+        return torch.cat(losses), joined(slopes)
+
+    def tokens(self, embeddings: Tensor) -> tuple[list[tuple[int, ...]], list[float]]:
+        """Return the nearest token at each place by cosine (LAMP, Algorithm 1), and their mean cosine for each sequence.
+
+        Special tokens stand where the tokenizer puts them and nowhere else; the unknown-word token may.
+
+        Args:
+            embeddings: (B, T, D) of one candidate.
+        """
+        best = (functional.normalize(embeddings.flatten(0, 1), dim=1) @ self.directions.T).max(dim=1)  # (B T,)
+        values, ids = (each.view(embeddings.shape[:2]).tolist() for each in best)
+        found, likeness = [], []
+        for row, length in enumerate(self.lengths):
+            public = public_tokens(self._vocabulary, length)
+            found.append(tuple(public.get(place, ids[row][place]) for place in range(length)))
+            free = [values[row][place] for place in range(length) if place not in public]
+            likeness.append(min(1.0, max(0.0, sum(free) / len(free))) if free else 1.0)
+        return found, likeness
+
+    def labels(self, label_logits: Tensor) -> list[int]:
+        """Return (B,) the granted labels, or the likeliest ones of one candidate's (B, C) logits."""
+        known = self.gradients.labels
+        return [int(label) for label in (label_logits.argmax(dim=1) if known is None else known)]
+
+    def _losses(self, dummy: Dummy) -> Tensor:
+        placed = self.placed(dummy.detached())
+        losses = self._comparison.losses(self.gradients.pairs(placed, differentiable=False))
+        return losses + self._length_loss(placed.embeddings).double() if self.length_weight else losses
+
+    def _losses_and_derivatives(self, dummy: Dummy) -> tuple[Tensor, Dummy]:
+        """Return the losses of some candidates and the derivatives of their sum.
+
+        The objective's derivatives by the pairs have a closed form and are handed to one backward pass through them.
+        """
+        live = Dummy(*(part.detach().requires_grad_() for part in dummy))
+        with torch.enable_grad():
+            placed = self.placed(live)
+            pairs = self.gradients.pairs(placed, differentiable=True)
+            losses, slopes = self._comparison.compare(pairs)
+            made = [*pairs.inputs, *pairs.pulls, *pairs.vectors]
+            by_made = [*slopes.inputs, *slopes.pulls, *slopes.vectors]
+            chosen = [n for n, tensor in enumerate(made) if tensor.requires_grad]
+            outputs = [made[n] for n in chosen]
+            weights: list[Tensor | None] = [by_made[n] for n in chosen]
+            if self.length_weight:
+                length_loss = self._length_loss(placed.embeddings)
+                losses = losses + length_loss.detach().double()
+                outputs.append(length_loss.sum())
+                weights.append(None)
+            wanted = [live.embeddings] if self.knows_labels else list(live)
+            found = torch.autograd.grad(outputs, wanted, grad_outputs=weights)
+        by_labels = torch.zeros_like(dummy.label_logits) if self.knows_labels else found[1]
+        return losses, Dummy(found[0], by_labels)
+
+    def _length_loss(self, placed: Tensor) -> Tensor:
+        """Return (N,) alpha_reg (mean token norm - mean norm of the word embedding's rows)^2 (LAMP, L_reg)."""
+        norms = placed.square().sum(dim=3).clamp_min(1e-12).sqrt() * self._inside[..., 0]  # (N, B, T)
+        mean = norms.sum(dim=(1, 2)) / sum(self.lengths)
+        return self.length_weight * (mean - self.mean_length).square()
+
+    def placed(self, dummy: Dummy) -> Dummy:
+        """Return the candidates with the public tokens at their places."""
+        return dummy._replace(embeddings=torch.where(self._fixed, self._public, dummy.embeddings))
+
+    def _public_embeddings(self) -> tuple[Tensor, Tensor]:
+        """Return (B, T, 1) booleans for the places of public tokens, and (B, T, D) their embeddings."""
+        shape = (len(self.lengths), max(self.lengths))
+        fixed = torch.zeros(*shape, 1, dtype=torch.bool, device=self.table.device)
+        embeddings = torch.zeros(*shape, self.table.shape[1], device=self.table.device)
+        for row, length in enumerate(self.lengths):
+            for place, token in public_tokens(self._vocabulary, length).items():
+                fixed[row, place] = True
+                embeddings[row, place] = self.table[token]
+        return fixed, embeddings
+
+    def _in_chunks(self, dummy: Dummy, run: Callable[[Dummy], Found]) -> Iterator[Found]:
+        """Run as many candidates at once as there is memory for."""
+        start = 0
+        while start < len(dummy.embeddings):
+            part = dummy.take(slice(start, start + self._chunk))
+            try:
+                found = run(part)
+            except RuntimeError as error:
+                self._halve(error)
+                continue
+            yield found
+            start += len(part.embeddings)
+
+    def _halve(self, error: RuntimeError) -> None:
+        """Run half as many candidates at once from now on, if memory ran out and there is anything to halve.
+
+        Raises:
+            RuntimeError: `error`, if it is about anything else.
+        """
+        out_of_memory = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+        if not out_of_memory or self._chunk == 1:
+            raise error
+        self._chunk //= 2
+        self.halvings += 1

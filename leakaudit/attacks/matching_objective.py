@@ -1,0 +1,273 @@
+"""How far candidates' gradients g are from the observed one G: the objectives of DLG, TAG and LAMP, and their derivatives.
+
+Every objective but the L1 term is a function of two numbers a parameter, <G, g> and |g|^2. From pairs (x_t, d_t) they are
+
+    <G, g> = sum_t d_t . G x_t,      |g|^2 = sum_{s,t} (x_s . x_t)(d_s . d_t),
+
+and with a = dL/d<G, g> and b = dL/d|g|^2 the objective's derivatives are
+
+    by d_t:  a G x_t + 2 b sum_s (x_s . x_t) d_s,      by x_t:  a G^T d_t + 2 b sum_s (d_s . d_t) x_s,
+
+so no gradient of a weight matrix is formed. (Own derivation; the second identity is the "ghost norm" of Goodfellow, "Efficient
+Per-Example Gradient Computations", 2015.) An L1 term, or a pruned update of which only some entries count, needs the matrices: they are
+formed one at a time, small enough for a processor's cache.
+
+Letters: N candidates, K parameters, M tokens a layer sees of a candidate.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from leakaudit.attacks.matching_gradients import Matrix, Pairs, Vector
+
+TINY = 1e-30
+"""Keeps quotients finite."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Which distance between gradients is made small."""
+
+    kind: Literal["l2", "cosine"] = "l2"
+    """Squared L2 distance (DLG) or one minus the cosine (LAMP, Sec. 4.2, L_cos)."""
+    per: Literal["parameter", "layer", "whole"] = "parameter"
+    """What a cosine is taken of, before the mean: each parameter tensor, all parameters of a block, or the whole update. The L2
+    distance is the same for all."""
+    l1: float = 0.0
+    """Weight of the L1 distance beside it (TAG)."""
+    match_norm: bool = False
+    """Give every candidate's gradient the norm of the observed one first: for updates whose length says nothing."""
+    masked: bool = False
+    """Compare only where the observed update is not zero (GRAB, Sec. 5.5.2): for pruned updates."""
+
+
+class Compared(NamedTuple):
+    """Distances of N candidates, and their derivatives by what `Pairs` holds."""
+
+    losses: Tensor
+    """(N,) float64."""
+    derivatives: Pairs
+
+
+class Comparison:
+    """Compares candidates with one observed update."""
+
+    def __init__(
+        self, objective: Objective, matrices: Sequence[Matrix], vectors: Sequence[Vector], update: Mapping[str, Tensor]
+    ) -> None:
+        """Lay the update out as pairs are.
+
+        Args:
+            objective: the distance.
+            matrices: parameters whose gradients come as pairs, in their order.
+            vectors: parameters whose gradients come formed, in their order.
+            update: parameter name -> observed gradient.
+        """
+        self.objective = objective
+        self._matrices = [
+            (update[matrix.name].T if matrix.input_first else update[matrix.name]).contiguous() for matrix in matrices
+        ]
+        """(out, in) each."""
+        parts = [update[vector.name] for vector in vectors]
+        self._sizes = [len(part) for part in parts]
+        device = next(iter(update.values())).device
+        self._flat = torch.cat(parts) if parts else torch.zeros(0, device=device)
+        """(P,): all vectors side by side, so that one product serves them all."""
+        self._owner = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor(self._sizes, dtype=torch.long)).to(
+            device
+        )
+        """(P,) which vector an entry is of."""
+        self._power = torch.stack([part.double().square().sum() for part in (*self._matrices, *parts)])
+        """(K,) |G|^2."""
+        names = [*(matrix.name for matrix in matrices), *(vector.name for vector in vectors)]
+        self._groups = _groups(names, objective.per).to(self._power)
+        """(K, groups) which parameters one cosine is of."""
+        self._masks = [matrix != 0 for matrix in self._matrices] if objective.masked else None
+
+    @torch.no_grad()
+    def losses(self, pairs: Pairs) -> Tensor:
+        """Return (N,) the distances, float64."""
+        flat = self._flattened(pairs)
+        inner, power = self._statistics(pairs, flat, None)
+        losses = self._value(inner, power)
+        if self.objective.l1:
+            losses = losses + self.objective.l1 * self._l1(pairs, flat, self._scale(power))[0]
+        return losses
+
+    @torch.no_grad()
+    def compare(self, pairs: Pairs) -> Compared:
+        """Return the distances and their derivatives."""
+        flat = self._flattened(pairs)
+        kept: list[_Products] = []
+        inner, power = self._statistics(pairs, flat, kept)
+        with torch.enable_grad():
+            statistics = (inner.requires_grad_(), power.requires_grad_())
+            losses = self._value(*statistics)
+            by_inner, by_power = torch.autograd.grad(losses.sum(), statistics)
+        losses, scale = losses.detach(), self._scale(power.detach())
+        if self.objective.l1:
+            absolute, along = self._l1(pairs, flat, scale)
+            losses = losses + self.objective.l1 * absolute
+            if self.objective.match_norm:  # the scale is |G| / |g|, and its derivative by |g|^2 is -scale / (2 |g|^2)
+                total = power.detach().sum(dim=1)
+                by_power = by_power - (self.objective.l1 * along * scale / (2 * total.clamp_min(TINY)))[:, None]
+        a, b = by_inner.float(), 2 * by_power.float()  # (N, K) each; d|g|^2 is 2 g
+        if self.objective.l1 or self._masks is not None:
+            inputs, pulls = self._by_forming(pairs, kept, a, b, scale)
+        else:
+            inputs, pulls = self._by_grams(pairs, kept, a, b)
+        return Compared(losses, Pairs(inputs, pulls, self._by_vectors(flat, a, b, scale)))
+
+    def _statistics(self, pairs: Pairs, flat: Tensor, kept: list[_Products] | None) -> tuple[Tensor, Tensor]:
+        """Return <G, g> and |g|^2, (N, K) float64 each; what derivatives need is appended to `kept`.
+
+        Both products with G are taken at once: it comes from memory, which is what a single candidate waits for.
+        """
+        inner, power = [], []
+        grams: dict[int, Tensor] = {}
+        for part, (target, given, pull) in enumerate(zip(self._matrices, pairs.inputs, pairs.pulls, strict=True)):
+            seen = given @ target.T  # (N, M, out): G x
+            inner.append((seen * pull).sum(dim=(1, 2), dtype=torch.float64))
+            if self._masks is not None:
+                formed = (self._formed(pairs, part, number) for number in range(len(given)))
+                power.append(torch.stack([each.square().sum(dtype=torch.float64) for each in formed]))
+                if kept is not None:
+                    kept.append(_Products(seen, pull @ target, None, None))
+                continue
+            of_inputs = grams.get(id(given))  # query, key and value read the same input
+            if of_inputs is None:
+                of_inputs = grams[id(given)] = given @ given.transpose(1, 2)  # (N, M, M)
+            of_pulls = pull @ pull.transpose(1, 2)
+            power.append((of_inputs * of_pulls).sum(dim=(1, 2), dtype=torch.float64))
+            if kept is not None:
+                kept.append(_Products(seen, pull @ target, of_inputs, of_pulls))
+        columns = [torch.stack(each, dim=1) for each in (inner, power) if each]
+        by_vector = [self._by_owner(flat * self._flat), self._by_owner(flat.square())]
+        if not columns:
+            return by_vector[0], by_vector[1]
+        return torch.cat([columns[0], by_vector[0]], dim=1), torch.cat([columns[1], by_vector[1]], dim=1)
+
+    def _value(self, inner: Tensor, power: Tensor) -> Tensor:
+        """Return (N,) the distances without the L1 term."""
+        if self.objective.kind == "l2":
+            scale = self._scale(power)[:, None]
+            return (scale.square() * power - 2 * scale * inner + self._power).sum(dim=1).clamp_min(0.0)
+        norms = ((power @ self._groups) * (self._power @ self._groups)).clamp_min(TINY).sqrt()  # (N, groups)
+        said = (self._power @ self._groups) > 0  # a parameter without any update has no direction
+        return 1 - ((inner @ self._groups) / norms * said).sum(dim=1) / said.sum().clamp_min(1)
+
+    def _scale(self, power: Tensor) -> Tensor:
+        """Return (N,) what every candidate's gradient is multiplied by."""
+        if not self.objective.match_norm:
+            return torch.ones_like(power[:, 0])
+        return (self._power.sum() / power.sum(dim=1).clamp_min(TINY)).sqrt()
+
+    def _l1(self, pairs: Pairs, flat: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (N,) the L1 distances and (N,) their derivatives by the scale."""
+        residual = scale[:, None].float() * flat - self._flat
+        total = residual.abs().sum(dim=1, dtype=torch.float64)
+        along = (residual.sign() * flat).sum(dim=1, dtype=torch.float64)
+        for part, target in enumerate(self._matrices):
+            for number in range(len(total)):
+                formed = self._formed(pairs, part, number)
+                difference = torch.sub(formed * float(scale[number]), target)
+                total[number] += difference.abs().sum(dtype=torch.float64)
+                if self.objective.match_norm:
+                    along[number] += (difference.sign_() * formed).sum(dtype=torch.float64)
+        return total, along
+
+    def _by_grams(
+        self, pairs: Pairs, kept: Sequence[_Products], a: Tensor, b: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the derivatives by inputs and pulls where the distance needs no formed matrix."""
+        inputs, pulls = [], []
+        for part, (given, pull, known) in enumerate(zip(pairs.inputs, pairs.pulls, kept, strict=True)):
+            assert known.of_inputs is not None and known.of_pulls is not None
+            along, own = a[:, part, None, None], b[:, part, None, None]
+            inputs.append(along * known.back + (own * known.of_pulls) @ given)
+            pulls.append(along * known.seen + (own * known.of_inputs) @ pull)
+        return inputs, pulls
+
+    def _by_forming(
+        self, pairs: Pairs, kept: Sequence[_Products], a: Tensor, b: Tensor, scale: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the same where it does: with S = b g + alpha s sign(s g - G), by x_t: S^T d_t, by d_t: S x_t."""
+        inputs, pulls = [], []
+        for part, (target, given, pull) in enumerate(zip(self._matrices, pairs.inputs, pairs.pulls, strict=True)):
+            by_input, by_pull = torch.empty_like(given), torch.empty_like(pull)
+            for number in range(len(given)):
+                formed = self._formed(pairs, part, number)
+                size = float(scale[number])
+                slope = formed * b[number, part]
+                if self.objective.l1:
+                    sign = torch.sub(formed.mul_(size), target).sign_()
+                    slope.add_(sign, alpha=self.objective.l1 * size)
+                    if self._masks is not None:
+                        slope *= self._masks[part]
+                by_input[number] = pull[number] @ slope + a[number, part] * kept[part].back[number]
+                by_pull[number] = given[number] @ slope.T + a[number, part] * kept[part].seen[number]
+            inputs.append(by_input)
+            pulls.append(by_pull)
+        return inputs, pulls
+
+    def _by_vectors(self, flat: Tensor, a: Tensor, b: Tensor, scale: Tensor) -> list[Tensor]:
+        first = len(self._matrices)
+        found = a[:, first:][:, self._owner] * self._flat + b[:, first:][:, self._owner] * flat  # (N, P)
+        if self.objective.l1:
+            size = scale[:, None].float()
+            found = found + self.objective.l1 * size * (size * flat - self._flat).sign()
+        if self._masks is not None:
+            found = found * (self._flat != 0)
+        return list(found.split(self._sizes, dim=1))
+
+    def _formed(self, pairs: Pairs, part: int, number: int) -> Tensor:
+        """Return (out, in) one candidate's gradient of one matrix, where it is compared."""
+        formed = pairs.pulls[part][number].T @ pairs.inputs[part][number]
+        return formed if self._masks is None else formed.mul_(self._masks[part])
+
+    def _flattened(self, pairs: Pairs) -> Tensor:
+        """Return (N, P) the formed vectors side by side, where they are compared."""
+        if not pairs.vectors:
+            return self._flat.new_zeros(len(pairs.inputs[0]), 0)
+        flat = torch.cat(pairs.vectors, dim=1).detach()
+        return flat if self._masks is None else flat * (self._flat != 0)
+
+    def _by_owner(self, entries: Tensor) -> Tensor:
+        """Return (N, vectors) sums of (N, P) entries over each vector, float64."""
+        sums = torch.zeros(len(entries), len(self._sizes), dtype=torch.float64, device=entries.device)
+        return sums.index_add_(1, self._owner, entries.double())
+
+
+class _Products(NamedTuple):
+    """What a matrix's statistics and derivatives share."""
+
+    seen: Tensor
+    """(N, M, out): G x_t."""
+    back: Tensor
+    """(N, M, in): G^T d_t."""
+    of_inputs: Tensor | None
+    """(N, M, M): x_s . x_t, where no matrix needs to be formed."""
+    of_pulls: Tensor | None
+    """(N, M, M): d_s . d_t."""
+
+
+def _groups(names: Sequence[str], per: Literal["parameter", "layer", "whole"]) -> Tensor:
+    """Return (K, groups) one where a parameter belongs to a group.
+
+    A layer is a block, by the first number in a parameter's name; what stands outside the blocks goes by module.
+    """
+    keys = list(names)
+    if per == "whole":
+        keys = [""] * len(names)
+    elif per == "layer":
+        blocks = [re.match(r"(.*?\.\d+)\.", name) for name in names]
+        keys = [found[1] if found else name.rpartition(".")[0] for name, found in zip(names, blocks, strict=True)]
+    order = list(dict.fromkeys(keys))
+    return torch.nn.functional.one_hot(torch.tensor([order.index(key) for key in keys]), len(order))

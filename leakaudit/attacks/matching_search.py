@@ -1,0 +1,378 @@
+"""The search that DLG, TAG and LAMP share: starts, Adam, restarts, LAMP's discrete rounds, and when to stop.
+
+LAMP (Balunovic et al., NeurIPS 2022), Algorithm 1, is the whole of it; DLG and TAG are what is left without the discrete rounds, the
+prior and the regulariser.
+
+Letters: N candidates, B sequences, T tokens, D hidden size, C classes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from leakaudit.attacks.matching_discrete import Order, draw_orders, shuffled
+from leakaudit.attacks.matching_engine import Matcher
+from leakaudit.attacks.matching_gradients import Dummy, joined
+from leakaudit.attacks.matching_seats import seat
+from leakaudit.budget import Budget
+
+IMPROVEMENT = 1e-3
+"""Relative fall of the loss that counts as progress. Our choice."""
+
+LABEL_STEP = 0.1
+"""Adam's step for unknown label logits. Our choice: a label can change sides within twenty steps."""
+
+MOST_LABELLINGS = 64
+"""Assignments of classes to sequences that are all tried where labels are enumerated. Our choice: six sequences of two classes."""
+
+CERTAIN = 30.0
+"""Logit of a class that is taken for certain: the others keep 1e-13."""
+
+SAME = 0.05
+"""Relative rise of the loss that a move to other places may cost. Our choice: the gradient stays the same, the regulariser does not."""
+
+Stop = Literal["done", "converged", "budget"]
+
+
+class Prior(Protocol):
+    """Says how likely texts are."""
+
+    def nll(self, sequences: Sequence[tuple[int, ...]]) -> list[float]:
+        """Return the mean negative log-likelihood of a token for each sequence of the victim's token ids, without special ones."""
+        ...
+
+
+@dataclass(frozen=True)
+class Descent:
+    """The continuous part."""
+
+    steps: int
+    learning_rate: float
+    """Adam's step at the start, in units of the root mean square of the word embedding's entries."""
+    decay: float = 1.0
+    """Factor on the step every `decay_every` steps; 1 for none."""
+    decay_every: int = 50
+    linear: bool = False
+    """Let the step fall to zero on a straight line instead (BERT-large in LAMP, Sec. 5)."""
+    weight_decay: float = 0.0
+    """Of AdamW."""
+    clip: float = 0.0
+    """Norm that the derivative by a candidate's embeddings is cut to; 0 for none (BERT-large in LAMP, App. D)."""
+    patience: int = 0
+    """Steps without a lower loss after which the search stops; 0 for never."""
+
+    def rate(self, taken: int) -> float:
+        """Return the step after so many steps."""
+        if self.linear:
+            return self.learning_rate * (1 - taken / self.steps)
+        return self.learning_rate * self.decay ** (taken // self.decay_every)
+
+
+@dataclass(frozen=True)
+class Start:
+    """How the first candidate comes about."""
+
+    samples: int = 1
+    """n_init: normal samples that are scored."""
+    permutations: int = 0
+    """Random orders of the best sample that are scored."""
+    restarts: int = 1
+    """Best samples that go on side by side for `trial_steps`."""
+    trial_steps: int = 0
+    labels: Literal["joint", "enumerate"] = "joint"
+    """Unknown labels: optimised with the embeddings (DLG), or each assignment a restart of its own."""
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The discrete part."""
+
+    every: int
+    """n_c: steps between two rounds."""
+    draws: int
+    """n_d: random transformations for each sequence of a round."""
+    when: Literal["alternate", "at-end"] = "alternate"
+    seats: bool = True
+    """Move embeddings together with their positions, too (`matching_seats`)."""
+    prior: Prior | None = None
+    prior_weight: float = 0.0
+    """alpha_lm."""
+    patience: int = 0
+    """Rounds that changed no token and moved none after which the search stops; 0 for never."""
+
+
+class Found(NamedTuple):
+    """What a search ends with."""
+
+    best: Dummy
+    """One candidate."""
+    tokens: list[tuple[int, ...]]
+    """(B,) sequences."""
+    likeness: list[float]
+    """(B,) mean cosine of a sequence's embeddings with their nearest tokens'."""
+    stop: Stop
+    facts: dict[str, float]
+
+
+def search(
+    matcher: Matcher,
+    descent: Descent,
+    start: Start,
+    rounds: Rounds | None,
+    rng: torch.Generator,
+    budget: Budget,
+) -> Found:
+    """Find embeddings whose gradient is the observed one; at least one candidate comes back, however small the budget."""
+    first = _starts(matcher, start, rng, budget)
+    run = Run(matcher, descent, first, rng, optimise_labels=start.labels == "joint")
+    while len(run.now.embeddings) > 1 and run.taken < min(start.trial_steps, descent.steps) and not budget.exhausted():
+        run.step()
+    run.keep(run.order()[:1])
+    shuffles = None if rounds is None else _Shuffler(matcher, rounds, rng)
+    stop = _advance(run, shuffles, budget)
+    best = run.best if shuffles is None else shuffles.best(run, budget)
+    tokens, likeness = matcher.tokens(best.embeddings[0])
+    facts = {"steps": float(run.taken), "restarted": float(run.restarted), "halved": float(matcher.halvings)}
+    if math.isfinite(loss := float(run.best_losses[0])):
+        facts["loss"] = loss
+    return Found(best, tokens, likeness, stop, facts | ({} if shuffles is None else shuffles.facts))
+
+
+def _advance(run: Run, shuffles: _Shuffler | None, budget: Budget) -> Stop:
+    """Take the remaining steps, with rounds in between, and say why they ended."""
+    descent = run.descent
+    while run.taken < descent.steps:
+        if budget.exhausted():
+            return "budget"
+        if descent.patience and run.taken - run.last_progress > descent.patience:
+            return "converged"
+        run.step()
+        if shuffles is None or run.taken % shuffles.rounds.every:
+            continue
+        if shuffles.rounds.when == "alternate":
+            shuffles.shuffle(run, budget)
+            if shuffles.settled:
+                return "converged"
+    return "done"
+
+
+def _starts(matcher: Matcher, start: Start, rng: torch.Generator, budget: Budget) -> Dummy:
+    """Return the `restarts` best of `samples` random candidates, permuted or with every labelling, best first."""
+    found = matcher.random(start.samples, rng)
+    if start.samples > 1 and not budget.exhausted():
+        order = matcher.losses(found).nan_to_num(nan=math.inf).argsort()
+        found = found.take(order[: start.restarts])
+    else:
+        found = found.take(slice(0, start.restarts))
+    if start.permutations and not budget.exhausted():
+        orders = [
+            [shuffled(matcher.free_places(row), max(matcher.lengths), rng) for row in range(len(matcher.lengths))]
+            for _ in range(start.permutations)
+        ]
+        tried = joined([found.take([0]), *(_rearranged(found.take([0]), row_orders) for row_orders in orders)])
+        best = matcher.losses(tried).nan_to_num(nan=math.inf).argmin()
+        found = joined([tried.take([int(best)]), found.take(slice(1, None))])
+    if start.labels == "enumerate" and not matcher.knows_labels:
+        found = _with_every_labelling(found.take([0]))
+    return found
+
+
+def _with_every_labelling(one: Dummy) -> Dummy:
+    """Return a candidate once for each assignment of classes to its sequences, as far as they are few."""
+    _, sequences, classes = one.label_logits.shape
+    labellings = list(itertools.islice(itertools.product(range(classes), repeat=sequences), MOST_LABELLINGS))
+    certain = torch.nn.functional.one_hot(torch.tensor(labellings), classes) * CERTAIN
+    return Dummy(
+        one.embeddings.expand(len(labellings), -1, -1, -1).clone(),
+        certain.to(one.label_logits),
+    )
+
+
+class Run:
+    """Candidates that Adam moves side by side, and the best each has seen."""
+
+    def __init__(
+        self, matcher: Matcher, descent: Descent, first: Dummy, rng: torch.Generator, *, optimise_labels: bool = True
+    ) -> None:
+        """Start from `first`, (N, ...)."""
+        self.descent = descent
+        self.now = first.detached()
+        self.best = first.detached()
+        self.best_losses = torch.full((len(first.embeddings),), math.inf, dtype=torch.float64)
+        self.taken = 0
+        """Steps."""
+        self.last_progress = 0
+        """Step at which the loss last fell noticeably."""
+        self.restarted = 0
+        """Candidates that were drawn anew because their loss was no number."""
+        self._matcher = matcher
+        self._rng = rng
+        self._optimise_labels = optimise_labels
+        self.means = Dummy(*(torch.zeros_like(part) for part in first))
+        self.squares = Dummy(*(torch.zeros_like(part) for part in first))
+        self._ages = torch.zeros(len(first.embeddings), device=first.embeddings.device)
+        self._mark = math.inf
+
+    def step(self) -> None:
+        """Take one step, and keep the candidates from before it that were their best so far."""
+        losses, slopes = self._matcher.losses_and_derivatives(self.now)
+        losses = losses.cpu()
+        finite = losses.isfinite() & slopes.embeddings.flatten(1).isfinite().all(dim=1).cpu()
+        better = (losses < self.best_losses) & finite
+        if bool(better.any()):
+            where = better.nonzero().flatten().to(self.now.embeddings.device)
+            for kept, part in zip(self.best, self.now, strict=True):
+                kept[where] = part[where]
+            self.best_losses = torch.where(better, losses, self.best_losses)
+        if float(self.best_losses.min()) < self._mark * (1 - IMPROVEMENT):
+            self._mark, self.last_progress = float(self.best_losses.min()), self.taken
+        self._adam(slopes)
+        self.taken += 1
+        if not bool(finite.all()):
+            self._draw_anew((~finite).nonzero().flatten())
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with some candidates only."""
+        index = torch.tensor(rows, device=self.now.embeddings.device)
+        self.now, self.best = self.now.take(index), self.best.take(index)
+        self.means, self.squares = self.means.take(index), self.squares.take(index)
+        self._ages = self._ages[index]
+        self.best_losses = self.best_losses[index.cpu()]
+
+    def order(self) -> list[int]:
+        """Return the candidates' numbers, best first."""
+        return [int(number) for number in self.best_losses.argsort()]
+
+    def rearrange(self, row: int, order: Order) -> None:
+        """Give the tokens of one sequence of the only candidate another order, and the optimizer's moments with them."""
+        index = torch.tensor(order, device=self.now.embeddings.device)
+        for part in (self.now, self.means, self.squares):
+            part.embeddings[0, row, : len(order)] = part.embeddings[0, row, index]
+
+    def _adam(self, slopes: Dummy) -> None:
+        """Adam, Kingma and Ba 2015, Algorithm 1, with its default constants; a candidate's age is its own."""
+        self._ages += 1
+        rate = self.descent.rate(self.taken) * self._matcher.unit
+        by_embeddings = slopes.embeddings
+        if self.descent.clip:
+            norms = by_embeddings.flatten(1).norm(dim=1)[:, None, None, None]
+            by_embeddings = by_embeddings * (self.descent.clip / norms.clamp_min(1e-12)).clamp(max=1.0)
+        steps = (rate, LABEL_STEP if self._optimise_labels else 0.0)
+        parts = zip(self.now, (by_embeddings, slopes.label_logits), self.means, self.squares, steps, strict=True)
+        for value, slope, mean, square, step in parts:
+            if step == 0.0:
+                continue
+            age = self._ages.view(-1, *[1] * (value.dim() - 1))
+            mean.lerp_(slope, 0.1)
+            square.lerp_(slope.square(), 0.001)
+            if self.descent.weight_decay:
+                value.mul_(1 - step * self.descent.weight_decay)
+            value.sub_(step * (mean / (1 - 0.9**age)) / ((square / (1 - 0.999**age)).sqrt() + 1e-8))
+
+    def _draw_anew(self, rows: Tensor) -> None:
+        """Replace candidates whose loss is no number."""
+        self.restarted += len(rows)
+        fresh = self._matcher.random(len(rows), self._rng)
+        rows = rows.to(self.now.embeddings.device)
+        for value, drawn, mean, square in zip(self.now, fresh, self.means, self.squares, strict=True):
+            value[rows], mean[rows], square[rows] = drawn, 0.0, 0.0
+        self._ages[rows] = 0.0
+
+
+class _Shuffler:
+    """LAMP's discrete rounds on the only candidate of a run (Algorithm 1, lines 7 to 18)."""
+
+    def __init__(self, matcher: Matcher, rounds: Rounds, rng: torch.Generator) -> None:
+        self.rounds = rounds
+        self.facts = {"rounds": 0.0, "accepted": 0.0, "candidates": 0.0, "seated": 0.0}
+        self._matcher = matcher
+        self._rng = rng
+        self._best: tuple[float, Dummy] | None = None
+        self._last: list[tuple[int, ...]] = []
+        self._still = 0
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing has changed for as many rounds as patience lasts."""
+        return 0 < self.rounds.patience <= self._still
+
+    def shuffle(self, run: Run, budget: Budget) -> None:
+        """Try new orders of each sequence in turn, and take the best if it beats the present one."""
+        tokens, _ = self._matcher.tokens(run.now.embeddings[0])
+        moved = False
+        for row, sequence in enumerate(tokens):
+            if budget.exhausted():
+                break
+            places = self._matcher.free_places(row)
+            orders = draw_orders(places, len(sequence), self.rounds.draws, self._rng)
+            tried = [tuple(range(len(sequence))), *orders]
+            losses = self._matcher.losses(_with_orders(run.now, row, tried))
+            if self.rounds.prior is not None:
+                texts = [tuple(sequence[order[place]] for place in places) for order in tried]
+                likely = torch.tensor(self.rounds.prior.nll(texts), dtype=torch.float64)
+                losses = losses.cpu() + self.rounds.prior_weight * likely / len(tokens)
+            choice = int(losses.nan_to_num(nan=math.inf).argmin())
+            self.facts["candidates"] += len(orders)
+            if choice:
+                run.rearrange(row, tried[choice])
+                self.facts["accepted"] += 1
+                moved = True
+            seated = self.rounds.seats and self._seat(run, row)
+            moved = moved or seated
+            if row == len(tokens) - 1:
+                self._note(run, float(losses[choice]))
+        self.facts["rounds"] += 1
+        same = not moved and tokens == self._last
+        self._still = self._still + 1 if same else 0
+        self._last = tokens
+
+    def _seat(self, run: Run, row: int) -> bool:
+        """Give embeddings the places at which they are nearest to words, where that leaves the gradient as it was."""
+        if self._matcher.positions is None:
+            return False
+        length, places = self._matcher.lengths[row], self._matcher.free_places(row)
+        positions = self._matcher.positions[:length]
+        seated = seat(run.now.embeddings[0, row, :length], places, positions, self._matcher.directions)
+        if seated.gain <= 0 or seated.order == tuple(range(length)):
+            return False
+        moved = run.now.detached()
+        moved.embeddings[0, row, :length] = seated.embeddings
+        before, after = self._matcher.losses(joined([run.now, moved])).tolist()
+        if not after <= before + SAME * abs(before):
+            return False
+        run.rearrange(row, seated.order)
+        run.now.embeddings[0, row, :length] = seated.embeddings
+        self.facts["seated"] += 1
+        return True
+
+    def best(self, run: Run, budget: Budget) -> Dummy:
+        """Return the best candidate that a round or the search ended with."""
+        if self.rounds.when == "at-end" or self._best is None:
+            run.now = run.best.detached()
+        self.shuffle(run, budget)
+        return run.now.detached() if self._best is None else self._best[1]
+
+    def _note(self, run: Run, loss: float) -> None:
+        if math.isfinite(loss) and (self._best is None or loss < self._best[0]):
+            self._best = (loss, run.now.detached())
+
+
+def _with_orders(one: Dummy, row: int, orders: Sequence[Order]) -> Dummy:
+    """Return the only candidate once for each order of one of its sequences."""
+    index = torch.tensor(orders, device=one.embeddings.device)  # (N, length)
+    embeddings = one.embeddings.repeat(len(orders), 1, 1, 1)
+    embeddings[:, row, : index.shape[1]] = one.embeddings[0, row][index]
+    return Dummy(embeddings, one.label_logits.expand(len(orders), -1, -1))
+
+
+def _rearranged(one: Dummy, orders: Sequence[Order]) -> Dummy:
+    """Return the only candidate with its sequences in these orders."""
+    embeddings = torch.stack([one.embeddings[0, row][list(order)] for row, order in enumerate(orders)])
+    return Dummy(embeddings[None], one.label_logits)
