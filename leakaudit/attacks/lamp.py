@@ -116,7 +116,7 @@ class Lamp:
     trial_steps: int = 30
     """Steps in which labellings compete. Our choice."""
     exposure: str = "*"
-    """Parameters whose update is matched: patterns of names, separated by commas, such as `*.layer.0.*`."""
+    """Parameters whose update is matched: patterns of names, joined by `+`, such as `*.layer.0.*`."""
 
     def __post_init__(self) -> None:
         """Refuse knobs that leave nothing to do."""

@@ -36,12 +36,12 @@ class Recipe:
     length_weight: float = 0.0
     """alpha_reg of LAMP's regulariser."""
     exposure: str = "*"
-    """Patterns of parameter names that are matched, separated by commas."""
+    """Patterns of parameter names that are matched, joined by `+`."""
 
     @property
     def patterns(self) -> tuple[str, ...]:
         """Return `exposure`, pattern by pattern."""
-        return tuple(pattern.strip() for pattern in self.exposure.split(","))
+        return tuple(pattern.strip() for pattern in self.exposure.split("+"))
 
 
 def can_match(seen: Observation, exposure: str) -> Applicability:
@@ -53,7 +53,7 @@ def can_match(seen: Observation, exposure: str) -> Applicability:
     try:
         number_of_classes(seen)
         shape = guess_shape(seen)
-        Matcher(seen, shape.lengths, Objective(), exposure=exposure.split(","))
+        Matcher(seen, shape.lengths, Objective(), exposure=exposure.split("+"))
     except AnatomyError as error:
         return not_applicable(str(error))
     return APPLIES
@@ -133,7 +133,7 @@ class PlainMatching:
     labels: Literal["joint", "enumerate"] = "joint"
     """Labels that are not granted: optimised with the embeddings (DLG), or each assignment tried for `trial_steps`."""
     exposure: str = "*"
-    """Parameters whose update is matched: patterns of names, separated by commas, such as `*.layer.0.*`."""
+    """Parameters whose update is matched: patterns of names, joined by `+`, such as `*.layer.0.*`."""
 
     def __post_init__(self) -> None:
         """Refuse knobs that leave nothing to do."""

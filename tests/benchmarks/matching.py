@@ -1,0 +1,93 @@
+"""How far gradient matching gets: `python -m tests.benchmarks.matching --attacks "lamp-cos;tag" --data FILE.jsonl --seeds 1 2`.
+
+Prints one row an attack: ROUGE, exact rate and token recall of texts without special tokens, and the median of a batch's CPU seconds on
+one thread. Eval mode, all embedding tables frozen; lengths and labels are granted, as in LAMP's experiments, unless `--grant` says
+otherwise. `--verbose` also prints every attempt's numbers. Not collected by pytest.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean, median
+
+import torch
+
+from leakaudit.battery import Audit
+from leakaudit.config import AuditConfig, PluginSpec
+from leakaudit.devices import choose_device
+from leakaudit.scores import Attempt, TextMode, summarise
+from leakaudit.simulate import Simulation, Simulator
+from tests.benchmarks.span import arguments, in_percent
+
+
+def attempts_of(simulator: Simulator, attack: str, device: str, budget_s: float) -> list[tuple[Attempt, float]]:
+    """Attack every step of a simulation; with each attempt, the CPU seconds that its step took."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        config = AuditConfig(
+            out_dir=Path(folder),
+            attacks=(PluginSpec.parse(attack),),
+            seed=simulator.what.seed,
+            text=TextMode.HASH,
+            controls=0,
+            budget_s=budget_s,
+        )
+        audit = Audit(Path(folder), config, simulator.tokenizer, device=choose_device(device))
+        for snapshot in simulator:
+            start = time.process_time()
+            audit.step(snapshot)
+            found.append((audit.entries[-1].attempt, time.process_time() - start))
+    return found
+
+
+def main() -> None:
+    """Print the table."""
+    parser = arguments(__doc__.splitlines()[0], sentences=20)
+    parser.set_defaults(seeds=[1, 2])
+    parser.add_argument("--attacks", default="dlg;tag;lamp-cos;lamp-cos(preset=fast)", help="separated by `;`")
+    parser.add_argument("--batch-size", type=int, default=1)
+    parser.add_argument("--budget", type=float, default=3600.0, help="seconds an attack may take on a batch")
+    parser.add_argument("--grant", nargs="*", default=["labels", "lengths"])
+    parser.add_argument("--freeze", nargs="*", default=["embeddings"])
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    granted = " and ".join(options.grant) or "nothing"
+    print(
+        f"{options.data.name}, {options.sentences} sentences over seeds {options.seeds}, {granted} granted, eval mode"
+    )
+    print("| attack | n | R-1 | R-2 | R-L | exact | token recall | CPU s, median (mean) | steps, mean |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    for attack in options.attacks.split(";"):
+        found: list[tuple[Attempt, float]] = []
+        for seed in options.seeds:
+            simulation = Simulation(
+                model=options.model,
+                data=options.data,
+                batch_size=options.batch_size,
+                steps=max(1, options.sentences // options.batch_size // len(options.seeds)),
+                seed=seed,
+                freeze=tuple(options.freeze),
+                grant=tuple(options.grant),
+            )
+            found += attempts_of(Simulator(simulation), attack, options.device, options.budget)
+        attempts = [attempt for attempt, _ in found]
+        (summary,) = summarise(attempts)
+        rates = (summary.r1, summary.r2, summary.rl, summary.exact_rate, summary.token_recall)
+        seconds = [spent for _, spent in found]
+        steps = mean(attempt.facts.get("steps", 0.0) for attempt in attempts)
+        if options.verbose:
+            for attempt, spent in found:
+                print(
+                    f"    {spent:.1f} s, {attempt.status.value} {attempt.stop} {attempt.reason} {dict(attempt.facts)}"
+                )
+        print(
+            f"| `{attack}` | {summary.sequences} | {in_percent(rates)} | {median(seconds):.1f} ({mean(seconds):.1f}) | {steps:.0f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
