@@ -83,14 +83,7 @@ def share_chart(points: Sequence[SharePoint], title: str, share: str) -> Markup:
         title: what the chart says, in a sentence.
         share: what the share is of, for the axis.
     """
-    steps = sorted({point.step for point in points})
-    pad = max(1, round(0.03 * (steps[-1] - steps[0])))
-    x: dict[str, Any] = {
-        "field": "step",
-        "type": "quantitative",
-        "scale": {"domain": [steps[0] - pad, steps[-1] + pad], "nice": False},
-        "axis": {"title": "training step", "format": "d", "grid": False, "tickMinStep": 1, "values": _ticks(steps)},
-    }
+    x = _step_axis(sorted({point.step for point in points}))
     attacks = list(dict.fromkeys(point.attack for point in points))
     colours = [LINE_COLOURS[turn % len(LINE_COLOURS)] for turn in range(len(attacks))]
     shapes = [LINE_SHAPES[turn % len(LINE_SHAPES)] for turn in range(len(attacks))]
@@ -129,13 +122,7 @@ def step_chart(marks: Sequence[StepMark], shares: Sequence[tuple[int, float | No
         share: what the share is of, for the axis.
     """
     steps = sorted({mark.step for mark in marks})
-    pad = max(1, round(0.03 * (steps[-1] - steps[0])))
-    x: dict[str, Any] = {
-        "field": "step",
-        "type": "quantitative",
-        "scale": {"domain": [steps[0] - pad, steps[-1] + pad], "nice": False},
-        "axis": {"title": "training step", "format": "d", "grid": False, "tickMinStep": 1, "values": _ticks(steps)},
-    }
+    x = _step_axis(steps)
     size = 90 if len(steps) <= 40 else 36
     above = {
         "height": 90,
@@ -259,6 +246,17 @@ def _percent_axis(field: str, title: str | None) -> dict[str, Any]:
         "type": "quantitative",
         "scale": {"domain": [0, 1]},
         "axis": {"format": ".0%", "title": title, "values": [0, 0.25, 0.5, 0.75, 1]} | extra,
+    }
+
+
+def _step_axis(steps: Sequence[int]) -> dict[str, Any]:
+    """Return the axis of training steps, in ascending order, with a little room at both ends."""
+    pad = max(1, round(0.03 * (steps[-1] - steps[0])))
+    return {
+        "field": "step",
+        "type": "quantitative",
+        "scale": {"domain": [steps[0] - pad, steps[-1] + pad], "nice": False},
+        "axis": {"title": "training step", "format": "d", "grid": False, "tickMinStep": 1, "values": _ticks(steps)},
     }
 
 

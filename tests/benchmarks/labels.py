@@ -70,6 +70,10 @@ TEXT: dict[str, tuple[str, dict[str, str]]] = {
     "feature-labels": ("feature-labels", {}),
 }
 
+WITHOUT_A_PASS = ("random", "idlg", "llg rows", "llg", "ilrg, no dummy")
+"""Rows of attacks that make no forward pass (`idlg` none with a bias): they are to take less than 50 ms a step on a CPU."""
+MOST_MS = 50.0
+
 HEADS = ("fresh", "fine-tuned")
 TEXT_CLASSES = {"ag_news": 4, "mts_dialog": 20}
 
@@ -471,6 +475,20 @@ def table(cells: Sequence[Cell]) -> str:
     return "\n".join(lines)
 
 
+def cost(cells: Sequence[Cell]) -> str:
+    """Return what the attacks without a forward pass took in their slowest cell, as a Markdown table."""
+    lines = ["## Cost", "", f"Attacks that make no forward pass, and the bound of {MOST_MS:.0f} ms a step.", ""]
+    lines += ["| attack | slowest cell | median ms | |", "| --- | --- | --- | --- |"]
+    for name in WITHOUT_A_PASS:
+        ran = [cell for cell in cells if cell.attack == name and cell.n]
+        if ran:
+            slowest = max(ran, key=lambda cell: cell.ms)
+            where = f"{slowest.figure}, {slowest.setting}, {slowest.algorithm}, B = {slowest.batch_size}"
+            verdict = "under" if slowest.ms < MOST_MS else "OVER"
+            lines.append(f"| {name} | {where} | {slowest.ms:.1f} | {verdict} |")
+    return "\n".join([*lines, ""])
+
+
 def _shown(cell: Cell | None) -> str:
     if cell is None:
         return ""
@@ -577,8 +595,9 @@ def main() -> None:
                     flush=True,
                 )
                 (options.out / "labels.json").write_text(json.dumps([asdict(c) for c in cells], indent=1))
-            (options.out / "labels.md").write_text(f"# Label attacks\n\n{__doc__}\n{table(cells)}")
+            (options.out / "labels.md").write_text(f"# Label attacks\n\n{__doc__}\n{table(cells)}\n{cost(cells)}")
             plot(cells, options.out)
+    print(cost(cells))
 
 
 if __name__ == "__main__":
