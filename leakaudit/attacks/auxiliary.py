@@ -31,11 +31,15 @@ class Auxiliary:
 
     def by_class(self, values: Tensor) -> Tensor:
         """Return (C, ...) means of (N, ...) values over each class; a class without an example gets the mean of all."""
-        classes = self.probabilities.shape[1]
-        means = [
-            (values[self.labels == c] if bool((self.labels == c).any()) else values).mean(dim=0) for c in range(classes)
-        ]
-        return torch.stack(means)
+        return class_means(values, self.labels, self.probabilities.shape[1])
+
+
+def class_means(values: Tensor, labels: Tensor | None, classes: int) -> Tensor:
+    """Return (C, ...) means of (N, ...) values over each class; without labels, or an example of a class, the mean of all."""
+    everything = values.mean(dim=0)
+    known = [labels == c for c in range(classes)] if labels is not None else []
+    means = [values[mine].mean(dim=0) if bool(mine.any()) else everything for mine in known]
+    return torch.stack(means or [everything] * classes)
 
 
 def can_use(path: Path | None, seen: Observation) -> Applicability:

@@ -17,10 +17,6 @@ from leakaudit.attacks.head_loss import HeadLoss, head_loss, mean_gradient
 from leakaudit.attacks.label_counts import (
     CountsLabels,
     batch_size,
-    fewest_of_each,
-    misfit,
-    smallest_batch,
-    whole_counts,
 )
 from leakaudit.attacks.llg import can_read
 from leakaudit.attacks.output_layer import OutputLayer, find_output_layer
@@ -86,15 +82,7 @@ class GradientMixture(CountsLabels):
             shares = shares / explained
         shares = shares + max(0.0, 1 - float(shares.sum())) / len(shares)
         shares = loss.unweighted(shares.to(update.device))
-        sequences = known or smallest_batch(shares)
-        counts = whole_counts(shares, sequences, fewest_of_each(seen, layer, loss, known))
-        facts = {
-            "batch_size": float(sequences),
-            "batch_size_known": float(known is not None),
-            "explained_weight": explained,
-            "largest_misfit": misfit(shares, counts),
-        }
-        return Reconstruction(label_counts=counts, facts=facts)
+        return self.counted(shares, seen, layer, loss, explained_weight=explained)
 
     def _states(self, seen: Observation, layer: OutputLayer) -> list[Auxiliary]:
         """Return the auxiliary data under the weights before the client's steps and, if there were several, after them."""

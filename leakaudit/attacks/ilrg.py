@@ -13,12 +13,8 @@ from leakaudit.attacks.head_loss import head_loss, mean_gradient
 from leakaudit.attacks.label_counts import (
     CountsLabels,
     batch_size,
-    fewest_of_each,
-    misfit,
     on_the_simplex,
-    smallest_batch,
     solve_shares,
-    whole_counts,
 )
 from leakaudit.attacks.llg import can_read
 from leakaudit.attacks.llg_star import clipping_factor
@@ -114,15 +110,7 @@ class Ilrg(CountsLabels):
             inside = on_the_simplex(shares)
             features = class_features(layer, weight, common, features, inside)
             shares = (inside + solve_shares(_predict(layer, features), bias, loss)) / 2
-        sequences = known or smallest_batch(shares)
-        counts = whole_counts(shares, sequences, fewest_of_each(seen, layer, loss, known))
-        facts = {
-            "batch_size": float(sequences),
-            "batch_size_known": float(known is not None),
-            "scale": scale,
-            "largest_misfit": misfit(shares, counts),
-        }
-        return Reconstruction(label_counts=counts, facts=facts)
+        return self.counted(shares, seen, layer, loss, scale=scale)
 
 
 def class_features(layer: OutputLayer, weight: Tensor, common: Tensor, features: Tensor, shares: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from leakaudit.attacks.clipping import scale_is_known
 from leakaudit.attacks.head_loss import HeadLoss, mean_gradient
 from leakaudit.attacks.output_layer import OutputLayer, bias_gradient
+from leakaudit.attacks.reconstruction import Reconstruction
 from leakaudit.snapshot import Observation
 
 LARGEST_GUESS = 64
@@ -48,6 +49,24 @@ class CountsLabels:
     def grants(self) -> tuple[str, ...]:
         """Name what the threat model grants beyond the update."""
         return tuple(name for name in ("auxiliary", "data_count") if getattr(self, name, None) is not None)
+
+    def counted(
+        self, shares: Tensor, seen: Observation, layer: OutputLayer, loss: HeadLoss, **facts: float
+    ) -> Reconstruction:
+        """Return the counts nearest to some shares, for as many sequences as are known or seem to be there.
+
+        Args:
+            shares: (C,) estimated n_c / B.
+            seen: the observation.
+            layer: its output layer.
+            loss: of the head.
+            facts: more to be said of it.
+        """
+        known = batch_size(seen, self.data_count)
+        sequences = known or smallest_batch(shares)
+        counts = whole_counts(shares, sequences, fewest_of_each(seen, layer, loss, known))
+        found = {"batch_size": float(sequences), "batch_size_known": float(known is not None)}
+        return Reconstruction(label_counts=counts, facts=found | {"largest_misfit": misfit(shares, counts)} | facts)
 
 
 def batch_size(seen: Observation, granted: int | None = None) -> int | None:

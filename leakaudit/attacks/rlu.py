@@ -11,17 +11,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from leakaudit.attacks.auxiliary import auxiliary_outputs, can_use
+from leakaudit.attacks.auxiliary import auxiliary_outputs, can_use, class_means
 from leakaudit.attacks.clipping import scale_is_known
 from leakaudit.attacks.head_loss import head_loss, mean_gradient
 from leakaudit.attacks.label_counts import (
     CountsLabels,
     batch_size,
-    fewest_of_each,
-    misfit,
-    smallest_batch,
     solve_shares,
-    whole_counts,
 )
 from leakaudit.attacks.llg import can_read
 from leakaudit.attacks.llg_star import clipping_factor
@@ -94,21 +90,12 @@ class Rlu(CountsLabels):
         ways = torch.arange(steps, dtype=torch.float64) / steps  # the k-th step is taken k / K of the way
         logits = [(1 - float(way)) * before + float(way) * after for way in ways]
         predicted = torch.stack([z.softmax(dim=1) for z in logits]).mean(dim=0)  # (N, C)
-        by_class = _by_class(predicted, labels)
+        by_class = class_means(predicted, labels, predicted.shape[1])
         gradient = mean_gradient(logit_gradient(seen, layer, neutral), loss, known)
         sized = scale_is_known(seen) and (layer.bias is not None or known is not None)
         scale = 1.0 if sized else clipping_factor(gradient, predicted.mean(dim=0))
         shares = solve_shares(by_class, gradient / scale, loss)
-        sequences = known or smallest_batch(shares)
-        counts = whole_counts(shares, sequences, fewest_of_each(seen, layer, loss, known))
-        facts = {
-            "batch_size": float(sequences),
-            "batch_size_known": float(known is not None),
-            "scale": scale,
-            "local_steps": float(steps),
-            "largest_misfit": misfit(shares, counts),
-        }
-        return Reconstruction(label_counts=counts, facts=facts)
+        return self.counted(shares, seen, layer, loss, scale=scale, local_steps=float(steps))
 
     def _outputs(
         self, seen: Observation, layer: OutputLayer, rng: torch.Generator
@@ -121,16 +108,6 @@ class Rlu(CountsLabels):
         own = auxiliary_outputs(seen, layer, self.auxiliary)
         logits = own.probabilities.clamp_min(1e-300).log()
         return Neutral(own.features, own.probabilities.mean(dim=0)), logits, own.labels
-
-
-def _by_class(predicted: Tensor, labels: Tensor | None) -> Tensor:
-    """Return (C, C) mean predictions of each class; inputs without labels, and classes without inputs, stand for all."""
-    mean = predicted.mean(dim=0)
-    rows = [
-        predicted[labels == c].mean(dim=0) if labels is not None and bool((labels == c).any()) else mean
-        for c in range(predicted.shape[1])
-    ]
-    return torch.stack(rows)
 
 
 @contextmanager
