@@ -43,7 +43,8 @@ def main() -> None:
     # a side process is up.
     net = rebuilt_by(small_cnn(10), "with_classifier:small_cnn", classes=10)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-    config = {"out_dir": options.out, "every_n_steps": 20, "schedule": "deferred"}
+    policy = Path(__file__).parent / "policy_labels.yaml"
+    config = {"out_dir": options.out, "every_n_steps": 20, "schedule": "deferred", "policy": policy}
     with watch(net, optimizer, num_labels=10, batch_size=16, config=config, total_steps=options.steps) as audit:
         for _ in range(options.steps):
             inputs, labels = next(loader)
