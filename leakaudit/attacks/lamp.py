@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from leakaudit.attacks.matching_attack import Recipe, can_match, check_at_least_one
+from leakaudit.attacks.matching_attack import Evidence, Recipe, can_match, check_at_least_one
 from leakaudit.attacks.matching_objective import Objective
 from leakaudit.attacks.matching_search import Descent, Rounds, Start
 from leakaudit.attacks.reconstruction import Applicability, not_applicable
@@ -30,6 +30,8 @@ class Settings:
     linear: bool
     weight_decay: float
     clip: float
+    redraws: int
+    redraw_steps: int
 
 
 PRESETS: dict[Preset, Settings] = {
@@ -44,6 +46,8 @@ PRESETS: dict[Preset, Settings] = {
         linear=False,
         weight_decay=0.0,
         clip=0.0,
+        redraws=0,
+        redraw_steps=75,
     ),
     "large": Settings(
         steps=5000,
@@ -56,18 +60,22 @@ PRESETS: dict[Preset, Settings] = {
         linear=True,
         weight_decay=0.01,
         clip=0.5,
+        redraws=0,
+        redraw_steps=200,
     ),
     "fast": Settings(
-        steps=120,
+        steps=100,
         n_init=8,
         n_permutations=0,
-        round_every=30,
-        round_draws=16,
+        round_every=25,
+        round_draws=8,
         learning_rate=0.4,
-        decay=0.89,
+        decay=1.0,
         linear=True,
         weight_decay=0.0,
         clip=0.0,
+        redraws=2,
+        redraw_steps=40,
     ),
 }
 """`paper`: LAMP, Sec. 5 and App. D, for BERT-base. `large`: its recipe for BERT-large; the weight decay of AdamW is PyTorch's
@@ -100,6 +108,11 @@ class Lamp:
     """Of AdamW."""
     clip: float | None = None
     """Norm that the derivative by the embeddings is cut to; 0 for none."""
+    redraws: int | None = None
+    """How often, after the last step, the quarter of the places that is furthest from any word is drawn anew and another descent begins
+    from the best so far, unless the guess explains the update. Not in the paper."""
+    redraw_steps: int | None = None
+    """Steps of each of these descents."""
     discrete: Literal["alternate", "at-end", "never"] = "alternate"
     """When orders are tried: between continuous steps, or the paper's ablations DiscreteAtEnd and NoDiscrete."""
     seats: bool = True
@@ -115,13 +128,15 @@ class Lamp:
     """Labels that are not granted: each assignment tried for `trial_steps` (LAMP, Sec. 4.2), or optimised with the embeddings."""
     trial_steps: int = 30
     """Steps in which labellings compete. Our choice."""
+    start: Evidence = "none"
+    """`span`: start from what exact recovery reads instead of noise, and at the lengths that it finds. Not in the paper."""
     exposure: str = "*"
     """Parameters whose update is matched: patterns of names, joined by `+`, such as `*.layer.0.*`."""
 
     def __post_init__(self) -> None:
         """Refuse knobs that leave nothing to do."""
-        check_at_least_one(self, ("steps", "n_init", "round_every", "round_draws", "trial_steps"))
-        for knob in ("n_permutations", "weight_decay", "clip", "patience"):
+        check_at_least_one(self, ("steps", "n_init", "round_every", "round_draws", "redraw_steps", "trial_steps"))
+        for knob in ("n_permutations", "redraws", "weight_decay", "clip", "patience"):
             if (value := getattr(self, knob)) is not None and value < 0:
                 raise ValueError(f"{knob} must not be below 0, got {value}")
         for knob in ("learning_rate", "decay"):
@@ -140,7 +155,7 @@ class Lamp:
                 load_prior(self.prior, vocabulary=seen.facts.vocabulary, victim=seen.model)
             except (ConfigError, PriorError) as error:
                 return not_applicable(str(error))
-        return can_match(seen, self.exposure)
+        return can_match(seen, self.exposure, self.start)
 
     def recipe(self, seen: Observation, objective: Objective, *, length_weight: float, prior_weight: float) -> Recipe:
         """Return the attack with one objective and its weights.
@@ -161,6 +176,8 @@ class Lamp:
             prior=prior,
             prior_weight=prior_weight,
             patience=self.patience,
+            redraws=chosen.redraws,
+            redraw_steps=chosen.redraw_steps,
         )
         return Recipe(
             objective=replace(objective, per=self.per),
@@ -176,4 +193,5 @@ class Lamp:
             rounds=None if self.discrete == "never" else rounds,
             length_weight=length_weight,
             exposure=self.exposure,
+            evidence=self.start,
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -20,9 +20,18 @@ from leakaudit.attacks.matching_shape import BatchShape, guess_shape
 from leakaudit.attacks.output_layer import number_of_classes
 from leakaudit.attacks.proof import prove
 from leakaudit.attacks.reconstruction import APPLIES, Applicability, GuessedSequence, Reconstruction, not_applicable
+from leakaudit.attacks.span import Span
 from leakaudit.budget import Budget
 from leakaudit.errors import AnatomyError
 from leakaudit.snapshot import Observation
+
+Evidence = Literal["none", "span"]
+
+EVIDENCE_SHARE = 0.5
+"""Share of the budget that reading the evidence may take. Our choice."""
+
+PROBE_LENGTH = 4
+"""Tokens of the sequence that an attack is tried on before its evidence is read. Our choice."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +47,16 @@ class Recipe:
     exposure: str = "*"
     """Patterns of parameter names that are matched, joined by `+`."""
 
+    evidence: Evidence = "none"
+    """`span`: start from what exact recovery reads, however sure it is, and at the lengths that it finds."""
+
     @property
     def patterns(self) -> tuple[str, ...]:
         """Return `exposure`, pattern by pattern."""
         return tuple(pattern.strip() for pattern in self.exposure.split("+"))
 
 
-def can_match(seen: Observation, exposure: str) -> Applicability:
+def can_match(seen: Observation, exposure: str, evidence: Evidence = "none") -> Applicability:
     """Say whether there is a gradient to match and a shape to match it with."""
     if "inputs_embeds" not in inspect.signature(seen.model.forward).parameters:
         return not_applicable(f"{type(seen.model).__name__} takes no `inputs_embeds`, so no dummy can be optimised")
@@ -52,8 +64,14 @@ def can_match(seen: Observation, exposure: str) -> Applicability:
         return not_applicable("no parameter beyond the word embedding has a shared update")
     try:
         number_of_classes(seen)
-        shape = guess_shape(seen)
-        Matcher(seen, shape.lengths, Objective(), exposure=exposure.split("+"))
+        if evidence == "span":
+            reads = Span().applies(seen)
+            if not reads:
+                return not_applicable(f"there is no evidence to start from: {reads.reason}")
+            lengths: tuple[int, ...] = (PROBE_LENGTH,)
+        else:
+            lengths = guess_shape(seen).lengths
+        Matcher(seen, lengths, Objective(), exposure=exposure.split("+"))
     except AnatomyError as error:
         return not_applicable(str(error))
     return APPLIES
@@ -65,12 +83,30 @@ def match(seen: Observation, recipe: Recipe, rng: torch.Generator, budget: Budge
     Raises:
         AnatomyError: the batch's shape cannot be guessed, or no parameter can be matched.
     """
-    shape = guess_shape(seen)
+    read = Span()(seen, rng, budget.part(EVIDENCE_SHARE)).sequences or () if recipe.evidence == "span" else ()
+    guesses = [guess.token_ids for guess in read]
+    if guesses and seen.facts.granted.lengths is None:
+        shape = BatchShape(tuple(map(len, guesses)), "span")
+    else:
+        shape = guess_shape(seen)
     matcher = Matcher(
         seen, shape.lengths, recipe.objective, length_weight=recipe.length_weight, exposure=recipe.patterns
     )
-    found = search(matcher, recipe.descent, recipe.start, recipe.rounds, rng, budget)
+    start = recipe.start if not guesses else replace(recipe.start, given=_fitting(guesses, shape.lengths))
+    found = search(matcher, recipe.descent, start, recipe.rounds, rng, budget)
     return reconstruct(seen, matcher, shape, found, budget)
+
+
+def _fitting(guesses: Sequence[tuple[int, ...]], lengths: Sequence[int]) -> tuple[tuple[int, ...] | None, ...]:
+    """Return for each length a guess that has it, each guess once."""
+    left = list(guesses)
+    found: list[tuple[int, ...] | None] = []
+    for length in lengths:
+        one = next((guess for guess in left if len(guess) == length), None)
+        found.append(one)
+        if one is not None:
+            left.remove(one)
+    return tuple(found)
 
 
 def reconstruct(seen: Observation, matcher: Matcher, shape: BatchShape, found: Found, budget: Budget) -> Reconstruction:
@@ -91,6 +127,7 @@ def reconstruct(seen: Observation, matcher: Matcher, shape: BatchShape, found: F
         "sequences": float(len(guesses)),
         "longest": float(max(shape.lengths)),
         "lengths_granted": float(shape.evidence == "granted"),
+        "lengths_from_evidence": float(shape.evidence == "span"),
         "parameters": float(matcher.parameters),
     }
     return Reconstruction(

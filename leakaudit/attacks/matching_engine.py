@@ -26,6 +26,12 @@ CHUNK_TOKENS = 1024
 """Tokens of candidates that run at once. Our choice: a core's matrix products are at full speed, and activations of a base-size
 model stay below half a gigabyte."""
 
+EXPLAINED = 1e-4
+"""Distance of tokens, as a share of that of a zero gradient, up to which the search is over. Measured (cosine, CoLA's train split, MiniLM):
+1e-5 for true sentences, 0.04 and more with two of their words exchanged. Whether the guess is right is for `prove` to say."""
+
+CERTAIN = 30.0
+"""Logit of a class that is taken for certain: the others keep 1e-13."""
 
 Found = TypeVar("Found")
 
@@ -143,6 +149,18 @@ class Matcher:
         losses, slopes = zip(*self._in_chunks(dummy, self._losses_and_derivatives), strict=True)
         return torch.cat(losses), joined(slopes)
 
+    def explain(self, tokens: Sequence[Sequence[int]], label_logits: Tensor) -> bool:
+        """Say whether a guess, as tokens with their likeliest labels, has the observed gradient, as far as the objective shows.
+
+        Args:
+            tokens: (B,) sequences of token ids.
+            label_logits: (B, C).
+        """
+        certain = functional.one_hot(label_logits.argmax(dim=1), self.classes).to(label_logits) * CERTAIN
+        dummy = self.placed(self.of_tokens([tokens], certain[None]))
+        distance = self._comparison.losses(self.gradients.pairs(dummy, differentiable=False))
+        return float(distance) <= EXPLAINED * self._comparison.of_nothing
+
     def tokens(self, embeddings: Tensor) -> tuple[list[tuple[int, ...]], list[float]]:
         """Return the nearest token at each place by cosine (LAMP, Algorithm 1), and their mean cosine for each sequence.
 
@@ -151,8 +169,7 @@ class Matcher:
         Args:
             embeddings: (B, T, D) of one candidate.
         """
-        best = (functional.normalize(embeddings.flatten(0, 1), dim=1) @ self.directions.T).max(dim=1)  # (B T,)
-        values, ids = (each.view(embeddings.shape[:2]).tolist() for each in best)
+        values, ids = (each.tolist() for each in self.nearest(embeddings))
         found, likeness = [], []
         for row, length in enumerate(self.lengths):
             public = public_tokens(self._vocabulary, length)
@@ -160,6 +177,12 @@ class Matcher:
             free = [values[row][place] for place in range(length) if place not in public]
             likeness.append(min(1.0, max(0.0, sum(free) / len(free))) if free else 1.0)
         return found, likeness
+
+    def nearest(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (B, T) the cosine with the nearest word at each place, and (B, T) which it is."""
+        found = (functional.normalize(embeddings.flatten(0, 1), dim=1) @ self.directions.T).max(dim=1)
+        values, ids = (each.view(embeddings.shape[:2]) for each in found)
+        return values, ids
 
     def labels(self, label_logits: Tensor) -> list[int]:
         """Return (B,) the granted labels, or the likeliest ones of one candidate's (B, C) logits."""

@@ -91,6 +91,14 @@ class Comparison:
         """(K, groups) which parameters one cosine is of."""
         self._masks = [matrix != 0 for matrix in self._matrices] if objective.masked else None
 
+    @property
+    def of_nothing(self) -> float:
+        """The distance of a zero gradient."""
+        if self.objective.kind == "cosine":
+            return 1.0
+        absolute = sum(float(part.abs().sum()) for part in (*self._matrices, self._flat))
+        return float(self._power.sum()) + self.objective.l1 * absolute
+
     @torch.no_grad()
     def losses(self, pairs: Pairs) -> Tensor:
         """Return (N,) the distances, float64."""

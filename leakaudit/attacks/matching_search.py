@@ -11,14 +11,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from leakaudit.attacks.matching_discrete import Order, draw_orders, shuffled
-from leakaudit.attacks.matching_engine import Matcher
+from leakaudit.attacks.matching_engine import CERTAIN, Matcher
 from leakaudit.attacks.matching_gradients import Dummy, joined
 from leakaudit.attacks.matching_seats import seat
 from leakaudit.budget import Budget
@@ -29,11 +29,11 @@ IMPROVEMENT = 1e-3
 LABEL_STEP = 0.1
 """Adam's step for unknown label logits. Our choice: a label can change sides within twenty steps."""
 
+REDRAWN = 0.25
+"""Share of a sequence's places that are drawn anew. Our choice."""
+
 MOST_LABELLINGS = 64
 """Assignments of classes to sequences that are all tried where labels are enumerated. Our choice: six sequences of two classes."""
-
-CERTAIN = 30.0
-"""Logit of a class that is taken for certain: the others keep 1e-13."""
 
 SAME = 0.05
 """Relative rise of the loss that a move to other places may cost. Our choice: the gradient stays the same, the regulariser does not."""
@@ -86,6 +86,8 @@ class Start:
     restarts: int = 1
     """Best samples that go on side by side for `trial_steps`."""
     trial_steps: int = 0
+    given: tuple[tuple[int, ...] | None, ...] = ()
+    """Tokens of each sequence to start from, where another attack read any; the rest is drawn."""
     labels: Literal["joint", "enumerate"] = "joint"
     """Unknown labels: optimised with the embeddings (DLG), or each assignment a restart of its own."""
 
@@ -105,7 +107,11 @@ class Rounds:
     prior_weight: float = 0.0
     """alpha_lm."""
     patience: int = 0
-    """Rounds that changed no token and moved none after which the search stops; 0 for never."""
+    """Rounds that changed no token and moved none after which a descent ends; 0 for never."""
+    redraws: int = 0
+    """How often the places furthest from any word are drawn anew, and another descent begins from the best so far."""
+    redraw_steps: int = 0
+    """Steps of each of these descents."""
 
 
 class Found(NamedTuple):
@@ -132,12 +138,22 @@ def search(
     """Find embeddings whose gradient is the observed one; at least one candidate comes back, however small the budget."""
     first = _starts(matcher, start, rng, budget)
     run = Run(matcher, descent, first, rng, optimise_labels=start.labels == "joint")
-    while len(run.now.embeddings) > 1 and run.taken < min(start.trial_steps, descent.steps) and not budget.exhausted():
+    while len(first.embeddings) > 1 and run.taken < min(start.trial_steps, descent.steps) and not budget.exhausted():
         run.step()
     run.keep(run.order()[:1])
     shuffles = None if rounds is None else _Shuffler(matcher, rounds, rng)
-    stop = _advance(run, shuffles, budget)
+    if shuffles is not None and start.given:
+        shuffles.shuffle(run, budget)
+    stop = "converged" if shuffles is not None and shuffles.explained else _advance(run, shuffles, budget)
     best = run.best if shuffles is None else shuffles.best(run, budget)
+    if shuffles is not None:
+        again = replace(descent, steps=shuffles.rounds.redraw_steps)
+        for _ in range(shuffles.rounds.redraws):
+            if shuffles.explained or budget.exhausted():
+                break
+            run.begin(again, shuffles.redrawn(best))
+            stop = _advance(run, shuffles, budget)
+            best = shuffles.best(run, budget)
     tokens, likeness = matcher.tokens(best.embeddings[0])
     facts = {"steps": float(run.taken), "restarted": float(run.restarted), "halved": float(matcher.halvings)}
     if math.isfinite(loss := float(run.best_losses[0])):
@@ -147,31 +163,32 @@ def search(
 
 def _advance(run: Run, shuffles: _Shuffler | None, budget: Budget) -> Stop:
     """Take the remaining steps, with rounds in between, and say why they ended."""
-    descent = run.descent
-    while run.taken < descent.steps:
+    while run.taken_now < run.descent.steps:
         if budget.exhausted():
             return "budget"
-        if descent.patience and run.taken - run.last_progress > descent.patience:
+        if run.descent.patience and run.taken - run.last_progress > run.descent.patience:
             return "converged"
         run.step()
-        if shuffles is None or run.taken % shuffles.rounds.every:
+        if shuffles is None or shuffles.rounds.when == "at-end" or run.taken_now % shuffles.rounds.every:
             continue
-        if shuffles.rounds.when == "alternate":
-            shuffles.shuffle(run, budget)
-            if shuffles.settled:
-                return "converged"
+        shuffles.shuffle(run, budget)
+        if shuffles.settled:
+            return "converged"
     return "done"
 
 
 def _starts(matcher: Matcher, start: Start, rng: torch.Generator, budget: Budget) -> Dummy:
     """Return the `restarts` best of `samples` random candidates, permuted or with every labelling, best first."""
     found = matcher.random(start.samples, rng)
+    for row, ids in enumerate(start.given):
+        if ids is not None:
+            found.embeddings[:, row, : len(ids)] = matcher.table[list(ids)]
     if start.samples > 1 and not budget.exhausted():
         order = matcher.losses(found).nan_to_num(nan=math.inf).argsort()
         found = found.take(order[: start.restarts])
     else:
         found = found.take(slice(0, start.restarts))
-    if start.permutations and not budget.exhausted():
+    if start.permutations and not start.given and not budget.exhausted():
         orders = [
             [shuffled(matcher.free_places(row), max(matcher.lengths), rng) for row in range(len(matcher.lengths))]
             for _ in range(start.permutations)
@@ -207,7 +224,9 @@ class Run:
         self.best = first.detached()
         self.best_losses = torch.full((len(first.embeddings),), math.inf, dtype=torch.float64)
         self.taken = 0
-        """Steps."""
+        """Steps in all."""
+        self.taken_now = 0
+        """Steps of the present descent."""
         self.last_progress = 0
         """Step at which the loss last fell noticeably."""
         self.restarted = 0
@@ -235,8 +254,16 @@ class Run:
             self._mark, self.last_progress = float(self.best_losses.min()), self.taken
         self._adam(slopes)
         self.taken += 1
+        self.taken_now += 1
         if not bool(finite.all()):
             self._draw_anew((~finite).nonzero().flatten())
+
+    def begin(self, descent: Descent, first: Dummy) -> None:
+        """Begin another descent, with an optimizer that remembers nothing."""
+        self.descent, self.taken_now = descent, 0
+        self.now = first.detached()
+        self.means, self.squares = (Dummy(*(torch.zeros_like(part) for part in first)) for _ in range(2))
+        self._ages = torch.zeros_like(self._ages)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with some candidates only."""
@@ -259,7 +286,7 @@ class Run:
     def _adam(self, slopes: Dummy) -> None:
         """Adam, Kingma and Ba 2015, Algorithm 1, with its default constants; a candidate's age is its own."""
         self._ages += 1
-        rate = self.descent.rate(self.taken) * self._matcher.unit
+        rate = self.descent.rate(self.taken_now) * self._matcher.unit
         by_embeddings = slopes.embeddings
         if self.descent.clip:
             norms = by_embeddings.flatten(1).norm(dim=1)[:, None, None, None]
@@ -297,11 +324,13 @@ class _Shuffler:
         self._best: tuple[float, Dummy] | None = None
         self._last: list[tuple[int, ...]] = []
         self._still = 0
+        self.explained = False
+        """Whether the best candidate's tokens have the observed gradient."""
 
     @property
     def settled(self) -> bool:
-        """Whether nothing has changed for as many rounds as patience lasts."""
-        return 0 < self.rounds.patience <= self._still
+        """Whether there is nothing left to find, or nothing has changed for as many rounds as patience lasts."""
+        return self.explained or 0 < self.rounds.patience <= self._still
 
     def shuffle(self, run: Run, budget: Budget) -> None:
         """Try new orders of each sequence in turn, and take the best if it beats the present one."""
@@ -329,8 +358,11 @@ class _Shuffler:
             if row == len(tokens) - 1:
                 self._note(run, float(losses[choice]))
         self.facts["rounds"] += 1
-        same = not moved and tokens == self._last
-        self._still = self._still + 1 if same else 0
+        tokens, _ = self._matcher.tokens(run.now.embeddings[0])
+        self._still = self._still + 1 if not moved and tokens == self._last else 0
+        if tokens != self._last and self._matcher.explain(tokens, run.now.label_logits[0]):
+            self.explained = True
+            self._best = (-math.inf, run.now.detached())
         self._last = tokens
 
     def _seat(self, run: Run, row: int) -> bool:
@@ -353,11 +385,27 @@ class _Shuffler:
         return True
 
     def best(self, run: Run, budget: Budget) -> Dummy:
-        """Return the best candidate that a round or the search ended with."""
-        if self.rounds.when == "at-end" or self._best is None:
+        """Return the best candidate that any round ended with, after a last one if the present candidate has not had its own."""
+        if self.rounds.when == "at-end":
             run.now = run.best.detached()
-        self.shuffle(run, budget)
+        if not self.settled and (
+            self._best is None or run.taken_now % self.rounds.every or self.rounds.when == "at-end"
+        ):
+            self.shuffle(run, budget)
         return run.now.detached() if self._best is None else self._best[1]
+
+    def redrawn(self, best: Dummy) -> Dummy:
+        """Return a candidate with the places anew that are furthest from any word: where two places share a word, or none found one."""
+        fresh = self._matcher.random(1, self._rng)
+        likeness, _ = self._matcher.nearest(best.embeddings[0])
+        changed = best.detached()
+        for row in range(len(self._matcher.lengths)):
+            places = sorted(self._matcher.free_places(row), key=lambda place: float(likeness[row, place]))
+            for place in places[: math.ceil(REDRAWN * len(places))]:
+                changed.embeddings[0, row, place] = fresh.embeddings[0, row, place]
+        self._still, self._last = 0, []
+        self.facts["redrawn"] = self.facts.get("redrawn", 0.0) + 1
+        return changed
 
     def _note(self, run: Run, loss: float) -> None:
         if math.isfinite(loss) and (self._best is None or loss < self._best[0]):

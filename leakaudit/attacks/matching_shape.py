@@ -20,7 +20,8 @@ class BatchShape(NamedTuple):
 
     lengths: tuple[int, ...]
     """(B,) tokens of each sequence, special ones included."""
-    evidence: Literal["granted", "positions", "rank"]
+    evidence: Literal["granted", "positions", "rank", "span"]
+    """What said so: the threat model, the position table, the span's rank, or the sequences that exact recovery read."""
 
 
 def guess_shape(seen: Observation) -> BatchShape:

@@ -12,6 +12,7 @@ from leakaudit.attacks.lamp import PRESETS
 from leakaudit.attacks.lamp_cos import LampCos
 from leakaudit.attacks.lamp_l1l2 import LampL1L2
 from leakaudit.budget import Budget
+from leakaudit.defenses.gaussian_noise import GaussianNoise
 from leakaudit.registry import attacks
 from leakaudit.snapshot import Granted, Observation
 from tests import tiny
@@ -42,12 +43,34 @@ def test_a_sentence_comes_back_in_order_without_granted_labels_or_lengths(kind: 
     assert guess.facts["rounds"] > 0
 
 
-@pytest.mark.parametrize(("discrete", "rounds"), [("alternate", 4), ("at-end", 1), ("never", None)])
+@pytest.mark.parametrize(("discrete", "rounds"), [("alternate", 3), ("at-end", 1), ("never", None)])
 def test_ablations_run_as_many_rounds_as_they_say(discrete: Any, rounds: int | None) -> None:
-    """One round after every `round_every` steps and one at the end; at the end only; none."""
+    """One round after every `round_every` steps; one at the end; none."""
     attack = LampCos(steps=9, n_init=1, n_permutations=0, round_every=3, round_draws=5, discrete=discrete, patience=0)
     guess = attack(_seen(labels=(1,), lengths=(7,)), _rng(), Budget(60))
     assert guess.facts.get("rounds") == rounds
+
+
+def test_it_starts_from_what_exact_recovery_read_where_it_is_told_to() -> None:
+    """Under noise nothing else tells the length; what was read exactly needs no step at all."""
+    model = tiny.wide_bert()
+    step = tiny.client_step(model, tiny.bert_tokenizer(), [TEXT], [1], batch_size_bound=1)
+    seen = GaussianNoise(scale=1e-3)(step, step.observe(), _rng())
+    assert not LampCos().applies(seen)
+    attack = LampCos(start="span", steps=3, n_init=1, trial_steps=1)
+    assert attack.applies(seen)
+    guess = attack(seen, _rng(), Budget(120))
+    assert [g.token_ids for g in guess.sequences or ()] == [_ids(TEXT)]
+    assert guess.facts["lengths_from_evidence"] == 1.0
+
+
+def test_drawing_places_anew_begins_another_descent_only_where_the_update_is_not_explained() -> None:
+    """As often as it is allowed to, from the best so far."""
+    knobs: dict[str, Any] = {"n_init": 1, "n_permutations": 0, "round_every": 2, "round_draws": 1, "redraw_steps": 2}
+    guess = LampCos(steps=2, redraws=2, learning_rate=1e-9, **knobs)(
+        _seen(labels=(1,), lengths=(7,)), _rng(), Budget(60)
+    )
+    assert (guess.facts["redrawn"], guess.facts["steps"]) == (2, 6)
 
 
 def test_it_stops_when_no_token_changes_any_more() -> None:

@@ -22,7 +22,9 @@ from leakaudit.simulate import Simulation, Simulator
 from tests.benchmarks.span import arguments, in_percent
 
 
-def attempts_of(simulator: Simulator, attack: str, device: str, budget_s: float) -> list[tuple[Attempt, float]]:
+def attempts_of(
+    simulator: Simulator, attack: str, device: str, budget_s: float, verbose: bool
+) -> list[tuple[Attempt, float]]:
     """Attack every step of a simulation; with each attempt, the CPU seconds that its step took."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
@@ -38,7 +40,17 @@ def attempts_of(simulator: Simulator, attack: str, device: str, budget_s: float)
         for snapshot in simulator:
             start = time.process_time()
             audit.step(snapshot)
-            found.append((audit.entries[-1].attempt, time.process_time() - start))
+            attempt, spent = audit.entries[-1].attempt, time.process_time() - start
+            found.append((attempt, spent))
+            if verbose:
+                scores = {
+                    name: f"{100 * value:.0f}" for name, value in attempt.scores.items() if isinstance(value, float)
+                }
+                facts = {name: round(value, 4) for name, value in attempt.facts.items()}
+                print(
+                    f"    {spent:.1f} s {attempt.status.value} {attempt.stop}{attempt.reason} {scores} {facts}",
+                    flush=True,
+                )
     return found
 
 
@@ -72,17 +84,12 @@ def main() -> None:
                 freeze=tuple(options.freeze),
                 grant=tuple(options.grant),
             )
-            found += attempts_of(Simulator(simulation), attack, options.device, options.budget)
+            found += attempts_of(Simulator(simulation), attack, options.device, options.budget, options.verbose)
         attempts = [attempt for attempt, _ in found]
         (summary,) = summarise(attempts)
         rates = (summary.r1, summary.r2, summary.rl, summary.exact_rate, summary.token_recall)
         seconds = [spent for _, spent in found]
         steps = mean(attempt.facts.get("steps", 0.0) for attempt in attempts)
-        if options.verbose:
-            for attempt, spent in found:
-                print(
-                    f"    {spent:.1f} s, {attempt.status.value} {attempt.stop} {attempt.reason} {dict(attempt.facts)}"
-                )
         print(
             f"| `{attack}` | {summary.sequences} | {in_percent(rates)} | {median(seconds):.1f} ({mean(seconds):.1f}) | {steps:.0f} |",
             flush=True,
