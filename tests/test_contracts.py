@@ -42,8 +42,8 @@ ZERO_STRENGTH: dict[str, dict[str, Any]] = {
 """Defence -> knobs at which it must be the identity. A new defence adds its line here."""
 
 
-NEEDS_A_GRANT = {"gradient-mixture", "llg-plus"}
-"""Attacks that apply nowhere without a file that the threat model grants; their own tests hold them to this file's promises."""
+NEEDS_A_GRANT = {"gradient-mixture", "llg-plus", "pooler-features"}
+"""Attacks that apply nowhere without a file that the threat model grants, or an active server; their own tests hold them to this file's promises."""
 
 
 def _classifier() -> Observation:

@@ -14,6 +14,7 @@ from leakaudit.attacks import lamp_l1l2 as lamp_l1l2
 from leakaudit.attacks import llg as llg
 from leakaudit.attacks import llg_plus as llg_plus
 from leakaudit.attacks import llg_star as llg_star
+from leakaudit.attacks import pooler_features as pooler_features
 from leakaudit.attacks import random_labels as random_labels
 from leakaudit.attacks import rlu as rlu
 from leakaudit.attacks import span as span

@@ -1,0 +1,281 @@
+"""`pooler-features`: an active server reads the features going into a wide pooler, and matches them beside the gradient.
+
+Letters: N candidates, B sequences, T tokens, D hidden size, F features compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import permutations
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from leakaudit.attacks.lamp_cos import LampCos
+from leakaudit.attacks.matching_attack import Recipe, reconstruct
+from leakaudit.attacks.matching_engine import Matcher
+from leakaudit.attacks.matching_gradients import Dummy
+from leakaudit.attacks.matching_objective import Objective
+from leakaudit.attacks.matching_search import search
+from leakaudit.attacks.matching_shape import equal_lengths, guess_shape
+from leakaudit.attacks.output_layer import check_gradient, neutral_inputs, number_of_classes
+from leakaudit.attacks.pooler_features_moments import (
+    Features,
+    PoolerUpdate,
+    features_by_tensor,
+    features_in_span,
+    features_solved,
+    signed,
+)
+from leakaudit.attacks.reconstruction import Applicability, Reconstruction, not_applicable
+from leakaudit.budget import Budget
+from leakaudit.errors import AnatomyError
+from leakaudit.pooler import find_pooler
+from leakaudit.registry import attack
+from leakaudit.snapshot import Observation
+
+Read = Literal["solve", "span", "paper"]
+Phase = Literal["continuous", "discrete", "both", "none"]
+
+SERVER = "wide-pooler"
+"""The active server that this attack belongs to."""
+
+MOST_ASSIGNED = 5
+"""Sequences up to which every assignment of features to sequences is tried; above, the best pair is taken again and again. Our choice:
+120 assignments."""
+
+LENGTHS = (1.0, 0.8, 1.25)
+"""Lengths that the equations' solution starts at, relative to the mean feature's of other texts. Our choice."""
+
+
+@attack("pooler-features")
+@dataclass(frozen=True)
+class PoolerFeatures(LampCos):
+    """LAMP with the pooler's inputs as a second thing to match.
+
+    The server widened the pooler (`wide-pooler`), so the third moment of its update tells the features of the sequences apart. Candidates
+    have to agree with the gradient, in LAMP's cosine distance, and with the features, one to one, in theirs.
+
+    Features come in no order and, read as in the paper, without a sign. The paper takes the order from the true features; here it is the one that
+    fits a candidate best, anew for every candidate, and the sign is that of the public model's mean feature of random texts.
+    """
+
+    read: Read = "solve"
+    """How features are read: `paper` decomposes the moment; `span` does so within what the update is known to span; `solve` goes on from there
+    and solves for them (`pooler_features_moments`). Where solving fails, as under dropout, it is `span`."""
+    phase: Phase = "continuous"
+    """Where features count (paper 002, Table 2): `continuous` moves embeddings by them, `discrete` chooses starts and orders by them."""
+    feature_weight: float = 1.0
+    """Of one minus the features' mean cosine, beside a gradient distance between 0 and 2. The paper gives no figure; our choice."""
+
+    source: ClassVar[str] = (
+        "Beyond Gradient and Priors (2023), Sec. 4.2, 4.3, App. B, on LAMP (Balunovic et al. 2022); `span` and `solve` are ours"
+    )
+    threat_model: ClassVar[str] = (
+        "An active server widened the pooler and exchanged its activation before it sent the model out, and sees one client's update."
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse knobs that leave nothing to do."""
+        super().__post_init__()
+        if self.feature_weight < 0:
+            raise ValueError(f"feature_weight must not be below 0, got {self.feature_weight:g}")
+
+    def applies(self, seen: Observation) -> Applicability:
+        """Say whether the server is this one, its pooler's update is there, and LAMP has what it needs."""
+        server = seen.facts.server
+        if server is None or server.name != SERVER:
+            found = "an honest one" if server is None else repr(server.name)
+            return not_applicable(
+                f"needs an active server that sent out a model with a wide pooler (`--server {SERVER}`); this audit's is {found}"
+            )
+        try:
+            check_gradient(seen.facts)
+            pooler = find_pooler(seen.model, number_of_classes(seen))
+        except AnatomyError as error:
+            return not_applicable(str(error))
+        if f"{pooler.dense}.weight" not in seen.update:
+            return not_applicable(f"the pooler {pooler.dense!r} is frozen or its update is not shared")
+        return super().applies(seen)
+
+    def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
+        """Read the features, then search.
+
+        Raises:
+            AnatomyError: the batch's shape cannot be guessed, or no parameter can be matched.
+        """
+        recipe = self.recipe(
+            seen, Objective("cosine"), length_weight=self.length_weight, prior_weight=self.prior_weight
+        )
+        shape = guess_shape(seen)
+        features = read_features(seen, len(shape.lengths), self.read, rng)
+        matcher = FeatureMatcher(seen, shape.lengths, recipe, features.rows, self.phase, self.feature_weight)
+        found = search(matcher, recipe.descent, recipe.start, recipe.rounds, rng, budget)
+        guess = reconstruct(seen, matcher, shape, found, budget)
+        facts = {
+            "features": float(len(features.rows)),
+            "features_explain": features.explained,
+            "features_solved": float(features.solved),
+        }
+        return replace(guess, facts={**guess.facts, **facts})
+
+
+def read_features(seen: Observation, sequences: int, read: Read, rng: torch.Generator) -> Features:
+    """Return the features going into the wide pooler, with the signs of the public model's mean feature.
+
+    Args:
+        seen: of a step on an active server's model.
+        sequences: B.
+        read: as `PoolerFeatures.read`.
+        rng: draws contractions of the moment and random texts.
+
+    Raises:
+        AnatomyError: there is no pooler, or no such server.
+    """
+    if seen.facts.server is None:
+        raise AnatomyError("no active server has widened the pooler")
+    knobs = seen.facts.server.parameters
+    pooler = find_pooler(seen.model, seen.facts.num_labels or 0)
+    activation = seen.model.get_submodule(pooler.activation)
+    weight = seen.model.get_parameter(f"{pooler.dense}.weight").detach()
+    new, dimension = int(knobs["kept"]), int(knobs["dimension"])
+    update = PoolerUpdate(
+        gradients=seen.update[f"{pooler.dense}.weight"][new:].double().cpu(),
+        weights=weight[new:, :dimension].double().cpu(),
+        deviation=float(knobs["deviation"]),
+    )
+    usual = _usual_features(seen, pooler.dense, rng)  # (n, D)
+    mean = usual.mean(dim=0)
+    found = (features_by_tensor if read == "paper" else features_in_span)(update, sequences, rng)
+    if read == "solve":
+        lengths = usual.norm(dim=1).mean() * torch.tensor(LENGTHS)
+        found = features_solved(update, found, lambda z: _slope(activation, z), lengths, mean) or found
+    if not found.solved:
+        found = Features(signed(found.rows, mean[: found.rows.shape[1]]), found.explained)
+    return found
+
+
+class FeatureMatcher(Matcher):
+    """Compares candidates with the observed update, and their pooler's inputs with features."""
+
+    def __init__(
+        self,
+        seen: Observation,
+        lengths: Sequence[int],
+        recipe: Recipe,
+        features: Tensor,
+        phase: Phase,
+        feature_weight: float,
+    ) -> None:
+        """Prepare; nothing of `seen` is changed, now or later.
+
+        Args:
+            seen: what to match.
+            lengths: (B,) tokens of each sequence.
+            recipe: objective, regulariser and parameters of the gradient's part.
+            features: (K, F), at most one a sequence.
+            phase: where they count.
+            feature_weight: of one minus their mean cosine.
+        """
+        super().__init__(seen, lengths, recipe.objective, length_weight=recipe.length_weight, exposure=recipe.patterns)
+        if len(set(lengths)) < len(
+            lengths
+        ):  # `CandidateGradients` takes sequences of one length for one candidate at a time only
+            self._chunk = 1
+        self._seen = seen
+        self._dense = seen.model.get_submodule(find_pooler(seen.model, self.classes).dense)
+        self._features = functional.normalize(features, dim=1).float().to(self.table.device)
+        self._weight = feature_weight
+        self._continuous = phase in ("continuous", "both")
+        self._discrete = phase in ("discrete", "both")
+
+    def losses(self, dummy: Dummy) -> Tensor:
+        """Return (N,) what starts and rearrangements are chosen by."""
+        losses = super().losses(dummy)
+        if not self._discrete:
+            return losses
+        with torch.no_grad():
+            return losses + self._feature_losses(dummy.embeddings).to(losses)
+
+    def losses_and_derivatives(self, dummy: Dummy) -> tuple[Tensor, Dummy]:
+        """Return (N,) what embeddings are moved by, and the derivatives."""
+        losses, slopes = super().losses_and_derivatives(dummy)
+        if not self._continuous:
+            return losses, slopes
+        with torch.enable_grad():
+            live = dummy.embeddings.detach().requires_grad_()
+            found = self._feature_losses(live)
+            (by_features,) = torch.autograd.grad(found.sum(), live)
+        return losses + found.detach().to(losses), slopes._replace(embeddings=slopes.embeddings + by_features)
+
+    def _feature_losses(self, embeddings: Tensor) -> Tensor:
+        """Return (N,) the weight times one minus the mean cosine of features and the sequences they fit best, one to one."""
+        own = functional.normalize(self._pooler_inputs(embeddings), dim=2)  # (N, B, D)
+        cosine = own[..., : self._features.shape[1]]
+        cosine = functional.normalize(cosine, dim=2) @ self._features.T  # (N, B, K)
+        return self._weight * (1 - _best_assignment(cosine))
+
+    def _pooler_inputs(self, embeddings: Tensor) -> Tensor:
+        """Return (N, B, D) what goes into the pooler."""
+        candidates = len(embeddings)
+        placed = self.placed(Dummy(embeddings, embeddings.new_zeros(candidates, len(self.lengths), 1))).embeddings
+        parts: dict[int, Tensor] = {}
+        for rows, length in equal_lengths(self.lengths):
+            some = placed[:, rows, :length].flatten(0, 1)
+            with _inputs_of(self._dense) as taken:
+                self._seen.model(inputs_embeds=some, attention_mask=torch.ones(some.shape[:2], device=some.device))
+            each = taken[0].view(candidates, len(rows), -1)
+            parts |= {row: each[:, place] for place, row in enumerate(rows)}
+        return torch.stack([parts[row] for row in range(len(self.lengths))], dim=1)
+
+
+def _best_assignment(cosine: Tensor) -> Tensor:
+    """Return (N,) the largest mean of cosines over features, each with a sequence of its own.
+
+    Args:
+        cosine: (N, B, K), K at most B.
+    """
+    _, sequences, count = cosine.shape
+    if sequences <= MOST_ASSIGNED:
+        ways = torch.tensor(list(permutations(range(sequences), count)), device=cosine.device)  # (ways, K)
+        return cosine[:, ways, torch.arange(count, device=cosine.device)].mean(dim=2).amax(dim=1)
+    left, total = cosine, cosine.new_zeros(len(cosine))
+    for _ in range(count):
+        best, place = left.flatten(1).max(dim=1)
+        total = total + best
+        taken = torch.zeros_like(left, dtype=torch.bool)
+        each = torch.arange(len(cosine), device=cosine.device)
+        taken[each, place // count] = True
+        taken[each, :, place % count] = True
+        left = left.masked_fill(taken, -2.0)
+    return total / count
+
+
+@contextmanager
+def _inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
+    """Keep what a module is given while the block runs."""
+    taken: list[Tensor] = []
+    handle = module.register_forward_pre_hook(lambda _, given: taken.append(given[0]))
+    try:
+        yield taken
+    finally:
+        handle.remove()
+
+
+def _usual_features(seen: Observation, dense: str, rng: torch.Generator) -> Tensor:
+    """Return (n, D) float64 what random texts put into the pooler."""
+    with _inputs_of(seen.model.get_submodule(dense)) as taken, torch.no_grad():
+        seen.model(**neutral_inputs(seen, rng))
+    return taken[0].double().cpu()
+
+
+def _slope(activation: nn.Module, z: Tensor) -> Tensor:
+    """Return the activation's derivative, elementwise."""
+    with torch.enable_grad():
+        live = z.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(activation(live).sum(), live)
+    return slope
