@@ -81,8 +81,8 @@ def array_pass(seen: MicroBatch, num_labels: int) -> MicroBatch:
     labels = seen.inputs.get(LABELS, seen.kept_back.get(LABELS))
     if labels is None:
         raise SnapshotError(
-            "its labels are not known, so nothing could be scored: tell them before the forward pass "
-            "(`audit.batch({'labels': labels})`)"
+            "its labels are not known, so nothing could be scored: a batch names them `labels`, or the loop tells them before the "
+            "forward pass (`audit.batch({'labels': labels})`)"
         )
     pulls = {"logits" if path == "output" else path: pull for path, pull in seen.pulls.items()}
     odd = [path for path in pulls if path not in ("logits", "loss")]
