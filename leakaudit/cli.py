@@ -69,16 +69,16 @@ def _with_options(specs: tuple[PluginSpec, ...], options: tuple[str, ...]) -> tu
     Raises:
         ConfigError: an option has another form, or names a plugin that is not in the list.
     """
-    changed = {spec.name: dict(spec.options) for spec in specs}
+    added: dict[str, dict[str, str]] = {spec.name: {} for spec in specs}
     for option in options:
         target, equals, value = option.partition("=")
         name, dot, knob = target.rpartition(".")
         if not equals or not dot:
             raise ConfigError(f"{option!r}: expected name.option=value, such as tag.steps=300")
-        if name not in changed:
-            raise ConfigError(f"{option!r}: {name!r} is not in this battery ({', '.join(changed)})")
-        changed[name][knob] = value
-    return tuple(spec.model_copy(update={"options": changed[spec.name]}) for spec in specs)
+        if name not in added:
+            raise ConfigError(f"{option!r}: {name!r} is not in this battery ({', '.join(added)})")
+        added[name][knob] = value
+    return tuple(spec.model_copy(update={"options": {**spec.options, **added[spec.name]}}) for spec in specs)
 
 
 @main.command()

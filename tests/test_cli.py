@@ -15,7 +15,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from leakaudit.cli import main
+from leakaudit.cli import _specs, _with_options, main
 from leakaudit.client import ClientStep
 from leakaudit.models import ModelRecipe, state_of
 from leakaudit.snapshot import Manifest, Provenance, write_snapshot
@@ -257,6 +257,12 @@ def test_bad_data_is_a_usage_error_that_names_the_line(
     assert re.search(rf"^error: .*{message}", result.stderr, re.MULTILINE), result.stderr
     assert "chased" not in result.output and "Traceback" not in result.output
     assert not (tmp_path / "out").exists()
+
+
+def test_one_plugin_may_be_tried_with_different_knobs() -> None:
+    """Each keeps its own; an option that names it goes to all of them."""
+    specs = _with_options(_specs("tag(steps=3),tag(steps=5),span"), ("tag.alpha=0.5",))
+    assert [spec.label for spec in specs] == ["tag(steps=3, alpha=0.5)", "tag(steps=5, alpha=0.5)", "span"]
 
 
 @pytest.mark.parametrize(
