@@ -90,10 +90,16 @@ def _encoder(path: Path) -> tuple[Any, Any]:
             f"{path}: holds no sentence model; give the folder of an encoder, as `save_pretrained` writes it"
         )
     import transformers
+    from transformers.utils import logging as hf_logging
 
+    bars = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
     try:
         model: Any = transformers.AutoModel.from_pretrained(path, local_files_only=True)
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{path}: no sentence model can be loaded from it ({type(error).__name__})") from None
+    finally:
+        if bars:
+            hf_logging.enable_progress_bar()
     return model.eval(), tokenizer

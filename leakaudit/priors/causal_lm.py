@@ -110,11 +110,13 @@ class TokenScorer:
         framed = [[*start, *words_of(prefix, self.vocabulary)] for prefix in prefixes]
         if not all(framed):
             return None
-        found = torch.empty(len(prefixes), self.vocabulary.size)
+        found = torch.full((len(prefixes), self.vocabulary.size), math.inf)
         for rows in self._chunks([len(text) for text in framed]):
             logits = self._logits([framed[row] for row in rows])  # (rows, T, V)
             last = torch.tensor([len(framed[row]) - 1 for row in rows], device=logits.device)
-            found[rows] = -logits[torch.arange(len(rows)), last].float().log_softmax(dim=1).cpu()
+            nats = -logits[torch.arange(len(rows)), last].float().log_softmax(dim=1).cpu()  # (rows, V of the model)
+            known = min(nats.shape[1], self.vocabulary.size)  # either table may have rows that stand for no token
+            found[rows, :known] = nats[:, :known]
         return found
 
     def _chunks(self, lengths: Sequence[int]) -> list[list[int]]:
@@ -147,11 +149,15 @@ class TokenScorer:
         return logits
 
     def _padded(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Return (rows, T) ids, filled up on the right, where nothing before looks."""
+        """Return (rows, T) ids, filled up on the right, where nothing before looks.
+
+        A victim's table may have rows beyond its tokenizer's tokens. To a model without them they are its last token.
+        """
         ids = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.long)
         for row, text in enumerate(texts):
             ids[row, : len(text)] = torch.tensor(text)
-        return ids.to(_device_of(self.model))
+        table: Tensor = self.model.get_input_embeddings().weight  # type: ignore[operator]
+        return ids.clamp(max=len(table) - 1).to(table.device)
 
 
 @dataclass(frozen=True)

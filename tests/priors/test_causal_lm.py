@@ -97,6 +97,16 @@ def test_what_comes_next_is_the_models_last_word(model: nn.Module, folder: Path,
         torch.testing.assert_close(nats[row], -logits.log_softmax(dim=0), rtol=1e-4, atol=1e-4)
 
 
+def test_a_victims_table_may_be_longer_than_its_tokenizer(folder: Path, vocabulary: Vocabulary) -> None:
+    """Rows that stand for no token never follow, and scoring one of them is no crash."""
+    size = vocabulary.size
+    scorer = load_prior(str(folder), vocabulary=vocabulary.model_copy(update={"size": size + 3}))
+    nats = scorer.next_token_nll([[7]])
+    assert nats is not None and nats.shape == (1, size + 3)
+    assert torch.isinf(nats[0, size:]).all() and torch.isfinite(nats[0, :size]).all()
+    assert math.isfinite(scorer.nll([[7, size + 2]])[0])
+
+
 @torch.no_grad()
 def test_without_anything_around_a_text_its_first_token_is_given(model: nn.Module) -> None:
     """GPT-2 style; one word alone says nothing, so it is as unlikely as any."""
