@@ -227,7 +227,7 @@ def figure_4(pictures: Pictures, seeds: range) -> Iterator[Cell]:
     """Attack by batch size, balance, algorithm and the weights that training begins with; a new CNN for every batch.
 
     The paper does not say how weights are drawn. From PyTorch's defaults all classes are nearly equally likely; from weights that are
-    uniform from -0.5 to 0.5, as in the DLG code that it builds on, a fresh model is sure of one class.
+    uniform from -0.5 to 0.5, as the published code of DLG, its baseline, draws them, a fresh model is sure of one class.
     """
     chosen = chosen_from(PLAIN, list(PLAIN), pictures.auxiliary)
     for algorithm, steps in (("FedSGD", 1), ("FedAvg", STEPS)):
