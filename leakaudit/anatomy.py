@@ -379,6 +379,23 @@ def _reads_prefix(model: nn.Module, ids: Tensor, reader: _Call) -> bool:
     return far.tolist() == [False, True, True, True]
 
 
+def find_feed_forward(model: nn.Module) -> Projection:
+    """Return the widest linear layer of the first block that works on every token behind the attention; the model is left as it was.
+
+    That is the way out of the feed-forward part, whose inputs are several times as wide as the hidden size.
+
+    Raises:
+        AnatomyError: there is none.
+    """
+    calls = _trace(model, _probe_ids(model))
+    first, block = _first_block(model, calls)
+    behind = block[block.index(_attention_group(first, block)[-1]) + 1 :]
+    linear = [call for call in behind if _is_linear(call) and call.given.dim() == 3]
+    if not linear:
+        raise AnatomyError(f"{type(model).__name__}: looked for a linear layer behind {first}'s attention, found none")
+    return _projection(model, max(linear, key=lambda call: call.given.shape[-1]))
+
+
 def find_tail(model: nn.Module) -> Tail:
     """Find the last linear layer before the head that no attention follows; the model is left as it was.
 

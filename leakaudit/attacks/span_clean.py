@@ -28,6 +28,8 @@ from leakaudit.attacks.span_assembly import (
 )
 from leakaudit.attacks.span_balance import BALANCED, Balance
 from leakaudit.attacks.span_candidates import Candidates
+from leakaudit.attacks.span_climb import Climb
+from leakaudit.attacks.span_context import context_of
 from leakaudit.attacks.span_contribution import Contribution, contributions
 from leakaudit.attacks.span_ledger import VANISHED, Entries, Ledger
 from leakaudit.attacks.span_reach import clean_reach
@@ -41,6 +43,10 @@ pair at 1e-1 and more."""
 AGREES = 1e-4
 """Relative error up to which a simulated sequence agrees with the update. Measured on a train split: 1e-6 for true sequences in a
 pretrained encoder; one wrong word in a sentence of forty changes the others by 5e-3."""
+
+REDUCES = 1e-2
+"""Relative error up to which taking out a simulated sequence lowers the rank of the update by its length. Measured on a train split: 1e-6 to
+1e-5 for true sequences; a wrong word leaves 0.1 and more."""
 
 NOISY = 1.3
 """Factor over the expected norm of the noise up to which a difference is no more than that. Our choice."""
@@ -65,6 +71,9 @@ SHARE = 0.2
 UNTESTED = 5
 """Dimensions of a head that a sequence grown by attention has to leave. Our choice: what is added with fewer left is mostly of other
 sequences; sequences that are longer are completed by their balance."""
+
+GROWN = 16
+"""Members up to which attention grows a sequence that its context can complete."""
 
 EXCHANGES, EXCHANGEABLE = 3, 30
 """Members of a sequence that are exchanged by their attention, and tokens up to which it is tried. Our choice: a head of 32 dimensions
@@ -154,11 +163,19 @@ class _Batch:
         ends_with = scene.seen.facts.vocabulary.ends_with
         self._end = ends_with[-1] if ends_with else None
         self._can_simulate = scene.seen.facts.task == "classification"
+        self._context = context_of(scene.seen) if self._can_simulate and not self.noise else None
+        self._layers = (
+            scene.anatomy.projections if self._context is None else (*scene.anatomy.projections, self._context.layer)
+        )
+        self._width = len(self._rest)  # F
+        self._row = {
+            pair: row for row, pair in enumerate(zip(pairs.positions.tolist(), pairs.tokens.tolist(), strict=True))
+        }
 
     def read(self) -> list[GuessedSequence]:
         """Return every sequence that could be put together, certain ones first."""
         left = self._search()
-        while left and any(self._mend(group) for group in _disjoint(left)):
+        while self._context is None and left and any(self._mend(group) for group in _disjoint(left)):
             left = self._search()
         return [*self.found, *_guesses(_disjoint(left), self.pairs)]
 
@@ -168,7 +185,7 @@ class _Batch:
         for likely in LIKELY:
             while True:
                 live = self._live()
-                if not bool(live.any()):
+                if self._used_up() or not bool(live.any()):
                     return []
                 if self.scene.budget.exhausted():
                     return left
@@ -196,7 +213,7 @@ class _Batch:
         for _ in range(MENDS):
             if self.scene.budget.exhausted():
                 return False
-            (part,) = contributions(self.scene.seen, self.scene.anatomy, [_ids(self.pairs, members)])
+            (part,) = contributions(self.scene.seen, self._layers, [_ids(self.pairs, members)])
             misfits = self._alone(members, part)
             changes = [
                 (place, row)
@@ -239,7 +256,7 @@ class _Batch:
 
     def _scores(self, variants: Sequence[tuple[int, ...]]) -> list[tuple[float, tuple[float, Tensor] | None]]:
         """Return for each variant the mean misfit of its members, and the fit of the whole as `_fit` gives it."""
-        simulated = contributions(self.scene.seen, self.scene.anatomy, [_ids(self.pairs, v) for v in variants])
+        simulated = contributions(self.scene.seen, self._layers, [_ids(self.pairs, v) for v in variants])
         scores = []
         for variant, part in zip(variants, simulated, strict=True):
             off = self._alone(variant, part)[1:]
@@ -256,6 +273,10 @@ class _Batch:
             own[first], settled[first], sure[first] = -1, False, False
             self._entries = replace(entries, own=own, settled=settled, sure=sure)
         return self._entries
+
+    def _used_up(self) -> bool:
+        """Return whether every token of the batch is in a sequence that was taken out, if their number is known."""
+        return self._context is not None and self._context.tokens == 0
 
     def _by_token(self) -> Tensor:
         return (self._rest / self._scale) @ self._ledger.token_directions
@@ -294,17 +315,19 @@ class _Batch:
         strength = updates.square().sum((0, 2))
         seeds = [r for r in range(len(rows)) if int(own[rows[r]]) >= 0]
         seeds.sort(key=lambda r: -float(strength[own[rows[r]]]))
-        longest = min(int(where.max()) + 1, self._vectors.shape[2] - UNTESTED)
+        longest = min(int(where.max()) + 1, self._vectors.shape[2] - UNTESTED if self._context is None else GROWN)
         everyone = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+        climb = self._climber(live, candidates)
         doubtful: list[Group] = []
         # One seed a sequence first; the others of those that did not come out only where nothing did.
         tried: set[int] = set(start)
+        before = len(self.found)
         while remaining := [seed for seed in seeds if seed not in tried]:
             claimed: set[int] = set()
             complete: list[list[Group]] = []
             open_: list[list[Group]] = []
             for seed in remaining:
-                if seed in claimed or self.scene.budget.exhausted():
+                if seed in claimed or self._used_up() or self.scene.budget.exhausted():
                     continue
                 tried.add(seed)
                 grown = evidence.grow(list(dict.fromkeys([*start, seed])), everyone, self.scene.beam, longest)
@@ -313,15 +336,25 @@ class _Batch:
                 if grown[0].residual < COMPLETE:
                     complete.append(hypotheses[:1])
                     tried |= set(grown[0].members)
-                else:
+                elif climb is None:
                     open_.append(hypotheses)
-            before = len(self.found)
+                else:
+                    doubtful += self._sift(complete) + self._climb(climb, hypotheses[0], unlikely_too=False)
+                    complete = []
+                    if len(self.found) > before and doubtful:
+                        return doubtful  # with what was found gone, the rest is easier
             doubtful += self._sift(complete)
             if len(self.found) > before:
                 return doubtful + [hypotheses[0] for hypotheses in open_]
             doubtful += self._sift(open_)
             if len(self.found) > before or self.scene.budget.exhausted():
                 return doubtful
+        if climb is not None:
+            for group in _disjoint(doubtful):
+                self._climb(climb, group, unlikely_too=True)
+                if len(self.found) > before or self.scene.budget.exhausted():
+                    break
+            return doubtful
         rows = live.nonzero().flatten()
         evidence = Evidence(self._vectors[:, rows], updates, own[rows], pairs.positions[rows])
         place = {row: n for n, row in enumerate(rows.tolist())}
@@ -336,6 +369,26 @@ class _Batch:
         if len(self.found) > before or self.scene.budget.exhausted():
             return doubtful
         return self._sift(self._balanced(doubtful, live)) or doubtful
+
+    def _climber(self, live: Tensor, candidates: Tensor) -> Climb | None:
+        """Return the search among the pairs that are left, if contexts can be told."""
+        if self._context is None:
+            return None
+        pairs = self.pairs
+        closing = live & (pairs.tokens == self._end) if self._end is not None else torch.zeros_like(live)
+        inner = live & ~closing & (pairs.positions > 0)
+        ends = pairs.positions[closing if self._end is not None else inner].unique().tolist()
+        return Climb(self._context, pairs.tokens[inner], pairs.positions[inner], candidates[inner], ends, self._end)
+
+    def _climb(self, climb: Climb, group: Group, *, unlikely_too: bool) -> list[Group]:
+        """Complete a sequence by its context, and take it out if it fits; return what becomes of it if not."""
+        pairs = self.pairs
+        known = dict(zip(pairs.positions[list(group.members)].tolist(), _ids(pairs, group.members), strict=True))
+        reached = climb.complete(known, self.scene.budget, unlikely_too=unlikely_too)
+        if reached is None:
+            return [group]
+        members = tuple(self._row[place, token] for place, token in enumerate(reached.ids))
+        return self._sift([[Group(members, reached.off)]])
 
     def _balanced(self, groups: Sequence[Group], live: Tensor) -> list[list[Group]]:
         """Return what becomes of sequences that attention did not explain when their marks are balanced, by place."""
@@ -393,7 +446,10 @@ class _Batch:
         groups = list(dict.fromkeys(group for hypotheses in grown for group in hypotheses))
         if not groups or not self._can_simulate:
             return [hypotheses[0] for hypotheses in grown]
-        simulated = contributions(self.scene.seen, self.scene.anatomy, [_ids(self.pairs, g.members) for g in groups])
+        simulated = contributions(self.scene.seen, self._layers, [_ids(self.pairs, g.members) for g in groups])
+        if self._context is not None:
+            taken = {group for group, part in zip(groups, simulated, strict=True) if self._reduces(group, part)}
+            return [hypotheses[0] for hypotheses in grown if not taken & set(hypotheses)]
         fits = {
             group: fit
             for group, part in zip(groups, simulated, strict=True)
@@ -406,6 +462,17 @@ class _Batch:
                 done |= mine
                 self._take(group, fits[group][1])
         return [hypotheses[0] for hypotheses in grown if not any(group in fits for group in hypotheses)]
+
+    def _reduces(self, group: Group, part: Contribution) -> bool:
+        """Take a simulated sequence out if the rank of the update falls by its length then; return whether it does."""
+        assert self._context is not None
+        of_layer = part.gradients[:, :, self._width :]
+        misfit, weights = self._context.fit(part.inputs, of_layer)
+        if misfit >= REDUCES:
+            return False
+        self._context.take(part.inputs, torch.einsum("c,clo->lo", weights, of_layer))
+        self._take(group, torch.einsum("c,clf->lf", weights, part.gradients[:, :, : self._width]))
+        return True
 
     def _fit(self, group: Group, part: Contribution) -> tuple[float, Tensor] | None:
         """Return how far a simulated sequence is off, and its gradients (L, F), by the tokens that only it can have.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from leakaudit.anatomy import Anatomy
+from leakaudit.anatomy import Projection
 from leakaudit.attacks.padding import padded_batch
 from leakaudit.snapshot import Observation
 
@@ -25,29 +25,33 @@ class Contribution:
     """One sequence of L tokens."""
 
     gradients: Tensor
-    """(C - 1, L, F) float64: derivative of each logit's lead over the first with respect to the outputs of the projections, side by
-    side."""
+    """(C - 1, L, F) float64: derivative of each logit's lead over the first with respect to the outputs of some layers, side by side."""
+    inputs: Tensor
+    """(L, W) float64: what the last of these layers reads."""
 
 
-def contributions(seen: Observation, anatomy: Anatomy, sequences: Sequence[Sequence[int]]) -> list[Contribution]:
+def contributions(
+    seen: Observation, layers: Sequence[Projection], sequences: Sequence[Sequence[int]]
+) -> list[Contribution]:
     """Simulate sequences one by one, in one padded batch and one backward pass a class.
 
     Args:
         seen: a classification step with dropout off.
-        anatomy: parts of its model.
+        layers: linear layers of its model, of F outputs together.
         sequences: token ids of each.
     """
     model = seen.model
     ids, mask = padded_batch(seen, sequences)
+    given: dict[str, Tensor] = {}
     made: dict[str, Tensor] = {}
-    handles = [_keep_output(model.get_submodule(p.module), p.module, made) for p in anatomy.projections]
+    handles = [_keep(model.get_submodule(layer.module), layer.module, given, made) for layer in layers]
     try:
         with torch.enable_grad():
             logits = model(input_ids=ids, attention_mask=mask).logits
     finally:
         for handle in handles:
             handle.remove()
-    outputs = [made[p.module] for p in anatomy.projections]
+    outputs = [made[layer.module] for layer in layers]
     # Cross-entropy's gradient sums to zero over the classes, so differences from the first logit span all there is.
     scores = logits[:, 1:] - logits[:, :1] if logits.shape[1] > 1 else logits
     parts = []
@@ -55,14 +59,20 @@ def contributions(seen: Observation, anatomy: Anatomy, sequences: Sequence[Seque
         gradients = torch.autograd.grad(scores[:, number].sum(), outputs, retain_graph=number + 1 < scores.shape[1])
         parts.append(torch.cat([g.double() for g in gradients], dim=2))
     by_score = torch.stack(parts)  # (C - 1, B, T, F)
-    return [Contribution(by_score[:, row, : len(sequence)]) for row, sequence in enumerate(sequences)]
+    inputs = given[layers[-1].module].detach()  # (B, T, W)
+    return [
+        Contribution(by_score[:, row, : len(sequence)], inputs[row, : len(sequence)].double())
+        for row, sequence in enumerate(sequences)
+    ]
 
 
-def _keep_output(module: nn.Module, name: str, kept: dict[str, Tensor]) -> torch.utils.hooks.RemovableHandle:
+def _keep(
+    module: nn.Module, name: str, inputs: dict[str, Tensor], outputs: dict[str, Tensor]
+) -> torch.utils.hooks.RemovableHandle:
     def keep(_: nn.Module, args: tuple[Tensor, ...], made: Tensor) -> Tensor:
         if not made.requires_grad:  # everything before and in this layer may be frozen
             made = made.detach().requires_grad_()
-        kept[name] = made
+        inputs[name], outputs[name] = args[0], made
         return made
 
     return module.register_forward_hook(keep)
