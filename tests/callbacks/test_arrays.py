@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import Tensor, nn
 
 from leakaudit.battery import Audit
@@ -19,6 +20,7 @@ from leakaudit.callbacks.hf_trainer import LeakAuditCallback as TrainerAudit
 from leakaudit.callbacks.lightning_trainer import LeakAuditCallback as LightningAudit
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.classifiers import ArrayClassifier, array_facts, reader_in
+from leakaudit.cli import main
 from leakaudit.client import ClientStep, defenses_found
 from leakaudit.config import LABEL_ATTACKS, AuditConfig
 from leakaudit.models import rebuilt_by
@@ -233,6 +235,18 @@ def test_a_gate_on_labels_fails_such_a_run(tmp_path: Path) -> None:
     train(array_models.net(), config(tmp_path, policy=policy))
     verdict = json.loads((tmp_path / "audit" / "verdict.json").read_text())
     assert (verdict["verdict"], verdict["exit_code"], verdict["deciding_rule"]) == ("FAIL", 3, "counts")
+
+
+def test_kept_steps_are_attacked_again_from_the_command_line(tmp_path: Path) -> None:
+    """By everything that is tried where nothing is said: attacks on text say that there is none."""
+    snapshots(array_models.known(), tmp_path)
+    kept_steps, out = str(tmp_path / "audit" / "taken"), tmp_path / "again"
+    words = ["run", kept_steps, "--tokenizer", str(_tokenizer(tmp_path)), "--out", str(out)]
+    outcome = CliRunner().invoke(main, words)
+    assert outcome.exit_code == 0, outcome.output
+    attempts = load_results(out).attempts
+    assert all("hold no text" in a.reason for a in attempts if a.attack in ("embedding-rows", "span", "tag"))
+    assert {a.status for a in attempts if a.attack in ("idlg", "llg", "ilrg")} == {AttemptStatus.RAN}
 
 
 # ---------------------------------------------------------------------- trainers
