@@ -32,6 +32,7 @@ class Settings:
     clip: float
     redraws: int
     redraw_steps: int
+    words: int
 
 
 PRESETS: dict[Preset, Settings] = {
@@ -48,6 +49,7 @@ PRESETS: dict[Preset, Settings] = {
         clip=0.0,
         redraws=0,
         redraw_steps=75,
+        words=0,
     ),
     "large": Settings(
         steps=5000,
@@ -62,20 +64,22 @@ PRESETS: dict[Preset, Settings] = {
         clip=0.5,
         redraws=0,
         redraw_steps=200,
+        words=0,
     ),
     "fast": Settings(
-        steps=100,
+        steps=120,
         n_init=8,
         n_permutations=0,
-        round_every=25,
-        round_draws=8,
+        round_every=30,
+        round_draws=4,
         learning_rate=0.4,
         decay=1.0,
         linear=True,
         weight_decay=0.0,
         clip=0.0,
-        redraws=2,
+        redraws=0,
         redraw_steps=40,
+        words=4,
     ),
 }
 """`paper`: LAMP, Sec. 5 and App. D, for BERT-base. `large`: its recipe for BERT-large; the weight decay of AdamW is PyTorch's
@@ -113,6 +117,9 @@ class Lamp:
     from the best so far, unless the guess explains the update. Not in the paper."""
     redraw_steps: int | None = None
     """Steps of each of these descents."""
+    words: int | None = None
+    """Nearest words at each place that are tried as tokens after the last step (`matching_words`); 0 takes the nearest, as the paper
+    does."""
     discrete: Literal["alternate", "at-end", "never"] = "alternate"
     """When orders are tried: between continuous steps, or the paper's ablations DiscreteAtEnd and NoDiscrete."""
     seats: bool = True
@@ -136,7 +143,7 @@ class Lamp:
     def __post_init__(self) -> None:
         """Refuse knobs that leave nothing to do."""
         check_at_least_one(self, ("steps", "n_init", "round_every", "round_draws", "redraw_steps", "trial_steps"))
-        for knob in ("n_permutations", "redraws", "weight_decay", "clip", "patience"):
+        for knob in ("n_permutations", "redraws", "words", "weight_decay", "clip", "patience"):
             if (value := getattr(self, knob)) is not None and value < 0:
                 raise ValueError(f"{knob} must not be below 0, got {value}")
         for knob in ("learning_rate", "decay"):
@@ -176,6 +183,7 @@ class Lamp:
             prior=prior,
             prior_weight=prior_weight,
             patience=self.patience,
+            words=chosen.words,
             redraws=chosen.redraws,
             redraw_steps=chosen.redraw_steps,
         )

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from leakaudit.attacks.clipping import scale_is_known
-from leakaudit.attacks.matching_gradients import CandidateGradients, Dummy, joined
+from leakaudit.attacks.matching_gradients import CandidateGradients, Dummy, Pairs, joined
 from leakaudit.attacks.matching_objective import Comparison, Objective
 from leakaudit.attacks.matching_seats import position_vectors
 from leakaudit.attacks.matching_shape import public_tokens
@@ -156,10 +156,26 @@ class Matcher:
             tokens: (B,) sequences of token ids.
             label_logits: (B, C).
         """
-        certain = functional.one_hot(label_logits.argmax(dim=1), self.classes).to(label_logits) * CERTAIN
-        dummy = self.placed(self.of_tokens([tokens], certain[None]))
-        distance = self._comparison.losses(self.gradients.pairs(dummy, differentiable=False))
-        return float(distance) <= EXPLAINED * self._comparison.of_nothing
+        return self.token_losses([tokens], label_logits)[0] <= EXPLAINED * self._comparison.of_nothing
+
+    def token_losses(self, batches: Sequence[Sequence[Sequence[int]]], label_logits: Tensor) -> list[float]:
+        """Return the distance of each of N batches of tokens with their likeliest labels, without the regulariser.
+
+        Args:
+            batches: N batches of B sequences of token ids.
+            label_logits: (B, C).
+        """
+        certain = self.certain(label_logits).expand(len(batches), -1, -1)
+        dummy = self.placed(self.of_tokens(batches, certain))
+        found = self._in_chunks(dummy, lambda part: self._comparison.losses(self._first_order(part)))
+        return [loss for part in found for loss in part.tolist()]
+
+    def certain(self, label_logits: Tensor) -> Tensor:
+        """Return (B, C) logits that are sure of the likeliest labels."""
+        return functional.one_hot(label_logits.argmax(dim=1), self.classes).to(label_logits) * CERTAIN
+
+    def _first_order(self, placed: Dummy) -> Pairs:
+        return self.gradients.pairs(placed, differentiable=False)
 
     def tokens(self, embeddings: Tensor) -> tuple[list[tuple[int, ...]], list[float]]:
         """Return the nearest token at each place by cosine (LAMP, Algorithm 1), and their mean cosine for each sequence.
@@ -191,7 +207,7 @@ class Matcher:
 
     def _losses(self, dummy: Dummy) -> Tensor:
         placed = self.placed(dummy.detached())
-        losses = self._comparison.losses(self.gradients.pairs(placed, differentiable=False))
+        losses = self._comparison.losses(self._first_order(placed))
         return losses + self._length_loss(placed.embeddings).double() if self.length_weight else losses
 
     def _losses_and_derivatives(self, dummy: Dummy) -> tuple[Tensor, Dummy]:

@@ -21,6 +21,7 @@ from leakaudit.attacks.matching_discrete import Order, draw_orders, shuffled
 from leakaudit.attacks.matching_engine import CERTAIN, Matcher
 from leakaudit.attacks.matching_gradients import Dummy, joined
 from leakaudit.attacks.matching_seats import seat
+from leakaudit.attacks.matching_words import mend, nearest_words
 from leakaudit.budget import Budget
 
 IMPROVEMENT = 1e-3
@@ -108,6 +109,8 @@ class Rounds:
     """alpha_lm."""
     patience: int = 0
     """Rounds that changed no token and moved none after which a descent ends; 0 for never."""
+    words: int = 0
+    """Nearest words at each place that are tried as tokens after the last step (`matching_words`); 0 takes the nearest."""
     redraws: int = 0
     """How often the places furthest from any word are drawn anew, and another descent begins from the best so far."""
     redraw_steps: int = 0
@@ -155,6 +158,9 @@ def search(
             stop = _advance(run, shuffles, budget)
             best = shuffles.best(run, budget)
     tokens, likeness = matcher.tokens(best.embeddings[0])
+    if rounds is not None and rounds.words and shuffles is not None and not shuffles.explained:
+        words = nearest_words(matcher, best.embeddings[0], rounds.words)
+        tokens = list(mend(matcher, tokens, best.label_logits[0], words, rng, budget))
     facts = {"steps": float(run.taken), "restarted": float(run.restarted), "halved": float(matcher.halvings)}
     if math.isfinite(loss := float(run.best_losses[0])):
         facts["loss"] = loss

@@ -26,6 +26,7 @@ from leakaudit.attacks.matching_objective import Objective
 from leakaudit.attacks.matching_search import Descent, Rounds, Run, Start, search
 from leakaudit.attacks.matching_seats import seat
 from leakaudit.attacks.matching_shape import guess_shape, public_tokens
+from leakaudit.attacks.matching_words import mend, nearest_words, promising_words
 from leakaudit.budget import Budget
 from leakaudit.defenses.gaussian_noise import GaussianNoise
 from leakaudit.defenses.prune import Prune
@@ -287,6 +288,38 @@ def test_a_search_that_starts_at_sums_in_wrong_places_is_set_right(
     found = search(matcher, Descent(1, 1e-9), Start(), rounds, _rng(), Budget(60))
     assert found.facts["loss"] < 1e-5
     assert (found.tokens == [ids]) == seats
+
+
+@pytest.mark.parametrize("damage", ["a word", "two words exchanged", "both"])
+def test_a_guess_is_mended_as_tokens(damage: str) -> None:
+    """A wrong word among the right ones, an exchange, or both, in the second of two sentences."""
+    seen = _seen()
+    true = tuple(tuple(tiny.bert_tokenizer()(text)["input_ids"]) for text in TWO)
+    wrong = list(true[1])
+    if damage != "two words exchanged":
+        wrong[4] = tiny.VOCABULARY["river"]
+    if damage != "a word":
+        wrong[2], wrong[3] = wrong[3], wrong[2]
+    matcher = Matcher(seen, LENGTHS, Objective("cosine"))
+    nothing = torch.zeros(2, matcher.classes)
+    words = nearest_words(matcher, matcher.of_tokens([true], nothing[None]).embeddings[0], 2)
+    assert mend(matcher, [true[0], tuple(wrong)], nothing, words, _rng(), Budget(60)) == true
+
+
+def test_words_that_the_derivative_points_to_are_words_and_lower_a_linear_distance() -> None:
+    """No special tokens, and the first is the best of the whole vocabulary to first order."""
+    seen = _seen()
+    matcher = Matcher(seen, LENGTHS, Objective("cosine"))
+    batch = tuple(tuple(tiny.bert_tokenizer()(text)["input_ids"]) for text in TWO)
+    batch = ((*batch[0][:3], tiny.VOCABULARY["fish"], *batch[0][4:]), batch[1])
+    found = promising_words(matcher, batch, torch.zeros(2, 2), 3)
+    special = seen.facts.vocabulary.surrounding_ids
+    assert all(len(words) == 3 and not special & set(words) for row in found for words in row.values())
+    dummy = matcher.of_tokens([batch], matcher.certain(torch.zeros(2, 2))[None])
+    slope = matcher.losses_and_derivatives(dummy)[1].embeddings[0, 0, 3]
+    gains = matcher.table @ slope
+    allowed = [token for token in range(len(gains)) if token not in seen.facts.vocabulary.special_ids or token == 1]
+    assert found[0][3][0] == min(allowed, key=lambda token: float(gains[token]))
 
 
 def test_moments_follow_the_tokens_that_move() -> None:

@@ -43,12 +43,9 @@ def attempts_of(
             attempt, spent = audit.entries[-1].attempt, time.process_time() - start
             found.append((attempt, spent))
             if verbose:
-                scores = {
-                    name: f"{100 * value:.0f}" for name, value in attempt.scores.items() if isinstance(value, float)
-                }
                 facts = {name: round(value, 4) for name, value in attempt.facts.items()}
                 print(
-                    f"    {spent:.1f} s {attempt.status.value} {attempt.stop}{attempt.reason} {scores} {facts}",
+                    f"    {spent:.1f} s {attempt.status.value} {attempt.stop}{attempt.reason} {facts}",
                     flush=True,
                 )
     return found
