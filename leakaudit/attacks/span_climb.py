@@ -26,9 +26,9 @@ TOGETHER: tuple[float, ...] = (0.15, 0.4, 0.75, 1.0)
 WORTH_A_LOOK = 0.2
 """Share of the worst token's distance below which the others at a place are not looked at. Our choice."""
 
-CLOSE = 0.12
-"""Mean share outside the span up to which it is worth to look closely. Measured on a train split: searches that came out were there
-before, and hardly one that stopped above did."""
+CLOSE, FEW = 0.12, 1.5
+"""Mean share outside the span, or sum of the shares, up to which it is worth to look closely. Measured on a train split: searches that
+came out were there before, and hardly one that stopped above did; one wrong word in a short sentence makes a sum of one."""
 
 NEAR = 3
 """Places by which an end is moved at a time. Our choice; where nothing else helps all are tried."""
@@ -94,7 +94,7 @@ class Climb:
         if best is None:
             return None
         best = self._climb(best, options, ends, budget)
-        if not unlikely_too and FITS <= self._off(best) < CLOSE:
+        if not unlikely_too and FITS <= self._off(best) and self._is_close(best):
             best = self._climb(best, everything, ends, budget)
         return Climbed(best, self._off(best))
 
@@ -106,7 +106,7 @@ class Climb:
             ranked = self._ranked(dict(enumerate(state)), options & self._worth_a_look(state, ends))
             following = self._best(s for s in self._together(state, ranked, ends) if s not in seen)
             if following is None or (self._off(following) >= self._off(best) and stale >= PATIENCE):
-                if self._off(best) >= CLOSE:
+                if not self._is_close(best):
                     break
                 # Nothing else helps: try what changes one or two words, from the best.
                 following = self._best(s for s in self._closely(best, options, ends) if s not in seen)
@@ -158,6 +158,9 @@ class Climb:
 
     def _off(self, state: tuple[int, ...]) -> float:
         return self._measured[state][0]
+
+    def _is_close(self, state: tuple[int, ...]) -> bool:
+        return self._off(state) < max(CLOSE, FEW / len(state))
 
     def _best(self, states: Iterable[tuple[int, ...] | None]) -> tuple[int, ...] | None:
         """Measure sequences and return the best."""
