@@ -35,38 +35,27 @@ class Settings:
     words: int
 
 
+PAPER = Settings(
+    steps=2000,
+    n_init=500,
+    n_permutations=500,
+    round_every=75,
+    round_draws=200,
+    learning_rate=0.2,
+    decay=0.89,
+    linear=False,
+    weight_decay=0.0,
+    clip=0.0,
+    redraws=0,
+    redraw_steps=75,
+    words=0,
+)
+
 PRESETS: dict[Preset, Settings] = {
-    "paper": Settings(
-        steps=2000,
-        n_init=500,
-        n_permutations=500,
-        round_every=75,
-        round_draws=200,
-        learning_rate=0.2,
-        decay=0.89,
-        linear=False,
-        weight_decay=0.0,
-        clip=0.0,
-        redraws=0,
-        redraw_steps=75,
-        words=0,
-    ),
-    "large": Settings(
-        steps=5000,
-        n_init=500,
-        n_permutations=500,
-        round_every=200,
-        round_draws=200,
-        learning_rate=0.2,
-        decay=1.0,
-        linear=True,
-        weight_decay=0.01,
-        clip=0.5,
-        redraws=0,
-        redraw_steps=200,
-        words=0,
-    ),
-    "fast": Settings(
+    "paper": PAPER,
+    "large": replace(PAPER, steps=5000, round_every=200, decay=1.0, linear=True, weight_decay=0.01, clip=0.5),
+    "fast": replace(
+        PAPER,
         steps=120,
         n_init=8,
         n_permutations=0,
@@ -75,10 +64,6 @@ PRESETS: dict[Preset, Settings] = {
         learning_rate=0.4,
         decay=1.0,
         linear=True,
-        weight_decay=0.0,
-        clip=0.0,
-        redraws=0,
-        redraw_steps=40,
         words=4,
     ),
 }

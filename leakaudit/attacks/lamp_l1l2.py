@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 
+from leakaudit.attacks.embedding_rows import word_embedding
 from leakaudit.attacks.lamp import Lamp
 from leakaudit.attacks.matching_attack import match
 from leakaudit.attacks.matching_objective import Objective
@@ -49,7 +50,8 @@ class LampL1L2(Lamp):
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
         """Match gradients until no token changes, the steps are used up or the budget is."""
-        size = sum(float(g.square().sum()) + self.alpha * float(g.abs().sum()) for g in seen.update.values())
+        matched = [update for name, update in seen.update.items() if name != word_embedding(seen)]
+        size = sum(float(update.square().sum()) + self.alpha * float(update.abs().sum()) for update in matched)
         recipe = self.recipe(
             seen,
             Objective("l2", l1=self.alpha),
