@@ -120,15 +120,15 @@ class Comparison:
             losses = self._value(*statistics)
             by_inner, by_power = torch.autograd.grad(losses.sum(), statistics)
         losses, scale = losses.detach(), self._scale(power.detach())
-        if self.objective.l1:
-            absolute, along = self._l1(pairs, flat, scale)
-            losses = losses + self.objective.l1 * absolute
-            if self.objective.match_norm:  # the scale is |G| / |g|, and its derivative by |g|^2 is -scale / (2 |g|^2)
-                total = power.detach().sum(dim=1)
-                by_power = by_power - (self.objective.l1 * along * scale / (2 * total.clamp_min(TINY)))[:, None]
+        if self.objective.l1 and self.objective.match_norm:
+            # The scale is |G| / |g|, and its derivative by |g|^2 is -scale / (2 |g|^2).
+            total = power.detach().sum(dim=1)
+            along = self._l1(pairs, flat, scale)[1]
+            by_power = by_power - (self.objective.l1 * along * scale / (2 * total.clamp_min(TINY)))[:, None]
         a, b = by_inner.float(), 2 * by_power.float()  # (N, K) each; d|g|^2 is 2 g
         if self.objective.l1 or self._masks is not None:
-            inputs, pulls = self._by_forming(pairs, kept, a, b, scale)
+            inputs, pulls, absolute = self._by_forming(pairs, kept, a, b, scale)
+            losses = losses + self.objective.l1 * (absolute + self._flat_l1(flat, scale))
         else:
             inputs, pulls = self._by_grams(pairs, kept, a, b)
         return Compared(losses, Pairs(inputs, pulls, self._by_vectors(flat, a, b, scale)))
@@ -179,9 +179,8 @@ class Comparison:
 
     def _l1(self, pairs: Pairs, flat: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Return (N,) the L1 distances and (N,) their derivatives by the scale."""
-        residual = scale[:, None].float() * flat - self._flat
-        total = residual.abs().sum(dim=1, dtype=torch.float64)
-        along = (residual.sign() * flat).sum(dim=1, dtype=torch.float64)
+        total = self._flat_l1(flat, scale)
+        along = ((scale[:, None].float() * flat - self._flat).sign() * flat).sum(dim=1, dtype=torch.float64)
         for part, target in enumerate(self._matrices):
             for number in range(len(total)):
                 formed = self._formed(pairs, part, number)
@@ -190,6 +189,10 @@ class Comparison:
                 if self.objective.match_norm:
                     along[number] += (difference.sign_() * formed).sum(dtype=torch.float64)
         return total, along
+
+    def _flat_l1(self, flat: Tensor, scale: Tensor) -> Tensor:
+        """Return (N,) the L1 distances of the vectors."""
+        return (scale[:, None].float() * flat - self._flat).abs().sum(dim=1, dtype=torch.float64)
 
     def _by_grams(
         self, pairs: Pairs, kept: Sequence[_Products], a: Tensor, b: Tensor
@@ -205,9 +208,13 @@ class Comparison:
 
     def _by_forming(
         self, pairs: Pairs, kept: Sequence[_Products], a: Tensor, b: Tensor, scale: Tensor
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the same where it does: with S = b g + alpha s sign(s g - G), by x_t: S^T d_t, by d_t: S x_t."""
+    ) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Return the same where it does, and the matrices' L1 distances (N,).
+
+        With S = b g + alpha s sign(s g - G): by x_t, S^T d_t, by d_t, S x_t.
+        """
         inputs, pulls = [], []
+        absolute = torch.zeros(len(scale), dtype=torch.float64, device=scale.device)
         for part, (target, given, pull) in enumerate(zip(self._matrices, pairs.inputs, pairs.pulls, strict=True)):
             by_input, by_pull = torch.empty_like(given), torch.empty_like(pull)
             for number in range(len(given)):
@@ -215,15 +222,16 @@ class Comparison:
                 size = float(scale[number])
                 slope = formed * b[number, part]
                 if self.objective.l1:
-                    sign = torch.sub(formed.mul_(size), target).sign_()
-                    slope.add_(sign, alpha=self.objective.l1 * size)
+                    residual = formed.mul_(size).sub_(target)
+                    absolute[number] += torch.linalg.vector_norm(residual, 1)
+                    slope.add_(residual.sign_(), alpha=self.objective.l1 * size)
                     if self._masks is not None:
                         slope *= self._masks[part]
                 by_input[number] = pull[number] @ slope + a[number, part] * kept[part].back[number]
                 by_pull[number] = given[number] @ slope.T + a[number, part] * kept[part].seen[number]
             inputs.append(by_input)
             pulls.append(by_pull)
-        return inputs, pulls
+        return inputs, pulls, absolute
 
     def _by_vectors(self, flat: Tensor, a: Tensor, b: Tensor, scale: Tensor) -> list[Tensor]:
         first = len(self._matrices)
