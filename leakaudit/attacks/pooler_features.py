@@ -156,6 +156,8 @@ def read_features(seen: Observation, sequences: int, read: Read, rng: torch.Gene
         found = features_solved(update, found, lambda z: _slope(activation, z), lengths, mean) or found
     if not found.solved:
         found = Features(signed(found.rows, mean[: found.rows.shape[1]]), found.explained)
+    # A sequence whose label is certain pulls at nothing: where all are, the update is zero and so is what it says.
+    found = replace(found, rows=found.rows[found.rows.norm(dim=1) > 0])
     return found
 
 
@@ -190,8 +192,8 @@ class FeatureMatcher(Matcher):
         self._dense = seen.model.get_submodule(find_pooler(seen.model, self.classes).dense)
         self._features = functional.normalize(features, dim=1).float().to(self.table.device)
         self._weight = feature_weight
-        self._continuous = phase in ("continuous", "both")
-        self._discrete = phase in ("discrete", "both")
+        self._continuous = phase in ("continuous", "both") and len(features) > 0
+        self._discrete = phase in ("discrete", "both") and len(features) > 0
 
     def losses(self, dummy: Dummy) -> Tensor:
         """Return (N,) what starts and rearrangements are chosen by."""
@@ -214,9 +216,8 @@ class FeatureMatcher(Matcher):
 
     def _feature_losses(self, embeddings: Tensor) -> Tensor:
         """Return (N,) the weight times one minus the mean cosine of features and the sequences they fit best, one to one."""
-        own = functional.normalize(self._pooler_inputs(embeddings), dim=2)  # (N, B, D)
-        cosine = own[..., : self._features.shape[1]]
-        cosine = functional.normalize(cosine, dim=2) @ self._features.T  # (N, B, K)
+        own = self._pooler_inputs(embeddings)[..., : self._features.shape[1]]  # (N, B, F)
+        cosine = functional.normalize(own, dim=2) @ self._features.T  # (N, B, K)
         return self._weight * (1 - _best_assignment(cosine))
 
     def _pooler_inputs(self, embeddings: Tensor) -> Tensor:

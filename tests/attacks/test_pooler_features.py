@@ -228,6 +228,20 @@ def test_the_features_of_a_clients_step_are_read(
     assert float(cosines(found.rows, features_of(step), signs=True).min()) > least
 
 
+def test_an_update_of_nothing_names_no_feature() -> None:
+    """As of a sequence whose label is certain; the search then goes by the gradient alone."""
+    step = step_of(TEXTS[:1])
+    seen = granted(step)
+    silent = replace(seen, update={**seen.update, "bert.pooler.dense.weight": torch.zeros(8000, 32)})
+    for read in ("paper", "span", "solve"):
+        assert read_features(silent, 1, read, rng()).rows.shape[0] == 0
+    lengths = tuple(map(len, step.truth.sequences()))
+    matcher = FeatureMatcher(seen, lengths, RECIPE, torch.zeros(0, 32), "both", 1.0)
+    dummy = matcher.random(2, rng())
+    assert torch.isfinite(matcher.losses(dummy)).all()
+    assert torch.isfinite(matcher.losses_and_derivatives(dummy)[0]).all()
+
+
 def test_the_true_batch_has_no_feature_loss_and_the_derivative_is_right() -> None:
     """Against finite differences; whatever the order of the features."""
     step = step_of(TEXTS)

@@ -97,7 +97,8 @@ def features_table(options: object) -> None:
     for server in SERVERS:
         for size in vars(options)["sizes"]:
             for read, found, count, seconds in read_all(options, server, size):
-                cells = f"| {count} | {len(found)} | {fmean(found):.3f} | {min(found):.3f} | {seconds:.1f} |"
+                close = f"{fmean(found):.3f} | {min(found):.3f}" if found else "- | -"
+                cells = f"| {count} | {len(found)} | {close} | {seconds:.1f} |"
                 print(f"| `{server}` | {size} | `{read}` {cells}", flush=True)
 
 
