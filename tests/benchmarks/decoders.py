@@ -55,7 +55,7 @@ class Setting:
     batch_size: int
 
 
-SIZES = (1, 4, 8, 16, 24)
+SIZES = (1, 4, 8, 16, 24, 28, 32)
 SETTINGS = (
     *(Setting(shape, "causal-lm", "eval", size) for shape in ("gpt2", "llama") for size in SIZES),
     *(Setting(shape, "classification", "eval", size) for shape in ("gpt2", "llama") for size in SIZES),

@@ -11,8 +11,10 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
+
+from transformers import AutoConfig
 
 from leakaudit.battery import Audit
 from leakaudit.config import AuditConfig, PluginSpec
@@ -91,8 +93,16 @@ def in_percent(rates: Iterable[float | None]) -> str:
     return " | ".join("-" if rate is None else f"{100 * rate:.1f}" for rate in rates)
 
 
-def measure(setting: Setting, model: Path, data: Path, sentences: int, seeds: list[int], device: str) -> Summary:
-    """Run one setting over all seeds and return one summary."""
+def measure(
+    setting: Setting,
+    model: Path,
+    data: Path,
+    sentences: int,
+    seeds: list[int],
+    device: str,
+    batch_tokens: list[int] | None = None,
+) -> Summary:
+    """Run one setting over all seeds and return one summary; the number of tokens of each batch is appended to `batch_tokens`."""
     attempts = []
     for seed in seeds:
         simulation = Simulation(
@@ -105,7 +115,7 @@ def measure(setting: Setting, model: Path, data: Path, sentences: int, seeds: li
             freeze=setting.freeze,
             **dict(setting.more),
         )
-        attempts += attempts_of(Simulator(simulation), setting.defense, device)
+        attempts += attempts_of(Simulator(simulation), setting.defense, device, batch_tokens)
     (summary,) = summarise(attempts)
     return summary.model_copy(update={"seconds_per_step": median(a.wall_s for a in attempts)})
 
@@ -118,16 +128,20 @@ def main() -> None:
     parser.add_argument("--frozen-only", action="store_true", help="leave out the rows in which everything is trained")
     options = parser.parse_args()
     print(f"{options.data.name}, {options.sentences} sentences a row, seeds {options.seeds}, nothing granted")
-    print("| mode | frozen | B | n | exact | token recall | R-L | tokens in reach | sentences in reach | s a batch |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    hidden = AutoConfig.from_pretrained(options.model, local_files_only=True).hidden_size
+    print(
+        "| mode | frozen | B | n | tokens / D | exact | token recall | R-L | tokens in reach | sentences in reach | s a batch |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for s in SETTINGS:
         if s.batch_size not in options.sizes or s.mode not in options.modes or (options.frozen_only and not s.freeze):
             continue
-        found = measure(s, options.model, options.data, options.sentences, options.seeds, options.device)
+        tokens: list[int] = []
+        found = measure(s, options.model, options.data, options.sentences, options.seeds, options.device, tokens)
         rates = (found.exact_rate, found.token_recall, found.rl, found.reachable_tokens, found.reachable_sequences)
         frozen = ", ".join(s.freeze) or "nothing"
         print(
-            f"| {s.mode} | {frozen} | {s.batch_size} | {found.sequences} | {in_percent(rates)} "
+            f"| {s.mode} | {frozen} | {s.batch_size} | {found.sequences} | {fmean(tokens) / hidden:.2f} | {in_percent(rates)} "
             f"| {found.seconds_per_step:.2f} |",
             flush=True,
         )
