@@ -76,11 +76,11 @@ class ModelRecipe(BaseModel):
     def of(cls, model: nn.Module) -> ModelRecipe:
         """Describe a live model by how another process can make it.
 
-        Three ways, the first that is there: what `rebuilt_by` said; a class that `transformers` exports with the live
-        configuration; the model's own class with its hyperparameters, as `save_hyperparameters` of Lightning keeps them.
+        Two ways, the first that is there: what `rebuilt_by` said, be it a class or a function with its arguments; a class that
+        `transformers` exports, with the live configuration.
 
         Raises:
-            ModelError: none of them, or the model's adapters are none that can be rebuilt.
+            ModelError: neither, or the model's adapters are none that can be rebuilt.
         """
         name = type(model).__name__
         if said := getattr(model, MADE_BY, None):
@@ -93,9 +93,6 @@ class ModelRecipe(BaseModel):
             # `model.to(torch.bfloat16)` leaves the configuration behind.
             public["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
             return cls(class_name=exported, config=public, lora=adapted(model))
-        arguments = _hyperparameters(model)
-        if arguments is not None:
-            return cls(class_name=name, made_by=f"{type(model).__module__}:{name}", arguments=arguments)
         raise ModelError(
             f"{type(model).__module__}.{name} is no model class that transformers exports, so the side process "
             "cannot rebuild it; say how with `rebuilt_by(model, 'package.module:function', ...)`, or set `schedule: inline`"
@@ -151,20 +148,6 @@ def _exported(model: nn.Module) -> str | None:
     kinds = [kind for kind in type(model).__mro__ if kind.__name__ != "FSDPModule"]
     kind = kinds[1] if len(kinds) < len(type(model).__mro__) else kinds[0]
     return kind.__name__ if getattr(transformers, kind.__name__, None) is kind else None
-
-
-def _hyperparameters(model: nn.Module) -> dict[str, Any] | None:
-    """Return what the model's own class is called with, if that is known, plain, and the class can be imported."""
-    known = getattr(model, "hparams", None)
-    kind = type(model)
-    if known is None or kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
-        return None
-    arguments = dict(known)
-    try:
-        _check_plain(kind.__name__, arguments)
-    except ModelError:
-        return None
-    return arguments
 
 
 def _check_plain(what: str, arguments: Mapping[str, Any]) -> None:

@@ -260,17 +260,6 @@ def test_a_class_is_a_way_to_make_a_model_too() -> None:
     assert dict(build_model(ModelRecipe.of(live), state_of(live)).named_parameters())["words.weight"].shape == (7, 8)
 
 
-def test_hyperparameters_that_a_module_keeps_make_it_again() -> None:
-    """As `save_hyperparameters` leaves them; what is no plain data does not travel."""
-    live: Any = norm_model.NormClassifier(9)
-    live.hparams = {"size": 9}
-    recipe = ModelRecipe.of(live)
-    assert recipe.made_by == "tests.callbacks.norm_model:NormClassifier" and recipe.arguments == {"size": 9}
-    live.hparams = {"size": 9, "encoder": object()}
-    with pytest.raises(ModelError, match="say how with `rebuilt_by"):
-        ModelRecipe.of(live)
-
-
 @pytest.mark.parametrize(
     ("made_by", "message"),
     [
