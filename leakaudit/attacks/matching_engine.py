@@ -100,6 +100,11 @@ class Matcher:
         return len(self.gradients.matrices) + len(self.gradients.vectors)
 
     @property
+    def at_once(self) -> int:
+        """How many candidates run at once; making more than that at a time only fills the memory."""
+        return self._chunk
+
+    @property
     def knows_labels(self) -> bool:
         """Whether the labels are granted."""
         return self.gradients.labels is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
@@ -184,27 +184,62 @@ def _advance(run: Run, shuffles: _Shuffler | None, budget: Budget) -> Stop:
 
 
 def _starts(matcher: Matcher, start: Start, rng: torch.Generator, budget: Budget) -> Dummy:
-    """Return the `restarts` best of `samples` random candidates, permuted or with every labelling, best first."""
-    found = matcher.random(start.samples, rng)
-    for row, ids in enumerate(start.given):
-        if ids is not None:
-            found.embeddings[:, row, : len(ids)] = matcher.table[list(ids)]
-    if start.samples > 1 and not budget.exhausted():
-        order = matcher.losses(found).nan_to_num(nan=math.inf).argsort()
-        found = found.take(order[: start.restarts])
-    else:
-        found = found.take(slice(0, start.restarts))
+    """Return the `restarts` best of `samples` random candidates, permuted or with every labelling, best first.
+
+    At least one comes back, however small the budget is. Candidates are made a portion at a time, as many as run at once.
+    """
+    found = _drawn(matcher, start, 1, rng)
+    if start.samples > 1:
+        losses = matcher.losses(found) if not budget.exhausted() else None
+        for count in _portions(start.samples - 1, matcher):
+            if losses is None or budget.exhausted():
+                break
+            drawn = _drawn(matcher, start, count, rng)
+            found, losses = _best(joined([found, drawn]), torch.cat([losses, matcher.losses(drawn)]), start.restarts)
     if start.permutations and not start.given and not budget.exhausted():
-        orders = [
-            [shuffled(matcher.free_places(row), max(matcher.lengths), rng) for row in range(len(matcher.lengths))]
-            for _ in range(start.permutations)
-        ]
-        tried = joined([found.take([0]), *(_rearranged(found.take([0]), row_orders) for row_orders in orders)])
-        best = matcher.losses(tried).nan_to_num(nan=math.inf).argmin()
-        found = joined([tried.take([int(best)]), found.take(slice(1, None))])
+        found = _permuted(matcher, found, start.permutations, rng, budget)
     if start.labels == "enumerate" and not matcher.knows_labels:
         found = _with_every_labelling(found.take([0]))
     return found
+
+
+def _drawn(matcher: Matcher, start: Start, count: int, rng: torch.Generator) -> Dummy:
+    """Return random candidates, with the tokens that are given in their places."""
+    drawn = matcher.random(count, rng)
+    for row, ids in enumerate(start.given):
+        if ids is not None:
+            drawn.embeddings[:, row, : len(ids)] = matcher.table[list(ids)]
+    return drawn
+
+
+def _permuted(matcher: Matcher, found: Dummy, permutations: int, rng: torch.Generator, budget: Budget) -> Dummy:
+    """Return the candidates with the first in the best of some random orders."""
+    first = found.take([0])
+    best, losses = first, matcher.losses(first)
+    for count in _portions(permutations, matcher):
+        if budget.exhausted():
+            break
+        orders = [
+            [shuffled(matcher.free_places(row), max(matcher.lengths), rng) for row in range(len(matcher.lengths))]
+            for _ in range(count)
+        ]
+        tried = joined([_rearranged(first, row_orders) for row_orders in orders])
+        best, losses = _best(joined([best, tried]), torch.cat([losses, matcher.losses(tried)]), 1)
+    return joined([best, found.take(slice(1, None))])
+
+
+def _portions(total: int, matcher: Matcher) -> Iterator[int]:
+    """Yield how many candidates to make at a time until there are `total`."""
+    while total > 0:
+        count = min(total, matcher.at_once)
+        yield count
+        total -= count
+
+
+def _best(candidates: Dummy, losses: Tensor, count: int) -> tuple[Dummy, Tensor]:
+    """Return the best candidates and their losses, best first."""
+    order = losses.nan_to_num(nan=math.inf).argsort()[:count]
+    return candidates.take(order), losses[order]
 
 
 def _with_every_labelling(one: Dummy) -> Dummy:
@@ -348,7 +383,7 @@ class _Shuffler:
             places = self._matcher.free_places(row)
             orders = draw_orders(places, len(sequence), self.rounds.draws, self._rng)
             tried = [tuple(range(len(sequence))), *orders]
-            losses = self._matcher.losses(_with_orders(run.now, row, tried))
+            losses = self._losses(run.now, row, tried)
             if self.rounds.prior is not None:
                 texts = [tuple(sequence[order[place]] for place in places) for order in tried]
                 likely = torch.tensor(self.rounds.prior.nll(texts), dtype=torch.float64)
@@ -370,6 +405,12 @@ class _Shuffler:
             self.explained = True
             self._best = (-math.inf, run.now.detached())
         self._last = tokens
+
+    def _losses(self, one: Dummy, row: int, orders: Sequence[Order]) -> Tensor:
+        """Return (N,) the losses of the only candidate in each order of one of its sequences, made a portion at a time."""
+        at_once = self._matcher.at_once
+        parts = (orders[start : start + at_once] for start in range(0, len(orders), at_once))
+        return torch.cat([self._matcher.losses(_with_orders(one, row, part)) for part in parts])
 
     def _seat(self, run: Run, row: int) -> bool:
         """Give embeddings the places at which they are nearest to words, where that leaves the gradient as it was."""
