@@ -349,6 +349,8 @@ class Run:
         self.restarted += len(rows)
         fresh = self._matcher.random(len(rows), self._rng)
         rows = rows.to(self.now.embeddings.device)
+        if not self._optimise_labels:
+            fresh = fresh._replace(label_logits=self.now.label_logits[rows])
         for value, drawn, mean, square in zip(self.now, fresh, self.means, self.squares, strict=True):
             value[rows], mean[rows], square[rows] = drawn, 0.0, 0.0
         self._ages[rows] = 0.0
@@ -377,19 +379,22 @@ class _Shuffler:
         """Try new orders of each sequence in turn, and take the best if it beats the present one."""
         tokens, _ = self._matcher.tokens(run.now.embeddings[0])
         moved = False
+        unlikely = 0.0  # L_lm summed over the sequences that have had their turn, so that the last one's loss is the whole batch's
         for row, sequence in enumerate(tokens):
             if budget.exhausted():
                 break
             places = self._matcher.free_places(row)
             orders = draw_orders(places, len(sequence), self.rounds.draws, self._rng)
             tried = [tuple(range(len(sequence))), *orders]
-            losses = self._losses(run.now, row, tried)
+            losses = self._losses(run.now, row, tried).cpu()
+            likely = torch.zeros_like(losses)
             if self.rounds.prior is not None:
                 texts = [tuple(sequence[order[place]] for place in places) for order in tried]
                 likely = torch.tensor(self.rounds.prior.nll(texts), dtype=torch.float64)
-                losses = losses.cpu() + self.rounds.prior_weight * likely / len(tokens)
+                losses += self.rounds.prior_weight * (likely + unlikely) / len(tokens)
             choice = int(losses.nan_to_num(nan=math.inf).argmin())
             self.facts["candidates"] += len(orders)
+            unlikely += float(likely[choice])
             if choice:
                 run.rearrange(row, tried[choice])
                 self.facts["accepted"] += 1
@@ -439,7 +444,7 @@ class _Shuffler:
             self._best is None or run.taken_now % self.rounds.every or self.rounds.when == "at-end"
         ):
             self.shuffle(run, budget)
-        return run.now.detached() if self._best is None else self._best[1]
+        return run.best.detached() if self._best is None else self._best[1]
 
     def redrawn(self, best: Dummy) -> Dummy:
         """Return a candidate with the places anew that are furthest from any word: where two places share a word, or none found one."""
