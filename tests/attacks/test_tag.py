@@ -64,7 +64,7 @@ def test_local_steps_are_taken_for_one_step_on_all_their_sequences() -> None:
     ]
     step = dataclasses.replace(parts[0], truth=Truth(tuple(part.truth.micro_batches[0] for part in parts)))
     seen = step.observe().granting(Granted(labels=(1, 0), lengths=lengths))
-    guess = Dlg(steps=400, restarts=1)(seen, _rng(), Budget(60))
+    guess = Dlg(steps=600, restarts=1)(seen, _rng(), Budget(60))
     assert {g.token_ids for g in guess.sequences or ()} == {_ids(TEXT), _ids("a fish")}
 
 
