@@ -11,7 +11,7 @@ Letters: N candidates, B sequences, T tokens, M tokens of a whole candidate that
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -122,6 +122,7 @@ class CandidateGradients:
             AnatomyError: there is nothing to match.
         """
         self.lengths = tuple(lengths)
+        self._running = 1  # rows of the pass that is on
         weights = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in seen.model.parameters()}
         self._model = copy.deepcopy(seen.model, weights).eval()
         labels = seen.facts.granted.labels
@@ -163,6 +164,7 @@ class CandidateGradients:
         for rows, length in equal_lengths(self.lengths):
             some = dummy.embeddings[:, rows, :length].flatten(0, 1)  # (N rows, length, D)
             mask = torch.ones(some.shape[:2], device=some.device)
+            self._running = len(some)
             logits = self._model(inputs_embeds=some, attention_mask=mask).logits  # (N rows, C)
             if self.labels is not None:
                 target: Tensor = self.labels[rows].repeat(candidates)
@@ -196,7 +198,7 @@ class CandidateGradients:
         candidates = len(dummy.embeddings)
         if not dummy.embeddings.requires_grad:
             dummy = dummy._replace(embeddings=dummy.embeddings.detach().requires_grad_())
-        with _recording([layer.module for layer in self._layers], candidates) as records:
+        with _recording([layer.module for layer in self._layers], candidates, lambda: self._running) as records:
             loss = self.losses(dummy).sum()
         made = [tensor for record in records for tensor in record.made]
         found = iter(torch.autograd.grad(loss, made, create_graph=differentiable))
@@ -233,7 +235,7 @@ class CandidateGradients:
         """List the modules that run and look like linear layers, tables or normalisations, with their wanted parameters."""
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         owners = [m for m in self._model.modules() if isinstance(getattr(m, "weight", None), nn.Parameter)]
-        with torch.no_grad(), _recording(owners, 1) as records:
+        with torch.no_grad(), _recording(owners, 1, lambda: self._running) as records:
             self.losses(probe)
         layers = []
         for module, record in zip(owners, records, strict=True):
@@ -289,7 +291,7 @@ class CandidateGradients:
 
 
 @contextmanager
-def _recording(modules: Sequence[nn.Module], candidates: int) -> Iterator[list[_Record]]:
+def _recording(modules: Sequence[nn.Module], candidates: int, running: Callable[[], int]) -> Iterator[list[_Record]]:
     """Keep what modules are given and make while the block runs.
 
     What is made once for all sequences, such as the vectors of positions, is spread over the candidates' rows, so that each
@@ -300,7 +302,7 @@ def _recording(modules: Sequence[nn.Module], candidates: int) -> Iterator[list[_
     def recorder(record: _Record) -> Any:
         def record_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Tensor) -> Tensor:
             if made.shape[0] % candidates:
-                made = made.expand(candidates, *made.shape[1:])
+                made = made.expand(running(), *made.shape[1:])
             if torch.is_grad_enabled() and not made.requires_grad:  # a table knows nothing of the dummy
                 made = made.detach().requires_grad_()
             record.given.append(next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)))

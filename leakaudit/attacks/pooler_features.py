@@ -184,10 +184,6 @@ class FeatureMatcher(Matcher):
             feature_weight: of one minus their mean cosine.
         """
         super().__init__(seen, lengths, recipe.objective, length_weight=recipe.length_weight, exposure=recipe.patterns)
-        if len(set(lengths)) < len(
-            lengths
-        ):  # `CandidateGradients` takes sequences of one length for one candidate at a time only
-            self._chunk = 1
         self._seen = seen
         self._dense = seen.model.get_submodule(find_pooler(seen.model, self.classes).dense)
         self._features = functional.normalize(features, dim=1).float().to(self.table.device)

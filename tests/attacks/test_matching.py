@@ -121,6 +121,18 @@ def test_gradients_from_pairs_are_those_of_automatic_differentiation(family: str
             assert float((gradient - expected).norm()) < 1e-4 * float(expected.norm())
 
 
+def test_sequences_of_equal_length_run_side_by_side_for_several_candidates() -> None:
+    """What the model makes once for all of them, the vectors of positions, is spread over every row."""
+    step = tiny.client_step(_model(), tiny.bert_tokenizer(), [TWO[0], "one fish ate the tree ."], [0, 1])
+    lengths = tuple(len(ids) for ids in step.truth.sequences())
+    assert len(set(lengths)) == 1
+    seen = step.observe().granting(Granted(labels=(0, 1), lengths=lengths))
+    matcher = Matcher(seen, lengths, Objective("cosine"))
+    dummy = matcher.random(3, _rng())
+    alone = torch.cat([matcher.losses(dummy.take([number])) for number in range(3)])
+    torch.testing.assert_close(matcher.losses(dummy), alone, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("what", OBJECTIVES)
 def test_an_objective_is_what_its_definition_says(what: str) -> None:
     """Statistics of pairs give the number that whole matrices give."""
