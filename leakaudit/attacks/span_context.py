@@ -33,6 +33,9 @@ SAME = 1e-4
 COLUMNS = 48
 """Words that are tried side by side in one row. Measured: 256 take a seventh longer, because all attend to all and are hidden from each other."""
 
+AT_ONCE = 4096
+"""Options that are run at once: with 3072 features each, 100 MB of them and as much of the sequences beside them. Our choice."""
+
 
 class Context:
     """The span of what a layer reads behind the first attention, and how far hypotheses are off it."""
@@ -82,8 +85,11 @@ class Context:
             tokens: (n, k) ids: n options of k tokens each.
             places: (n, k) of each.
         """
-        given = _apart(self._seen, self._module, self._offset, known, tokens, places)
-        return self._outside(given.flatten(0, 1)).reshape(tokens.shape)
+        parts = [
+            self._outside(_apart(self._seen, self._module, self._offset, known, some, where).flatten(0, 1))
+            for some, where in zip(tokens.split(AT_ONCE), places.split(AT_ONCE), strict=True)
+        ]
+        return torch.cat(parts).reshape(tokens.shape)
 
     def _outside(self, given: Tensor) -> Tensor:
         given = given.float()
