@@ -45,6 +45,7 @@ def main() -> None:
     parser = arguments(__doc__.splitlines()[0], sentences=None)
     parser.add_argument("--what", choices=["adapters", "local-steps"], nargs="+", default=["adapters", "local-steps"])
     parser.add_argument("--steps", type=int, default=30, help="steps a setting, over all seeds")
+    parser.add_argument("--local-steps", type=int, nargs="+", help="only rows of so many local steps")
     options = parser.parse_args()
     start = time.perf_counter()
     print(f"{options.data.name}, {options.steps} steps a row, seeds {options.seeds}, nothing granted")
@@ -52,6 +53,8 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     settings = (ADAPTERS if "adapters" in options.what else ()) + (LOCAL_STEPS if "local-steps" in options.what else ())
     for s in settings:
+        if options.local_steps and dict(s.more).get("local_steps") not in options.local_steps:
+            continue
         texts = options.steps * s.batch_size  # as many steps in every row
         found = measure(s, options.model, options.data, texts, options.seeds, options.device)
         rates = (found.exact_rate, found.token_recall, found.rl, found.reachable_tokens)
