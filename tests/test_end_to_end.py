@@ -133,7 +133,7 @@ class Watch(TrainerCallback):
 
 
 TRAINER = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from transformers import TrainerCallback
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
@@ -146,6 +146,7 @@ class Slow(TrainerCallback):
         if run is not None and run.side._process is not None and not hasattr(self, "said"):
             self.said = print(run.side._process.pid, flush=True)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal; tests run in the background inherit deafness
 folder = Path(sys.argv[1])
 audit = LeakAuditCallback(audit_config(folder, controls=0, max_snapshots=1000))
 trainer = make_trainer(folder, audit, Slow(), max_steps=100_000)
