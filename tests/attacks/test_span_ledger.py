@@ -116,7 +116,9 @@ def test_the_sequences_of_a_batch_add_up_to_its_update() -> None:
         probabilities = model(**inputs).logits.double().softmax(1)
     handle.remove()
     total = torch.zeros(())
-    for row, (part, sequence) in enumerate(zip(contributions(seen, anatomy.projections, sequences), sequences, strict=True)):
+    for row, (part, sequence) in enumerate(
+        zip(contributions(seen, anatomy.projections, sequences), sequences, strict=True)
+    ):
         weights = (probabilities[row] - torch.nn.functional.one_hot(torch.tensor(labels[row]), 3)) / len(texts)
         gradients = torch.einsum("c,clf->lf", weights[1:], part.gradients)
         total = total + gradients.T @ kept[0][row, : len(sequence)]
