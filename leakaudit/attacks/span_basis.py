@@ -37,6 +37,9 @@ FIRST_SHRINKAGE = 0.3
 FILLING_DECAY = 0.95
 """By how much it falls each turn. Our choice: to a two-hundredth of the largest value at the end."""
 
+SHIFT = 1e-13
+"""Of a Gram matrix whose spectrum was not found, the share of its mean eigenvalue that is added before a second try. Our choice."""
+
 LEAST_WEIGHT = 1e-3
 """Weight of the strongest direction where theory says that noise hides it. Our choice: any positive value ranks the same."""
 
@@ -88,7 +91,7 @@ def span_of(stacked: Tensor, margin: int = FULL_RANK_MARGIN) -> Basis:
     """
     if not bool(stacked.any()):
         return Basis(stacked[:0], gap=1.0, noisy=False)
-    values, vectors = torch.linalg.eigh(stacked.T @ stacked)
+    values, vectors = _spectrum(stacked.T @ stacked)
     singular = values.flip(0).clamp_min(0).sqrt()
     vectors = vectors.flip(1).T  # (D, D) rows by falling singular value
     floor = singular[0] * FLOAT32_FLOOR
@@ -169,7 +172,7 @@ def soft_span_of(update: Mapping[str, Tensor], anatomy: Anatomy, sigma: float | 
         seen = dict(zip(seen, whole.split([len(g) for g in seen.values()]), strict=True))
     noise = {name: sigma or noise_of(gradient) for name, gradient in seen.items()}
     stacked = torch.cat([gradient / noise[name] for name, gradient in seen.items()])
-    values, vectors = torch.linalg.eigh(stacked.T @ stacked)
+    values, vectors = _spectrum(stacked.T @ stacked)
     power = values.flip(0).clamp_min(0) / len(stacked)  # s^2 / F
     beta = stacked.shape[1] / len(stacked)
     excess = power - beta - 1.0
@@ -196,13 +199,27 @@ def filled_in(stacked: Tensor, smallest: float) -> Tensor:
     filled = stacked
     shrinkage = 0.0
     for turn in range(FILLING_TURNS):
-        values, vectors = torch.linalg.eigh(filled.T @ filled)
+        values, vectors = _spectrum(filled.T @ filled)
         singular = values.clamp_min(0).sqrt()
         shrinkage = shrinkage * FILLING_DECAY if turn else FIRST_SHRINKAGE * float(singular[-1])
         weights = (1 - shrinkage / singular.clamp_min(1e-300)).clamp_min(0)
         low = (filled @ (vectors * weights)) @ vectors.T
         filled = torch.where(kept, stacked, low.clamp(-smallest, smallest))
     return filled
+
+
+def _spectrum(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues, ascending, and eigenvectors in columns of a Gram matrix (D, D) float64.
+
+    Divide and conquer may give up on a matrix of mostly zeros, as heavy pruning leaves; a shift far below rounding helps it out.
+    """
+    try:
+        values, vectors = torch.linalg.eigh(gram)
+    except torch.linalg.LinAlgError:
+        shift = SHIFT * float(gram.diagonal().mean())
+        spread = torch.linspace(0.5, 1.0, len(gram), dtype=gram.dtype, device=gram.device)
+        values, vectors = torch.linalg.eigh(gram + torch.diag(shift * spread))
+    return values, vectors
 
 
 def noise_of(gradient: Tensor) -> float:

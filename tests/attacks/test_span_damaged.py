@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.anatomy import find_anatomy, input_stage_of
+from leakaudit.attacks import span_basis
 from leakaudit.attacks.reconstruction import Reconstruction
 from leakaudit.attacks.span import Span
 from leakaudit.attacks.span_basis import filled_in, noise_of, soft_span_of
@@ -210,3 +211,23 @@ def test_an_observation_is_left_as_it_was() -> None:
     Span()(seen, torch.Generator().manual_seed(0), Budget(60.0))
     assert seen.digest() == before
     assert all(p.grad is None for p in seen.model.parameters())
+
+
+def test_a_spectrum_that_is_not_found_at_once_is_found_at_a_second_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on updates pruned to a hundredth, mostly zeros: their attack had ended with an error."""
+    rows = torch.zeros(5, 12, dtype=torch.float64)
+    rows[:, :3] = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gram = rows.T @ rows
+    plain, tries = torch.linalg.eigh, iter([True, False])
+
+    def gives_up_once(matrix: Tensor) -> tuple[Tensor, Tensor]:
+        if next(tries):
+            raise torch.linalg.LinAlgError("failed to converge")
+        values, vectors = plain(matrix)
+        return values, vectors
+
+    expected = plain(gram).eigenvalues
+    monkeypatch.setattr(torch.linalg, "eigh", gives_up_once)
+    values, vectors = span_basis._spectrum(gram)
+    torch.testing.assert_close(values, expected, atol=1e-10, rtol=1e-9)
+    torch.testing.assert_close(vectors @ torch.diag(values) @ vectors.T, gram, atol=1e-10, rtol=1e-9)
