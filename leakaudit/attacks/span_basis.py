@@ -215,7 +215,7 @@ def _spectrum(gram: Tensor) -> tuple[Tensor, Tensor]:
     """
     try:
         values, vectors = torch.linalg.eigh(gram)
-    except torch.linalg.LinAlgError:
+    except RuntimeError:  # of which torch's LinAlgError is one
         shift = SHIFT * float(gram.diagonal().mean())
         spread = torch.linspace(0.5, 1.0, len(gram), dtype=gram.dtype, device=gram.device)
         values, vectors = torch.linalg.eigh(gram + torch.diag(shift * spread))
