@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
@@ -24,11 +24,7 @@ class Dlg(PlainMatching):
     Adam and TAG's learning rate, and so does this one. What else is assumed is `tag`'s.
     """
 
-    goal: ClassVar[Literal["text", "words", "labels"]] = "text"
     source: ClassVar[str] = "DLG (Zhu et al. 2019) as in LAMP (Balunovic et al. 2022), Sec. 5 and App. D"
-    threat_model: ClassVar[str] = (
-        "Sees one client's update and knows the weights; the client takes gradient steps without dropout on few sequences."
-    )
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
         """Match gradients until nothing improves, the steps are used up or the budget is."""

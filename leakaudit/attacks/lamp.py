@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from leakaudit.attacks.matching_attack import Evidence, Recipe, can_match, check_at_least_one
 from leakaudit.attacks.matching_objective import Objective
@@ -124,6 +124,15 @@ class Lamp:
     """`span`: start from what exact recovery reads instead of noise, and at the lengths that it finds. Not in the paper."""
     exposure: str = "*"
     """Parameters whose update is matched: patterns of names, joined by `+`, such as `*.layer.0.*`."""
+
+    goal: ClassVar[Literal["text", "words", "labels"]] = "text"
+    source: ClassVar[str] = (
+        "LAMP (Balunovic et al., NeurIPS 2022), Algorithm 1, App. D; places (`seats`): own derivation"
+    )
+    threat_model: ClassVar[str] = (
+        "Sees one client's update and knows the weights; the client takes gradient steps without dropout on few sequences; "
+        "with a prior, knows the language of the texts."
+    )
 
     def __post_init__(self) -> None:
         """Refuse knobs that leave nothing to do."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import torch
 
@@ -30,15 +29,6 @@ class LampCos(Lamp):
     """alpha_reg (App. D)."""
     prior_weight: float = 0.2
     """alpha_lm (App. D)."""
-
-    goal: ClassVar[Literal["text", "words", "labels"]] = "text"
-    source: ClassVar[str] = (
-        "LAMP (Balunovic et al., NeurIPS 2022), Algorithm 1, App. D; places (`seats`): own derivation"
-    )
-    threat_model: ClassVar[str] = (
-        "Sees one client's update and knows the weights; the client takes gradient steps without dropout on few sequences; "
-        "with a prior, knows the language of the texts."
-    )
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
         """Match gradients until no token changes, the steps are used up or the budget is."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import torch
 
@@ -32,15 +31,6 @@ class LampL1L2(Lamp):
     """alpha_reg, relative to the distance of a zero gradient."""
     prior_weight: float = 0.2
     """alpha_lm, likewise."""
-
-    goal: ClassVar[Literal["text", "words", "labels"]] = "text"
-    source: ClassVar[str] = (
-        "LAMP (Balunovic et al., NeurIPS 2022), Algorithm 1, App. D; places (`seats`): own derivation"
-    )
-    threat_model: ClassVar[str] = (
-        "Sees one client's update and knows the weights; the client takes gradient steps without dropout on few sequences; "
-        "with a prior, knows the language of the texts."
-    )
 
     def __post_init__(self) -> None:
         """Refuse knobs that leave nothing to do."""

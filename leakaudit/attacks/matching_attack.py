@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -171,6 +171,11 @@ class PlainMatching:
     """Labels that are not granted: optimised with the embeddings (DLG), or each assignment tried for `trial_steps`."""
     exposure: str = "*"
     """Parameters whose update is matched: patterns of names, joined by `+`, such as `*.layer.0.*`."""
+
+    goal: ClassVar[Literal["text", "words", "labels"]] = "text"
+    threat_model: ClassVar[str] = (
+        "Sees one client's update and knows the weights; the client takes gradient steps without dropout on few sequences."
+    )
 
     def __post_init__(self) -> None:
         """Refuse knobs that leave nothing to do."""

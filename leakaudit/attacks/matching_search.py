@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from leakaudit.attacks.matching_gradients import Dummy, joined
 from leakaudit.attacks.matching_seats import seat
 from leakaudit.attacks.matching_words import mend, nearest_words
 from leakaudit.budget import Budget
+from leakaudit.priors.protocol import Scorer
 
 IMPROVEMENT = 1e-3
 """Relative fall of the loss that counts as progress. Our choice."""
@@ -40,14 +41,6 @@ SAME = 0.05
 """Relative rise of the loss that a move to other places may cost. Our choice: the gradient stays the same, the regulariser does not."""
 
 Stop = Literal["done", "converged", "budget"]
-
-
-class Prior(Protocol):
-    """Says how likely texts are."""
-
-    def nll(self, sequences: Sequence[tuple[int, ...]]) -> list[float]:
-        """Return the mean negative log-likelihood of a token for each sequence of the victim's token ids, without special ones."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -104,7 +97,7 @@ class Rounds:
     when: Literal["alternate", "at-end"] = "alternate"
     seats: bool = True
     """Move embeddings together with their positions, too (`matching_seats`)."""
-    prior: Prior | None = None
+    prior: Scorer | None = None
     prior_weight: float = 0.0
     """alpha_lm."""
     patience: int = 0

@@ -157,8 +157,7 @@ def read_features(seen: Observation, sequences: int, read: Read, rng: torch.Gene
     if not found.solved:
         found = Features(signed(found.rows, mean[: found.rows.shape[1]]), found.explained)
     # A sequence whose label is certain pulls at nothing: where all are, the update is zero and so is what it says.
-    found = replace(found, rows=found.rows[found.rows.norm(dim=1) > 0])
-    return found
+    return replace(found, rows=found.rows[found.rows.norm(dim=1) > 0])
 
 
 class FeatureMatcher(Matcher):

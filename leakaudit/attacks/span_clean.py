@@ -46,7 +46,7 @@ UNTESTED = 5
 sequences; sequences that are longer are completed by their balance."""
 
 GROWN = 16
-"""Members up to which attention grows a sequence that its context can complete."""
+"""Members up to which attention grows a sequence that its context can complete. Our choice: a few may be of other sequences by then."""
 
 
 def read_clean(scene: Scene) -> Reconstruction | None:
@@ -137,9 +137,12 @@ def _round(batch: Batch, likely: float) -> list[Group]:
         return doubtful
     if climb is None:
         return repair(batch, _disjoint(doubtful))
-    for group in _disjoint(doubtful):
+    open_ = _disjoint(doubtful)
+    for group in open_:
         _climb_from(batch, climb, group, unlikely_too=True)
-        if len(batch.found) > before or batch.scene.budget.exhausted():
+        if len(batch.found) > before:
+            return [other for other in open_ if other is not group]
+        if batch.scene.budget.exhausted():
             break
     return doubtful
 

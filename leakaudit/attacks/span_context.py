@@ -59,16 +59,14 @@ class Context:
             raise AnatomyError(f"the update of {layer.module} has no clear rank")
         self.tokens = turned.rank
         """How many tokens are left in the batch."""
-        self._decompose()
+        self._factor(turned.vectors.T)
 
-    def _decompose(self) -> None:
-        """Factor what is left of the update, (O, W) = left diag(size) right, at its known rank."""
-        values, left = torch.linalg.eigh(self._rest @ self._rest.T)  # (O,), (O, O)
-        self._left = left[:, len(values) - self.tokens :]  # (O, R)
-        self._size = values[len(values) - self.tokens :].clamp_min(1e-300).sqrt()
-        self._right = torch.linalg.qr((self._left.T @ self._rest).T / self._size).Q.T  # (R, W)
-        # QR may turn signs; what is left is (left^T rest right^T), diagonal but for rounding.
-        self._core = self._left.T @ self._rest @ self._right.T  # (R, R)
+    def _factor(self, left: Tensor) -> None:
+        """Write what is left of the update as left core right, from an orthonormal basis of its columns (O, R)."""
+        self._left = left
+        seen = left.T @ self._rest  # (R, W)
+        self._right = torch.linalg.qr(seen.T).Q.T  # (R, W)
+        self._core = seen @ self._right.T  # (R, R)
         self._rough = self._right.float()
 
     def of_members(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -116,7 +114,8 @@ class Context:
         """Take a sequence out: inputs (L, W) and output gradients (L, O) of the layer."""
         self._rest = self._rest - gradients.T @ inputs
         self.tokens = max(0, self.tokens - len(inputs))
-        self._decompose()
+        axes = torch.linalg.eigh(self._rest @ self._rest.T).eigenvectors.flip(1)  # (O, O), the strongest first
+        self._factor(axes[:, : self.tokens])
 
 
 def context_of(seen: Observation) -> Context | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
@@ -37,11 +37,7 @@ class Tag(PlainMatching):
     alpha: float = 0.01
     """Weight of the L1 term (LAMP, App. D)."""
 
-    goal: ClassVar[Literal["text", "words", "labels"]] = "text"
     source: ClassVar[str] = "TAG (Deng et al. 2021) as in LAMP (Balunovic et al. 2022), Sec. 4.2 and 5, App. D"
-    threat_model: ClassVar[str] = (
-        "Sees one client's update and knows the weights; the client takes gradient steps without dropout on few sequences."
-    )
 
     def __post_init__(self) -> None:
         """Refuse knobs that leave nothing to do."""

@@ -380,6 +380,9 @@ class _LikesOneOrder:
     def nll(self, sequences: Any) -> list[float]:
         return [float(sum(a > b for a, b in itertools.combinations(sequence, 2))) for sequence in sequences]
 
+    def next_token_nll(self, prefixes: Any) -> None:
+        return None
+
 
 def test_a_prior_that_weighs_enough_decides_on_the_order() -> None:
     """alpha_lm L_lm is part of what a transformation has to lower."""

@@ -102,11 +102,15 @@ def test_a_sequence_with_a_wrong_word_cannot() -> None:
     assert context.fit(part.inputs, part.gradients)[0] > 0.05
 
 
-def test_nothing_is_said_where_nothing_can_be() -> None:
+def test_nothing_is_said_where_nothing_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """The layer is withheld, the update noisy, the batch larger than the layer, or positions are counted by the model."""
     seen = _step().observe()
     layer = _context(seen).layer.weight
     assert context_of(replace(seen, update={n: g for n, g in seen.update.items() if n != layer})) is None
+    forward = seen.model.forward
+    monkeypatch.setattr(seen.model, "forward", lambda input_ids, attention_mask: forward(input_ids, attention_mask))
+    assert context_of(seen) is None
+    monkeypatch.undo()
     noisy = {n: g + 1e-2 * g.std() * _noise(g) for n, g in seen.update.items()}
     assert context_of(replace(seen, update=noisy)) is None
     longer = [f"{one} and {other}" for one in TEXTS for other in TEXTS]
