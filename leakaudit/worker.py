@@ -136,7 +136,9 @@ def _loop(spool: Spool, audit_file: AuditFile, audit: Any, means: Means, *, once
             else:
                 time.sleep(pause)
                 pause = min(1.5 * pause, LONGEST_POLL)
+        _no_more_asking()
     except KeyboardInterrupt:
+        _no_more_asking()
         interrupted = True
         if claimed is not None:
             spool.give_back(claimed)
@@ -147,6 +149,7 @@ def _loop(spool: Spool, audit_file: AuditFile, audit: Any, means: Means, *, once
         means.say(f"error: {error}")
         return 2
     except OSError as error:
+        _no_more_asking()
         if claimed is not None:
             spool.give_back(claimed)
         if not spool.gone():
@@ -275,6 +278,11 @@ def _hash_key(means: Means, salt: str) -> bytes:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def _no_more_asking() -> None:
+    """From here on the worker writes its results, which is what SIGTERM asks for: it must not end that."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _be_a_good_guest(audit_file: AuditFile) -> None:

@@ -272,6 +272,21 @@ def test_sigterm_is_an_interruption(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.parametrize("act", [lambda spool: None, lambda spool: spool.discard()], ids=["through", "spool removed"])
+def test_sigterm_does_not_end_the_writing_of_results(tmp_path: Path, act: Callable[[Spool], None]) -> None:
+    """It asks for them: a trainer that goes off at that very moment sends it."""
+    spool, written = make(tmp_path, 1), []
+
+    class Asked(FakeAudit):
+        def finish(self, **totals: Any) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.05)
+            written.append(totals)
+
+    assert run_worker(spool.root, audit_factory=Asked(lambda step: act(spool))) == 0
+    assert len(written) == 1 and not written[0]["interrupted"]
+
+
 def test_a_trainer_that_was_interrupted_is_noted(tmp_path: Path) -> None:
     """In the results."""
     spool, audit = make(tmp_path, 1, finished=False), FakeAudit()
