@@ -237,15 +237,19 @@ def fill():
         except OSError as error:
             full.append(error.errno)
 
+def wait(audit, taken):
+    until = time.monotonic() + 30
+    while (audit._run.recorder.writing() or taken and audit._run.spool.entries()) and time.monotonic() < until:
+        time.sleep(0.01)
+
 def each(audit, step):
     if step == 5:
-        until = time.monotonic() + 30
-        while (audit._run.recorder.writing() or audit._run.spool.entries()) and time.monotonic() < until:
-            time.sleep(0.01)
+        wait(audit, taken=True)
         fill()  # while the worker has nothing to do
     elif step == 11:
         ballast.unlink()
     elif step == 15:
+        wait(audit, taken=False)  # step 14 is on the disk
         fill()  # whatever the worker is about to write
         time.sleep(0.5)
         ballast.unlink()
