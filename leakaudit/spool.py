@@ -311,6 +311,7 @@ class Spool:
             except OSError:
                 raise SpoolError(f"{self.root}: another worker is at work on it") from None
             self._requeue()
+            self._forget_half_written()
             yield
         finally:
             os.close(descriptor)
@@ -322,6 +323,13 @@ class Spool:
             deaths = 0 if orphaned else _count_death(path / DEATHS)
             path.rename(path.with_suffix(".bad" if deaths >= MOST_DEATHS else ".ready"))
         (self.root / ORPHANED).unlink(missing_ok=True)
+
+    def _forget_half_written(self) -> None:
+        """Remove what a killed worker was writing beside the spool; whoever has the lock is the only one who writes there."""
+        for name in LEFT_BY_AUDIT:
+            for path in self.root.parent.glob(f".{name}.*.tmp"):
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     def deadly(self) -> list[Path]:
         """Return the snapshots that were set aside because workers died over them."""

@@ -265,6 +265,16 @@ def test_discarding_a_spool_leaves_other_files_alone(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "audit").iterdir()] == ["mine.txt"]
 
 
+def test_what_a_killed_worker_was_writing_is_gone_with_the_next(tmp_path: Path) -> None:
+    """Only files of the audit: others may lie in the folder, too."""
+    spool = make(tmp_path)
+    half, other = tmp_path / "audit" / ".state.json.4711.tmp", tmp_path / "audit" / ".notes.txt.4711.tmp"
+    half.write_text("{")
+    other.write_text("mine")
+    with spool.worker_lock():
+        assert not half.exists() and other.exists()
+
+
 def finished_run(folder: Path) -> Spool:
     """Leave what an audit that is through leaves, by a trainer that is gone."""
     spool = make(folder)
