@@ -6,6 +6,7 @@ Importing this package registers them.
 from leakaudit.attacks import dlg as dlg
 from leakaudit.attacks import embedding_rows as embedding_rows
 from leakaudit.attacks import feature_labels as feature_labels
+from leakaudit.attacks import grab as grab
 from leakaudit.attacks import gradient_mixture as gradient_mixture
 from leakaudit.attacks import idlg as idlg
 from leakaudit.attacks import ilrg as ilrg

@@ -14,6 +14,7 @@ import torch
 
 from leakaudit.attacks.embedding_rows import word_embedding
 from leakaudit.attacks.matching_engine import Matcher
+from leakaudit.attacks.matching_hybrid import Hybrid, hybrid_search
 from leakaudit.attacks.matching_objective import Objective
 from leakaudit.attacks.matching_search import Descent, Found, Rounds, Start, search
 from leakaudit.attacks.matching_shape import BatchShape, guess_shape
@@ -42,6 +43,13 @@ class Recipe:
     descent: Descent
     start: Start
     rounds: Rounds | None = None
+    """LAMP's."""
+    hybrid: Hybrid | None = None
+    """GRAB's."""
+    dropout: bool = False
+    """Learn dropout masks."""
+    aware: bool = True
+    """Match norms and mask entries where the protocol declares noise, clipping or pruning."""
     length_weight: float = 0.0
     """alpha_reg of LAMP's regulariser."""
     exposure: str = "*"
@@ -90,10 +98,19 @@ def match(seen: Observation, recipe: Recipe, rng: torch.Generator, budget: Budge
     else:
         shape = guess_shape(seen)
     matcher = Matcher(
-        seen, shape.lengths, recipe.objective, length_weight=recipe.length_weight, exposure=recipe.patterns
+        seen,
+        shape.lengths,
+        recipe.objective,
+        length_weight=recipe.length_weight,
+        exposure=recipe.patterns,
+        dropout=recipe.dropout,
+        aware=recipe.aware,
     )
     start = recipe.start if not guesses else replace(recipe.start, given=_fitting(guesses, shape.lengths))
-    found = search(matcher, recipe.descent, start, recipe.rounds, rng, budget)
+    if recipe.hybrid is not None:
+        found = hybrid_search(matcher, recipe.descent, start, recipe.hybrid, rng, budget)
+    else:
+        found = search(matcher, recipe.descent, start, recipe.rounds, rng, budget)
     return reconstruct(seen, matcher, shape, found, budget)
 
 

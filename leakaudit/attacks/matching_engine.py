@@ -47,6 +47,8 @@ class Matcher:
         *,
         length_weight: float = 0.0,
         exposure: Sequence[str] = ("*",),
+        dropout: bool = False,
+        aware: bool = True,
     ) -> None:
         """Prepare; nothing of `seen` is changed, now or later.
 
@@ -56,6 +58,8 @@ class Matcher:
             objective: the distance. Whether norms are matched and entries masked is added here, from what the protocol declares.
             length_weight: alpha_reg, weight of the embedding-length regulariser (LAMP, Sec. 4.2).
             exposure: patterns of parameter names that are matched; all but the word embedding by default.
+            dropout: give candidates dropout masks of their own (GRAB, Sec. 4.3).
+            aware: match norms and mask entries where the protocol declares noise, clipping or pruning.
 
         Raises:
             AnatomyError: there is nothing to match.
@@ -64,9 +68,9 @@ class Matcher:
         self.length_weight = length_weight
         self.halvings = 0
         """How often memory ran out and half as many candidates were run at once from then on."""
-        self.gradients = CandidateGradients(seen, lengths, exposure)
-        pruned = seen.facts.declared("prune") is not None
-        known = objective.kind == "cosine" or scale_is_known(seen)
+        self.gradients = CandidateGradients(seen, lengths, exposure, dropout=dropout)
+        pruned = aware and seen.facts.declared("prune") is not None
+        known = not aware or objective.kind == "cosine" or scale_is_known(seen)
         self.objective = Objective(
             objective.kind,
             objective.per,
@@ -124,20 +128,35 @@ class Matcher:
         drawn = torch.randn(candidates, rows, longest, self.table.shape[1], generator=rng)
         logits = torch.randn(candidates, rows, self.classes, generator=rng)
         size = self.mean_length / self.table.shape[1] ** 0.5
-        return Dummy((size * drawn).to(self.table.device), logits.to(self.table.device))
+        return Dummy((size * drawn).to(self.table.device), logits.to(self.table.device), self.full_masks(candidates))
 
-    def of_tokens(self, batches: Sequence[Sequence[Sequence[int]]], label_logits: Tensor) -> Dummy:
+    def full_masks(self, candidates: int) -> Tensor:
+        """Return (N, P) masks at what they are in the mean, 1 - p, with which a pass is one without dropout."""
+        layout = self.gradients.masks
+        rates = torch.zeros(0) if layout is None else layout.rates
+        return (1 - rates).to(self.table.device).expand(candidates, -1).clone()
+
+    def drawn_masks(self, candidates: int, rng: torch.Generator) -> Tensor:
+        """Return (N, P) masks as dropout draws them (GRAB, Algorithm 1, line 1)."""
+        kept = self.full_masks(candidates)
+        return torch.bernoulli(kept.cpu(), generator=rng).to(kept)
+
+    def of_tokens(
+        self, batches: Sequence[Sequence[Sequence[int]]], label_logits: Tensor, masks: Tensor | None = None
+    ) -> Dummy:
         """Return candidates at the embeddings of tokens.
 
         Args:
             batches: N batches of B sequences of token ids.
             label_logits: (N, B, C).
+            masks: (P,) of dropout, the same for all; None for none.
         """
         ids = torch.zeros(len(batches), *self._fixed.shape[:2], dtype=torch.long)
         for number, batch in enumerate(batches):
             for row, sequence in enumerate(batch):
                 ids[number, row, : len(sequence)] = torch.tensor(sequence)
-        return Dummy(self.table[ids.to(self.table.device)], label_logits)
+        dropped = self.full_masks(1)[0] if masks is None else masks
+        return Dummy(self.table[ids.to(self.table.device)], label_logits, dropped.expand(len(batches), -1))
 
     def free_places(self, row: int) -> list[int]:
         """Return the places of a sequence whose tokens are not public."""
@@ -161,17 +180,24 @@ class Matcher:
             tokens: (B,) sequences of token ids.
             label_logits: (B, C).
         """
-        return self.token_losses([tokens], label_logits)[0] <= EXPLAINED * self._comparison.of_nothing
+        return self.explained_by(self.token_losses([tokens], label_logits)[0])
 
-    def token_losses(self, batches: Sequence[Sequence[Sequence[int]]], label_logits: Tensor) -> list[float]:
+    def explained_by(self, loss: float) -> bool:
+        """Say whether a distance of tokens is that of the true ones, as far as the objective shows."""
+        return loss <= EXPLAINED * self._comparison.of_nothing
+
+    def token_losses(
+        self, batches: Sequence[Sequence[Sequence[int]]], label_logits: Tensor, masks: Tensor | None = None
+    ) -> list[float]:
         """Return the distance of each of N batches of tokens with their likeliest labels, without the regulariser.
 
         Args:
             batches: N batches of B sequences of token ids.
             label_logits: (B, C).
+            masks: (P,) of dropout, the same for all; None for none.
         """
         certain = self.certain(label_logits).expand(len(batches), -1, -1)
-        dummy = self.placed(self.of_tokens(batches, certain))
+        dummy = self.placed(self.of_tokens(batches, certain, masks))
         found = self._in_chunks(dummy, lambda part: self._comparison.losses(self._first_order(part)))
         return [loss for part in found for loss in part.tolist()]
 
@@ -235,10 +261,12 @@ class Matcher:
                 losses = losses + length_loss.detach().double()
                 outputs.append(length_loss.sum())
                 weights.append(None)
-            wanted = [live.embeddings] if self.knows_labels else list(live)
-            found = torch.autograd.grad(outputs, wanted, grad_outputs=weights)
-        by_labels = torch.zeros_like(dummy.label_logits) if self.knows_labels else found[1]
-        return losses, Dummy(found[0], by_labels)
+            unknown = (True, not self.knows_labels, live.masks.shape[1] > 0)
+            wanted = [part for part, open_ in zip(live, unknown, strict=True) if open_]
+            found = iter(torch.autograd.grad(outputs, wanted, grad_outputs=weights))
+        return losses, Dummy(
+            *(next(found) if open_ else torch.zeros_like(part) for part, open_ in zip(dummy, unknown, strict=True))
+        )
 
     def _length_loss(self, placed: Tensor) -> Tensor:
         """Return (N,) alpha_reg (mean token norm - mean norm of the word embedding's rows)^2 (LAMP, L_reg)."""

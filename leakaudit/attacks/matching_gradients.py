@@ -5,14 +5,14 @@ the loss's gradient by what it makes. So a candidate's gradient is kept as its p
 forward and one backward pass over activations, and each owns the tokens of its own rows. An embedding table is a linear layer
 of one-hot inputs. Biases and the gains of normalisations have small gradients, which are formed.
 
-Letters: N candidates, B sequences, T tokens, M tokens of a whole candidate that a layer sees, D hidden size, C classes.
+Letters: N candidates, B sequences, T tokens, M tokens of a whole candidate that a layer sees, D hidden size, C classes, P entries of dropout masks.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from leakaudit.attacks.embedding_rows import word_embedding
+from leakaudit.attacks.matching_masks import dropping, layout_of, masked_by
 from leakaudit.attacks.matching_shape import equal_lengths
 from leakaudit.errors import AnatomyError
 from leakaudit.snapshot import Observation
@@ -45,6 +46,8 @@ class Dummy(NamedTuple):
     """(N, B, T, D), T the longest length."""
     label_logits: Tensor
     """(N, B, C) of soft labels; not looked at where labels are granted."""
+    masks: Tensor
+    """(N, P) of dropout, in [0, 1], as `MaskLayout` lays them out; P = 0 where dropout is not modelled."""
 
     def take(self, rows: Tensor | Sequence[int] | slice) -> Dummy:
         """Return some of the candidates."""
@@ -110,13 +113,16 @@ class _Record(NamedTuple):
 class CandidateGradients:
     """Runs candidates through a copy of the public model that shares its weights."""
 
-    def __init__(self, seen: Observation, lengths: Sequence[int], exposure: Sequence[str] = ("*",)) -> None:
+    def __init__(
+        self, seen: Observation, lengths: Sequence[int], exposure: Sequence[str] = ("*",), *, dropout: bool = False
+    ) -> None:
         """Find the parameters whose gradients can be told apart by candidate; nothing of `seen` is changed, now or later.
 
         Args:
             seen: model, shared update, granted labels.
             lengths: (B,) tokens of each sequence.
             exposure: patterns of parameter names; others are left out.
+            dropout: run with masks of the candidates' own wherever the model drops in training.
 
         Raises:
             AnatomyError: there is nothing to match.
@@ -124,12 +130,14 @@ class CandidateGradients:
         self.lengths = tuple(lengths)
         self._running = 1  # rows of the pass that is on
         weights = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in seen.model.parameters()}
-        self._model = copy.deepcopy(seen.model, weights).eval()
+        self._model = self._drops_in = copy.deepcopy(seen.model, weights).eval()
         labels = seen.facts.granted.labels
         device = next(self._model.parameters()).device
         self.labels = None if labels is None else torch.tensor(labels, device=device)
         """(B,) granted classes."""
         self.classes = int(seen.facts.num_labels or 0)
+        self.masks = layout_of(self._model, list(equal_lengths(self.lengths)), self._pass) if dropout else None
+        """Where the model drops; None where it does not, or where that is not modelled."""
         words = word_embedding(seen)
         wanted = {
             name for name in seen.update if name != words and any(fnmatchcase(name, pattern) for pattern in exposure)
@@ -165,7 +173,8 @@ class CandidateGradients:
             some = dummy.embeddings[:, rows, :length].flatten(0, 1)  # (N rows, length, D)
             mask = torch.ones(some.shape[:2], device=some.device)
             self._running = len(some)
-            logits = self._model(inputs_embeds=some, attention_mask=mask).logits  # (N rows, C)
+            with self._dropping(dummy.masks, rows):
+                logits = self._model(inputs_embeds=some, attention_mask=mask).logits  # (N rows, C)
             if self.labels is not None:
                 target: Tensor = self.labels[rows].repeat(candidates)
             else:
@@ -204,6 +213,19 @@ class CandidateGradients:
         found = iter(torch.autograd.grad(loss, made, create_graph=differentiable))
         for layer, record in zip(self._layers, records, strict=True):
             yield layer, record, _joined([next(found) for _ in record.made], candidates)
+
+    def _dropping(self, masks: Tensor, rows: Sequence[int]) -> AbstractContextManager[None]:
+        """Let the model drop what these sequences' masks say, if dropout is modelled."""
+        if self.masks is None:
+            return nullcontext()
+        return dropping(self._drops_in, masked_by(self.masks.of(masks, rows)))
+
+    def _pass(self, length: int) -> None:
+        """Run the model over one sequence."""
+        table: Tensor = self._model.get_input_embeddings().weight  # type: ignore[operator]
+        self._model(
+            inputs_embeds=table[:1].expand(1, length, -1), attention_mask=torch.ones(1, length, device=table.device)
+        )
 
     def direct(self, dummy: Dummy, names: Sequence[str]) -> list[Tensor | None]:
         """Return one candidate's gradients by automatic differentiation, as the plain definition has it.
@@ -287,7 +309,8 @@ class CandidateGradients:
         shape = (1, len(self.lengths), max(self.lengths))
         embeddings = table.square().mean().sqrt().cpu() * torch.randn(*shape, table.shape[1], generator=rng)
         logits = torch.randn(*shape[:2], self.classes, generator=rng)
-        return Dummy(embeddings.to(table.device), logits.to(table.device))
+        masks = torch.zeros(1, 0) if self.masks is None else (1 - self.masks.rates)[None]
+        return Dummy(*(part.to(table.device) for part in (embeddings, logits, masks)))
 
 
 @contextmanager

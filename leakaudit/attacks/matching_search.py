@@ -61,6 +61,12 @@ class Descent:
     """Norm that the derivative by a candidate's embeddings is cut to; 0 for none (BERT-large in LAMP, App. D)."""
     patience: int = 0
     """Steps without a lower loss after which the search stops; 0 for never."""
+    mask_step: float = 0.0
+    """Adam's step for dropout masks at the start; it falls with the other."""
+
+    def mask_rate(self, taken: int) -> float:
+        """Return the step for masks after so many steps."""
+        return self.mask_step * self.rate(taken) / self.learning_rate
 
     def rate(self, taken: int) -> float:
         """Return the step after so many steps."""
@@ -84,6 +90,8 @@ class Start:
     """Tokens of each sequence to start from, where another attack read any; the rest is drawn."""
     labels: Literal["joint", "enumerate"] = "joint"
     """Unknown labels: optimised with the embeddings (DLG), or each assignment a restart of its own."""
+    masks: Literal["mean", "bernoulli"] = "mean"
+    """Dropout masks, where they are learned: all at 1 - p, as in a pass without dropout, or drawn (GRAB, Algorithm 1)."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +140,7 @@ def search(
     budget: Budget,
 ) -> Found:
     """Find embeddings whose gradient is the observed one; at least one candidate comes back, however small the budget."""
-    first = _starts(matcher, start, rng, budget)
+    first = starts(matcher, start, rng, budget)
     run = Run(matcher, descent, first, rng, optimise_labels=start.labels == "joint")
     while len(first.embeddings) > 1 and run.taken < min(start.trial_steps, descent.steps) and not budget.exhausted():
         run.step()
@@ -165,7 +173,7 @@ def _advance(run: Run, shuffles: _Shuffler | None, budget: Budget) -> Stop:
     while run.taken_now < run.descent.steps:
         if budget.exhausted():
             return "budget"
-        if run.descent.patience and run.taken - run.last_progress > run.descent.patience:
+        if run.stalled:
             return "converged"
         run.step()
         if shuffles is None or shuffles.rounds.when == "at-end" or run.taken_now % shuffles.rounds.every:
@@ -176,7 +184,7 @@ def _advance(run: Run, shuffles: _Shuffler | None, budget: Budget) -> Stop:
     return "done"
 
 
-def _starts(matcher: Matcher, start: Start, rng: torch.Generator, budget: Budget) -> Dummy:
+def starts(matcher: Matcher, start: Start, rng: torch.Generator, budget: Budget) -> Dummy:
     """Return the `restarts` best of `samples` random candidates, permuted or with every labelling, best first.
 
     At least one comes back, however small the budget is. Candidates are made a portion at a time, as many as run at once.
@@ -190,7 +198,7 @@ def _starts(matcher: Matcher, start: Start, rng: torch.Generator, budget: Budget
             drawn = _drawn(matcher, start, count, rng)
             found, losses = _best(joined([found, drawn]), torch.cat([losses, matcher.losses(drawn)]), start.restarts)
     if start.permutations and not start.given and not budget.exhausted():
-        found = _permuted(matcher, found, start.permutations, rng, budget)
+        found = permuted(matcher, found, start.permutations, rng, budget)
     if start.labels == "enumerate" and not matcher.knows_labels:
         found = _with_every_labelling(found.take([0]))
     return found
@@ -199,13 +207,15 @@ def _starts(matcher: Matcher, start: Start, rng: torch.Generator, budget: Budget
 def _drawn(matcher: Matcher, start: Start, count: int, rng: torch.Generator) -> Dummy:
     """Return random candidates, with the tokens that are given in their places."""
     drawn = matcher.random(count, rng)
+    if start.masks == "bernoulli":
+        drawn = drawn._replace(masks=matcher.drawn_masks(count, rng))
     for row, ids in enumerate(start.given):
         if ids is not None:
             drawn.embeddings[:, row, : len(ids)] = matcher.table[list(ids)]
     return drawn
 
 
-def _permuted(matcher: Matcher, found: Dummy, permutations: int, rng: torch.Generator, budget: Budget) -> Dummy:
+def permuted(matcher: Matcher, found: Dummy, permutations: int, rng: torch.Generator, budget: Budget) -> Dummy:
     """Return the candidates with the first in the best of some random orders."""
     first = found.take([0])
     best, losses = first, matcher.losses(first)
@@ -243,6 +253,7 @@ def _with_every_labelling(one: Dummy) -> Dummy:
     return Dummy(
         one.embeddings.expand(len(labellings), -1, -1, -1).clone(),
         certain.to(one.label_logits),
+        one.masks.expand(len(labellings), -1).clone(),
     )
 
 
@@ -273,6 +284,11 @@ class Run:
         self._ages = torch.zeros(len(first.embeddings), device=first.embeddings.device)
         self._mark = math.inf
 
+    @property
+    def stalled(self) -> bool:
+        """Whether the loss has not fallen for as many steps as patience lasts."""
+        return 0 < self.descent.patience < self.taken - self.last_progress
+
     def step(self) -> None:
         """Take one step, and keep the candidates from before it that were their best so far."""
         losses, slopes = self._matcher.losses_and_derivatives(self.now)
@@ -292,9 +308,18 @@ class Run:
         if not bool(finite.all()):
             self._draw_anew((~finite).nonzero().flatten())
 
-    def begin(self, descent: Descent, first: Dummy) -> None:
-        """Begin another descent, with an optimizer that remembers nothing."""
+    def begin(self, descent: Descent, first: Dummy, *, forget: bool = False) -> None:
+        """Begin another descent, with an optimizer that remembers nothing.
+
+        Args:
+            descent: its settings.
+            first: where to start.
+            forget: the best of earlier descents does not count any more.
+        """
         self.descent, self.taken_now = descent, 0
+        if forget:
+            self.best, self.best_losses = first.detached(), torch.full_like(self.best_losses, math.inf)
+            self._mark, self.last_progress = math.inf, self.taken
         self.now = first.detached()
         self.means, self.squares = (Dummy(*(torch.zeros_like(part) for part in first)) for _ in range(2))
         self._ages = torch.zeros_like(self._ages)
@@ -314,8 +339,36 @@ class Run:
     def rearrange(self, row: int, order: Order) -> None:
         """Give the tokens of one sequence of the only candidate another order, and the optimizer's moments with them."""
         index = torch.tensor(order, device=self.now.embeddings.device)
+        layout = self._matcher.gradients.masks
         for part in (self.now, self.means, self.squares):
             part.embeddings[0, row, : len(order)] = part.embeddings[0, row, index]
+            if layout is not None:
+                part.masks.copy_(layout.rearranged(part.masks, row, order))
+
+    def seat(self, row: int) -> bool:
+        """Give the only candidate's embeddings the places at which they are nearest to words, if the gradient stays as it was."""
+        matcher = self._matcher
+        if matcher.positions is None:
+            return False
+        length, places = matcher.lengths[row], matcher.free_places(row)
+        seated = seat(self.now.embeddings[0, row, :length], places, matcher.positions[:length], matcher.directions)
+        if seated.gain <= 0 or seated.order == tuple(range(length)):
+            return False
+        moved = self.now.detached()
+        moved.embeddings[0, row, :length] = seated.embeddings
+        if matcher.gradients.masks is not None:
+            moved.masks.copy_(matcher.gradients.masks.rearranged(moved.masks, row, seated.order))
+        before, after = matcher.losses(joined([self.now, moved])).tolist()
+        if not after <= before + SAME * abs(before):
+            return False
+        self.rearrange(row, seated.order)
+        self.now.embeddings[0, row, :length] = seated.embeddings
+        return True
+
+    def settle(self) -> None:
+        """Go back to the best of the present descent."""
+        if bool(self.best_losses.isfinite().all()):
+            self.now = self.best.detached()
 
     def _adam(self, slopes: Dummy) -> None:
         """Adam, Kingma and Ba 2015, Algorithm 1, with its default constants; a candidate's age is its own."""
@@ -325,17 +378,19 @@ class Run:
         if self.descent.clip:
             norms = by_embeddings.flatten(1).norm(dim=1)[:, None, None, None]
             by_embeddings = by_embeddings * (self.descent.clip / norms.clamp_min(1e-12)).clamp(max=1.0)
-        steps = (rate, LABEL_STEP if self._optimise_labels else 0.0)
-        parts = zip(self.now, (by_embeddings, slopes.label_logits), self.means, self.squares, steps, strict=True)
+        by_parts = slopes._replace(embeddings=by_embeddings)
+        steps = (rate, LABEL_STEP if self._optimise_labels else 0.0, self.descent.mask_rate(self.taken_now))
+        parts = zip(self.now, by_parts, self.means, self.squares, steps, strict=True)
         for value, slope, mean, square, step in parts:
             if step == 0.0:
                 continue
             age = self._ages.view(-1, *[1] * (value.dim() - 1))
             mean.lerp_(slope, 0.1)
             square.lerp_(slope.square(), 0.001)
-            if self.descent.weight_decay:
+            if self.descent.weight_decay and value is self.now.embeddings:
                 value.mul_(1 - step * self.descent.weight_decay)
             value.sub_(step * (mean / (1 - 0.9**age)) / ((square / (1 - 0.999**age)).sqrt() + 1e-8))
+        self.now.masks.clamp_(0.0, 1.0)  # GRAB, Algorithm 2, line 6
 
     def _draw_anew(self, rows: Tensor) -> None:
         """Replace candidates whose loss is no number."""
@@ -392,7 +447,8 @@ class _Shuffler:
                 run.rearrange(row, tried[choice])
                 self.facts["accepted"] += 1
                 moved = True
-            seated = self.rounds.seats and self._seat(run, row)
+            seated = self.rounds.seats and run.seat(row)
+            self.facts["seated"] += seated
             moved = moved or seated
             if row == len(tokens) - 1:
                 self._note(run, float(losses[choice]))
@@ -409,25 +465,6 @@ class _Shuffler:
         at_once = self._matcher.at_once
         parts = (orders[start : start + at_once] for start in range(0, len(orders), at_once))
         return torch.cat([self._matcher.losses(_with_orders(one, row, part)) for part in parts])
-
-    def _seat(self, run: Run, row: int) -> bool:
-        """Give embeddings the places at which they are nearest to words, where that leaves the gradient as it was."""
-        if self._matcher.positions is None:
-            return False
-        length, places = self._matcher.lengths[row], self._matcher.free_places(row)
-        positions = self._matcher.positions[:length]
-        seated = seat(run.now.embeddings[0, row, :length], places, positions, self._matcher.directions)
-        if seated.gain <= 0 or seated.order == tuple(range(length)):
-            return False
-        moved = run.now.detached()
-        moved.embeddings[0, row, :length] = seated.embeddings
-        before, after = self._matcher.losses(joined([run.now, moved])).tolist()
-        if not after <= before + SAME * abs(before):
-            return False
-        run.rearrange(row, seated.order)
-        run.now.embeddings[0, row, :length] = seated.embeddings
-        self.facts["seated"] += 1
-        return True
 
     def best(self, run: Run, budget: Budget) -> Dummy:
         """Return the best candidate that any round ended with, after a last one if the present candidate has not had its own."""
@@ -462,10 +499,10 @@ def _with_orders(one: Dummy, row: int, orders: Sequence[Order]) -> Dummy:
     index = torch.tensor(orders, device=one.embeddings.device)  # (N, length)
     embeddings = one.embeddings.repeat(len(orders), 1, 1, 1)
     embeddings[:, row, : index.shape[1]] = one.embeddings[0, row][index]
-    return Dummy(embeddings, one.label_logits.expand(len(orders), -1, -1))
+    return Dummy(embeddings, one.label_logits.expand(len(orders), -1, -1), one.masks.expand(len(orders), -1))
 
 
 def _rearranged(one: Dummy, orders: Sequence[Order]) -> Dummy:
     """Return the only candidate with its sequences in these orders."""
     embeddings = torch.stack([one.embeddings[0, row][list(order)] for row, order in enumerate(orders)])
-    return Dummy(embeddings[None], one.label_logits)
+    return one._replace(embeddings=embeddings[None])

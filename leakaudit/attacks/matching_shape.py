@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+import torch
 from torch import nn
 
-from leakaudit.anatomy import anatomy_of
-from leakaudit.attacks.span_basis import span_of, stacked_update
+from leakaudit.anatomy import anatomy_of, input_stage_of
+from leakaudit.attacks.feature_roots import find_feed_forward, row_space
+from leakaudit.attacks.output_layer import find_output_layer, neutral_inputs
+from leakaudit.attacks.span_basis import Basis, span_of, stacked_update
 from leakaudit.errors import AnatomyError
 from leakaudit.models import Vocabulary
 from leakaudit.snapshot import Observation
+
+EXACT_SHARE = 1e-6
+"""Share of an input's power outside the span up to which it lies in it. Our choice: float32 leaves 1e-10 for true inputs; the next place of
+the same token has a twentieth outside."""
+
+MOST_CHOICES = 10_000
+"""Ways of choosing lengths that are looked at. Our choice: eight of nine, with repetition."""
+
+AGAIN = 0.02
+"""What a length's share counts less when it occurs once more. Tuned on training sentences."""
 
 
 class BatchShape(NamedTuple):
@@ -20,17 +34,20 @@ class BatchShape(NamedTuple):
 
     lengths: tuple[int, ...]
     """(B,) tokens of each sequence, special ones included."""
-    evidence: Literal["granted", "positions", "rank", "span"]
-    """What said so: the threat model, the position table, the span's rank, or the sequences that exact recovery read."""
+    evidence: Literal["granted", "positions", "rank", "ends", "span"]
+    """What said so: the threat model, the position table, the span's rank, that and where last tokens lie in the span, or the
+    sequences that exact recovery read."""
 
 
 def guess_shape(seen: Observation) -> BatchShape:
     """Say how many sequences there are and how long they are, from what an adversary has.
 
-    - B: number of granted lengths or labels, else the protocol's batch size for each local step, else 1 for each.
+    - B: number of granted lengths or labels, else the protocol's batch size for each local step, else the rank of the last
+      feed-forward part's update, which gets one row a sequence, else 1.
     - Lengths: where the position table is shared, its non-zero rows are the positions of the longest sequence, and all
       sequences are taken to be that long. Otherwise the rank of the first block's attention updates is the number of
-      distinct tokens, and all sequences are taken to be equally long.
+      distinct inputs; where texts end with a public token, which lengths add up to it is read from where that token lies in
+      the span, else all sequences are taken to be equally long.
 
     Raises:
         AnatomyError: nothing says so.
@@ -38,23 +55,109 @@ def guess_shape(seen: Observation) -> BatchShape:
     facts = seen.facts
     if facts.granted.lengths is not None:
         return BatchShape(facts.granted.lengths, "granted")
-    labels = facts.granted.labels
-    sequences = len(labels) if labels is not None else (facts.batch_size_bound or 1) * facts.local_steps
     if facts.declared("gaussian-noise"):
         raise AnatomyError("under noise neither position rows nor ranks tell how long the texts are; grant `lengths`")
+    sequences = _number_of_sequences(seen)
     positions = _touched_positions(seen)
     if positions:
         return BatchShape((positions,) * sequences, "positions")
-    stacked = stacked_update(seen.update, anatomy_of(seen.model))
+    anatomy = anatomy_of(seen.model)
+    stacked = stacked_update(seen.update, anatomy)
     basis = span_of(stacked) if bool(stacked.any()) else None
     if basis is None or basis.noisy:
         raise AnatomyError(
             "the lengths are unknown: no position table is shared, and the first block's attention update is missing or has "
             "no clear rank; grant `lengths`"
         )
-    around = len(facts.vocabulary.starts_with)  # the same at the same place in every sequence, so they count once
-    length = math.ceil((basis.rank + (sequences - 1) * around) / sequences)
+    # Without dropout the same token at the same place is the same input in every sequence, so the first ones count once.
+    masked = facts.training_mode and any(
+        name in facts.dropout for name in anatomy.dropout_before + anatomy.dropout_after
+    )
+    around = 0 if masked else len(facts.vocabulary.starts_with)
+    total = basis.rank + (sequences - 1) * around
+    if sequences > 1 and facts.local_steps == 1:
+        lengths = _lengths_from_ends(seen, basis, sequences, total, exact=not masked)
+        if lengths is not None:
+            return BatchShape(lengths, "ends")
+    length = math.ceil(total / sequences)
     return BatchShape((min(length, facts.vocabulary.max_length),) * sequences, "rank")
+
+
+def _number_of_sequences(seen: Observation) -> int:
+    """Return B over all local steps."""
+    facts = seen.facts
+    if facts.granted.labels is not None:
+        return len(facts.granted.labels)
+    if facts.batch_size_bound or facts.local_steps > 1:
+        return (facts.batch_size_bound or 1) * facts.local_steps
+    try:
+        dummy = neutral_inputs(seen, torch.Generator().manual_seed(0))
+        layer = find_output_layer(seen, frozen=True)
+        part = find_feed_forward(seen.model, layer.module, {name: value[:2] for name, value in dummy.items()})
+        names = {id(parameter): name for name, parameter in seen.model.named_parameters()}
+        return len(row_space(seen.update[names[id(part.first.weight)]]))
+    except (AnatomyError, KeyError):
+        return 1
+
+
+def _lengths_from_ends(
+    seen: Observation, basis: Basis, sequences: int, total: int, *, exact: bool
+) -> tuple[int, ...] | None:
+    """Return the lengths that add up to the number of tokens and at which the last public token lies best in the span.
+
+    Without dropout that token lies in the span where a sequence ends, and nowhere else; behind a dropout mask it does so by
+    the share of its length that was kept, and elsewhere by less. (Own derivation.)
+
+    Args:
+        seen: the observation.
+        basis: of the first block's inputs.
+        sequences: B.
+        total: number of tokens; where inputs can be the same in two sequences, a lower bound.
+        exact: dropout is off.
+
+    Returns:
+        (B,) longest first; None where texts have no last public token, or places do not matter, or no lengths fit.
+    """
+    vocabulary = seen.facts.vocabulary
+    try:
+        stage = input_stage_of(seen.model, vocabulary.max_length)
+    except AnatomyError:
+        return None
+    if stage.position_free or not vocabulary.ends_with:
+        return None
+    shortest = len(vocabulary.starts_with) + len(vocabulary.ends_with) + 1
+    longest = min(vocabulary.max_length, total - (sequences - 1) * shortest)
+    if longest < shortest:
+        return None
+    places = torch.arange(shortest - 1, longest, device=basis.vectors.device)
+    ends = stage.inputs(torch.full_like(places, vocabulary.ends_with[-1]), places).double()  # (L, D)
+    inside = (ends @ basis.vectors.T).square().sum(dim=1) / ends.square().sum(dim=1)  # (L,) share of its power
+    lengths = dict(zip(range(shortest, longest + 1), inside.tolist(), strict=True))
+    if exact:
+        certain = [length for length, share in lengths.items() if 1 - share < EXACT_SHARE]
+        return _repeated(certain, sequences, total)
+    return _summing(lengths, sequences, total)
+
+
+def _repeated(certain: Sequence[int], sequences: int, total: int) -> tuple[int, ...] | None:
+    """Return B of the lengths that are certain, the fewest twice, that come nearest to a total."""
+    choices = itertools.islice(itertools.combinations_with_replacement(certain, sequences), MOST_CHOICES)
+    best = min(choices, key=lambda chosen: (abs(sum(chosen) - total), -len(set(chosen))), default=None)
+    return None if best is None else tuple(sorted(best, reverse=True))
+
+
+def _summing(shares: Mapping[int, float], sequences: int, total: int) -> tuple[int, ...] | None:
+    """Return B lengths that add up to a total, with the highest sum of their shares, longest first."""
+    best: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {(0, 0): (0.0, ())}
+    for length, share in shares.items():
+        for (count, whole), (value, lengths) in list(best.items()):
+            for times in range(1, min(sequences - count, (total - whole) // length) + 1):
+                key = count + times, whole + times * length
+                gain = value + times * share - (times - 1) * AGAIN
+                if gain > best.get(key, (-math.inf, ()))[0]:
+                    best[key] = (gain, (*lengths, *(length,) * times))
+    chosen = best.get((sequences, total))
+    return None if chosen is None else tuple(sorted(chosen[1], reverse=True))
 
 
 def _touched_positions(seen: Observation) -> int:

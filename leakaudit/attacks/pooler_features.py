@@ -218,7 +218,8 @@ class FeatureMatcher(Matcher):
     def _pooler_inputs(self, embeddings: Tensor) -> Tensor:
         """Return (N, B, D) what goes into the pooler."""
         candidates = len(embeddings)
-        placed = self.placed(Dummy(embeddings, embeddings.new_zeros(candidates, len(self.lengths), 1))).embeddings
+        logits, masks = embeddings.new_zeros(candidates, len(self.lengths), 1), embeddings.new_zeros(candidates, 0)
+        placed = self.placed(Dummy(embeddings, logits, masks)).embeddings
         parts: dict[int, Tensor] = {}
         for rows, length in equal_lengths(self.lengths):
             some = placed[:, rows, :length].flatten(0, 1)

@@ -7,6 +7,7 @@ otherwise. `--verbose` also prints every attempt's numbers. Not collected by pyt
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 import time
 from pathlib import Path
@@ -22,27 +23,29 @@ from leakaudit.simulate import Simulation, Simulator
 from tests.benchmarks.span import arguments, in_percent
 
 
-def attempts_of(
-    simulator: Simulator, attack: str, device: str, budget_s: float, verbose: bool
-) -> list[tuple[Attempt, float]]:
+def attempts_of(simulator: Simulator, attack: str, options: argparse.Namespace) -> list[tuple[Attempt, float]]:
     """Attack every step of a simulation; with each attempt, the CPU seconds that its step took."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         config = AuditConfig(
             out_dir=Path(folder),
             attacks=(PluginSpec.parse(attack),),
+            defenses=(PluginSpec.parse(options.defense),),
             seed=simulator.what.seed,
             text=TextMode.HASH,
             controls=0,
-            budget_s=budget_s,
+            budget_s=options.budget,
         )
-        audit = Audit(Path(folder), config, simulator.tokenizer, device=choose_device(device))
+        audit = Audit(Path(folder), config, simulator.tokenizer, device=choose_device(options.device))
         for snapshot in simulator:
             start = time.process_time()
             audit.step(snapshot)
-            attempt, spent = audit.entries[-1].attempt, time.process_time() - start
+            spent = time.process_time() - start
+            attempt = next(
+                entry.attempt for entry in reversed(audit.entries) if entry.attempt.defense == options.defense
+            )
             found.append((attempt, spent))
-            if verbose:
+            if options.verbose:
                 facts = {name: round(value, 4) for name, value in attempt.facts.items()}
                 print(
                     f"    {spent:.1f} s {attempt.status.value} {attempt.stop}{attempt.reason} {facts}",
@@ -60,12 +63,14 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds an attack may take on a batch")
     parser.add_argument("--grant", nargs="*", default=["labels", "lengths"])
     parser.add_argument("--freeze", nargs="*", default=["embeddings"])
+    parser.add_argument("--mode", choices=["eval", "train"], default="eval", help="train: with the model's dropout")
+    parser.add_argument("--defense", default="none", help="as on the command line of `simulate`")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     granted = " and ".join(options.grant) or "nothing"
     print(
-        f"{options.data.name}, {options.sentences} sentences over seeds {options.seeds}, {granted} granted, eval mode"
+        f"{options.data.name}, {options.sentences} sentences over seeds {options.seeds}, {granted} granted, {options.mode} mode, B = {options.batch_size}, defence: {options.defense}"
     )
     print("| attack | n | R-1 | R-2 | R-L | exact | token recall | CPU s, median (mean) | steps, mean |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
@@ -80,8 +85,9 @@ def main() -> None:
                 seed=seed,
                 freeze=tuple(options.freeze),
                 grant=tuple(options.grant),
+                mode=options.mode,
             )
-            found += attempts_of(Simulator(simulation), attack, options.device, options.budget, options.verbose)
+            found += attempts_of(Simulator(simulation), attack, options)
         attempts = [attempt for attempt, _ in found]
         (summary,) = summarise(attempts)
         rates = (summary.r1, summary.r2, summary.rl, summary.exact_rate, summary.token_recall)

@@ -1,0 +1,219 @@
+"""`grab`: gradient matching that learns the client's dropout masks, with a beam search over tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, Literal
+
+import torch
+
+from leakaudit.attacks.matching_attack import Evidence, Recipe, can_match, check_at_least_one, match
+from leakaudit.attacks.matching_hybrid import Hybrid
+from leakaudit.attacks.matching_objective import Objective
+from leakaudit.attacks.matching_search import Descent, Start
+from leakaudit.attacks.reconstruction import Applicability, Reconstruction
+from leakaudit.budget import Budget
+from leakaudit.registry import attack
+from leakaudit.snapshot import Observation
+
+Preset = Literal["paper", "fast"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a preset decides."""
+
+    steps: int
+    learning_rate: float
+    decay: float
+    linear: bool
+    weight_decay: float
+    n_init: int
+    n_permutations: int
+    sweeps: int
+    beams: int
+    distance: Literal["l2", "cosine"]
+    alpha: float
+    length_weight: float
+    mask_start: Literal["mean", "bernoulli"]
+    keep_masks: bool
+    seats: bool
+
+
+PRESETS: dict[Preset, Settings] = {
+    "paper": Settings(
+        steps=2000,
+        learning_rate=0.2,
+        decay=0.89,
+        linear=False,
+        weight_decay=0.01,
+        n_init=2000,
+        n_permutations=2000,
+        sweeps=5,
+        beams=4,
+        distance="l2",
+        alpha=0.01,
+        length_weight=0.0,
+        mask_start="bernoulli",
+        keep_masks=True,
+        seats=False,
+    ),
+    "fast": Settings(
+        steps=150,
+        learning_rate=0.4,
+        decay=1.0,
+        linear=True,
+        weight_decay=0.0,
+        n_init=50,
+        n_permutations=0,
+        sweeps=2,
+        beams=2,
+        distance="cosine",
+        alpha=0.0,
+        length_weight=1.0,
+        mask_start="mean",
+        keep_masks=False,
+        seats=True,
+    ),
+}
+"""`paper`: GRAB, Sec. 5.1 (the weight decay of AdamW is PyTorch's default, as the paper names none; its step of 0.01 is 0.2 of BERT's unit).
+`fast`: our tuning on training sentences (CoLA), where the distance and the regulariser are those of LAMP_cos."""
+
+
+@attack("grab")
+@dataclass(frozen=True)
+class Grab:
+    """Learn embeddings, labels and dropout masks by their gradient, then the tokens' order by beam search, in turns.
+
+    A round makes a distance between gradients small by Adam on the embeddings x, the labels and the masks of every dropout of the model,
+    which are clamped to [0, 1]; takes the nearest tokens; and goes over all places, putting each token of a sequence at each of them and
+    keeping the `beams` batches with the smallest distance. The next round starts from what it found. A knob at None is the preset's.
+
+    Between rounds the `fast` preset sets masks back to their mean, 1 - p, and scores tokens with these: masks that were learned for wrong
+    words explain the update with them, so the paper's way keeps the words it has (n = 2 training sentences: 5 of 6 words after four rounds
+    kept, all 6 after three rounds set back). It also gives embeddings other seats (`matching_seats`).
+
+    The paper lets a padding token stand at every place, because only the longest length is known. Here the number of tokens of the batch is
+    read as a rank, and where sequences end from the span of the first block's inputs (`matching_shape`), so no place is padding.
+
+    If the protocol prunes, only non-zero entries are matched (Sec. 5.5.2). If it clips or adds noise, gradients are compared at the same
+    length (Sec. 5.5.1). `aware=false` leaves that out. A cosine needs no length.
+    """
+
+    preset: Preset = "fast"
+    """`paper` (hours a sentence on a CPU) or `fast`."""
+    hybrid_rounds: int = 5
+    """n_h: rounds; the search ends before if one brings nothing."""
+    steps: int | None = None
+    """n_c: continuous steps of a round."""
+    learning_rate: float | None = None
+    """Adam's step, relative to the root mean square of the word embedding's entries."""
+    decay: float | None = None
+    """Factor on it every 50 steps."""
+    linear: bool | None = None
+    """Let it fall to zero on a straight line in each round instead."""
+    weight_decay: float | None = None
+    """Of AdamW, on embeddings."""
+    n_init: int | None = None
+    """n_e: normal samples that are scored before the start."""
+    n_permutations: int | None = None
+    """n_p: random orders that are scored before the steps and before the beam search of each round."""
+    sweeps: int | None = None
+    """n_d: beam searches over all places in a round."""
+    beams: int | None = None
+    """n_b: batches that are kept at each place."""
+    distance: Literal["l2", "cosine"] | None = None
+    """Distance between gradients, of each parameter: squared L2, or one minus the cosine."""
+    alpha: float | None = None
+    """Weight of the L1 distance beside it (Eq. 1)."""
+    length_weight: float | None = None
+    """alpha_reg of LAMP's regulariser; 0 in the paper."""
+    masks: bool = True
+    """Learn dropout masks. False models a client without dropout: the paper's ablation."""
+    mask_step: float = 0.01
+    """Adam's step for masks, in absolute terms (Sec. 5.1, lambda); it falls with the other."""
+    mask_start: Literal["mean", "bernoulli"] | None = None
+    """Masks at the start: all at 1 - p, or drawn (Algorithm 1, line 1)."""
+    keep_masks: bool | None = None
+    """Keep learned masks between rounds and score tokens with them, as the paper does."""
+    seats: bool | None = None
+    """Move embeddings together with their positions after the steps of a round. Not in the paper."""
+    words: int = 0
+    """Nearest words at each place that are tried after the beam search (`matching_words`). Not in the paper."""
+    patience: int = 50
+    """Steps without a lower loss after which those of a round end. Our choice."""
+    labels: Literal["joint", "enumerate"] = "joint"
+    """Labels that are not granted: optimised with the embeddings, or each assignment tried for `trial_steps`."""
+    trial_steps: int = 30
+    """Steps in which labellings compete. Our choice."""
+    aware: bool = True
+    """Make use of the defences that the protocol declares."""
+    start: Evidence = "none"
+    """`span`: start from what exact recovery reads instead of noise, and at the lengths that it finds. Not in the paper."""
+    exposure: str = "*"
+    """Parameters whose update is matched: patterns of names, joined by `+`, such as `*.layer.0.*`."""
+
+    goal: ClassVar[Literal["text", "words", "labels"]] = "text"
+    source: ClassVar[str] = (
+        "GRAB (Feng et al., CCS 2024), Algorithms 1 to 3, Sec. 5.1, 5.5; lengths, fresh masks and seats: own"
+    )
+    threat_model: ClassVar[str] = (
+        "Sees one client's update and knows the weights and dropout rates; the client takes a gradient step on few sequences."
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse knobs that leave nothing to do."""
+        check_at_least_one(self, ("hybrid_rounds", "steps", "n_init", "beams", "patience", "trial_steps"))
+        for knob in ("n_permutations", "sweeps", "words", "alpha", "length_weight", "weight_decay", "mask_step"):
+            if (value := getattr(self, knob)) is not None and value < 0:
+                raise ValueError(f"{knob} must not be below 0, got {value}")
+        for knob in ("learning_rate", "decay"):
+            if (value := getattr(self, knob)) is not None and value <= 0:
+                raise ValueError(f"{knob} must be above 0, got {value}")
+
+    def settings(self) -> Settings:
+        """Return the preset with the knobs that were set."""
+        given = {field.name: getattr(self, field.name) for field in fields(Settings)}
+        return replace(PRESETS[self.preset], **{name: value for name, value in given.items() if value is not None})
+
+    def applies(self, seen: Observation) -> Applicability:
+        """Say whether there is a gradient to match and a shape to match it with."""
+        return can_match(seen, self.exposure, self.start)
+
+    def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
+        """Take rounds until one brings nothing or the budget is used up."""
+        chosen = self.settings()
+        recipe = Recipe(
+            objective=Objective(chosen.distance, l1=chosen.alpha),
+            descent=Descent(
+                steps=chosen.steps,
+                learning_rate=chosen.learning_rate,
+                decay=chosen.decay,
+                linear=chosen.linear,
+                weight_decay=chosen.weight_decay,
+                patience=self.patience,
+                mask_step=self.mask_step,
+            ),
+            start=Start(
+                chosen.n_init,
+                chosen.n_permutations,
+                trial_steps=self.trial_steps,
+                labels=self.labels,
+                masks=chosen.mask_start,
+            ),
+            hybrid=Hybrid(
+                rounds=self.hybrid_rounds,
+                permutations=chosen.n_permutations,
+                sweeps=chosen.sweeps,
+                beams=chosen.beams,
+                words=self.words,
+                keep_masks=chosen.keep_masks,
+                seats=chosen.seats,
+            ),
+            length_weight=chosen.length_weight,
+            exposure=self.exposure,
+            evidence=self.start,
+            dropout=self.masks and seen.facts.training_mode,
+            aware=self.aware,
+        )
+        return match(seen, recipe, rng, budget)

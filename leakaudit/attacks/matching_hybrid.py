@@ -1,0 +1,182 @@
+"""GRAB's search: rounds of steps on embeddings, labels and dropout masks, each followed by a beam search over the tokens they gave.
+
+GRAB (Feng et al., CCS 2024), Algorithms 1 to 3. Line 10 of Algorithm 1, as printed, keeps the tokens of the steps where their loss is
+the *higher* one; here the lower one wins, and it is compared as tokens on both sides.
+
+Letters: B sequences, T tokens, C classes, P mask entries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from leakaudit.attacks.matching_discrete import shuffled
+from leakaudit.attacks.matching_engine import Matcher
+from leakaudit.attacks.matching_gradients import Dummy
+from leakaudit.attacks.matching_search import Descent, Found, Run, Start, Stop, permuted, starts
+from leakaudit.attacks.matching_words import Batch, mend, nearest_words
+from leakaudit.budget import Budget
+
+
+@dataclass(frozen=True)
+class Hybrid:
+    """The rounds."""
+
+    rounds: int
+    """n_h."""
+    permutations: int
+    """n_p: random orders that are scored before the steps and before the beam search of a round."""
+    sweeps: int
+    """n_d: beam searches over all places in a round; they end when one changes nothing."""
+    beams: int
+    """n_b: batches that are kept at each place."""
+    words: int = 0
+    """Nearest words at each place that are tried after the beam search (`matching_words`); 0 for none, as in the paper."""
+    keep_masks: bool = False
+    """Score tokens, and begin the next round, with the masks that the steps learned, as the paper does; otherwise with masks at their
+    mean."""
+    seats: bool = True
+    """Move embeddings together with their positions before they become tokens (`matching_seats`)."""
+
+
+@dataclass(frozen=True)
+class _Guess:
+    """The best tokens so far."""
+
+    tokens: Batch
+    loss: float
+    likeness: list[float]
+    candidate: Dummy
+    """The embeddings they came from, their labels and masks."""
+
+
+def hybrid_search(
+    matcher: Matcher, descent: Descent, start: Start, hybrid: Hybrid, rng: torch.Generator, budget: Budget
+) -> Found:
+    """Find tokens whose gradient is nearest to the observed one; at least one guess comes back, however small the budget."""
+    run = Run(matcher, descent, starts(matcher, start, rng, budget), rng, optimise_labels=start.labels == "joint")
+    while len(run.now.embeddings) > 1 and run.taken < min(start.trial_steps, descent.steps) and not budget.exhausted():
+        run.step()
+    run.keep(run.order()[:1])
+    facts = {"hybrid_rounds": 0.0, "beamed": 0.0, "candidates": 0.0, "seated": 0.0}
+    guess: _Guess | None = None
+    stop: Stop = "done"
+    while facts["hybrid_rounds"] < hybrid.rounds:
+        if guess is not None:
+            masks = run.now.masks[0] if hybrid.keep_masks else None
+            again = matcher.of_tokens([guess.tokens], run.now.label_logits, masks)
+            run.begin(descent, permuted(matcher, again, hybrid.permutations, rng, budget), forget=True)
+        while run.taken_now < descent.steps and not run.stalled and not budget.exhausted():
+            run.step()
+        run.settle()
+        if hybrid.seats:
+            facts["seated"] += sum(run.seat(row) for row in range(len(matcher.lengths)))
+        tokens, likeness = matcher.tokens(run.now.embeddings[0])
+        known = [tuple(tokens)] if guess is None else [tuple(tokens), guess.tokens]
+        beams = _sequenced(matcher, run.now, known, hybrid, rng, budget)
+        found, loss = beams.best
+        facts["hybrid_rounds"] += 1
+        facts["beamed"] += found != tuple(tokens)
+        facts["candidates"] += beams.scored
+        if guess is not None and not loss < guess.loss:
+            stop = "converged"
+            break
+        guess = _Guess(found, loss, likeness, run.now.detached())
+        if matcher.explained_by(loss):
+            stop = "converged"
+            break
+        if budget.exhausted():
+            stop = "budget"
+            break
+    assert guess is not None  # there is at least one round
+    facts |= {"steps": float(run.taken), "restarted": float(run.restarted), "halved": float(matcher.halvings)}
+    if math.isfinite(guess.loss):
+        facts["loss"] = guess.loss
+    return Found(guess.candidate, list(guess.tokens), guess.likeness, stop, facts)
+
+
+def _sequenced(
+    matcher: Matcher, one: Dummy, known: Sequence[Batch], hybrid: Hybrid, rng: torch.Generator, budget: Budget
+) -> Beams:
+    """Return the discrete part of a round (Algorithm 3) at its end."""
+    logits = one.label_logits[0]
+    beams = Beams(matcher, logits, one.masks[0] if hybrid.keep_masks else None, hybrid.beams)
+    beams.offer([*known, *_orders(matcher, known[0], hybrid.permutations, rng)])
+    for _ in range(hybrid.sweeps):
+        if budget.exhausted() or not beams.sweep(budget):
+            break
+    if hybrid.words and not budget.exhausted():
+        words = nearest_words(matcher, one.embeddings[0], hybrid.words)
+        beams.offer([mend(matcher, beams.best[0], logits, words, rng, budget)])
+    return beams
+
+
+def _orders(matcher: Matcher, tokens: Batch, count: int, rng: torch.Generator) -> list[Batch]:
+    """Return random orders of each sequence's tokens."""
+    found = []
+    for _ in range(count):
+        orders = [shuffled(matcher.free_places(row), length, rng) for row, length in enumerate(matcher.lengths)]
+        pairs = zip(tokens, orders, strict=True)
+        found.append(tuple(tuple(sequence[place] for place in order) for sequence, order in pairs))
+    return found
+
+
+class Beams:
+    """The n_b batches of tokens with the smallest distance (Algorithm 3); none is scored twice."""
+
+    def __init__(self, matcher: Matcher, label_logits: Tensor, masks: Tensor | None, width: int) -> None:
+        """Start without any.
+
+        Args:
+            matcher: scores.
+            label_logits: (B, C).
+            masks: (P,) of dropout that all are scored with; None for masks at their mean.
+            width: n_b.
+        """
+        self.scored = 0
+        """Batches that were scored so far."""
+        self._matcher = matcher
+        self._logits, self._masks = label_logits, masks
+        self._width = width
+        self._losses: dict[Batch, float] = {}
+        self._kept: list[Batch] = []
+
+    @property
+    def best(self) -> tuple[Batch, float]:
+        """The best batch and its distance."""
+        return self._kept[0], self._losses[self._kept[0]]
+
+    def offer(self, batches: Sequence[Batch]) -> None:
+        """Score what is new, and keep the best."""
+        new = [batch for batch in dict.fromkeys(batches) if batch not in self._losses]
+        if new:
+            losses = self._matcher.token_losses(new, self._logits, self._masks)
+            self._losses |= {
+                batch: loss if math.isfinite(loss) else math.inf for batch, loss in zip(new, losses, strict=True)
+            }
+            self.scored += len(new)
+        everything = dict.fromkeys([*self._kept, *batches])
+        self._kept = sorted(everything, key=lambda batch: self._losses[batch])[: self._width]
+
+    def sweep(self, budget: Budget) -> bool:
+        """Go over all places once, putting each token of a sequence there, and say whether the best batch changed."""
+        before = self._kept[0]
+        for row in range(len(self._matcher.lengths)):
+            places = self._matcher.free_places(row)
+            tokens = dict.fromkeys(batch[row][place] for batch in self._kept for place in places)
+            for place in places:
+                if budget.exhausted():
+                    return False
+                self.offer([_put(batch, row, place, token) for batch in self._kept for token in tokens])
+        return self._kept[0] != before
+
+
+def _put(batch: Batch, row: int, place: int, token: int) -> Batch:
+    """Return a batch with another token at a place."""
+    sequence = batch[row]
+    return (*batch[:row], (*sequence[:place], token, *sequence[place + 1 :]), *batch[row + 1 :])
