@@ -38,6 +38,7 @@ class Settings:
     mask_start: Literal["mean", "bernoulli"]
     keep_masks: bool
     seats: bool
+    verdict_steps: int
 
 
 PRESETS: dict[Preset, Settings] = {
@@ -57,6 +58,7 @@ PRESETS: dict[Preset, Settings] = {
         mask_start="bernoulli",
         keep_masks=True,
         seats=False,
+        verdict_steps=0,
     ),
     "fast": Settings(
         steps=150,
@@ -74,6 +76,7 @@ PRESETS: dict[Preset, Settings] = {
         mask_start="mean",
         keep_masks=False,
         seats=True,
+        verdict_steps=40,
     ),
 }
 """`paper`: GRAB, Sec. 5.1 (the weight decay of AdamW is PyTorch's default, as the paper names none; its step of 0.01 is 0.2 of BERT's unit).
@@ -91,7 +94,7 @@ class Grab:
 
     Between rounds the `fast` preset sets masks back to their mean, 1 - p, and scores tokens with these: masks that were learned for wrong
     words explain the update with them, so the paper's way keeps the words it has (n = 2 training sentences: 5 of 6 words after four rounds
-    kept, all 6 after three rounds set back). It also gives embeddings other seats (`matching_seats`).
+    kept, all 6 after three rounds set back). The best guesses of all rounds then compete, each with masks of its own. It also gives embeddings other seats (`matching_seats`).
 
     The paper lets a padding token stand at every place, because only the longest length is known. Here the number of tokens of the batch is
     read as a rank, and where sequences end from the span of the first block's inputs (`matching_shape`), so no place is padding.
@@ -138,6 +141,8 @@ class Grab:
     """Keep learned masks between rounds and score tokens with them, as the paper does."""
     seats: bool | None = None
     """Move embeddings together with their positions after the steps of a round. Not in the paper."""
+    verdict_steps: int | None = None
+    """Steps on masks alone in which the best guesses of all rounds compete at the end. Not in the paper."""
     words: int = 0
     """Nearest words at each place that are tried after the beam search (`matching_words`). Not in the paper."""
     patience: int = 50
@@ -164,7 +169,16 @@ class Grab:
     def __post_init__(self) -> None:
         """Refuse knobs that leave nothing to do."""
         check_at_least_one(self, ("hybrid_rounds", "steps", "n_init", "beams", "patience", "trial_steps"))
-        for knob in ("n_permutations", "sweeps", "words", "alpha", "length_weight", "weight_decay", "mask_step"):
+        for knob in (
+            "n_permutations",
+            "sweeps",
+            "words",
+            "verdict_steps",
+            "alpha",
+            "length_weight",
+            "weight_decay",
+            "mask_step",
+        ):
             if (value := getattr(self, knob)) is not None and value < 0:
                 raise ValueError(f"{knob} must not be below 0, got {value}")
         for knob in ("learning_rate", "decay"):
@@ -209,6 +223,7 @@ class Grab:
                 words=self.words,
                 keep_masks=chosen.keep_masks,
                 seats=chosen.seats,
+                verdict_steps=chosen.verdict_steps,
             ),
             length_weight=chosen.length_weight,
             exposure=self.exposure,

@@ -42,6 +42,19 @@ class Hybrid:
     mean."""
     seats: bool = True
     """Move embeddings together with their positions before they become tokens (`matching_seats`)."""
+    verdict_steps: int = 0
+    """Steps on masks alone that the best guesses of all rounds get in the end, each from masks at their mean; 0 for none."""
+
+
+FINALISTS = 4
+"""Guesses that compete in the end. Our choice: side by side they take about twice the time of one."""
+
+VERDICT_MASK_STEP = 0.03
+"""Adam's step for masks in that competition. Tuned on a training sentence: in 40 steps the true words end at 0.014, with one of 8 wrong
+at 0.036."""
+
+STILL = 1e-12
+"""Adam's step for embeddings that are not to move."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +78,7 @@ def hybrid_search(
     run.keep(run.order()[:1])
     facts = {"hybrid_rounds": 0.0, "beamed": 0.0, "candidates": 0.0, "seated": 0.0}
     guess: _Guess | None = None
+    finalists: dict[Batch, float] = {}
     stop: Stop = "done"
     while facts["hybrid_rounds"] < hybrid.rounds:
         if guess is not None:
@@ -83,6 +97,7 @@ def hybrid_search(
         facts["hybrid_rounds"] += 1
         facts["beamed"] += found != tuple(tokens)
         facts["candidates"] += beams.scored
+        finalists |= dict(beams.ranked)
         if guess is not None and not loss < guess.loss:
             stop = "converged"
             break
@@ -94,10 +109,36 @@ def hybrid_search(
             stop = "budget"
             break
     assert guess is not None  # there is at least one round
+    tokens = list(guess.tokens)
+    if hybrid.verdict_steps and matcher.gradients.masks is not None and not matcher.explained_by(guess.loss):
+        best = sorted(finalists, key=lambda batch: finalists[batch])[:FINALISTS]
+        tokens = list(_judged(matcher, best, guess.candidate.label_logits[0], hybrid.verdict_steps, rng, budget))
+        facts["overruled"] = float(tuple(tokens) != guess.tokens)
     facts |= {"steps": float(run.taken), "restarted": float(run.restarted), "halved": float(matcher.halvings)}
     if math.isfinite(guess.loss):
         facts["loss"] = guess.loss
-    return Found(guess.candidate, list(guess.tokens), guess.likeness, stop, facts)
+    return Found(guess.candidate, tokens, guess.likeness, stop, facts)
+
+
+def _judged(
+    matcher: Matcher,
+    batches: Sequence[Batch],
+    label_logits: Tensor,
+    steps: int,
+    rng: torch.Generator,
+    budget: Budget,
+) -> Batch:
+    """Return which of some batches of tokens explains the update best once each has learned masks of its own."""
+    certain = matcher.certain(label_logits).expand(len(batches), -1, -1)
+    descent = Descent(steps, STILL, mask_step=VERDICT_MASK_STEP)
+    run = Run(matcher, descent, matcher.of_tokens(batches, certain), rng, optimise_labels=False)
+    while run.taken < steps and not budget.exhausted():
+        run.step()
+    losses = [
+        matcher.token_losses([batch], label_logits, masks)[0]
+        for batch, masks in zip(batches, run.now.masks, strict=True)
+    ]
+    return batches[min(range(len(batches)), key=lambda number: losses[number])]
 
 
 def _sequenced(
@@ -149,7 +190,12 @@ class Beams:
     @property
     def best(self) -> tuple[Batch, float]:
         """The best batch and its distance."""
-        return self._kept[0], self._losses[self._kept[0]]
+        return self.ranked[0]
+
+    @property
+    def ranked(self) -> list[tuple[Batch, float]]:
+        """What is kept, with its distance, best first."""
+        return [(batch, self._losses[batch]) for batch in self._kept]
 
     def offer(self, batches: Sequence[Batch]) -> None:
         """Score what is new, and keep the best."""

@@ -1,0 +1,266 @@
+"""GRAB: dropout masks as unknowns, the beam search over tokens, lengths of a batch that nobody granted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from leakaudit.attacks.grab import PRESETS, Grab
+from leakaudit.attacks.matching_engine import Matcher
+from leakaudit.attacks.matching_hybrid import Beams
+from leakaudit.attacks.matching_masks import Drop, MaskLayout, dropping, masked_by
+from leakaudit.attacks.matching_objective import Objective
+from leakaudit.attacks.matching_search import Descent, Run
+from leakaudit.attacks.matching_shape import equal_lengths, guess_shape
+from leakaudit.budget import Budget
+from leakaudit.defenses.prune import Prune
+from leakaudit.registry import attacks
+from leakaudit.snapshot import Granted, Observation
+from tests import tiny
+
+TEXT = "birds saw the river"
+TWO = ["a bird saw the river.", "the old dog chased a cat near the house."]
+RATE = 0.2
+TABLES = frozenset(f"bert.embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type"))
+
+
+def _rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def _model(dropout: float = RATE, **more: Any) -> nn.Module:
+    return tiny.bert(initializer_range=0.1, dropout=dropout, **more)
+
+
+def _ids(texts: Sequence[str]) -> list[tuple[int, ...]]:
+    return [tuple(tiny.bert_tokenizer()(text)["input_ids"]) for text in texts]
+
+
+def _seen(texts: Sequence[str] = (TEXT,), *, granted: bool = True, model: nn.Module | None = None) -> Observation:
+    """Return what is seen of a step with dropout on."""
+    labels = [1, 0][: len(texts)]
+    torch.manual_seed(0)  # of the client's masks
+    step = tiny.client_step(model or _model(), tiny.bert_tokenizer(), list(texts), labels, training=True, frozen=TABLES)
+    lengths = tuple(map(len, _ids(texts)))
+    return step.observe().granting(Granted(labels=tuple(labels), lengths=lengths)) if granted else step.observe()
+
+
+def _noted(model: nn.Module, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return logits of a pass with real dropout, and the masks that it drew."""
+    masks = []
+
+    def draw(number: int, given: Tensor, rate: float) -> Tensor:
+        masks.append(functional.dropout(torch.ones_like(given), rate))
+        return given * masks[-1]
+
+    torch.manual_seed(0)
+    with dropping(model, draw):
+        return model(input_ids=ids).logits, masks
+
+
+# ---------------------------------------------------------------------- masks
+
+
+@pytest.mark.parametrize("make", [_model, tiny.gpt2_classifier], ids=["BERT", "GPT-2"])
+def test_a_pass_with_the_masks_that_another_drew_is_that_pass(make: Any) -> None:
+    """Dropout modules and attention's functional dropout alike; the model is back in its mode afterwards."""
+    model = make()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = RATE
+    ids = torch.tensor([[5, 6, 7, 8], [8, 7, 6, 5]])
+    logits, masks = _noted(model, ids)
+    assert len(masks) >= 5
+    with dropping(model, masked_by(masks)):
+        again = model(input_ids=ids).logits
+    torch.testing.assert_close(again, logits)
+    assert not model.training and not torch.allclose(model(input_ids=ids).logits, logits)
+
+
+def test_masks_lie_side_by_side_and_go_with_their_tokens() -> None:
+    """Rows and columns of an attention mask alike; those of other sequences stay."""
+    drops = (Drop(0.5, (3, 2), (0,)), Drop(0.5, (1, 3, 3), (1, 2)), Drop(0.5, (4,), ()))
+    layout = MaskLayout({3: drops, 2: (Drop(0.5, (2, 2), (0,)),)}, [([1], 2), ([0, 2], 3)])
+    assert layout.entries == 4 + 2 * (6 + 9 + 4)
+    masks = torch.arange(float(layout.entries))[None]
+    moved = layout.rearranged(masks, 2, (1, 2, 0))
+    before, after = (layout.of(each, [0, 2]) for each in (masks, moved))
+    torch.testing.assert_close(after[0][1], before[0][1][[1, 2, 0]])
+    torch.testing.assert_close(after[1][1, 0], before[1][1, 0][[1, 2, 0]][:, [1, 2, 0]])
+    torch.testing.assert_close(after[2], before[2])
+    for one, two in zip(before, after, strict=True):
+        torch.testing.assert_close(one[0], two[0])
+    torch.testing.assert_close(layout.of(moved, [1])[0], layout.of(masks, [1])[0])
+    torch.testing.assert_close(layout.of(masks, [1])[0][0], masks[0, :4].view(2, 2) / 0.5)
+    torch.testing.assert_close(layout.rearranged(moved, 2, (2, 0, 1)), masks)
+
+
+def test_masks_at_their_mean_are_no_dropout() -> None:
+    """So a search that learns nothing about them is the one without."""
+    seen = _seen(TWO)
+    lengths = seen.facts.granted.lengths or ()
+    with_masks, without = (Matcher(seen, lengths, Objective(), dropout=dropout) for dropout in (True, False))
+    dummy = with_masks.random(2, _rng())
+    assert dummy.masks.shape[1] > 1000 and without.random(2, _rng()).masks.shape == (2, 0)
+    torch.testing.assert_close(with_masks.losses(dummy), without.losses(without.random(2, _rng())), rtol=1e-4, atol=0.0)
+
+
+def test_the_derivative_by_masks_is_its_finite_difference() -> None:
+    """For sequences of two lengths, three candidates at once."""
+    seen = _seen(TWO)
+    seen.model.double()
+    seen = dataclasses.replace(seen, update={name: update.double() for name, update in seen.update.items()})
+    matcher = Matcher(seen, seen.facts.granted.lengths or (), Objective("cosine"), dropout=True)
+    dummy = matcher.random(3, _rng())
+    dummy = type(dummy)(*(part.double() for part in dummy))
+    dummy = dummy._replace(masks=torch.rand(dummy.masks.shape, generator=_rng(1), dtype=torch.float64))
+    _, slopes = matcher.losses_and_derivatives(dummy)
+    direction = torch.randn(dummy.masks.shape, generator=_rng(2), dtype=torch.float64)
+    ahead, behind = (matcher.losses(dummy._replace(masks=dummy.masks + sign * 1e-5 * direction)) for sign in (1, -1))
+    assert float((slopes.masks * direction).sum()) == pytest.approx(float((ahead - behind).sum()) / 2e-5, rel=1e-4)
+
+
+def test_learning_recovers_a_known_mask() -> None:
+    """The words are known and only the input's masks are not: what was dropped ends lower than what was kept."""
+    model = _model(dropout=0.0)
+    dropout: Any = model.get_submodule("bert.embeddings.dropout")
+    dropout.p = RATE
+    kept: list[Tensor] = []
+    handle = dropout.register_forward_hook(lambda _, given, made: kept.append((made != 0).float()))
+    seen = _seen(model=model)
+    handle.remove()
+    matcher = Matcher(seen, seen.facts.granted.lengths or (), Objective("cosine"), dropout=True)
+    dummy = matcher.of_tokens(_batches([TEXT]), torch.zeros(1, 1, 2))
+    still = Descent(400, 1e-9, linear=True, mask_step=0.2)
+    run = Run(matcher, still, dummy, _rng(), optimise_labels=False)
+    for _ in range(still.steps):
+        run.step()
+    learned, true = run.best.masks[0], kept[0].flatten()
+    assert len(kept) == 1 and 0.1 < float((true == 0).float().mean()) < 0.3
+    assert ((learned > 0.5) == (true > 0.5)).float().mean() > 0.97
+    assert 0.0 <= float(learned.min()) and float(learned.max()) <= 1.0
+
+
+def _batches(texts: Sequence[str]) -> list[list[tuple[int, ...]]]:
+    return [_ids(texts)]
+
+
+# ---------------------------------------------------------------------- lengths
+
+
+@pytest.mark.parametrize("dropout", [0.0, RATE])
+def test_lengths_of_a_batch_are_read_off_its_update(dropout: float) -> None:
+    """How many sequences, too."""
+    model = tiny.wide_bert()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = dropout
+    step = tiny.client_step(model, tiny.bert_tokenizer(), TWO, [0, 1], training=dropout > 0, frozen=TABLES)
+    shape = guess_shape(step.observe())
+    assert shape.lengths == tuple(sorted(map(len, _ids(TWO)), reverse=True)) and shape.evidence == "ends"
+
+
+# ---------------------------------------------------------------------- beams
+
+
+def _beams(width: int) -> tuple[Matcher, Beams]:
+    step = tiny.client_step(_model(0.0), tiny.bert_tokenizer(), [TEXT], [1], frozen=TABLES)
+    seen = step.observe().granting(Granted(labels=(1,), lengths=(len(_ids([TEXT])[0]),)))
+    matcher = Matcher(seen, seen.facts.granted.lengths or (), Objective("cosine"))
+    return matcher, Beams(matcher, torch.zeros(1, 2), None, width)
+
+
+def test_a_sweep_puts_every_token_of_the_sequence_everywhere_and_scores_none_twice() -> None:
+    """Two words at each other's places are mended over two places, because the beams keep what is worse for a moment."""
+    (true,) = _ids([TEXT])
+    wrong = (true[0], true[2], true[1], *true[3:])
+    matcher, beams = _beams(4)
+    scored: list[Any] = []
+    score = matcher.token_losses
+    matcher.token_losses = lambda batches, *more: scored.extend(batches) or score(batches, *more)  # type: ignore[method-assign,func-returns-value]
+    beams.offer([(wrong,)])
+    assert beams.sweep(Budget(60))
+    assert beams.best[0] == (true,) and matcher.explained_by(beams.best[1])
+    assert len(scored) == len(set(scored)) == beams.scored
+    assert all(sequence[0] == true[0] and sequence[-1] == true[-1] for (sequence,) in scored)
+
+
+def test_a_sweep_without_budget_changes_nothing() -> None:
+    """What is known is still there."""
+    _, beams = _beams(2)
+    (true,) = _ids([TEXT])
+    beams.offer([((true[0], *true[1:-1][::-1], true[-1]),)])
+    before = beams.best
+    assert not beams.sweep(Budget(1e-9)) and beams.best == before
+
+
+# ---------------------------------------------------------------------- the attack
+
+
+def test_a_sentence_behind_dropout_comes_back_where_nothing_is_granted() -> None:
+    """Word for word, with its label."""
+    seen = _seen(granted=False, model=_model(0.05))
+    guess = Grab(steps=100, n_init=10, labels="enumerate")(seen, _rng(), Budget(120))
+    assert [g.token_ids for g in guess.sequences or ()] == _ids([TEXT])
+    assert guess.label_counts == (0, 1)
+    assert guess.facts["hybrid_rounds"] >= 1
+
+
+def test_however_small_the_budget_there_is_a_guess() -> None:
+    """Of the right length, and it says why it ended."""
+    seen = _seen()
+    guess = Grab(n_init=1)(seen, _rng(), Budget(1e-9))
+    assert [len(g.token_ids) for g in guess.sequences or ()] == list(seen.facts.granted.lengths or ())
+    assert guess.stop == "budget"
+
+
+def test_rounds_end_when_one_brings_nothing() -> None:
+    """With steps too small to change anything, the second one."""
+    guess = Grab(steps=2, n_init=1, learning_rate=1e-12, mask_step=0.0, sweeps=0)(_seen(), _rng(), Budget(60))
+    assert (guess.stop, guess.facts["hybrid_rounds"], guess.facts["steps"]) == ("converged", 2, 4)
+
+
+def test_an_attack_that_is_not_aware_takes_no_notice_of_a_declared_defence() -> None:
+    """The paper's ablation: zeros of a pruned update count as zeros."""
+    step = tiny.client_step(_model(), tiny.bert_tokenizer(), [TEXT], [1], training=True, frozen=TABLES)
+    pruned = Prune(share=0.5)(step, step.observe(), _rng()).granting(Granted(labels=(1,), lengths=(7,)))
+    assert [Matcher(pruned, (7,), Objective(), aware=aware).objective.masked for aware in (True, False)] == [
+        True,
+        False,
+    ]
+
+
+def test_the_papers_settings_are_the_papers() -> None:
+    """GRAB, Sec. 5.1."""
+    paper = PRESETS["paper"]
+    assert (paper.n_init, paper.n_permutations, paper.steps, paper.sweeps, paper.beams) == (2000, 2000, 2000, 5, 4)
+    assert (paper.distance, paper.alpha, paper.decay, paper.mask_start) == ("l2", 0.01, 0.89, "bernoulli")
+    assert Grab().hybrid_rounds == 5 and Grab().mask_step == 0.01
+    chosen = attacks.create("grab", {"preset": "paper", "beams": "2"}).settings()
+    assert chosen == dataclasses.replace(paper, beams=2)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"hybrid_rounds": 0}, "hybrid_rounds must be at least 1"),
+        ({"beams": 0}, "beams must be at least 1"),
+        ({"words": -1}, "words must not be below 0"),
+        ({"learning_rate": 0.0}, "learning_rate must be above 0"),
+    ],
+)
+def test_knobs_that_leave_nothing_to_do_are_refused(knobs: dict[str, Any], message: str) -> None:
+    """With what was given."""
+    with pytest.raises(ValueError, match=message):
+        Grab(**knobs)
+
+
+def test_lengths_follow_the_groups_that_run_together() -> None:
+    """The layout asks for them in the order in which losses run them."""
+    assert [list(rows) for rows, _ in equal_lengths((5, 3, 5))] == [[1], [0, 2]]
