@@ -15,7 +15,7 @@ from tests import tiny
 
 
 def _tokens(seen: Observation) -> set[int]:
-    return set(EmbeddingRows()(seen, torch.Generator(), Budget(60)).tokens or ())
+    return set(EmbeddingRows()(seen, torch.Generator(), Budget(600)).tokens or ())
 
 
 def test_exactly_the_words_of_the_batch_are_named() -> None:
@@ -32,7 +32,7 @@ def test_a_row_sticking_out_of_declared_noise_is_named() -> None:
     table[[9, 11]] *= 4
     noise = DeclaredDefense(name="gaussian-noise", parameters={"scale": 1.0, "sigma": 1.0})
     noisy = seen.under(noise, {**seen.update, tiny.word_table(seen.model): table})
-    assert EmbeddingRows(false_rows=1e-3)(noisy, torch.Generator(), Budget(60)).tokens == (9, 11)
+    assert EmbeddingRows(false_rows=1e-3)(noisy, torch.Generator(), Budget(600)).tokens == (9, 11)
 
 
 def test_noise_far_below_the_signal_hides_nothing() -> None:

@@ -34,7 +34,7 @@ def _trained(labels: int = 4, **more: Any) -> Any:
 def _guess(seen: Observation) -> Any:
     verdict = FeatureLabels().applies(seen)
     assert verdict, verdict.reason
-    return FeatureLabels()(seen, torch.Generator().manual_seed(0), Budget(60))
+    return FeatureLabels()(seen, torch.Generator().manual_seed(0), Budget(600))
 
 
 @pytest.mark.parametrize("size", [1, 3, 6])

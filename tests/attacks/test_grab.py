@@ -185,7 +185,7 @@ def test_a_sweep_puts_every_token_of_the_sequence_everywhere_and_scores_none_twi
     score = matcher.token_losses
     matcher.token_losses = lambda batches, *more: scored.extend(batches) or score(batches, *more)  # type: ignore[method-assign,func-returns-value]
     beams.offer([(wrong,)])
-    assert beams.sweep(Budget(60))
+    assert beams.sweep(Budget(600))
     assert beams.best[0] == (true,) and matcher.explained_by(beams.best[1])
     assert len(scored) == len(set(scored)) == beams.scored
     assert all(sequence[0] == true[0] and sequence[-1] == true[-1] for (sequence,) in scored)
@@ -206,7 +206,7 @@ def test_a_sweep_without_budget_changes_nothing() -> None:
 def test_a_sentence_behind_dropout_comes_back_where_nothing_is_granted() -> None:
     """Word for word, with its label."""
     seen = _seen(granted=False, model=_model(0.05))
-    guess = Grab(steps=100, n_init=10, labels="enumerate")(seen, _rng(), Budget(120))
+    guess = Grab(steps=100, n_init=10, labels="enumerate")(seen, _rng(), Budget(600))
     assert [g.token_ids for g in guess.sequences or ()] == _ids([TEXT])
     assert guess.label_counts == (0, 1)
     assert guess.facts["hybrid_rounds"] >= 1
@@ -222,7 +222,7 @@ def test_however_small_the_budget_there_is_a_guess() -> None:
 
 def test_rounds_end_when_one_brings_nothing() -> None:
     """With steps too small to change anything, the second one."""
-    guess = Grab(steps=2, n_init=1, learning_rate=1e-12, mask_step=0.0, sweeps=0)(_seen(), _rng(), Budget(60))
+    guess = Grab(steps=2, n_init=1, learning_rate=1e-12, mask_step=0.0, sweeps=0)(_seen(), _rng(), Budget(600))
     assert (guess.stop, guess.facts["hybrid_rounds"], guess.facts["steps"]) == ("converged", 2, 4)
 
 

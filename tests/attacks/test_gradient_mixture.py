@@ -58,7 +58,7 @@ def observe(model: ArrayClassifier, batches: list[tuple[Tensor, Tensor]], **fact
 
 def guess(attack: Any, seen: Observation) -> Tensor:
     """Return its counts."""
-    return torch.tensor(attack(seen, torch.Generator().manual_seed(0), Budget(60)).label_counts)
+    return torch.tensor(attack(seen, torch.Generator().manual_seed(0), Budget(600)).label_counts)
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def observe(criterion: nn.Module | None, labels: list[int] = LABELS, **facts: An
 )
 def test_counts_come_back_through_smoothed_weighted_and_summed_losses(attack: Any, criterion: nn.Module | None) -> None:
     """Each bends the gradient in a way that is public, so the counts are those of plain cross-entropy."""
-    guess = attack(observe(criterion), torch.Generator().manual_seed(0), Budget(60))
+    guess = attack(observe(criterion), torch.Generator().manual_seed(0), Budget(600))
     assert guess.label_counts == (3, 2, 0, 1)
 
 
@@ -90,5 +90,5 @@ def test_a_sum_over_an_unknown_number_asks_for_the_count() -> None:
     """Its gradient is B times as large, and B is what is missing."""
     seen = observe(nn.CrossEntropyLoss(reduction="sum"), batch_size_bound=None)
     with pytest.raises(Exception, match="sum over a batch of unknown size; grant `data_count`"):
-        Llg()(seen, torch.Generator(), Budget(60))
-    assert Llg(data_count=6)(seen, torch.Generator(), Budget(60)).label_counts == (3, 2, 0, 1)
+        Llg()(seen, torch.Generator(), Budget(600))
+    assert Llg(data_count=6)(seen, torch.Generator(), Budget(600)).label_counts == (3, 2, 0, 1)

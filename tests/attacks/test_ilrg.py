@@ -43,7 +43,7 @@ def _step(model: ArrayClassifier, batches: list[list[int]], **facts: Any) -> Cli
 
 
 def _counts(attack: Any, seen: Observation) -> tuple[int, ...]:
-    counts: tuple[int, ...] = attack(seen, torch.Generator().manual_seed(0), Budget(60)).label_counts
+    counts: tuple[int, ...] = attack(seen, torch.Generator().manual_seed(0), Budget(600)).label_counts
     return counts
 
 

@@ -37,7 +37,7 @@ def _rng() -> torch.Generator:
 def test_a_sentence_comes_back_in_order_without_granted_labels_or_lengths(kind: Any) -> None:
     """Every label is tried, the length is read off, and the guess proves itself."""
     attack = kind(steps=225, n_init=10, n_permutations=0, length_weight=0.01)
-    guess = attack(_seen(), _rng(), Budget(60))
+    guess = attack(_seen(), _rng(), Budget(600))
     assert [(g.token_ids, g.proved) for g in guess.sequences or ()] == [(_ids(TEXT), True)]
     assert guess.label_counts == (0, 1)
     assert guess.facts["rounds"] > 0
@@ -47,7 +47,7 @@ def test_the_fast_preset_mends_what_its_few_steps_left_over() -> None:
     """Without words to try, as few steps as here leave wrong words; with them the guess proves itself."""
     seen = _seen(labels=(1,), lengths=(7,))
     knobs: dict[str, Any] = {"preset": "fast", "steps": 20, "round_every": 10, "length_weight": 0.01}
-    mended, plain = (LampCos(words=words, **knobs)(seen, _rng(), Budget(60)) for words in (4, 0))
+    mended, plain = (LampCos(words=words, **knobs)(seen, _rng(), Budget(600)) for words in (4, 0))
     assert [(g.token_ids, g.proved) for g in mended.sequences or ()] == [(_ids(TEXT), True)]
     assert [g.token_ids for g in plain.sequences or ()] != [_ids(TEXT)]
 
@@ -56,7 +56,7 @@ def test_the_fast_preset_mends_what_its_few_steps_left_over() -> None:
 def test_ablations_run_as_many_rounds_as_they_say(discrete: Any, rounds: int | None) -> None:
     """One round after every `round_every` steps; one at the end; none."""
     attack = LampCos(steps=9, n_init=1, n_permutations=0, round_every=3, round_draws=5, discrete=discrete, patience=0)
-    guess = attack(_seen(labels=(1,), lengths=(7,)), _rng(), Budget(60))
+    guess = attack(_seen(labels=(1,), lengths=(7,)), _rng(), Budget(600))
     assert guess.facts.get("rounds") == rounds
 
 
@@ -68,7 +68,7 @@ def test_it_starts_from_what_exact_recovery_read_where_it_is_told_to() -> None:
     assert not LampCos().applies(seen)
     attack = LampCos(start="span", steps=3, n_init=1, trial_steps=1)
     assert attack.applies(seen)
-    guess = attack(seen, _rng(), Budget(120))
+    guess = attack(seen, _rng(), Budget(600))
     assert [g.token_ids for g in guess.sequences or ()] == [_ids(TEXT)]
     assert guess.facts["lengths_from_evidence"] == 1.0
 
@@ -77,7 +77,7 @@ def test_drawing_places_anew_begins_another_descent_only_where_the_update_is_not
     """As often as it is allowed to, from the best so far."""
     knobs: dict[str, Any] = {"n_init": 1, "n_permutations": 0, "round_every": 2, "round_draws": 1, "redraw_steps": 2}
     guess = LampCos(steps=2, redraws=2, learning_rate=1e-9, **knobs)(
-        _seen(labels=(1,), lengths=(7,)), _rng(), Budget(60)
+        _seen(labels=(1,), lengths=(7,)), _rng(), Budget(600)
     )
     assert (guess.facts["redrawn"], guess.facts["steps"]) == (2, 6)
 
@@ -94,7 +94,7 @@ def test_it_stops_when_no_token_changes_any_more() -> None:
         seats=False,
         patience=2,
     )
-    guess = attack(_seen(labels=(1,), lengths=(7,)), _rng(), Budget(60))
+    guess = attack(_seen(labels=(1,), lengths=(7,)), _rng(), Budget(600))
     assert guess.stop == "converged"
     assert guess.facts["steps"] < 100
 

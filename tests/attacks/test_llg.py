@@ -25,7 +25,7 @@ TEXTS = ["a dog", "the old cat ate", "a bird saw the river", "fish", "one horse 
 
 
 def _counts(attack: Any, seen: Observation) -> tuple[int, ...]:
-    counts: tuple[int, ...] = attack(seen, torch.Generator().manual_seed(0), Budget(60)).label_counts
+    counts: tuple[int, ...] = attack(seen, torch.Generator().manual_seed(0), Budget(600)).label_counts
     return counts
 
 
@@ -78,7 +78,7 @@ def test_clipping_is_undone_where_a_class_is_absent() -> None:
     seen = tiny.observe(
         TEXTS, [0, 0, 0, 0, 1, 2], model=tiny.bert(num_labels=4), batch_size_bound=6, max_grad_norm=1e-2
     )
-    guess = LlgStar()(seen, torch.Generator().manual_seed(0), Budget(60))
+    guess = LlgStar()(seen, torch.Generator().manual_seed(0), Budget(600))
     assert guess.label_counts == (4, 1, 1, 0)
     assert guess.facts["scale"] < 0.1
 
@@ -97,7 +97,7 @@ def test_without_bias_or_model_one_label_is_read_along_the_update_s_own_directio
     step = tiny.client_step(
         tiny.gpt2_classifier(4), tiny.gpt2_tokenizer(), ["a bird near the river"], [label], batch_size_bound=1
     )
-    guess = Llg()(step.observe(), torch.Generator(), Budget(60))
+    guess = Llg()(step.observe(), torch.Generator(), Budget(600))
     assert guess.label_counts == tuple(int(c == label) for c in range(4))
     assert guess.facts["from_bias"] == 0.0
 
@@ -105,7 +105,7 @@ def test_without_bias_or_model_one_label_is_read_along_the_update_s_own_directio
 def test_a_head_behind_tanh_is_said_to_break_property_1() -> None:
     """BERT's pooler gives negative features; the bias is read all the same."""
     seen = tiny.observe(TEXTS, [0, 0, 1, 2, 2, 2], model=tiny.bert(num_labels=5), batch_size_bound=6)
-    assert LlgStar()(seen, torch.Generator().manual_seed(0), Budget(60)).facts["property_1"] == 0.0
+    assert LlgStar()(seen, torch.Generator().manual_seed(0), Budget(600)).facts["property_1"] == 0.0
 
 
 def test_algorithm_1_by_hand() -> None:

@@ -297,7 +297,7 @@ def test_a_search_that_starts_at_sums_in_wrong_places_is_set_right(
     mixed.embeddings[0, 0] = mixed.embeddings[0, 0, order] + matcher.positions[order] - matcher.positions[: len(ids)]
     monkeypatch.setattr(matcher, "random", lambda *_: mixed)
     rounds = Rounds(every=1, draws=4, seats=seats)
-    found = search(matcher, Descent(1, 1e-9), Start(), rounds, _rng(), Budget(60))
+    found = search(matcher, Descent(1, 1e-9), Start(), rounds, _rng(), Budget(600))
     assert found.facts["loss"] < 1e-5
     assert (found.tokens == [ids]) == seats
 
@@ -315,7 +315,7 @@ def test_a_guess_is_mended_as_tokens(damage: str) -> None:
     matcher = Matcher(seen, LENGTHS, Objective("cosine"))
     nothing = torch.zeros(2, matcher.classes)
     words = nearest_words(matcher, matcher.of_tokens([true], nothing[None]).embeddings[0], 2)
-    assert mend(matcher, [true[0], tuple(wrong)], nothing, words, _rng(), Budget(60)) == true
+    assert mend(matcher, [true[0], tuple(wrong)], nothing, words, _rng(), Budget(600)) == true
 
 
 def test_words_that_the_derivative_points_to_are_words_and_lower_a_linear_distance() -> None:
@@ -389,7 +389,7 @@ def test_a_prior_that_weighs_enough_decides_on_the_order() -> None:
     seen = _seen()
     matcher = Matcher(seen, LENGTHS, Objective("cosine"))
     rounds = Rounds(every=1, draws=60, seats=False, prior=_LikesOneOrder(), prior_weight=1e6)
-    found = search(matcher, Descent(12, 1e-9), Start(), rounds, _rng(), Budget(60))
+    found = search(matcher, Descent(12, 1e-9), Start(), rounds, _rng(), Budget(600))
     for sequence, row in zip(found.tokens, range(2), strict=True):
         words = [sequence[place] for place in matcher.free_places(row)]
         assert words == sorted(words)
@@ -403,11 +403,11 @@ def test_a_start_is_the_best_of_all_samples_and_orders_unless_the_budget_ends_be
     monkeypatch.setattr(matching_engine, "CHUNK_TOKENS", 3 * sum(LENGTHS))
     matcher = Matcher(_seen(), LENGTHS, Objective("cosine"))
     assert matcher.at_once == 3
-    found = starts(matcher, Start(samples=20, restarts=2), _rng(), Budget(60))
+    found = starts(matcher, Start(samples=20, restarts=2), _rng(), Budget(600))
     drawn = [matcher.random(count, rng) for rng in [_rng()] for count in (1, 3, 3, 3, 3, 3, 3, 1)]
     expected = matcher.losses(joined(drawn)).sort().values[:2]
     assert torch.allclose(matcher.losses(found), expected)
-    permuted = starts(matcher, Start(samples=20, permutations=9), _rng(), Budget(60))
+    permuted = starts(matcher, Start(samples=20, permutations=9), _rng(), Budget(600))
     assert float(matcher.losses(permuted)) <= float(expected[0]) * (1 + 1e-4)
     spent = Budget(1.0, clock=iter(range(1000)).__next__)
     assert len(starts(matcher, Start(samples=20, permutations=9), _rng(), spent).embeddings) == 1
@@ -417,7 +417,7 @@ def test_labels_that_are_enumerated_are_found() -> None:
     """Each assignment of classes is a restart; the lowest loss wins."""
     matcher = Matcher(_seen(granted=False), LENGTHS, Objective())
     start = Start(labels="enumerate", trial_steps=15)
-    found = search(matcher, Descent(15, 0.5), start, None, _rng(), Budget(60))
+    found = search(matcher, Descent(15, 0.5), start, None, _rng(), Budget(600))
     assert matcher.labels(found.best.label_logits[0]) == [0, 1]
 
 

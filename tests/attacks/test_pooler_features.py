@@ -295,7 +295,7 @@ def test_features_are_assigned_one_to_one(count_: int) -> None:
 def test_a_batch_is_searched_for_with_the_features_that_were_read() -> None:
     """As many sequences as there are, of their lengths; what was read stands in the facts."""
     step = step_of(TEXTS[:2])
-    guess = PoolerFeatures(**SMALL)(granted(step), rng(), Budget(60))
+    guess = PoolerFeatures(**SMALL)(granted(step), rng(), Budget(600))
     assert guess.sequences is not None and guess.label_counts is None
     assert sorted(len(s.token_ids) for s in guess.sequences) == sorted(map(len, step.truth.sequences()))
     assert guess.facts["features"] == 2.0 and guess.facts["features_solved"] == 1.0

@@ -139,7 +139,7 @@ def test_pairs_in_the_span_end_at_the_widest_gap(distance: list[float], rank: in
 def test_a_gpt2_classifiers_batch_comes_back_exactly(count: int) -> None:
     """Nothing granted: no labels, no lengths, no batch size."""
     step = _step("GPT-2", count)
-    guess = Span()(step.observe(), torch.Generator().manual_seed(0), Budget(60.0))
+    guess = Span()(step.observe(), torch.Generator().manual_seed(0), Budget(600))
     assert guess.sequences is not None
     assert set(step.truth.sequences()) <= {sequence.token_ids for sequence in guess.sequences}
     assert all(sequence.proved for sequence in guess.sequences)
@@ -148,7 +148,7 @@ def test_a_gpt2_classifiers_batch_comes_back_exactly(count: int) -> None:
 def test_the_last_token_of_a_language_models_text_comes_back_as_a_target() -> None:
     """Nobody attends to it, so its query, key and value get no gradient; but it was predicted, and the last layer says so."""
     step = tiny.client_step(_trained_looking(tiny.gpt2_lm()), tiny.gpt2_tokenizer(), TEXTS[:1], task="causal-lm")
-    guess = Span()(step.observe(), torch.Generator().manual_seed(0), Budget(60.0))
+    guess = Span()(step.observe(), torch.Generator().manual_seed(0), Budget(600))
     (true,) = step.truth.sequences()
     assert guess.sequences is not None
     assert [sequence.token_ids for sequence in guess.sequences] == [true]

@@ -46,7 +46,7 @@ def _step(model: Any, *batches: tuple[str, ...], **facts: Any) -> ClientStep:
 
 
 def _attack(seen: Observation) -> Reconstruction:
-    return Span()(seen, torch.Generator().manual_seed(0), Budget(60.0))
+    return Span()(seen, torch.Generator().manual_seed(0), Budget(600))
 
 
 def _proved(step: ClientStep) -> bool:
@@ -90,7 +90,7 @@ def test_rows_of_another_kind_are_explained_by_no_words() -> None:
     anatomy = anatomy_of(model)
     stage = input_stage_of(model, tiny.POSITIONS)
     rows = torch.randn(4, anatomy.hidden, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert find_words(stage, rows, tiny.POSITIONS, Budget(60.0)) is None
+    assert find_words(stage, rows, tiny.POSITIONS, Budget(600)) is None
 
 
 @pytest.mark.parametrize("rate", [1e-2, 1e-4])
@@ -106,7 +106,7 @@ def test_local_steps_give_up_the_words_of_all_their_batches() -> None:
     seen = step.observe()
     weights = {name: p.detach() for name, p in seen.model.named_parameters()}
     rows = whitened_update(seen.update, anatomy_of(seen.model), weights, seen.facts)
-    words = find_words(input_stage_of(seen.model, tiny.POSITIONS), rows, tiny.POSITIONS, Budget(60.0), noise=1.0)
+    words = find_words(input_stage_of(seen.model, tiny.POSITIONS), rows, tiny.POSITIONS, Budget(600), noise=1.0)
     assert words is not None
     assert set(words.tokens.tolist()) == {token for ids in step.truth.sequences() for token in ids}
     assert _attack(seen).sequences

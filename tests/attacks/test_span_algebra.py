@@ -86,7 +86,7 @@ def _masked_problem(
 def test_inputs_behind_dropout_masks_are_found_with_their_masks() -> None:
     """Twelve planted inputs among sixty false ones: exactly the twelve, every coordinate of every mask."""
     basis, candidates, planted = _masked_problem([1] * 12, false=60)
-    found = find_masked(basis, candidates, 0.1, _generator(), Budget(60))
+    found = find_masked(basis, candidates, 0.1, _generator(), Budget(600))
     assert sorted(found.tokens.tolist()) == list(range(12))
     for token, vector in zip(found.tokens.tolist(), found.vectors, strict=True):
         assert torch.allclose(vector, planted[token][0], atol=1e-6)
@@ -95,7 +95,7 @@ def test_inputs_behind_dropout_masks_are_found_with_their_masks() -> None:
 def test_two_copies_of_one_input_are_told_apart_by_their_masks() -> None:
     """Both [CLS] of a batch of two are found, each with its own mask."""
     basis, candidates, planted = _masked_problem([2, *[1] * 8], false=30)
-    found = find_masked(basis, candidates, 0.1, _generator(), Budget(60))
+    found = find_masked(basis, candidates, 0.1, _generator(), Budget(600))
     assert sorted(found.tokens.tolist()) == [0, *range(9)]
     twins = found.vectors[found.tokens == 0]
     for mine in planted[0]:
@@ -105,7 +105,7 @@ def test_two_copies_of_one_input_are_told_apart_by_their_masks() -> None:
 def test_the_zero_vector_explains_nothing() -> None:
     """A span of one direction: candidates far from it would fit a mask that drops everything."""
     basis, candidates, _ = _masked_problem([1], false=40)
-    found = find_masked(basis, candidates, 0.1, _generator(), Budget(60))
+    found = find_masked(basis, candidates, 0.1, _generator(), Budget(600))
     assert found.tokens.tolist() == [0]
 
 
@@ -113,7 +113,7 @@ def test_what_a_sequence_lacks_is_found_when_it_is_looked_for_again() -> None:
     """A search that was never shown three of the inputs misses them; shown their places, it finds them, and a second copy."""
     basis, candidates, planted = _masked_problem([2, *[1] * 9], false=30)
     shown = candidates.take(torch.tensor([*range(7), *range(10, 40)]))
-    search = MaskSearch(basis, 0.1, _generator(), Budget(60), frozenset())
+    search = MaskSearch(basis, 0.1, _generator(), Budget(600), frozenset())
     search.consider(shown)
     before = search.count()
     assert before < len(basis)
@@ -145,7 +145,7 @@ def _planted_attention(sizes: list[int], heads: int = 6, width: int = 24) -> tup
 def test_planted_sequences_are_assembled_exactly() -> None:
     """Four sequences of different lengths, one of each row, none of another's."""
     witness, positions, truth = _planted_attention([5, 9, 7, 12])
-    groups = assemble(witness, positions, beam=8, budget=Budget(60))
+    groups = assemble(witness, positions, beam=8, budget=Budget(600))
     assert sorted(map(sorted, (group.members for group in groups))) == sorted(map(sorted, truth))
     assert all(group.residual < 1e-8 for group in groups)
     for group in groups:
@@ -155,7 +155,7 @@ def test_planted_sequences_are_assembled_exactly() -> None:
 def test_a_sequence_longer_than_the_head_is_found_by_elimination() -> None:
     """Thirty keys explain anything in a head of 24: the shorter sequences are found first, the rest is the long one."""
     witness, positions, truth = _planted_attention([6, 30])
-    groups = assemble(witness, positions, beam=8, budget=Budget(60))
+    groups = assemble(witness, positions, beam=8, budget=Budget(600))
     assert sorted(map(sorted, (group.members for group in groups))) == sorted(map(sorted, truth))
 
 
@@ -164,11 +164,11 @@ def test_a_sequence_ends_with_what_closes_it() -> None:
     witness, positions, truth = _planted_attention([5, 9, 7, 12])
     closing = torch.zeros(len(positions), dtype=torch.bool)
     closing[[max(rows) for rows in truth]] = True
-    groups = assemble(witness, positions, beam=8, budget=Budget(60), closing=closing)
+    groups = assemble(witness, positions, beam=8, budget=Budget(600), closing=closing)
     assert sorted(map(sorted, (group.members for group in groups))) == sorted(map(sorted, truth))
     wrong = torch.zeros(len(positions), dtype=torch.bool)
     wrong[[2, 7]] = True  # the third places of two sequences: then they are cut short, and nothing explains them
-    for group in assemble(witness, positions, beam=8, budget=Budget(60), closing=wrong):
+    for group in assemble(witness, positions, beam=8, budget=Budget(600), closing=wrong):
         places = positions[[row for row in group.members if wrong[row]]].tolist()
         assert all(place == int(positions[list(group.members)].max()) for place in places)
 

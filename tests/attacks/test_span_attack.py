@@ -126,8 +126,8 @@ def test_one_wrong_word_is_not_proved() -> None:
     seen = step.observe()
     (truth,) = step.truth.sequences()
     wrong = (*truth[:3], truth[3] + 1, *truth[4:])
-    assert prove(seen, [GuessedSequence(truth)], Budget(60)).sequences[0].proved
-    rejected = prove(seen, [GuessedSequence(wrong)], Budget(60))
+    assert prove(seen, [GuessedSequence(truth)], Budget(600)).sequences[0].proved
+    rejected = prove(seen, [GuessedSequence(wrong)], Budget(600))
     assert not rejected.sequences[0].proved and rejected.label_counts is None
 
 

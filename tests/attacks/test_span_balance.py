@@ -71,7 +71,7 @@ def test_a_search_finds_the_members_of_one_sequence_among_two() -> None:
     for place in (2, 5, 7):
         start[place] += LENGTH
     start[4] = start[9] = -1
-    budget, everything = Budget(60.0), torch.ones(2 * LENGTH, dtype=torch.bool)
+    budget, everything = Budget(600), torch.ones(2 * LENGTH, dtype=torch.bool)
     better = balance.improve(start, everything, budget)
     choice = balance.search(better.options, everything, budget)
     assert choice.options == tuple(range(LENGTH))

@@ -187,9 +187,9 @@ def test_a_language_models_wrong_last_token_is_not_proved() -> None:
     step = _step(_decoder("GPT2"), TEXTS[:2])
     seen = step.observe()
     one, two = step.truth.sequences()
-    assert prove(seen, [GuessedSequence(one), GuessedSequence(two)], Budget(60)).sequences[0].proved
+    assert prove(seen, [GuessedSequence(one), GuessedSequence(two)], Budget(600)).sequences[0].proved
     wrong = [GuessedSequence(one), GuessedSequence((*two[:-1], two[-1] + 1))]
-    assert not prove(seen, wrong, Budget(60)).sequences[0].proved
+    assert not prove(seen, wrong, Budget(600)).sequences[0].proved
 
 
 def test_a_used_up_budget_gives_the_prefixes_so_far() -> None:

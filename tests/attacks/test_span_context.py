@@ -165,7 +165,7 @@ def test_a_sequence_is_completed_from_half_of_its_words() -> None:
     step = _step()
     climb, true, *_ = _climb(_context(step.observe()), step)
     known = {0: true[0], 1: true[1], 3: true[3], 4: true[2], 6: true[6]}
-    reached = climb.complete(known, Budget(60.0), unlikely_too=False)
+    reached = climb.complete(known, Budget(600), unlikely_too=False)
     assert reached is not None and reached.ids == true and reached.off < FITS
 
 
@@ -174,7 +174,7 @@ def test_two_neighbours_that_are_wrong_together_are_changed_together() -> None:
     step = _step()
     climb, true, *_ = _climb(_context(step.observe()), step)
     known = dict(enumerate(true[:-1])) | {3: true[5], 4: true[6]}
-    reached = climb.complete(known, Budget(60.0), unlikely_too=False)
+    reached = climb.complete(known, Budget(600), unlikely_too=False)
     assert reached is not None and reached.ids == true
 
 
@@ -187,7 +187,7 @@ def test_words_that_are_not_likely_are_tried_once_the_others_come_close() -> Non
     ends = [len(sequence) - 1 for sequence in step.truth.sequences()]
     climb = Climb(context, tokens, places, likely, ends, true[-1])
     known = {place: token for place, token in enumerate(true[:-1]) if place != 4}
-    reached = climb.complete(known, Budget(60.0), unlikely_too=False)
+    reached = climb.complete(known, Budget(600), unlikely_too=False)
     assert reached is not None and reached.ids == true
 
 

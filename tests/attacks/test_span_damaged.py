@@ -34,7 +34,7 @@ def _step(model: Any | None = None) -> ClientStep:
 
 def _read(step: ClientStep, name: str, **knobs: Any) -> Reconstruction:
     defended = dict(defenses)[name](**knobs)(step, step.observe(), torch.Generator().manual_seed(1))
-    return Span()(defended, torch.Generator().manual_seed(0), Budget(120.0))
+    return Span()(defended, torch.Generator().manual_seed(0), Budget(600))
 
 
 def _gradient(step: ClientStep, ids: tuple[int, ...], label: int) -> dict[str, Tensor]:
@@ -88,7 +88,7 @@ def test_a_climb_ends_at_the_true_sentence() -> None:
         widths=(1,),
         done=lambda base: False,
         most=5000,
-        budget=Budget(60.0),
+        budget=Budget(600),
     )
     assert found.best.token_ids == truth
     assert found.runner_up < found.score
@@ -143,9 +143,9 @@ def test_words_are_found_together_that_no_direction_names_alone() -> None:
     stacked = 0.5 * torch.randn(100, 6, generator=generator).double() @ rows + torch.randn(100, 64, generator=generator)
     pools = [torch.arange(40)] * 6
     fit = JointFit(stacked.T @ stacked, 100, pools, inputs)
-    found = fit.solve(Budget(60.0))
+    found = fit.solve(Budget(600))
     assert list(found.token_ids) == true
-    assert found.score >= fit.sketch(Budget(60.0)).score > 0
+    assert found.score >= fit.sketch(Budget(600)).score > 0
 
 
 def test_linear_and_quadratic_forms_are_those_of_the_inputs() -> None:
@@ -208,7 +208,7 @@ def test_an_observation_is_left_as_it_was() -> None:
     step = _step()
     seen: Observation = dict(defenses)["sign"]()(step, step.observe(), torch.Generator())
     before = seen.digest()
-    Span()(seen, torch.Generator().manual_seed(0), Budget(60.0))
+    Span()(seen, torch.Generator().manual_seed(0), Budget(600))
     assert seen.digest() == before
     assert all(p.grad is None for p in seen.model.parameters())
 

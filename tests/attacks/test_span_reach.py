@@ -240,7 +240,7 @@ def test_every_reading_of_the_attack_says_what_was_in_reach(kind: str) -> None:
     """The true sequences are, one with a foreign word is not; in a causal model without the last word's own evidence, too."""
     model = _model("gpt2") if kind == "causal" else _model(dropout=0.1 if kind == "masked" else 0.0)
     step = _step(model, TEXTS[:1], training=kind == "masked", frozen="" if kind == "causal" else "embeddings")
-    guess = Span()(step.observe(), torch.Generator().manual_seed(0), Budget(60))
+    guess = Span()(step.observe(), torch.Generator().manual_seed(0), Budget(600))
     (ids,) = step.truth.sequences()
     assert guess.reach is not None
     assert all(guess.reach.tokens(ids)) and guess.reach.passes(ids) is True
@@ -254,6 +254,6 @@ def test_under_noise_nothing_passes_or_fails() -> None:
     seen = step.observe()
     generator = torch.Generator().manual_seed(1)
     noisy = {name: g + 0.5 * g.std() * torch.randn(g.shape, generator=generator) for name, g in seen.update.items()}
-    guess = Span()(replace(seen, update=noisy), torch.Generator().manual_seed(0), Budget(60))
+    guess = Span()(replace(seen, update=noisy), torch.Generator().manual_seed(0), Budget(600))
     assert guess.sequences
     assert guess.reach is None or guess.reach.passes(step.truth.sequences()[0]) is None

@@ -38,7 +38,7 @@ def _rng(seed: int = 0) -> torch.Generator:
 def test_a_sentence_comes_back_without_granted_labels_or_lengths(kind: type[Dlg | Tag]) -> None:
     """Label and length are found on the way, and the re-simulated guess proves itself."""
     seen = tiny.observe([TEXT], [1], model=_model(), batch_size_bound=1)
-    guess = kind(steps=300, restarts=1)(seen, _rng(), Budget(60))
+    guess = kind(steps=300, restarts=1)(seen, _rng(), Budget(600))
     assert [(g.token_ids, g.proved, g.confidence) for g in guess.sequences or ()] == [(_ids(TEXT), True, 1.0)]
     assert guess.label_counts == (0, 1)
     assert guess.facts["lengths_granted"] == 0
@@ -48,7 +48,7 @@ def test_two_sentences_of_different_length_are_guessed_at_their_lengths() -> Non
     """Granted labels are not returned as if they had been found."""
     lengths = tuple(len(_ids(text)) for text in TWO)
     seen = tiny.observe(TWO, [0, 1], model=_model()).granting(Granted(labels=(0, 1), lengths=lengths))
-    guess = Tag(steps=5, trial_steps=2)(seen, _rng(), Budget(60))
+    guess = Tag(steps=5, trial_steps=2)(seen, _rng(), Budget(600))
     assert sorted(len(g.token_ids) for g in guess.sequences or ()) == sorted(lengths)
     assert all(g.token_ids[0] == tiny.VOCABULARY["[CLS]"] and g.token_ids[-1] == 3 for g in guess.sequences or ())
     assert guess.label_counts is None
@@ -64,7 +64,7 @@ def test_local_steps_are_taken_for_one_step_on_all_their_sequences() -> None:
     ]
     step = dataclasses.replace(parts[0], truth=Truth(tuple(part.truth.micro_batches[0] for part in parts)))
     seen = step.observe().granting(Granted(labels=(1, 0), lengths=lengths))
-    guess = Dlg(steps=600, restarts=1)(seen, _rng(), Budget(60))
+    guess = Dlg(steps=600, restarts=1)(seen, _rng(), Budget(600))
     assert {g.token_ids for g in guess.sequences or ()} == {_ids(TEXT), _ids("a fish")}
 
 
@@ -101,7 +101,7 @@ def test_frozen_tables_do_not_stop_it() -> None:
     """The rest of the update is enough."""
     step = tiny.client_step(_model(), tiny.bert_tokenizer(), [TEXT], [1], batch_size_bound=1)
     seen = FreezeEmbeddings()(step, step.observe(), _rng())
-    guess = Tag(steps=5, trial_steps=1)(seen, _rng(), Budget(60))
+    guess = Tag(steps=5, trial_steps=1)(seen, _rng(), Budget(600))
     assert [len(g.token_ids) for g in guess.sequences or ()] == [len(_ids(TEXT))]
 
 
@@ -112,7 +112,7 @@ def _short() -> Observation:
 def test_it_stops_when_nothing_improves() -> None:
     """A step too small to change anything is noticed after `patience` steps."""
     seen = _short().granting(Granted(labels=(1,), lengths=(6,)))
-    guess = Tag(steps=50, learning_rate=1e-12, patience=3, restarts=1)(seen, _rng(), Budget(60))
+    guess = Tag(steps=50, learning_rate=1e-12, patience=3, restarts=1)(seen, _rng(), Budget(600))
     assert guess.stop == "converged"
     assert guess.facts["steps"] < 10
 

@@ -49,7 +49,7 @@ def test_every_target_is_named_and_nothing_that_is_not_in_the_batch(tied: bool, 
     """Untrained and trained, with a head of its own and one that is the word embedding."""
     seen, targets, everything = _words(_model(tied, steps), TEXTS[:texts])
     assert TargetTokens().applies(seen)
-    found = set(TargetTokens()(seen, torch.Generator().manual_seed(0), Budget(60)).tokens or ())
+    found = set(TargetTokens()(seen, torch.Generator().manual_seed(0), Budget(600)).tokens or ())
     assert targets <= found <= everything
     if not tied:
         assert found == targets
@@ -62,7 +62,7 @@ def test_declared_noise_raises_the_bar() -> None:
     rng = torch.Generator().manual_seed(0)
     noisy = {name: g + sigma * torch.randn(g.shape, generator=rng) for name, g in seen.update.items()}
     declared = seen.under(DeclaredDefense(name="gaussian-noise", parameters={"sigma": sigma}), noisy)
-    found = set(TargetTokens()(declared, torch.Generator().manual_seed(0), Budget(60)).tokens or ())
+    found = set(TargetTokens()(declared, torch.Generator().manual_seed(0), Budget(600)).tokens or ())
     assert found <= everything and len(found & targets) > 0.8 * len(targets)
 
 

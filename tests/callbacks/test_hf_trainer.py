@@ -427,7 +427,7 @@ def test_row_30_attacks_do_not_look_at_the_truth(tmp_path: Path) -> None:
     other = read_snapshot(tmp_path / "other.ready")
     for name in ("embedding-rows", "span"):
         guesses = [
-            attacks.create(name)(one.observation, torch.Generator().manual_seed(3), Budget(60.0))
+            attacks.create(name)(one.observation, torch.Generator().manual_seed(3), Budget(600))
             for one in (snapshot, other)
         ]
         assert guesses[0] == guesses[1]
