@@ -416,7 +416,7 @@ def test_trainers_that_begin_in_one_folder_at_the_same_moment_get_a_folder_each(
     finally:
         for trainer in trainers:
             trainer.kill()
-            trainer.communicate(timeout=10)
+            trainer.communicate(timeout=60)
 
 
 def test_the_audits_file_holds_no_more_than_it_must(tmp_path: Path) -> None:

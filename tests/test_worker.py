@@ -407,7 +407,7 @@ def test_a_worker_goes_when_its_input_ends(tmp_path: Path) -> None:
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(timeout=60) == 4
-        assert time.monotonic() - began < 3.0
+        assert time.monotonic() - began < 15.0
     finally:
         end(process)
     assert not spool.attended()

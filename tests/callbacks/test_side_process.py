@@ -157,7 +157,7 @@ def test_a_side_process_told_to_go_is_not_waited_for(tmp_path: Path, monkeypatch
     """Training goes on at once; the end of the program gives it time to have written its report."""
     slow = (
         "import signal, sys, time, pathlib\n"
-        "def go(*_): time.sleep(1.0); pathlib.Path('report').touch(); sys.exit(130)\n"
+        "def go(*_): time.sleep(3.0); pathlib.Path('report').touch(); sys.exit(130)\n"
         "signal.signal(signal.SIGTERM, go); print('up', flush=True); time.sleep(60)"
     )
     monkeypatch.chdir(tmp_path)
@@ -166,7 +166,7 @@ def test_a_side_process_told_to_go_is_not_waited_for(tmp_path: Path, monkeypatch
     until(lambda: (tmp_path / "audit" / "worker.log").read_text() == "up\n")
     began = time.monotonic()
     side.dismiss()
-    assert time.monotonic() - began < 0.5 and side._process.poll() is None
+    assert time.monotonic() - began < 2.0 and side._process.poll() is None
     side.stop()
     assert not side.ensure()
     assert side._process.returncode == 130 and (tmp_path / "report").exists()
