@@ -19,7 +19,10 @@ from leakaudit.attacks.matching_objective import Objective
 from leakaudit.attacks.matching_search import Descent, Run
 from leakaudit.attacks.matching_shape import equal_lengths, guess_shape
 from leakaudit.budget import Budget
+from leakaudit.defenses.laplace_noise import LaplaceNoise
 from leakaudit.defenses.prune import Prune
+from leakaudit.defenses.sign import Sign
+from leakaudit.errors import AnatomyError
 from leakaudit.registry import attacks
 from leakaudit.snapshot import Granted, Observation
 from tests import tiny
@@ -264,3 +267,18 @@ def test_knobs_that_leave_nothing_to_do_are_refused(knobs: dict[str, Any], messa
 def test_lengths_follow_the_groups_that_run_together() -> None:
     """The layout asks for them in the order in which losses run them."""
     assert [list(rows) for rows, _ in equal_lengths((5, 3, 5))] == [[1], [0, 2]]
+
+
+@pytest.mark.parametrize("defense", [Prune(share=0.95), Sign()], ids=["pruned", "signs"])
+def test_a_damaged_update_is_not_taken_for_hundreds_of_sequences(defense: Any) -> None:
+    """Zeros and signs make ranks of their own, with clear gaps behind them."""
+    step = tiny.client_step(_model(0.0), tiny.bert_tokenizer(), TWO, [0, 1])
+    damaged = defense(step, step.observe(), _rng())
+    assert len(guess_shape(damaged).lengths) <= 4
+
+
+def test_noise_of_either_kind_tells_no_length() -> None:
+    """Every row of the position table is touched."""
+    step = tiny.client_step(_model(0.0), tiny.bert_tokenizer(), [TEXT], [1])
+    with pytest.raises(AnatomyError, match="grant `lengths`"):
+        guess_shape(LaplaceNoise(scale=0.1)(step, step.observe(), _rng()))
