@@ -93,7 +93,7 @@ class Grab:
     keeping the `beams` batches with the smallest distance. The next round starts from what it found. A knob at None is the preset's.
 
     Between rounds the `fast` preset sets masks back to their mean, 1 - p, and scores tokens with these: masks that were learned for wrong
-    words explain the update with them, so the paper's way keeps the words it has (n = 2 training sentences: 5 of 6 words after four rounds
+    words explain the update with them, so the paper's way keeps the words it has (one training sentence: 5 of 6 words after four rounds
     kept, all 6 after three rounds set back). The best guesses of all rounds then compete, each with masks of its own. It also gives embeddings other seats (`matching_seats`).
 
     The paper lets a padding token stand at every place, because only the longest length is known. Here the number of tokens of the batch is
