@@ -28,7 +28,7 @@ from leakaudit.callbacks.private_sgd import PrivateSgd, private_sgd
 from leakaudit.callbacks.recorder import Kept, Observe, Peers, Recorder, layers_of
 from leakaudit.callbacks.side_process import SideProcess, attacked_when, by_hand, say
 from leakaudit.classifiers import ArrayClassifier, NoText, array_facts, array_recipe
-from leakaudit.client import DP_SGD, public_facts
+from leakaudit.client import public_facts
 from leakaudit.config import AuditConfig, load_config
 from leakaudit.errors import LeakAuditError, ModelError, SnapshotError, SpoolError
 from leakaudit.gate import load_policy
@@ -36,6 +36,7 @@ from leakaudit.models import ModelRecipe, can_rebuild, plain_name, unwrapped
 from leakaudit.registry import attacks, defenses
 from leakaudit.scores import Attempt, Overhead, Score, load_journal
 from leakaudit.snapshot import (
+    DP_SGD,
     DeclaredDefense,
     Manifest,
     Provenance,

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from leakaudit.callbacks.recorder import layers_of
-from leakaudit.client import DP_SGD
 from leakaudit.errors import SnapshotError
-from leakaudit.snapshot import DeclaredDefense
+from leakaudit.snapshot import DP_SGD, DeclaredDefense
 
 REPEATED = ("DPOptimizer", "DistributedDPOptimizer")
 """Classes of Opacus that clip every example's whole gradient to one bound, as Abadi et al. 2016, Algorithm 1, does."""

@@ -15,6 +15,8 @@ from leakaudit.errors import DataError, SnapshotError
 from leakaudit.models import Task, outputs_of, tied_names, vocabulary_of
 from leakaudit.scores import Verification, VerificationStatus
 from leakaudit.snapshot import (
+    DP_SGD,
+    NOISES,
     DeclaredDefense,
     MicroBatch,
     Observation,
@@ -39,12 +41,6 @@ NOISE_TOLERANCE = 0.1
 STANDARD_ERRORS = 5.0
 """How far the projection of a noised update on the recomputed one may lie from 1, in standard errors: by chance it does so
 once in two million steps, while the update of another batch, hidden in however much noise, projects on less than 1."""
-
-DP_SGD = "dp-sgd"
-"""Name under which clipping per example with noise is declared: `noise_multiplier`, `max_grad_norm`, `expected_batch_size`."""
-
-NOISES = ("gaussian-noise", "laplace-noise", "relative-noise", DP_SGD)
-"""Defences that are in an update only if it does not come out the same when it is computed again."""
 
 FACTOR_TOLERANCE = 1e-3
 """How near a factor must lie to a known one to be given its name. Our choice: two such factors are never that close."""
@@ -441,7 +437,7 @@ def verify(step: ClientStep, observed: Mapping[str, Tensor]) -> Verification:
 
 def _stamp(step: ClientStep, observed: Mapping[str, Tensor]) -> Verification:
     tolerance = TOLERANCE.get(step.recipe.autocast or step.facts.dtype, FLOAT32_TOLERANCE)
-    noise = next((name for name in NOISES if step.facts.declared(name)), "")
+    noise = step.facts.noise
     if noise == DP_SGD:
         bare = _compared(step, observed, step.raw())
         if bare.error <= tolerance:

@@ -39,6 +39,13 @@ class _Facts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+DP_SGD = "dp-sgd"
+"""Name under which clipping per example with noise is declared: `noise_multiplier`, `max_grad_norm`, `expected_batch_size`."""
+
+NOISES = ("gaussian-noise", "laplace-noise", "relative-noise", DP_SGD)
+"""Defences that are in an update only if it does not come out the same when it is computed again."""
+
+
 class DeclaredDefense(_Facts):
     """A defence that the protocol declares, so that an adversary knows it (architecture, honesty rule 5)."""
 
@@ -108,6 +115,11 @@ class PublicFacts(_Facts):
     def declared(self, name: str) -> DeclaredDefense | None:
         """Return the declared defence of that name, if the protocol has it."""
         return next((d for d in self.defenses if d.name == name), None)
+
+    @property
+    def noise(self) -> str:
+        """The declared noise, by name; empty for none."""
+        return next((name for name in NOISES if self.declared(name)), "")
 
 
 @dataclass(frozen=True)

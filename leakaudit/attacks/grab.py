@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 
-from leakaudit.attacks.matching_attack import Evidence, Recipe, can_match, check_at_least_one, match
+from leakaudit.attacks.matching_attack import Evidence, Recipe, can_match, check_knobs, match, with_knobs
 from leakaudit.attacks.matching_hybrid import Hybrid
 from leakaudit.attacks.matching_objective import Objective
 from leakaudit.attacks.matching_search import Descent, Start
@@ -94,7 +94,8 @@ class Grab:
 
     Between rounds the `fast` preset sets masks back to their mean, 1 - p, and scores tokens with these: masks that were learned for wrong
     words explain the update with them, so the paper's way keeps the words it has (one training sentence: 5 of 6 words after four rounds
-    kept, all 6 after three rounds set back). The best guesses of all rounds then compete, each with masks of its own. It also gives embeddings other seats (`matching_seats`).
+    kept, all 6 after three rounds set back). The best guesses of all rounds then compete, each with masks of its own. It also gives
+    embeddings other seats (`matching_seats`).
 
     The paper lets a padding token stand at every place, because only the longest length is known. Here the number of tokens of the batch is
     read as a rank, and where sequences end from the span of the first block's inputs (`matching_shape`), so no place is padding.
@@ -168,27 +169,19 @@ class Grab:
 
     def __post_init__(self) -> None:
         """Refuse knobs that leave nothing to do."""
-        check_at_least_one(self, ("hybrid_rounds", "steps", "n_init", "beams", "patience", "trial_steps"))
-        for knob in (
-            "n_permutations",
-            "sweeps",
-            "words",
-            "verdict_steps",
-            "alpha",
-            "length_weight",
-            "weight_decay",
-            "mask_step",
-        ):
-            if (value := getattr(self, knob)) is not None and value < 0:
-                raise ValueError(f"{knob} must not be below 0, got {value}")
-        for knob in ("learning_rate", "decay"):
-            if (value := getattr(self, knob)) is not None and value <= 0:
-                raise ValueError(f"{knob} must be above 0, got {value}")
+        check_knobs(
+            self,
+            at_least_one=("hybrid_rounds", "steps", "n_init", "beams", "patience", "trial_steps"),
+            not_negative=(
+                *("n_permutations", "sweeps", "words", "verdict_steps"),
+                *("alpha", "length_weight", "weight_decay", "mask_step"),
+            ),
+            positive=("learning_rate", "decay"),
+        )
 
     def settings(self) -> Settings:
         """Return the preset with the knobs that were set."""
-        given = {field.name: getattr(self, field.name) for field in fields(Settings)}
-        return replace(PRESETS[self.preset], **{name: value for name, value in given.items() if value is not None})
+        return with_knobs(PRESETS[self.preset], self)
 
     def applies(self, seen: Observation) -> Applicability:
         """Say whether there is a gradient to match and a shape to match it with."""

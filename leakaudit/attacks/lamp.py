@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from leakaudit.attacks.matching_attack import Evidence, Recipe, can_match, check_at_least_one
+from leakaudit.attacks.matching_attack import Evidence, Recipe, can_match, check_knobs, with_knobs
 from leakaudit.attacks.matching_objective import Objective
 from leakaudit.attacks.matching_search import Descent, Rounds, Start
 from leakaudit.attacks.reconstruction import Applicability, not_applicable
@@ -136,18 +136,16 @@ class Lamp:
 
     def __post_init__(self) -> None:
         """Refuse knobs that leave nothing to do."""
-        check_at_least_one(self, ("steps", "n_init", "round_every", "round_draws", "redraw_steps", "trial_steps"))
-        for knob in ("n_permutations", "redraws", "words", "weight_decay", "clip", "patience"):
-            if (value := getattr(self, knob)) is not None and value < 0:
-                raise ValueError(f"{knob} must not be below 0, got {value}")
-        for knob in ("learning_rate", "decay"):
-            if (value := getattr(self, knob)) is not None and value <= 0:
-                raise ValueError(f"{knob} must be above 0, got {value}")
+        check_knobs(
+            self,
+            at_least_one=("steps", "n_init", "round_every", "round_draws", "redraw_steps", "trial_steps"),
+            not_negative=("n_permutations", "redraws", "words", "weight_decay", "clip", "patience"),
+            positive=("learning_rate", "decay"),
+        )
 
     def settings(self) -> Settings:
         """Return the preset with the knobs that were set."""
-        given = {field.name: getattr(self, field.name) for field in fields(Settings)}
-        return replace(PRESETS[self.preset], **{name: value for name, value in given.items() if value is not None})
+        return with_knobs(PRESETS[self.preset], self)
 
     def applies(self, seen: Observation) -> Applicability:
         """Say whether there is a gradient to match, a shape to match it with, and the prior that was asked for."""

@@ -8,7 +8,7 @@ import torch
 
 from leakaudit.attacks.embedding_rows import word_embedding
 from leakaudit.attacks.lamp import Lamp
-from leakaudit.attacks.matching_attack import match
+from leakaudit.attacks.matching_attack import check_knobs, match
 from leakaudit.attacks.matching_objective import Objective
 from leakaudit.attacks.reconstruction import Reconstruction
 from leakaudit.budget import Budget
@@ -35,8 +35,7 @@ class LampL1L2(Lamp):
     def __post_init__(self) -> None:
         """Refuse knobs that leave nothing to do."""
         super().__post_init__()
-        if self.alpha < 0:
-            raise ValueError(f"alpha must not be below 0, got {self.alpha}")
+        check_knobs(self, not_negative=("alpha",))
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
         """Match gradients until no token changes, the steps are used up or the budget is."""

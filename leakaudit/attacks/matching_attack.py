@@ -6,9 +6,9 @@ Letters: B sequences, C classes.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import torch
 
@@ -26,7 +26,12 @@ from leakaudit.budget import Budget
 from leakaudit.errors import AnatomyError
 from leakaudit.snapshot import Observation
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 Evidence = Literal["none", "span"]
+
+Settings = TypeVar("Settings", bound="DataclassInstance")
 
 EVIDENCE_SHARE = 0.5
 """Share of the budget that reading the evidence may take. Our choice."""
@@ -155,16 +160,30 @@ def reconstruct(seen: Observation, matcher: Matcher, shape: BatchShape, found: F
     )
 
 
-def check_at_least_one(attack: object, knobs: Sequence[str]) -> None:
-    """Refuse knobs that leave nothing to do.
+def check_knobs(
+    attack: object, *, at_least_one: Sequence[str] = (), not_negative: Sequence[str] = (), positive: Sequence[str] = ()
+) -> None:
+    """Refuse knobs that leave nothing to do; one at None is the preset's.
 
     Raises:
         ValueError: names the knob.
     """
-    for knob in knobs:
-        value = getattr(attack, knob)
-        if value is not None and value < 1:
-            raise ValueError(f"{knob} must be at least 1, got {value}")
+    rules: tuple[tuple[Sequence[str], str, Callable[[float], bool]], ...] = (
+        (at_least_one, "be at least 1", lambda value: value < 1),
+        (not_negative, "not be below 0", lambda value: value < 0),
+        (positive, "be above 0", lambda value: value <= 0),
+    )
+    for knobs, rule, broken in rules:
+        for knob in knobs:
+            value = getattr(attack, knob)
+            if value is not None and broken(value):
+                raise ValueError(f"{knob} must {rule}, got {value}")
+
+
+def with_knobs(preset: Settings, attack: object) -> Settings:
+    """Return a preset, a dataclass, with the knobs of the same names that are set in an attack, which are not None."""
+    given = {field.name: getattr(attack, field.name) for field in fields(preset)}
+    return replace(preset, **{name: value for name, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True)
@@ -196,9 +215,8 @@ class PlainMatching:
 
     def __post_init__(self) -> None:
         """Refuse knobs that leave nothing to do."""
-        check_at_least_one(self, ("steps", "n_init", "restarts", "trial_steps", "patience"))
-        if self.learning_rate <= 0:
-            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
+        whole = ("steps", "n_init", "restarts", "trial_steps", "patience")
+        check_knobs(self, at_least_one=whole, positive=("learning_rate",))
 
     def applies(self, seen: Observation) -> Applicability:
         """Say whether there is a gradient to match and a shape to match it with."""

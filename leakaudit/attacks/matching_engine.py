@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from leakaudit.attacks.clipping import scale_is_known
+from leakaudit.attacks.matching_discrete import Order
 from leakaudit.attacks.matching_gradients import CandidateGradients, Dummy, Pairs, joined
 from leakaudit.attacks.matching_objective import Comparison, Objective
 from leakaudit.attacks.matching_seats import position_vectors
@@ -157,6 +158,20 @@ class Matcher:
                 ids[number, row, : len(sequence)] = torch.tensor(sequence)
         dropped = self.full_masks(1)[0] if masks is None else masks
         return Dummy(self.table[ids.to(self.table.device)], label_logits, dropped.expand(len(batches), -1))
+
+    def rearranged(self, dummy: Dummy, row: int, order: Order) -> Dummy:
+        """Return candidates with the tokens of one sequence in another order, dropout masks with them; a copy.
+
+        Args:
+            dummy: N candidates, or what has their shape.
+            row: the sequence.
+            order: which place the token at each place comes from.
+        """
+        embeddings = dummy.embeddings.clone()
+        embeddings[:, row, : len(order)] = dummy.embeddings[:, row, list(order)]
+        layout = self.gradients.masks
+        masks = dummy.masks if layout is None else layout.rearranged(dummy.masks, row, order)
+        return dummy._replace(embeddings=embeddings, masks=masks)
 
     def free_places(self, row: int) -> list[int]:
         """Return the places of a sequence whose tokens are not public."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from leakaudit.attacks.matching_discrete import shuffled
 from leakaudit.attacks.matching_engine import Matcher
 from leakaudit.attacks.matching_gradients import Dummy
-from leakaudit.attacks.matching_search import Descent, Found, Run, Start, Stop, permuted, starts
+from leakaudit.attacks.matching_search import Descent, Found, Run, Start, Stop, advance, begun, permuted
 from leakaudit.attacks.matching_words import Batch, mend, nearest_words
 from leakaudit.budget import Budget
 
@@ -72,10 +72,7 @@ def hybrid_search(
     matcher: Matcher, descent: Descent, start: Start, hybrid: Hybrid, rng: torch.Generator, budget: Budget
 ) -> Found:
     """Find tokens whose gradient is nearest to the observed one; at least one guess comes back, however small the budget."""
-    run = Run(matcher, descent, starts(matcher, start, rng, budget), rng, optimise_labels=start.labels == "joint")
-    while len(run.now.embeddings) > 1 and run.taken < min(start.trial_steps, descent.steps) and not budget.exhausted():
-        run.step()
-    run.keep(run.order()[:1])
+    run = begun(matcher, descent, start, rng, budget)
     facts = {"hybrid_rounds": 0.0, "beamed": 0.0, "candidates": 0.0, "seated": 0.0}
     guess: _Guess | None = None
     finalists: dict[Batch, float] = {}
@@ -85,8 +82,7 @@ def hybrid_search(
             masks = run.now.masks[0] if hybrid.keep_masks else None
             again = matcher.of_tokens([guess.tokens], run.now.label_logits, masks)
             run.begin(descent, permuted(matcher, again, hybrid.permutations, rng, budget), forget=True)
-        while run.taken_now < descent.steps and not run.stalled and not budget.exhausted():
-            run.step()
+        advance(run, None, budget)
         run.settle()
         if hybrid.seats:
             facts["seated"] += sum(run.seat(row) for row in range(len(matcher.lengths)))
@@ -114,10 +110,7 @@ def hybrid_search(
         best = sorted(finalists, key=lambda batch: finalists[batch])[:FINALISTS]
         tokens = list(_judged(matcher, best, guess.candidate.label_logits[0], hybrid.verdict_steps, rng, budget))
         facts["overruled"] = float(tuple(tokens) != guess.tokens)
-    facts |= {"steps": float(run.taken), "restarted": float(run.restarted), "halved": float(matcher.halvings)}
-    if math.isfinite(guess.loss):
-        facts["loss"] = guess.loss
-    return Found(guess.candidate, tokens, guess.likeness, stop, facts)
+    return Found(guess.candidate, tokens, guess.likeness, stop, facts | run.facts(guess.loss))
 
 
 def _judged(

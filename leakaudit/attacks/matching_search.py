@@ -140,15 +140,11 @@ def search(
     budget: Budget,
 ) -> Found:
     """Find embeddings whose gradient is the observed one; at least one candidate comes back, however small the budget."""
-    first = starts(matcher, start, rng, budget)
-    run = Run(matcher, descent, first, rng, optimise_labels=start.labels == "joint")
-    while len(first.embeddings) > 1 and run.taken < min(start.trial_steps, descent.steps) and not budget.exhausted():
-        run.step()
-    run.keep(run.order()[:1])
+    run = begun(matcher, descent, start, rng, budget)
     shuffles = None if rounds is None else _Shuffler(matcher, rounds, rng)
     if shuffles is not None and start.given:
         shuffles.shuffle(run, budget)
-    stop = "converged" if shuffles is not None and shuffles.explained else _advance(run, shuffles, budget)
+    stop = "converged" if shuffles is not None and shuffles.explained else advance(run, shuffles, budget)
     best = run.best if shuffles is None else shuffles.best(run, budget)
     if shuffles is not None:
         again = replace(descent, steps=shuffles.rounds.redraw_steps)
@@ -156,19 +152,27 @@ def search(
             if shuffles.explained or budget.exhausted():
                 break
             run.begin(again, shuffles.redrawn(best))
-            stop = _advance(run, shuffles, budget)
+            stop = advance(run, shuffles, budget)
             best = shuffles.best(run, budget)
     tokens, likeness = matcher.tokens(best.embeddings[0])
     if rounds is not None and rounds.words and shuffles is not None and not shuffles.explained:
         words = nearest_words(matcher, best.embeddings[0], rounds.words)
         tokens = list(mend(matcher, tokens, best.label_logits[0], words, rng, budget))
-    facts = {"steps": float(run.taken), "restarted": float(run.restarted), "halved": float(matcher.halvings)}
-    if math.isfinite(loss := float(run.best_losses[0])):
-        facts["loss"] = loss
+    facts = run.facts(float(run.best_losses[0]))
     return Found(best, tokens, likeness, stop, facts | ({} if shuffles is None else shuffles.facts))
 
 
-def _advance(run: Run, shuffles: _Shuffler | None, budget: Budget) -> Stop:
+def begun(matcher: Matcher, descent: Descent, start: Start, rng: torch.Generator, budget: Budget) -> Run:
+    """Return a run of the candidate that is best after `trial_steps` steps of all that start side by side."""
+    first = _starts(matcher, start, rng, budget)
+    run = Run(matcher, descent, first, rng, optimise_labels=start.labels == "joint")
+    while len(first.embeddings) > 1 and run.taken < min(start.trial_steps, descent.steps) and not budget.exhausted():
+        run.step()
+    run.keep(run.order()[:1])
+    return run
+
+
+def advance(run: Run, shuffles: _Shuffler | None, budget: Budget) -> Stop:
     """Take the remaining steps, with rounds in between, and say why they ended."""
     while run.taken_now < run.descent.steps:
         if budget.exhausted():
@@ -184,7 +188,7 @@ def _advance(run: Run, shuffles: _Shuffler | None, budget: Budget) -> Stop:
     return "done"
 
 
-def starts(matcher: Matcher, start: Start, rng: torch.Generator, budget: Budget) -> Dummy:
+def _starts(matcher: Matcher, start: Start, rng: torch.Generator, budget: Budget) -> Dummy:
     """Return the `restarts` best of `samples` random candidates, permuted or with every labelling, best first.
 
     At least one comes back, however small the budget is. Candidates are made a portion at a time, as many as run at once.
@@ -289,6 +293,15 @@ class Run:
         """Whether the loss has not fallen for as many steps as patience lasts."""
         return 0 < self.descent.patience < self.taken - self.last_progress
 
+    def facts(self, loss: float) -> dict[str, float]:
+        """Return what a report says of the run, and of the loss of what it ends with, if that is a number."""
+        facts = {
+            "steps": float(self.taken),
+            "restarted": float(self.restarted),
+            "halved": float(self._matcher.halvings),
+        }
+        return facts | ({"loss": loss} if math.isfinite(loss) else {})
+
     def step(self) -> None:
         """Take one step, and keep the candidates from before it that were their best so far."""
         losses, slopes = self._matcher.losses_and_derivatives(self.now)
@@ -338,12 +351,8 @@ class Run:
 
     def rearrange(self, row: int, order: Order) -> None:
         """Give the tokens of one sequence of the only candidate another order, and the optimizer's moments with them."""
-        index = torch.tensor(order, device=self.now.embeddings.device)
-        layout = self._matcher.gradients.masks
-        for part in (self.now, self.means, self.squares):
-            part.embeddings[0, row, : len(order)] = part.embeddings[0, row, index]
-            if layout is not None:
-                part.masks.copy_(layout.rearranged(part.masks, row, order))
+        parts = (self.now, self.means, self.squares)
+        self.now, self.means, self.squares = (self._matcher.rearranged(part, row, order) for part in parts)
 
     def seat(self, row: int) -> bool:
         """Give the only candidate's embeddings the places at which they are nearest to words, if the gradient stays as it was."""
@@ -354,15 +363,14 @@ class Run:
         seated = seat(self.now.embeddings[0, row, :length], places, matcher.positions[:length], matcher.directions)
         if seated.gain <= 0 or seated.order == tuple(range(length)):
             return False
-        moved = self.now.detached()
+        moved = matcher.rearranged(self.now, row, seated.order)
         moved.embeddings[0, row, :length] = seated.embeddings
-        if matcher.gradients.masks is not None:
-            moved.masks.copy_(matcher.gradients.masks.rearranged(moved.masks, row, seated.order))
         before, after = matcher.losses(joined([self.now, moved])).tolist()
-        if not after <= before + SAME * abs(before):
+        # where both gradients are the observed one as well as floats can tell, their difference is noise
+        if not (after <= before + SAME * abs(before) or matcher.explained_by(after)):
             return False
         self.rearrange(row, seated.order)
-        self.now.embeddings[0, row, :length] = seated.embeddings
+        self.now = moved
         return True
 
     def settle(self) -> None:

@@ -18,9 +18,6 @@ from leakaudit.errors import AnatomyError
 from leakaudit.models import Vocabulary
 from leakaudit.snapshot import Observation
 
-NOISES = ("gaussian-noise", "laplace-noise")
-"""Defences that leave no entry zero and no rank low."""
-
 CLEAR_GAP = 1e4
 """Fall of the singular values behind the last that is a sequence. Measured on MiniLM (train): 1e6 and more for up to 8 sequences; rounding to
 bf16 leaves 9 and less."""
@@ -66,7 +63,7 @@ def guess_shape(seen: Observation) -> BatchShape:
     facts = seen.facts
     if facts.granted.lengths is not None:
         return BatchShape(facts.granted.lengths, "granted")
-    if any(facts.declared(noise) for noise in NOISES):
+    if facts.noise:
         raise AnatomyError("under noise neither position rows nor ranks tell how long the texts are; grant `lengths`")
     sequences = _number_of_sequences(seen)
     positions = _touched_positions(seen)
@@ -102,9 +99,8 @@ def _number_of_sequences(seen: Observation) -> int:
     if facts.batch_size_bound or facts.local_steps > 1:
         return (facts.batch_size_bound or 1) * facts.local_steps
     try:
-        dummy = neutral_inputs(seen, torch.Generator().manual_seed(0))
-        layer = find_output_layer(seen, frozen=True)
-        part = find_feed_forward(seen.model, layer.module, {name: value[:2] for name, value in dummy.items()})
+        dummy = neutral_inputs(seen, torch.Generator().manual_seed(0), examples=2)
+        part = find_feed_forward(seen.model, find_output_layer(seen, frozen=True).module, dummy)
         names = {id(parameter): name for name, parameter in seen.model.named_parameters()}
         rows = span_of(seen.update[names[id(part.first.weight)]].double())
     except (AnatomyError, KeyError):  # no such part, or its update is not shared under its name

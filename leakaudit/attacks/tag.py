@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from leakaudit.attacks.matching_attack import PlainMatching, match
+from leakaudit.attacks.matching_attack import PlainMatching, check_knobs, match
 from leakaudit.attacks.matching_objective import Objective
 from leakaudit.attacks.reconstruction import Reconstruction
 from leakaudit.budget import Budget
@@ -42,8 +42,7 @@ class Tag(PlainMatching):
     def __post_init__(self) -> None:
         """Refuse knobs that leave nothing to do."""
         super().__post_init__()
-        if self.alpha < 0:
-            raise ValueError(f"alpha must not be below 0, got {self.alpha}")
+        check_knobs(self, not_negative=("alpha",))
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
         """Match gradients until nothing improves, the steps are used up or the budget is."""

@@ -24,7 +24,7 @@ from leakaudit.defenses.prune import Prune
 from leakaudit.defenses.sign import Sign
 from leakaudit.errors import AnatomyError
 from leakaudit.registry import attacks
-from leakaudit.snapshot import Granted, Observation
+from leakaudit.snapshot import NOISES, DeclaredDefense, Granted, Observation
 from tests import tiny
 
 TEXT = "birds saw the river"
@@ -277,8 +277,11 @@ def test_a_damaged_update_is_not_taken_for_hundreds_of_sequences(defense: Any) -
     assert len(guess_shape(damaged).lengths) <= 4
 
 
-def test_noise_of_either_kind_tells_no_length() -> None:
+@pytest.mark.parametrize("noise", NOISES)
+def test_declared_noise_of_any_kind_tells_no_length(noise: str) -> None:
     """Every row of the position table is touched."""
     step = tiny.client_step(_model(0.0), tiny.bert_tokenizer(), [TEXT], [1])
+    noisy = LaplaceNoise(scale=0.1)(step, step.observe(), _rng())
+    declared = noisy.facts.model_copy(update={"defenses": (DeclaredDefense(name=noise),)})
     with pytest.raises(AnatomyError, match="grant `lengths`"):
-        guess_shape(LaplaceNoise(scale=0.1)(step, step.observe(), _rng()))
+        guess_shape(dataclasses.replace(noisy, facts=declared))

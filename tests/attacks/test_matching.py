@@ -23,7 +23,7 @@ from leakaudit.attacks.matching_discrete import (
 from leakaudit.attacks.matching_engine import Matcher
 from leakaudit.attacks.matching_gradients import Dummy, joined
 from leakaudit.attacks.matching_objective import Objective
-from leakaudit.attacks.matching_search import Descent, Rounds, Run, Start, search, starts
+from leakaudit.attacks.matching_search import Descent, Rounds, Run, Start, _starts, search
 from leakaudit.attacks.matching_seats import seat
 from leakaudit.attacks.matching_shape import guess_shape, public_tokens
 from leakaudit.attacks.matching_words import mend, nearest_words, promising_words
@@ -403,14 +403,14 @@ def test_a_start_is_the_best_of_all_samples_and_orders_unless_the_budget_ends_be
     monkeypatch.setattr(matching_engine, "CHUNK_TOKENS", 3 * sum(LENGTHS))
     matcher = Matcher(_seen(), LENGTHS, Objective("cosine"))
     assert matcher.at_once == 3
-    found = starts(matcher, Start(samples=20, restarts=2), _rng(), Budget(600))
+    found = _starts(matcher, Start(samples=20, restarts=2), _rng(), Budget(600))
     drawn = [matcher.random(count, rng) for rng in [_rng()] for count in (1, 3, 3, 3, 3, 3, 3, 1)]
     expected = matcher.losses(joined(drawn)).sort().values[:2]
     assert torch.allclose(matcher.losses(found), expected)
-    permuted = starts(matcher, Start(samples=20, permutations=9), _rng(), Budget(600))
+    permuted = _starts(matcher, Start(samples=20, permutations=9), _rng(), Budget(600))
     assert float(matcher.losses(permuted)) <= float(expected[0]) * (1 + 1e-4)
     spent = Budget(1.0, clock=iter(range(1000)).__next__)
-    assert len(starts(matcher, Start(samples=20, permutations=9), _rng(), spent).embeddings) == 1
+    assert len(_starts(matcher, Start(samples=20, permutations=9), _rng(), spent).embeddings) == 1
 
 
 def test_labels_that_are_enumerated_are_found() -> None:

@@ -70,7 +70,8 @@ def main() -> None:
     torch.set_num_threads(1)
     granted = " and ".join(options.grant) or "nothing"
     print(
-        f"{options.data.name}, {options.sentences} sentences over seeds {options.seeds}, {granted} granted, {options.mode} mode, B = {options.batch_size}, defence: {options.defense}"
+        f"{options.data.name}, {options.sentences} sentences over seeds {options.seeds}, {granted} granted, "
+        f"{options.mode} mode, B = {options.batch_size}, defence: {options.defense}"
     )
     print("| attack | n | R-1 | R-2 | R-L | exact | token recall | CPU s, median (mean) | steps, mean |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
