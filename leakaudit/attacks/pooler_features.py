@@ -12,6 +12,7 @@ from itertools import permutations
 from typing import ClassVar, Literal
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -31,6 +32,7 @@ from leakaudit.attacks.pooler_features_moments import (
     features_solved,
     signed,
 )
+from leakaudit.attacks.pooler_features_words import climb
 from leakaudit.attacks.reconstruction import Applicability, Reconstruction, not_applicable
 from leakaudit.budget import Budget
 from leakaudit.errors import AnatomyError
@@ -71,6 +73,9 @@ class PoolerFeatures(LampCos):
     """Where features count (paper 002, Table 2): `continuous` moves embeddings by them, `discrete` chooses starts and orders by them."""
     feature_weight: float = 1.0
     """Of one minus the features' mean cosine, beside a gradient distance between 0 and 2. The paper gives no figure; our choice."""
+    feature_words: int = 8
+    """Words a place that are tried in the end by features alone, each sequence for itself (`pooler_features_words`); 0 for none, as in the
+    paper. Nothing is tried with `phase=none`."""
 
     source: ClassVar[str] = (
         "Beyond Gradient and Priors (2023), Sec. 4.2, 4.3, App. B, on LAMP (Balunovic et al. 2022); `span` and `solve` are ours"
@@ -84,6 +89,8 @@ class PoolerFeatures(LampCos):
         super().__post_init__()
         if self.feature_weight < 0:
             raise ValueError(f"feature_weight must not be below 0, got {self.feature_weight:g}")
+        if self.feature_words < 0:
+            raise ValueError(f"feature_words must not be below 0, got {self.feature_words}")
 
     def applies(self, seen: Observation) -> Applicability:
         """Say whether the server is this one, its pooler's update is there, and LAMP has what it needs."""
@@ -115,6 +122,10 @@ class PoolerFeatures(LampCos):
         features = read_features(seen, len(shape.lengths), self.read, rng)
         matcher = FeatureMatcher(seen, shape.lengths, recipe, features.rows, self.phase, self.feature_weight)
         found = search(matcher, recipe.descent, recipe.start, recipe.rounds, rng, budget)
+        if self.feature_words and self.phase != "none" and len(features.rows):
+            tokens = matcher.completed(found.tokens, self.feature_words, rng, budget)
+            changed = sum(new != old for new, old in zip(tokens, found.tokens, strict=True))
+            found = found._replace(tokens=tokens, facts=found.facts | {"completed": float(changed)})
         guess = reconstruct(seen, matcher, shape, found, budget)
         facts = {
             "features": float(len(features.rows)),
@@ -209,6 +220,40 @@ class FeatureMatcher(Matcher):
             (by_features,) = torch.autograd.grad(found.sum(), live)
         return losses + found.detach().to(losses), slopes._replace(embeddings=slopes.embeddings + by_features)
 
+    def feature_distances(self, row: int, number: int, embeddings: Tensor) -> Tensor:
+        """Return (N,) one minus the cosine of a feature with that of each candidate for one sequence.
+
+        Args:
+            row: the sequence.
+            number: the feature.
+            embeddings: (N, T, D), T its length.
+        """
+        own = self._passed(embeddings)[:, : self._features.shape[1]]
+        return 1 - functional.normalize(own, dim=1) @ self._features[number]
+
+    def completed(
+        self, tokens: Sequence[tuple[int, ...]], words: int, rng: torch.Generator, budget: Budget
+    ) -> list[tuple[int, ...]]:
+        """Return sequences whose features are nearer to those that were read, each mended by its own.
+
+        Which feature is whose is the assignment that fits the guesses best.
+
+        Args:
+            tokens: (B,) sequences of token ids.
+            words: words a place that are tried.
+            rng: draws orders.
+            budget: looked at on the way.
+        """
+        table = self.table
+        with torch.no_grad():
+            alone = [table[torch.tensor([ids], device=table.device)] for ids in tokens]  # (1, T, D) each
+            every = range(len(self._features))
+            far = [[float(self.feature_distances(row, k, alone[row])) for row in range(len(tokens))] for k in every]
+        found = list(tokens)
+        for number, row in zip(*linear_sum_assignment(far), strict=True):
+            found[row] = climb(self, int(row), int(number), found[row], words, rng, budget)
+        return found
+
     def _feature_losses(self, embeddings: Tensor) -> Tensor:
         """Return (N,) the weight times one minus the mean cosine of features and the sequences they fit best, one to one."""
         own = self._pooler_inputs(embeddings)[..., : self._features.shape[1]]  # (N, B, F)
@@ -222,12 +267,17 @@ class FeatureMatcher(Matcher):
         placed = self.placed(Dummy(embeddings, logits, masks)).embeddings
         parts: dict[int, Tensor] = {}
         for rows, length in equal_lengths(self.lengths):
-            some = placed[:, rows, :length].flatten(0, 1)
-            with _inputs_of(self._dense) as taken:
-                self._seen.model(inputs_embeds=some, attention_mask=torch.ones(some.shape[:2], device=some.device))
-            each = taken[0].view(candidates, len(rows), -1)
+            each = self._passed(placed[:, rows, :length].flatten(0, 1)).view(candidates, len(rows), -1)
             parts |= {row: each[:, place] for place, row in enumerate(rows)}
         return torch.stack([parts[row] for row in range(len(self.lengths))], dim=1)
+
+    def _passed(self, embeddings: Tensor) -> Tensor:
+        """Return (n, D) what goes into the pooler for (n, T, D) sequences of one length."""
+        with _inputs_of(self._dense) as taken:
+            self._seen.model(
+                inputs_embeds=embeddings, attention_mask=torch.ones(embeddings.shape[:2], device=embeddings.device)
+            )
+        return taken[0]
 
 
 def _best_assignment(cosine: Tensor) -> Tensor:
