@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -120,6 +121,15 @@ class PublicFacts(_Facts):
     def noise(self) -> str:
         """The declared noise, by name; empty for none."""
         return next((name for name in NOISES if self.declared(name)), "")
+
+    @property
+    def noise_sigma(self) -> float:
+        """Standard deviation of the additive noise on every entry, in the update's units; 0 where the protocol declares no `sigma`.
+
+        Independent noises add by their squares.
+        """
+        found = [defense.parameters.get("sigma") for defense in self.defenses]
+        return math.sqrt(sum(float(sigma) ** 2 for sigma in found if isinstance(sigma, float | int)))
 
 
 @dataclass(frozen=True)

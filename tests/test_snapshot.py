@@ -19,6 +19,7 @@ from leakaudit.errors import NonFiniteUpdateError, SnapshotDamagedError, Snapsho
 from leakaudit.models import ModelRecipe, state_of
 from leakaudit.snapshot import (
     MANIFEST,
+    NOISES,
     OBSERVED,
     TRUTH,
     DeclaredDefense,
@@ -336,3 +337,12 @@ def test_dropout_rates_name_every_active_dropout() -> None:
     rates = dropout_rates(tiny.bert(dropout=0.25).named_modules())
     assert rates["bert.embeddings.dropout"] == 0.25
     assert set(rates.values()) == {0.25}
+
+
+def test_declared_noises_add_by_their_squares() -> None:
+    """Nothing declared is nothing known, and noise without a `sigma` says nothing."""
+    facts = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), ["a bird"], [1]).facts
+    assert facts.noise_sigma == 0.0
+    given: tuple[dict[str, Any], ...] = ({"sigma": 3.0}, {"sigma": 4.0}, {"noise_multiplier": 1.0})
+    noises = tuple(DeclaredDefense(name=name, parameters=knobs) for name, knobs in zip(NOISES[:3], given, strict=True))
+    assert facts.model_copy(update={"defenses": noises}).noise_sigma == pytest.approx(5.0)

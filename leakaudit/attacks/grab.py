@@ -36,6 +36,8 @@ class Settings:
     alpha: float
     length_weight: float
     mask_start: Literal["mean", "bernoulli"]
+    mask_weight: float
+    restarts: int
     keep_masks: bool
     seats: bool
     verdict_steps: int
@@ -56,6 +58,8 @@ PRESETS: dict[Preset, Settings] = {
         alpha=0.01,
         length_weight=0.0,
         mask_start="bernoulli",
+        mask_weight=0.0,
+        restarts=1,
         keep_masks=True,
         seats=False,
         verdict_steps=0,
@@ -74,6 +78,8 @@ PRESETS: dict[Preset, Settings] = {
         alpha=0.0,
         length_weight=1.0,
         mask_start="mean",
+        mask_weight=1.0,
+        restarts=4,
         keep_masks=False,
         seats=True,
         verdict_steps=40,
@@ -101,7 +107,8 @@ class Grab:
     read as a rank, and where sequences end from the span of the first block's inputs (`matching_shape`), so no place is padding.
 
     If the protocol prunes, only non-zero entries are matched (Sec. 5.5.2). If it clips or adds noise, gradients are compared at the same
-    length (Sec. 5.5.1). `aware=false` leaves that out. A cosine needs no length.
+    length (Sec. 5.5.1). A cosine needs no length; instead it counts by how much of a parameter's update is not the noise that the protocol
+    declares, because noise of one size drowns small gradients. `aware=false` leaves all of that out.
     """
 
     preset: Preset = "fast"
@@ -138,6 +145,11 @@ class Grab:
     """Adam's step for masks, in absolute terms (Sec. 5.1, lambda); it falls with the other."""
     mask_start: Literal["mean", "bernoulli"] | None = None
     """Masks at the start: all at 1 - p, or drawn (Algorithm 1, line 1)."""
+    mask_weight: float | None = None
+    """What holds masks at their mean: weight of their mean squared distance from it, in units of a drawn mask's variance, beside the gradient
+    distance. 0 in the paper."""
+    restarts: int | None = None
+    """Best samples that get `trial_steps` steps side by side at the start; the one with the lowest loss then goes on. 1 in the paper."""
     keep_masks: bool | None = None
     """Keep learned masks between rounds and score tokens with them, as the paper does."""
     seats: bool | None = None
@@ -150,8 +162,8 @@ class Grab:
     """Steps without a lower loss after which those of a round end. Our choice."""
     labels: Literal["joint", "enumerate"] = "joint"
     """Labels that are not granted: optimised with the embeddings, or each assignment tried for `trial_steps`."""
-    trial_steps: int = 30
-    """Steps in which labellings compete. Our choice."""
+    trial_steps: int = 75
+    """Steps in which restarts, or labellings, compete. Our choice."""
     aware: bool = True
     """Make use of the defences that the protocol declares."""
     start: Evidence = "none"
@@ -171,10 +183,10 @@ class Grab:
         """Refuse knobs that leave nothing to do."""
         check_knobs(
             self,
-            at_least_one=("hybrid_rounds", "steps", "n_init", "beams", "patience", "trial_steps"),
+            at_least_one=("hybrid_rounds", "steps", "n_init", "beams", "patience", "trial_steps", "restarts"),
             not_negative=(
                 *("n_permutations", "sweeps", "words", "verdict_steps"),
-                *("alpha", "length_weight", "weight_decay", "mask_step"),
+                *("alpha", "length_weight", "weight_decay", "mask_step", "mask_weight"),
             ),
             positive=("learning_rate", "decay"),
         )
@@ -204,6 +216,7 @@ class Grab:
             start=Start(
                 chosen.n_init,
                 chosen.n_permutations,
+                restarts=chosen.restarts,
                 trial_steps=self.trial_steps,
                 labels=self.labels,
                 masks=chosen.mask_start,
@@ -222,6 +235,7 @@ class Grab:
             exposure=self.exposure,
             evidence=self.start,
             dropout=self.masks and seen.facts.training_mode,
+            mask_weight=chosen.mask_weight,
             aware=self.aware,
         )
         return match(seen, recipe, rng, budget)

@@ -24,7 +24,6 @@ from leakaudit.attacks.output_layer import (
     find_output_layer,
     logit_gradient,
     neutral_outputs,
-    noise_of,
 )
 from leakaudit.attacks.reconstruction import Applicability, Reconstruction, not_applicable
 from leakaudit.budget import Budget
@@ -96,7 +95,7 @@ class Ilrg(CountsLabels):
         trust = COMMON_TRUST if self.dummy else 1e-30
         rest = bias @ (weight - torch.outer(bias, start))
         # What the update says of features drowns in noise before what it says of counts does.
-        noisy = self.dummy and noise_of(seen) > 0.0
+        noisy = self.dummy and seen.facts.noise_sigma > 0.0
         scale = 1.0
         if not scale_is_known(seen):
             scale = clipping_factor(

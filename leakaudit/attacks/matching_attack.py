@@ -53,8 +53,10 @@ class Recipe:
     """GRAB's."""
     dropout: bool = False
     """Learn dropout masks."""
+    mask_weight: float = 0.0
+    """What holds them at their mean, beside a gradient distance (`Matcher`)."""
     aware: bool = True
-    """Match norms and mask entries where the protocol declares noise, clipping or pruning."""
+    """Match norms, mask entries and weigh parameters where the protocol declares noise, clipping or pruning."""
     length_weight: float = 0.0
     """alpha_reg of LAMP's regulariser."""
     exposure: str = "*"
@@ -109,6 +111,7 @@ def match(seen: Observation, recipe: Recipe, rng: torch.Generator, budget: Budge
         length_weight=recipe.length_weight,
         exposure=recipe.patterns,
         dropout=recipe.dropout,
+        mask_weight=recipe.mask_weight,
         aware=recipe.aware,
     )
     start = recipe.start if not guesses else replace(recipe.start, given=_fitting(guesses, shape.lengths))

@@ -49,6 +49,7 @@ class Matcher:
         length_weight: float = 0.0,
         exposure: Sequence[str] = ("*",),
         dropout: bool = False,
+        mask_weight: float = 0.0,
         aware: bool = True,
     ) -> None:
         """Prepare; nothing of `seen` is changed, now or later.
@@ -60,13 +61,15 @@ class Matcher:
             length_weight: alpha_reg, weight of the embedding-length regulariser (LAMP, Sec. 4.2).
             exposure: patterns of parameter names that are matched; all but the word embedding by default.
             dropout: give candidates dropout masks of their own (GRAB, Sec. 4.3).
-            aware: match norms and mask entries where the protocol declares noise, clipping or pruning.
+            mask_weight: of the masks' mean squared distance from their mean, in units of a drawn mask's variance. Not in GRAB.
+            aware: match norms, mask entries and weigh parameters where the protocol declares noise, clipping or pruning.
 
         Raises:
             AnatomyError: there is nothing to match.
         """
         self.lengths = tuple(lengths)
         self.length_weight = length_weight
+        self.mask_weight = mask_weight
         self.halvings = 0
         """How often memory ran out and half as many candidates were run at once from then on."""
         self.gradients = CandidateGradients(seen, lengths, exposure, dropout=dropout)
@@ -78,6 +81,7 @@ class Matcher:
             objective.l1,
             match_norm=objective.match_norm or not known,
             masked=objective.masked or pruned,
+            sigma=objective.sigma or (seen.facts.noise_sigma if aware else 0.0),
         )
         self._comparison = Comparison(self.objective, self.gradients.matrices, self.gradients.vectors, seen.update)
         self._vocabulary = seen.facts.vocabulary
@@ -254,7 +258,9 @@ class Matcher:
     def _losses(self, dummy: Dummy) -> Tensor:
         placed = self.placed(dummy.detached())
         losses = self._comparison.losses(self._first_order(placed))
-        return losses + self._length_loss(placed.embeddings).double() if self.length_weight else losses
+        if self.length_weight:
+            losses = losses + self._length_loss(placed.embeddings).double()
+        return losses + self.mask_losses(dummy.masks) if self.mask_weight else losses
 
     def _losses_and_derivatives(self, dummy: Dummy) -> tuple[Tensor, Dummy]:
         """Return the losses of some candidates and the derivatives of their sum.
@@ -278,10 +284,28 @@ class Matcher:
                 weights.append(None)
             unknown = (True, not self.knows_labels, live.masks.shape[1] > 0)
             wanted = [part for part, open_ in zip(live, unknown, strict=True) if open_]
+            if self.mask_weight and unknown[2]:
+                mask_losses = self.mask_losses(live.masks)
+                losses = losses + mask_losses.detach()
+                outputs.append(mask_losses.sum())
+                weights.append(None)
             found = iter(torch.autograd.grad(outputs, wanted, grad_outputs=weights))
         return losses, Dummy(
             *(next(found) if open_ else torch.zeros_like(part) for part, open_ in zip(dummy, unknown, strict=True))
         )
+
+    def mask_losses(self, masks: Tensor) -> Tensor:
+        """Return (N,) float64 mask_weight times the mean of (m - (1 - p))^2 / (p (1 - p)) over mask entries m: 1 for masks as drawn.
+
+        Args:
+            masks: (N, P).
+        """
+        layout = self.gradients.masks
+        if layout is None or not masks.shape[1]:
+            return masks.new_zeros(len(masks), dtype=torch.float64)
+        rates = layout.rates.to(masks)
+        off = (masks - (1 - rates)).square() / (rates * (1 - rates))
+        return self.mask_weight * off.mean(dim=1).double()
 
     def _length_loss(self, placed: Tensor) -> Tensor:
         """Return (N,) alpha_reg (mean token norm - mean norm of the word embedding's rows)^2 (LAMP, L_reg)."""

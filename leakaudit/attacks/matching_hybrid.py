@@ -127,9 +127,10 @@ def _judged(
     run = Run(matcher, descent, matcher.of_tokens(batches, certain), rng, optimise_labels=False)
     while run.taken < steps and not budget.exhausted():
         run.step()
+    held = matcher.mask_losses(run.now.masks).tolist()
     losses = [
-        matcher.token_losses([batch], label_logits, masks)[0]
-        for batch, masks in zip(batches, run.now.masks, strict=True)
+        matcher.token_losses([batch], label_logits, masks)[0] + loss
+        for batch, masks, loss in zip(batches, run.now.masks, held, strict=True)
     ]
     return batches[min(range(len(batches)), key=lambda number: losses[number])]
 

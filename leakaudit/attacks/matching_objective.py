@@ -46,6 +46,9 @@ class Objective:
     """Give every candidate's gradient the norm of the observed one first: for updates whose length says nothing."""
     masked: bool = False
     """Compare only where the observed update is not zero (GRAB, Sec. 5.5.2): for pruned updates."""
+    sigma: float = 0.0
+    """Standard deviation of noise on every entry. A cosine then counts by the share of its update that is no noise, (|G|^2 - n sigma^2) /
+    |G|^2 for n entries: noise of one size drowns the parameters with small gradients, and their cosines say nothing."""
 
 
 class Compared(NamedTuple):
@@ -89,6 +92,11 @@ class Comparison:
         names = [*(matrix.name for matrix in matrices), *(vector.name for vector in vectors)]
         self._groups = _groups(names, objective.per).to(self._power)
         """(K, groups) which parameters one cosine is of."""
+        entries = [float(part.numel()) for part in (*self._matrices, *parts)]
+        self._weights = _weights(
+            self._power @ self._groups, torch.tensor(entries).to(self._power) @ self._groups, objective.sigma
+        )
+        """(groups,) what each cosine counts for; they add up to 1."""
         self._masks = [matrix != 0 for matrix in self._matrices] if objective.masked else None
 
     @property
@@ -168,8 +176,7 @@ class Comparison:
             scale = self._scale(power)[:, None]
             return (scale.square() * power - 2 * scale * inner + self._power).sum(dim=1).clamp_min(0.0)
         norms = ((power @ self._groups) * (self._power @ self._groups)).clamp_min(TINY).sqrt()  # (N, groups)
-        said = (self._power @ self._groups) > 0  # a parameter without any update has no direction
-        return 1 - ((inner @ self._groups) / norms * said).sum(dim=1) / said.sum().clamp_min(1)
+        return 1 - (inner @ self._groups) / norms @ self._weights
 
     def _scale(self, power: Tensor) -> Tensor:
         """Return (N,) what every candidate's gradient is multiplied by."""
@@ -272,6 +279,20 @@ class _Products(NamedTuple):
     """(N, M, M): x_s . x_t, where no matrix needs to be formed."""
     of_pulls: Tensor | None
     """(N, M, M): d_s . d_t."""
+
+
+def _weights(power: Tensor, entries: Tensor, sigma: float) -> Tensor:
+    """Return (groups,) what the cosine of each counts for in the mean; they add up to 1, unless no parameter has an update.
+
+    Args:
+        power: (groups,) |G|^2 of the observed update.
+        entries: (groups,) its number of entries.
+        sigma: standard deviation of the noise on each.
+    """
+    present = (power > 0).to(power)  # a parameter without any update has no direction
+    share = present * (1 - entries * sigma**2 / power.clamp_min(TINY)).clamp(min=0.0)
+    counted = share if bool(share.any()) else present  # where all is noise, none is better than another
+    return counted / counted.sum().clamp_min(TINY)
 
 
 def _groups(names: Sequence[str], per: Literal["parameter", "layer", "whole"]) -> Tensor:

@@ -19,7 +19,6 @@ weighed by how far each is off. A bias entry that a declared pruning removed is 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -137,7 +136,7 @@ def logit_gradient(seen: Observation, layer: OutputLayer, neutral: Neutral) -> T
     bias = bias_gradient(seen, layer)
     if bias is None:
         return projected
-    sigma = noise_of(seen)
+    sigma = seen.facts.noise_sigma
     if sigma == 0.0:
         return bias
     # Both estimate d_c: the bias is off by the noise, the projection by less noise and by how much features differ.
@@ -170,12 +169,6 @@ def own_direction(seen: Observation, layer: OutputLayer) -> Tensor:
     main = left[:, 0] * strength[0]
     flipped: Tensor = -main
     return flipped if bool(main[main.abs().argmax()] > 0) else main
-
-
-def noise_of(seen: Observation) -> float:
-    """Return the standard deviation of the noise that the protocol declares, in the update's units; 0 without any."""
-    found = [defense.parameters.get("sigma") for defense in seen.facts.defenses if defense.name.endswith("-noise")]
-    return math.sqrt(sum(float(sigma) ** 2 for sigma in found if isinstance(sigma, float | int)))
 
 
 def neutral_outputs(seen: Observation, layer: OutputLayer, rng: torch.Generator, dummy: Dummy = "random") -> Neutral:

@@ -26,7 +26,6 @@ from leakaudit.attacks.span_ranking import Ranking
 from leakaudit.attacks.span_reach import PairReach, ranked_reach
 from leakaudit.attacks.span_refine import Climb, Hypothesis, Layer, Simulation, can_simulate, changed, climb
 from leakaudit.attacks.span_scene import Scene
-from leakaudit.snapshot import Observation
 
 LONGEST = 128
 """Positions that are looked at. Our choice: a longer sentence has more words than could be climbed in time."""
@@ -91,20 +90,9 @@ with one wrong word 0.6 to 0.9, with all wrong 0.2; over all layers 0.8 to 0.99 
 
 def read_damaged(scene: Scene) -> Reconstruction:
     """Return the best sentence found, with a confidence."""
-    sigma = declared_sigma(scene.seen)
+    sigma = scene.seen.facts.noise_sigma or None
     reader = _Reader(scene, soft_span_of(scene.seen.update, scene.anatomy, sigma), sigma)
     return reader.read()
-
-
-def declared_sigma(seen: Observation) -> float | None:
-    """Return the standard deviation of the noise that the protocol declares, in the update's units, or None.
-
-    Independent noises add by their squares. A declared `sigma` is any additive noise's standard deviation (`gaussian-noise`,
-    `laplace-noise`).
-    """
-    found = [d.parameters.get("sigma") for d in seen.facts.defenses]
-    squares = [float(s) ** 2 for s in found if isinstance(s, float | int) and s > 0]
-    return sum(squares) ** 0.5 if squares else None
 
 
 @dataclass(frozen=True)

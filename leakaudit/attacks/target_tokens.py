@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from leakaudit.attacks.output_layer import neutral_inputs, noise_of
+from leakaudit.attacks.output_layer import neutral_inputs
 from leakaudit.attacks.reconstruction import APPLIES, Applicability, Reconstruction, not_applicable
 from leakaudit.budget import Budget
 from leakaudit.errors import AnatomyError
@@ -67,8 +67,8 @@ class TargetTokens:
         mean = features.mean(dim=0)  # (D,)
         shared = float(mean.square().sum() / features.square().sum(dim=1).mean())
         backwards = -(rows @ mean)  # (V,), positive for targets
-        named = backwards > ABOVE_NOISE * noise_of(seen) * float(mean.norm())
-        if shared < SHARED_DIRECTION and noise_of(seen) == 0.0:
+        named = backwards > ABOVE_NOISE * seen.facts.noise_sigma * float(mean.norm())
+        if shared < SHARED_DIRECTION and seen.facts.noise_sigma == 0.0:
             length = rows.norm(dim=1) / probabilities  # (V,)
             named = named | (length > LONGER * length.quantile(0.25))
         around = seen.facts.vocabulary.wordless_ids

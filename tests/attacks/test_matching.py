@@ -48,6 +48,8 @@ OBJECTIVES = {
     "norms matched with L1": Objective("l2", l1=0.3, match_norm=True),
     "masked": Objective("l2", masked=True),
     "masked cosine": Objective("cosine", masked=True),
+    "cosine under noise": Objective("cosine", sigma=3e-3),
+    "cosine by layer under noise": Objective("cosine", per="layer", sigma=3e-3),
     "masked with L1, norms matched": Objective("l2", l1=0.3, match_norm=True, masked=True),
 }
 
@@ -91,11 +93,12 @@ def _defined(matcher: Matcher, seen: Observation, dummy: Dummy) -> float:
     for number, name in enumerate(names):
         block = ".".join(name.split(".")[:4]) if ".layer." in name else name.rpartition(".")[0]
         groups.setdefault({"parameter": name, "layer": block, "whole": ""}[what.per], []).append(number)
-    cosines = []
+    cosines, shares = [], []
     for members in groups.values():
         one, two = (torch.cat([some[n].flatten() for n in members]) for some in (gradients, targets))
         cosines.append(float(one @ two / (one.norm() * two.norm())))
-    return 1 - sum(cosines) / len(cosines)
+        shares.append(max(0.0, 1 - len(two) * what.sigma**2 / float(two @ two)))
+    return 1 - sum(cosine * share for cosine, share in zip(cosines, shares, strict=True)) / sum(shares)
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
@@ -189,6 +192,24 @@ def test_declared_defences_change_the_objective() -> None:
     clipped = _seen(max_grad_norm=1e-2)
     assert Matcher(clipped, LENGTHS, Objective()).objective.match_norm
     assert not Matcher(clipped, LENGTHS, Objective("cosine")).objective.match_norm
+
+
+def test_parameters_that_noise_drowns_do_not_count_unless_all_are_drowned() -> None:
+    """With noise as large as the update's mean entry, small gradients say nothing; with a thousand times as much, none does."""
+    step = tiny.client_step(_model(), tiny.bert_tokenizer(), TWO, [0, 1])
+    plain = step.observe().granting(Granted(labels=(0, 1), lengths=LENGTHS))
+    noisy = GaussianNoise(scale=1.0)(step, plain, _rng())
+    matcher = Matcher(noisy, LENGTHS, Objective("cosine"))
+    weights = matcher._comparison._weights
+    names = [matrix.name for matrix in matcher.gradients.matrices]
+    loud = max(range(len(names)), key=lambda n: float(plain.update[names[n]].square().mean()))
+    quiet = min(range(len(names)), key=lambda n: float(plain.update[names[n]].square().mean()))
+    assert float(weights.sum()) == pytest.approx(1.0)
+    assert float(weights[loud]) > 1 / matcher.parameters > float(weights[quiet])
+    unaware = Matcher(noisy, LENGTHS, Objective("cosine"), aware=False)._comparison._weights
+    assert torch.allclose(unaware, torch.full_like(unaware, 1 / matcher.parameters))
+    everything = Matcher(noisy, LENGTHS, Objective("cosine", sigma=1e3))._comparison._weights
+    assert torch.allclose(everything, unaware)
 
 
 def test_running_out_of_memory_halves_the_candidates_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

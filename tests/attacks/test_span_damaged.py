@@ -13,14 +13,13 @@ from leakaudit.attacks import span_basis
 from leakaudit.attacks.reconstruction import Reconstruction
 from leakaudit.attacks.span import Span
 from leakaudit.attacks.span_basis import filled_in, noise_of, soft_span_of
-from leakaudit.attacks.span_damaged import declared_sigma
 from leakaudit.attacks.span_joint import JointFit
 from leakaudit.attacks.span_ranking import Ranking
 from leakaudit.attacks.span_refine import Hypothesis, Simulation, climb
 from leakaudit.budget import Budget
 from leakaudit.client import ClientStep
 from leakaudit.registry import defenses
-from leakaudit.snapshot import DeclaredDefense, Observation
+from leakaudit.snapshot import Observation
 from tests import tiny
 
 TEXT = "the old dog chased a small cat near the river ."
@@ -165,15 +164,6 @@ def test_linear_and_quadratic_forms_are_those_of_the_inputs() -> None:
         share = x[:, :4].square().sum(1) / x.square().sum(1)
         expected = (share - share.mean()) / share.std()
         torch.testing.assert_close(ranking.soft[:, position].double(), expected, rtol=1e-2, atol=1e-2)
-
-
-def test_declared_noises_add_by_their_squares() -> None:
-    """Nothing declared is nothing known."""
-    seen = _step().observe()
-    assert declared_sigma(seen) is None
-    for name, sigma in (("gaussian-noise", 3.0), ("laplace-noise", 4.0)):
-        seen = seen.under(DeclaredDefense(name=name, parameters={"sigma": sigma}), seen.update)
-    assert declared_sigma(seen) == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize(
