@@ -83,7 +83,9 @@ class Matcher:
             masked=objective.masked or pruned,
             sigma=objective.sigma or (seen.facts.noise_sigma if aware else 0.0),
         )
-        self._comparison = Comparison(self.objective, self.gradients.matrices, self.gradients.vectors, seen.update)
+        self._comparison = Comparison(
+            self.objective, self.gradients.matrices, self.gradients.vectors, seen.update, sum(self.lengths)
+        )
         self._vocabulary = seen.facts.vocabulary
         self.positions = position_vectors(seen, max(self.lengths))
         """(T, D) what the model adds to an embedding at each place; None where it does not just add."""

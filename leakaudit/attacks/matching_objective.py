@@ -30,6 +30,12 @@ from leakaudit.attacks.matching_gradients import Matrix, Pairs, Vector
 TINY = 1e-30
 """Keeps quotients finite."""
 
+SPARE = 8
+"""Columns beyond the expected rank with which an update is factored. Our choice (Halko et al. 2011, Sec. 4.2, take 5 to 10)."""
+
+FACTORED = 1e-5
+"""Relative error up to which a factored update stands for it. Our choice: float32 products are that exact; noise and pruning leave far more."""
+
 
 @dataclass(frozen=True)
 class Objective:
@@ -63,7 +69,12 @@ class Comparison:
     """Compares candidates with one observed update."""
 
     def __init__(
-        self, objective: Objective, matrices: Sequence[Matrix], vectors: Sequence[Vector], update: Mapping[str, Tensor]
+        self,
+        objective: Objective,
+        matrices: Sequence[Matrix],
+        vectors: Sequence[Vector],
+        update: Mapping[str, Tensor],
+        tokens: int,
     ) -> None:
         """Lay the update out as pairs are.
 
@@ -72,12 +83,14 @@ class Comparison:
             matrices: parameters whose gradients come as pairs, in their order.
             vectors: parameters whose gradients come formed, in their order.
             update: parameter name -> observed gradient.
+            tokens: M, of a whole candidate: the rank that an update without damage has.
         """
         self.objective = objective
         self._matrices = [
             (update[matrix.name].T if matrix.input_first else update[matrix.name]).contiguous() for matrix in matrices
         ]
         """(out, in) each."""
+        self._factors = [_factored(matrix, tokens + SPARE) for matrix in self._matrices]
         parts = [update[vector.name] for vector in vectors]
         self._sizes = [len(part) for part in parts]
         device = next(iter(update.values())).device
@@ -148,14 +161,14 @@ class Comparison:
         """
         inner, power = [], []
         grams: dict[int, Tensor] = {}
-        for part, (target, given, pull) in enumerate(zip(self._matrices, pairs.inputs, pairs.pulls, strict=True)):
-            seen = given @ target.T  # (N, M, out): G x
+        for part, (given, pull) in enumerate(zip(pairs.inputs, pairs.pulls, strict=True)):
+            seen = self._applied(part, given)  # (N, M, out): G x
             inner.append((seen * pull).sum(dim=(1, 2), dtype=torch.float64))
             if self._masks is not None:
                 formed = (self._formed(pairs, part, number) for number in range(len(given)))
                 power.append(torch.stack([each.square().sum(dtype=torch.float64) for each in formed]))
                 if kept is not None:
-                    kept.append(_Products(seen, pull @ target, None, None))
+                    kept.append(_Products(seen, self._returned(part, pull), None, None))
                 continue
             of_inputs = grams.get(id(given))  # query, key and value read the same input
             if of_inputs is None:
@@ -163,12 +176,22 @@ class Comparison:
             of_pulls = pull @ pull.transpose(1, 2)
             power.append((of_inputs * of_pulls).sum(dim=(1, 2), dtype=torch.float64))
             if kept is not None:
-                kept.append(_Products(seen, pull @ target, of_inputs, of_pulls))
+                kept.append(_Products(seen, self._returned(part, pull), of_inputs, of_pulls))
         columns = [torch.stack(each, dim=1) for each in (inner, power) if each]
         by_vector = [self._by_owner(flat * self._flat), self._by_owner(flat.square())]
         if not columns:
             return by_vector[0], by_vector[1]
         return torch.cat([columns[0], by_vector[0]], dim=1), torch.cat([columns[1], by_vector[1]], dim=1)
+
+    def _applied(self, part: int, given: Tensor) -> Tensor:
+        """Return (N, M, out): G x for every input."""
+        factors = self._factors[part]
+        return given @ self._matrices[part].T if factors is None else given @ factors[1].T @ factors[0].T
+
+    def _returned(self, part: int, pull: Tensor) -> Tensor:
+        """Return (N, M, in): G^T d for every pull."""
+        factors = self._factors[part]
+        return pull @ self._matrices[part] if factors is None else pull @ factors[0] @ factors[1]
 
     def _value(self, inner: Tensor, power: Tensor) -> Tensor:
         """Return (N,) the distances without the L1 term."""
@@ -279,6 +302,23 @@ class _Products(NamedTuple):
     """(N, M, M): x_s . x_t, where no matrix needs to be formed."""
     of_pulls: Tensor | None
     """(N, M, M): d_s . d_t."""
+
+
+def _factored(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor] | None:
+    """Return (out, r) and (r, in) factors of an update that has at most that rank, if products with them are cheaper; else None.
+
+    A gradient is a sum over tokens, so few tokens leave one of low rank: its range is that of a few random combinations of its columns
+    (Halko et al. 2011, Algorithm 4.1).
+    """
+    rows, columns = matrix.shape
+    if 2 * rank * (rows + columns) > rows * columns or not bool(matrix.any()):
+        return None
+    drawn = torch.randn(columns, rank, generator=torch.Generator().manual_seed(0)).to(matrix)
+    basis, _ = torch.linalg.qr(matrix.double() @ drawn.double())
+    inside = basis.T @ matrix.double()
+    if float((matrix - basis @ inside).norm()) > FACTORED * float(matrix.norm()):
+        return None
+    return basis.to(matrix), inside.to(matrix)
 
 
 def _weights(power: Tensor, entries: Tensor, sigma: float) -> Tensor:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import nn
 
-from leakaudit.attacks import matching_engine
+from leakaudit.attacks import matching_engine, matching_objective
 from leakaudit.attacks.matching_discrete import (
     draw_orders,
     move_prefix,
@@ -164,6 +164,26 @@ def test_an_objectives_derivative_is_its_finite_difference(what: str) -> None:
         )
         expected = float((ahead - behind).sum()) / (2 * step)
         assert float((getattr(slopes, part) * direction).sum()) == pytest.approx(expected, rel=tolerance)
+
+
+@pytest.mark.parametrize("kind", ["l2", "cosine"])
+def test_a_factored_update_is_compared_as_the_update_itself(
+    monkeypatch: pytest.MonkeyPatch, kind: Literal["l2", "cosine"]
+) -> None:
+    """An update of few tokens is factored and one with noise is not; distances and derivatives are those without factors."""
+    model = tiny.bert(initializer_range=0.1, hidden_size=128, intermediate_size=256)
+    step = tiny.client_step(model, tiny.bert_tokenizer(), [TWO[0]], [0])
+    seen = step.observe().granting(Granted(labels=(0,), lengths=LENGTHS[:1]))
+    factored = Matcher(seen, LENGTHS[:1], Objective(kind))
+    assert any(factored._comparison._factors)
+    noisy = GaussianNoise(scale=0.1)(step, seen, _rng())
+    assert not any(Matcher(noisy, LENGTHS[:1], Objective())._comparison._factors)
+    monkeypatch.setattr(matching_objective, "_factored", lambda *_: None)
+    plain = Matcher(seen, LENGTHS[:1], factored.objective)
+    dummy = plain.random(2, _rng(1))
+    (one, by_one), (two, by_two) = (matcher.losses_and_derivatives(dummy) for matcher in (factored, plain))
+    assert one.tolist() == pytest.approx(two.tolist(), rel=1e-5)
+    assert float((by_one.embeddings - by_two.embeddings).norm()) < 1e-4 * float(by_two.embeddings.norm())
 
 
 def test_the_true_batch_has_distance_zero_and_others_have_not() -> None:
