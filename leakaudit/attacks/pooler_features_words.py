@@ -39,7 +39,8 @@ FOUND = 1e-6
 TURNS = 3
 """Turns for each place after which a climb ends. Our choice: most end before, because every guess worth it has been looked at."""
 
-Sequence_ = tuple[int, ...]
+Tokens = tuple[int, ...]
+"""Token ids of one sequence."""
 
 
 class Compared(Protocol):
@@ -58,8 +59,8 @@ class Compared(Protocol):
 
 
 def climb(
-    matcher: Compared, row: int, number: int, guess: Sequence_, words: int, rng: torch.Generator, budget: Budget
-) -> Sequence_:
+    matcher: Compared, row: int, number: int, guess: Tokens, words: int, rng: torch.Generator, budget: Budget
+) -> Tokens:
     """Return the tokens nearest in feature that a beam search over neighbours finds from a guess.
 
     Neighbours have one other word, two words exchanged, or one of LAMP's transformations. The other words are those to which the derivative
@@ -75,7 +76,7 @@ def climb(
         budget: looked at before every turn.
     """
     known = dict(zip([guess], _distances(matcher, row, number, [guess]), strict=True))
-    expanded: set[Sequence_] = set()
+    expanded: set[Tokens] = set()
     for _ in range(TURNS * len(guess)):
         best = sorted(known, key=lambda each: known[each])[:BEAMS]
         fresh = [each for each in best if each not in expanded]
@@ -90,7 +91,7 @@ def climb(
     return min(known, key=lambda each: known[each])
 
 
-def _distances(matcher: Compared, row: int, number: int, tokens: Sequence[Sequence_]) -> list[float]:
+def _distances(matcher: Compared, row: int, number: int, tokens: Sequence[Tokens]) -> list[float]:
     """Return how far each guess is in feature; infinity where that is no number."""
     found: list[float] = []
     with torch.no_grad():
@@ -101,8 +102,8 @@ def _distances(matcher: Compared, row: int, number: int, tokens: Sequence[Sequen
 
 
 def _neighbours(
-    matcher: Compared, row: int, number: int, tokens: Sequence_, words: int, rng: torch.Generator
-) -> list[Sequence_]:
+    matcher: Compared, row: int, number: int, tokens: Tokens, words: int, rng: torch.Generator
+) -> list[Tokens]:
     """Return a guess with other words and in other orders."""
     places = matcher.free_places(row)
     present = tuple(range(len(tokens)))
@@ -115,7 +116,7 @@ def _neighbours(
     return changed + [tuple(tokens[place] for place in order) for order in orders]
 
 
-def _promising(matcher: Compared, row: int, number: int, tokens: Sequence_, words: int) -> list[list[int]]:
+def _promising(matcher: Compared, row: int, number: int, tokens: Tokens, words: int) -> list[list[int]]:
     """Return (T, words) the words at each place to which the derivative points."""
     with torch.enable_grad():
         live = matcher.table[torch.tensor([tokens], device=matcher.table.device)].detach().requires_grad_()

@@ -266,6 +266,21 @@ def test_the_true_batch_has_no_feature_loss_and_the_derivative_is_right() -> Non
     )
 
 
+def test_every_sequence_is_completed_by_its_own_feature() -> None:
+    """Whatever the order of the features; a sequence without one stays as it was."""
+    step = step_of(TEXTS)
+    true = [tuple(ids) for ids in step.truth.sequences()]
+    damaged = [(*ids[:2], ids[3], ids[2], *ids[4:]) for ids in true]
+    damaged[0] = (*damaged[0][:1], true[1][1], *damaged[0][2:])
+    features = features_of(step).flip(0)
+    matcher = FeatureMatcher(granted(step), tuple(map(len, true)), RECIPE, features, "continuous", 1.0)
+    assert matcher.completed(damaged, 8, rng(), Budget(600)) == true
+    fewer = FeatureMatcher(granted(step), tuple(map(len, true)), RECIPE, features[:2], "continuous", 1.0)
+    completed = fewer.completed(damaged, 8, rng(), Budget(600))
+    assert completed[1:] == true[1:]
+    assert completed[0] == damaged[0]
+
+
 @pytest.mark.parametrize(
     ("phase", "discrete", "continuous"), [("none", 0, 0), ("discrete", 1, 0), ("continuous", 0, 1), ("both", 1, 1)]
 )
