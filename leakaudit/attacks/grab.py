@@ -107,7 +107,7 @@ class Grab:
     read as a rank, and where sequences end from the span of the first block's inputs (`matching_shape`), so no place is padding.
 
     If the protocol prunes, only non-zero entries are matched (Sec. 5.5.2). If it clips or adds noise, gradients are compared at the same
-    length (Sec. 5.5.1). A cosine needs no length; instead it counts by how much of a parameter's update is not the noise that the protocol
+    length (Sec. 5.5.1). A cosine needs no length; instead it counts by how long a parameter's update is without the noise that the protocol
     declares, because noise of one size drowns small gradients. `aware=false` leaves all of that out.
     """
 

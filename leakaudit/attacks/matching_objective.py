@@ -53,8 +53,8 @@ class Objective:
     masked: bool = False
     """Compare only where the observed update is not zero (GRAB, Sec. 5.5.2): for pruned updates."""
     sigma: float = 0.0
-    """Standard deviation of noise on every entry. A cosine then counts by the share of its update that is no noise, (|G|^2 - n sigma^2) /
-    |G|^2 for n entries: noise of one size drowns the parameters with small gradients, and their cosines say nothing."""
+    """Standard deviation of noise on every entry. A cosine then counts by how long its update is without the noise, sqrt(|G|^2 - n sigma^2)
+    for n entries: noise of one size drowns the parameters with small gradients, and their cosines say little."""
 
 
 class Compared(NamedTuple):
@@ -329,9 +329,10 @@ def _weights(power: Tensor, entries: Tensor, sigma: float) -> Tensor:
         entries: (groups,) its number of entries.
         sigma: standard deviation of the noise on each.
     """
-    present = (power > 0).to(power)  # a parameter without any update has no direction
-    share = present * (1 - entries * sigma**2 / power.clamp_min(TINY)).clamp(min=0.0)
-    counted = share if bool(share.any()) else present  # where all is noise, none is better than another
+    counted = (power > 0).to(power)  # a parameter without any update has no direction
+    clean = (power - entries * sigma**2).clamp_min(0.0).sqrt()
+    if sigma and bool(clean.any()):  # where all is noise, none is better than another
+        counted = clean
     return counted / counted.sum().clamp_min(TINY)
 
 

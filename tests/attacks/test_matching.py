@@ -93,12 +93,13 @@ def _defined(matcher: Matcher, seen: Observation, dummy: Dummy) -> float:
     for number, name in enumerate(names):
         block = ".".join(name.split(".")[:4]) if ".layer." in name else name.rpartition(".")[0]
         groups.setdefault({"parameter": name, "layer": block, "whole": ""}[what.per], []).append(number)
-    cosines, shares = [], []
+    cosines, weights = [], []
     for members in groups.values():
         one, two = (torch.cat([some[n].flatten() for n in members]) for some in (gradients, targets))
         cosines.append(float(one @ two / (one.norm() * two.norm())))
-        shares.append(max(0.0, 1 - len(two) * what.sigma**2 / float(two @ two)))
-    return 1 - sum(cosine * share for cosine, share in zip(cosines, shares, strict=True)) / sum(shares)
+        clean = max(0.0, float(two @ two) - len(two) * what.sigma**2) ** 0.5
+        weights.append(clean if what.sigma else 1.0)
+    return 1 - sum(cosine * weight for cosine, weight in zip(cosines, weights, strict=True)) / sum(weights)
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
