@@ -32,7 +32,7 @@ from leakaudit.attacks.pooler_features_moments import (
     features_solved,
     signed,
 )
-from leakaudit.attacks.pooler_features_words import climb
+from leakaudit.attacks.pooler_features_words import FOUND, climb
 from leakaudit.attacks.reconstruction import Applicability, Reconstruction, not_applicable
 from leakaudit.budget import Budget
 from leakaudit.errors import AnatomyError
@@ -123,7 +123,7 @@ class PoolerFeatures(LampCos):
         matcher = FeatureMatcher(seen, shape.lengths, recipe, features.rows, self.phase, self.feature_weight)
         found = search(matcher, recipe.descent, recipe.start, recipe.rounds, rng, budget)
         if self.feature_words and self.phase != "none" and len(features.rows):
-            tokens = matcher.completed(found.tokens, self.feature_words, rng, budget)
+            tokens = matcher.completed(found.tokens, found.best.label_logits[0], self.feature_words, rng, budget)
             changed = sum(new != old for new, old in zip(tokens, found.tokens, strict=True))
             found = found._replace(tokens=tokens, facts=found.facts | {"completed": float(changed)})
         guess = reconstruct(seen, matcher, shape, found, budget)
@@ -232,27 +232,35 @@ class FeatureMatcher(Matcher):
         return 1 - functional.normalize(own, dim=1) @ self._features[number]
 
     def completed(
-        self, tokens: Sequence[tuple[int, ...]], words: int, rng: torch.Generator, budget: Budget
+        self, tokens: Sequence[tuple[int, ...]], label_logits: Tensor, words: int, rng: torch.Generator, budget: Budget
     ) -> list[tuple[int, ...]]:
         """Return sequences whose features are nearer to those that were read, each mended by its own.
 
-        Which feature is whose is the assignment that fits the guesses best.
+        Which feature is whose is the assignment that fits the guesses best. A sequence that does not reproduce its feature is a dead end of the
+        climb, and only stays if the gradient, too, comes nearer.
 
         Args:
             tokens: (B,) sequences of token ids.
+            label_logits: (B, C).
             words: words a place that are tried.
             rng: draws orders.
             budget: looked at on the way.
         """
-        table = self.table
-        with torch.no_grad():
-            alone = [table[torch.tensor([ids], device=table.device)] for ids in tokens]  # (1, T, D) each
-            every = range(len(self._features))
-            far = [[float(self.feature_distances(row, k, alone[row])) for row in range(len(tokens))] for k in every]
+        every = range(len(self._features))
+        far = [[self._token_distance(row, number, ids) for row, ids in enumerate(tokens)] for number in every]
         found = list(tokens)
         for number, row in zip(*linear_sum_assignment(far), strict=True):
-            found[row] = climb(self, int(row), int(number), found[row], words, rng, budget)
+            climbed = climb(self, int(row), int(number), found[row], words, rng, budget)
+            changed = [*found[:row], climbed, *found[row + 1 :]]
+            before, after = self.token_losses([found, changed], label_logits)
+            if after < before or self._token_distance(int(row), int(number), climbed) <= FOUND:
+                found = changed
         return found
+
+    def _token_distance(self, row: int, number: int, ids: Sequence[int]) -> float:
+        with torch.no_grad():
+            alone = self.table[torch.tensor([ids], device=self.table.device)]  # (1, T, D)
+            return float(self.feature_distances(row, number, alone))
 
     def _feature_losses(self, embeddings: Tensor) -> Tensor:
         """Return (N,) the weight times one minus the mean cosine of features and the sequences they fit best, one to one."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from leakaudit.active_server import WidePooler, on_active_server
+from leakaudit.attacks import pooler_features
 from leakaudit.attacks.matching_attack import Recipe
 from leakaudit.attacks.matching_objective import Objective
 from leakaudit.attacks.matching_search import Descent, Start
@@ -274,11 +275,23 @@ def test_every_sequence_is_completed_by_its_own_feature() -> None:
     damaged[0] = (*damaged[0][:1], true[1][1], *damaged[0][2:])
     features = features_of(step).flip(0)
     matcher = FeatureMatcher(granted(step), tuple(map(len, true)), RECIPE, features, "continuous", 1.0)
-    assert matcher.completed(damaged, 8, rng(), Budget(600)) == true
+    assert matcher.completed(damaged, torch.zeros(3, matcher.classes), 8, rng(), Budget(600)) == true
     fewer = FeatureMatcher(granted(step), tuple(map(len, true)), RECIPE, features[:2], "continuous", 1.0)
-    completed = fewer.completed(damaged, 8, rng(), Budget(600))
+    completed = fewer.completed(damaged, torch.zeros(3, fewer.classes), 8, rng(), Budget(600))
     assert completed[1:] == true[1:]
     assert completed[0] == damaged[0]
+
+
+def test_a_dead_end_of_a_climb_only_stays_if_the_gradient_comes_nearer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A climb that ends at other words for every guess changes a true batch nowhere, and takes a wrong one nearer."""
+    step = step_of(TEXTS)
+    true = [tuple(ids) for ids in step.truth.sequences()]
+    features = features_of(step) + 0.05 * torch.randn(3, 32, generator=rng())  # none is reproduced by any words
+    matcher = FeatureMatcher(granted(step), tuple(map(len, true)), RECIPE, features, "continuous", 1.0)
+    wrong = [(*ids[:1], ids[2], *ids[2:]) for ids in true]
+    for ends, guess, expected in ((wrong, true, true), (true, wrong, true)):
+        monkeypatch.setattr(pooler_features, "climb", lambda _, row, *__, ends=ends: ends[row])
+        assert matcher.completed(guess, torch.zeros(3, matcher.classes), 8, rng(), Budget(600)) == expected
 
 
 @pytest.mark.parametrize(
