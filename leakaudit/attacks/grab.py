@@ -100,7 +100,7 @@ class Grab:
 
     Between rounds the `fast` preset sets masks back to their mean, 1 - p, and scores tokens with these: masks that were learned for wrong
     words explain the update with them, so the paper's way keeps the words it has (one training sentence: 5 of 6 words after four rounds
-    kept, all 6 after three rounds set back). The best guesses of all rounds then compete, each with masks of its own. It also gives
+    kept, all 6 after three rounds set back). For the same reason `mask_weight` holds them there while they are learned. The best guesses of all rounds then compete, each with masks of its own. It also gives
     embeddings other seats (`matching_seats`).
 
     The paper lets a padding token stand at every place, because only the longest length is known. Here the number of tokens of the batch is

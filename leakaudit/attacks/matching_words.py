@@ -53,10 +53,22 @@ def promising_words(matcher: Matcher, batch: Batch, label_logits: Tensor, count:
     """
     dummy = matcher.of_tokens([batch], matcher.certain(label_logits)[None])
     _, slopes = matcher.losses_and_derivatives(dummy)
-    gains = -(slopes.embeddings[0] @ matcher.table.T)  # (B, T, V)
-    gains[..., matcher.directions.abs().sum(dim=1) == 0] = -math.inf
-    ids = gains.topk(count, dim=2).indices.tolist()
+    ids = words_along(slopes.embeddings[0], matcher.table, matcher.directions, count).tolist()
     return [{place: ids[row][place] for place in matcher.free_places(row)} for row in range(len(matcher.lengths))]
+
+
+def words_along(slopes: Tensor, table: Tensor, directions: Tensor, count: int) -> Tensor:
+    """Return (..., count) the words to which derivatives point, best first.
+
+    Args:
+        slopes: (..., D) of a loss by embeddings.
+        table: (V, D) word embeddings.
+        directions: (V, D); zero where a word stands in no text.
+        count: words a place.
+    """
+    gains = -(slopes @ table.T)  # (..., V)
+    gains[..., directions.abs().sum(dim=1) == 0] = -math.inf
+    return gains.topk(count, dim=-1).indices
 
 
 def mend(
