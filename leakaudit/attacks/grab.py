@@ -41,6 +41,8 @@ class Settings:
     keep_masks: bool
     seats: bool
     verdict_steps: int
+    warm: bool
+    block_power: float
 
 
 PRESETS: dict[Preset, Settings] = {
@@ -63,6 +65,8 @@ PRESETS: dict[Preset, Settings] = {
         keep_masks=True,
         seats=False,
         verdict_steps=0,
+        warm=False,
+        block_power=1.0,
     ),
     "fast": Settings(
         steps=150,
@@ -83,6 +87,8 @@ PRESETS: dict[Preset, Settings] = {
         keep_masks=False,
         seats=True,
         verdict_steps=40,
+        warm=True,
+        block_power=0.9,
     ),
 }
 """`paper`: GRAB, Sec. 5.1 (the weight decay of AdamW is PyTorch's default, as the paper names none; its step of 0.01 is 0.2 of BERT's unit).
@@ -154,8 +160,12 @@ class Grab:
     """Keep learned masks between rounds and score tokens with them, as the paper does."""
     seats: bool | None = None
     """Move embeddings together with their positions after the steps of a round. Not in the paper."""
+    warm: bool | None = None
+    """Learn masks only once a round with masks at their mean has brought nothing. Not in the paper."""
     verdict_steps: int | None = None
     """Steps on masks alone in which the best guesses of all rounds compete at the end. Not in the paper."""
+    block_power: float | None = None
+    """Of a pruned update only the rows and columns that hold this share of a matrix's power are compared; 1 in the paper: all that is left."""
     words: int = 0
     """Nearest words at each place that are tried after the beam search (`matching_words`). Not in the paper."""
     patience: int = 50
@@ -188,7 +198,7 @@ class Grab:
                 *("n_permutations", "sweeps", "words", "verdict_steps"),
                 *("alpha", "length_weight", "weight_decay", "mask_step", "mask_weight"),
             ),
-            positive=("learning_rate", "decay"),
+            positive=("learning_rate", "decay", "block_power"),
         )
 
     def settings(self) -> Settings:
@@ -203,7 +213,7 @@ class Grab:
         """Take rounds until one brings nothing or the budget is used up."""
         chosen = self.settings()
         recipe = Recipe(
-            objective=Objective(chosen.distance, l1=chosen.alpha),
+            objective=Objective(chosen.distance, l1=chosen.alpha, block_power=chosen.block_power),
             descent=Descent(
                 steps=chosen.steps,
                 learning_rate=chosen.learning_rate,
@@ -230,6 +240,7 @@ class Grab:
                 keep_masks=chosen.keep_masks,
                 seats=chosen.seats,
                 verdict_steps=chosen.verdict_steps,
+                warm=chosen.warm,
             ),
             length_weight=chosen.length_weight,
             exposure=self.exposure,

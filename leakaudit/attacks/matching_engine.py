@@ -81,6 +81,7 @@ class Matcher:
             objective.l1,
             match_norm=objective.match_norm or not known,
             masked=objective.masked or pruned,
+            block_power=objective.block_power,
             sigma=objective.sigma or (seen.facts.noise_sigma if aware else 0.0),
         )
         self._comparison = Comparison(

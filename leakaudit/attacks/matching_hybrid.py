@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -42,6 +42,8 @@ class Hybrid:
     mean."""
     seats: bool = True
     """Move embeddings together with their positions before they become tokens (`matching_seats`)."""
+    warm: bool = False
+    """Learn masks only once a round with masks at their mean has brought nothing."""
     verdict_steps: int = 0
     """Steps on masks alone that the best guesses of all rounds get in the end, each from masks at their mean; 0 for none."""
 
@@ -72,7 +74,8 @@ def hybrid_search(
     matcher: Matcher, descent: Descent, start: Start, hybrid: Hybrid, rng: torch.Generator, budget: Budget
 ) -> Found:
     """Find tokens whose gradient is nearest to the observed one; at least one guess comes back, however small the budget."""
-    run = begun(matcher, descent, start, rng, budget)
+    warm = hybrid.warm and matcher.gradients.masks is not None
+    run = begun(matcher, replace(descent, mask_step=0.0) if warm else descent, start, rng, budget)
     facts = {"hybrid_rounds": 0.0, "beamed": 0.0, "candidates": 0.0, "seated": 0.0}
     guess: _Guess | None = None
     finalists: dict[Batch, float] = {}
@@ -81,7 +84,8 @@ def hybrid_search(
         if guess is not None:
             masks = run.now.masks[0] if hybrid.keep_masks else None
             again = matcher.of_tokens([guess.tokens], run.now.label_logits, masks)
-            run.begin(descent, permuted(matcher, again, hybrid.permutations, rng, budget), forget=True)
+            now = replace(descent, mask_step=0.0) if warm else descent
+            run.begin(now, permuted(matcher, again, hybrid.permutations, rng, budget), forget=True)
         advance(run, None, budget)
         run.settle()
         if hybrid.seats:
@@ -95,6 +99,9 @@ def hybrid_search(
         facts["candidates"] += beams.scored
         finalists |= dict(beams.ranked)
         if guess is not None and not loss < guess.loss:
+            if warm:
+                warm = False
+                continue
             stop = "converged"
             break
         guess = _Guess(found, loss, likeness, run.now.detached())

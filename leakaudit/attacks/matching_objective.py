@@ -9,8 +9,8 @@ and with a = dL/d<G, g> and b = dL/d|g|^2 the objective's derivatives are
     by d_t:  a G x_t + 2 b sum_s (x_s . x_t) d_s,      by x_t:  a G^T d_t + 2 b sum_s (d_s . d_t) x_s,
 
 so no gradient of a weight matrix is formed. (Own derivation; the second identity is the "ghost norm" of Goodfellow, "Efficient
-Per-Example Gradient Computations", 2015.) An L1 term, or a pruned update of which only some entries count, needs the matrices: they are
-formed one at a time, small enough for a processor's cache.
+Per-Example Gradient Computations", 2015.) An L1 term needs the matrices: they are formed one at a time, small enough for a processor's cache.
+So does a pruned update, of which only some entries count. But what pruning leaves stands in few rows and columns, and is compared there.
 
 Letters: N candidates, K parameters, M tokens a layer sees of a candidate.
 """
@@ -52,6 +52,10 @@ class Objective:
     """Give every candidate's gradient the norm of the observed one first: for updates whose length says nothing."""
     masked: bool = False
     """Compare only where the observed update is not zero (GRAB, Sec. 5.5.2): for pruned updates."""
+    block_power: float = 1.0
+    """Then leave out the rows and columns with little in them: share of a matrix's power that its rows which are compared hold, and its
+    columns. 1 leaves out empty ones only. Measured at 0.9 on one CoLA training sentence (MiniLM): of the largest 25, 10, 5 and 1 % of an
+    update blocks of 16, 11, 7 and 2 % of all entries."""
     sigma: float = 0.0
     """Standard deviation of noise on every entry. A cosine then counts by how long its update is without the noise, sqrt(|G|^2 - n sigma^2)
     for n entries: noise of one size drowns the parameters with small gradients, and their cosines say little."""
@@ -90,7 +94,13 @@ class Comparison:
             (update[matrix.name].T if matrix.input_first else update[matrix.name]).contiguous() for matrix in matrices
         ]
         """(out, in) each."""
-        self._factors = [_factored(matrix, tokens + SPARE) for matrix in self._matrices]
+        self._blocks = (
+            [_block(matrix, objective.block_power) for matrix in self._matrices] if objective.masked else None
+        )
+        """Where pruned matrices are compared; None for everywhere."""
+        if self._blocks is not None:
+            self._matrices = [block.target for block in self._blocks]
+        self._factors = [None if objective.masked else _factored(m, tokens + SPARE) for m in self._matrices]
         parts = [update[vector.name] for vector in vectors]
         self._sizes = [len(part) for part in parts]
         device = next(iter(update.values())).device
@@ -110,7 +120,6 @@ class Comparison:
             self._power @ self._groups, torch.tensor(entries).to(self._power) @ self._groups, objective.sigma
         )
         """(groups,) what each cosine counts for; they add up to 1."""
-        self._masks = [matrix != 0 for matrix in self._matrices] if objective.masked else None
 
     @property
     def of_nothing(self) -> float:
@@ -147,7 +156,10 @@ class Comparison:
             along = self._l1(pairs, flat, scale)[1]
             by_power = by_power - (self.objective.l1 * along * scale / (2 * total.clamp_min(TINY)))[:, None]
         a, b = by_inner.float(), 2 * by_power.float()  # (N, K) each; d|g|^2 is 2 g
-        if self.objective.l1 or self._masks is not None:
+        if self._blocks is not None:
+            inputs, pulls, absolute = self._by_blocks(pairs, kept, a, b, scale)
+            losses = losses + self.objective.l1 * (absolute + self._flat_l1(flat, scale))
+        elif self.objective.l1:
             inputs, pulls, absolute = self._by_forming(pairs, kept, a, b, scale)
             losses = losses + self.objective.l1 * (absolute + self._flat_l1(flat, scale))
         else:
@@ -162,14 +174,15 @@ class Comparison:
         inner, power = [], []
         grams: dict[int, Tensor] = {}
         for part, (given, pull) in enumerate(zip(pairs.inputs, pairs.pulls, strict=True)):
+            if self._blocks is not None:
+                formed = self._blocks[part].formed(given, pull)
+                inner.append((formed.flatten(1) @ self._matrices[part].flatten()).double())
+                power.append(formed.square().sum(dim=(1, 2)).double())
+                if kept is not None:
+                    kept.append(_Products(formed, None, None, None))
+                continue
             seen = self._applied(part, given)  # (N, M, out): G x
             inner.append((seen * pull).sum(dim=(1, 2), dtype=torch.float64))
-            if self._masks is not None:
-                formed = (self._formed(pairs, part, number) for number in range(len(given)))
-                power.append(torch.stack([each.square().sum(dtype=torch.float64) for each in formed]))
-                if kept is not None:
-                    kept.append(_Products(seen, self._returned(part, pull), None, None))
-                continue
             of_inputs = grams.get(id(given))  # query, key and value read the same input
             if of_inputs is None:
                 of_inputs = grams[id(given)] = given @ given.transpose(1, 2)  # (N, M, M)
@@ -230,7 +243,7 @@ class Comparison:
         """Return the derivatives by inputs and pulls where the distance needs no formed matrix."""
         inputs, pulls = [], []
         for part, (given, pull, known) in enumerate(zip(pairs.inputs, pairs.pulls, kept, strict=True)):
-            assert known.of_inputs is not None and known.of_pulls is not None
+            assert known.back is not None and known.of_inputs is not None and known.of_pulls is not None
             along, own = a[:, part, None, None], b[:, part, None, None]
             inputs.append(along * known.back + (own * known.of_pulls) @ given)
             pulls.append(along * known.seen + (own * known.of_inputs) @ pull)
@@ -239,26 +252,46 @@ class Comparison:
     def _by_forming(
         self, pairs: Pairs, kept: Sequence[_Products], a: Tensor, b: Tensor, scale: Tensor
     ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """Return the same where it does, and the matrices' L1 distances (N,).
+        """Return the same where there is an L1 term, and the matrices' L1 distances (N,).
 
         With S = b g + alpha s sign(s g - G): by x_t, S^T d_t, by d_t, S x_t.
         """
         inputs, pulls = [], []
         absolute = torch.zeros(len(scale), dtype=torch.float64, device=scale.device)
         for part, (target, given, pull) in enumerate(zip(self._matrices, pairs.inputs, pairs.pulls, strict=True)):
-            by_input, by_pull = torch.empty_like(given), torch.empty_like(pull)
+            by_input, by_pull, known = torch.empty_like(given), torch.empty_like(pull), kept[part]
+            assert known.back is not None
             for number in range(len(given)):
                 formed = self._formed(pairs, part, number)
                 size = float(scale[number])
                 slope = formed * b[number, part]
-                if self.objective.l1:
-                    residual = formed.mul_(size).sub_(target)
-                    absolute[number] += torch.linalg.vector_norm(residual, 1)
-                    slope.add_(residual.sign_(), alpha=self.objective.l1 * size)
-                    if self._masks is not None:
-                        slope *= self._masks[part]
-                by_input[number] = pull[number] @ slope + a[number, part] * kept[part].back[number]
-                by_pull[number] = given[number] @ slope.T + a[number, part] * kept[part].seen[number]
+                residual = formed.mul_(size).sub_(target)
+                absolute[number] += torch.linalg.vector_norm(residual, 1)
+                slope.add_(residual.sign_(), alpha=self.objective.l1 * size)
+                by_input[number] = pull[number] @ slope + a[number, part] * known.back[number]
+                by_pull[number] = given[number] @ slope.T + a[number, part] * known.seen[number]
+            inputs.append(by_input)
+            pulls.append(by_pull)
+        return inputs, pulls, absolute
+
+    def _by_blocks(
+        self, pairs: Pairs, kept: Sequence[_Products], a: Tensor, b: Tensor, scale: Tensor
+    ) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Return the same for a pruned update; S is also a G here, and zero where an entry was pruned."""
+        assert self._blocks is not None
+        inputs, pulls = [], []
+        absolute = torch.zeros(len(scale), dtype=torch.float64, device=scale.device)
+        for part, (block, given, pull) in enumerate(zip(self._blocks, pairs.inputs, pairs.pulls, strict=True)):
+            formed = kept[part].seen
+            slope = b[:, part, None, None] * formed + a[:, part, None, None] * block.target
+            if self.objective.l1:
+                size = scale[:, None, None].float()
+                residual = size * formed - block.target
+                absolute += residual.abs().sum(dim=(1, 2), dtype=torch.float64)
+                slope += self.objective.l1 * size * residual.sign_() * block.mask
+            by_input, by_pull = torch.zeros_like(given), torch.zeros_like(pull)
+            by_input[..., block.columns] = pull[..., block.rows] @ slope
+            by_pull[..., block.rows] = given[..., block.columns] @ slope.transpose(1, 2)
             inputs.append(by_input)
             pulls.append(by_pull)
         return inputs, pulls, absolute
@@ -269,21 +302,23 @@ class Comparison:
         if self.objective.l1:
             size = scale[:, None].float()
             found = found + self.objective.l1 * size * (size * flat - self._flat).sign()
-        if self._masks is not None:
+        if self.objective.masked:
             found = found * (self._flat != 0)
         return list(found.split(self._sizes, dim=1))
 
     def _formed(self, pairs: Pairs, part: int, number: int) -> Tensor:
-        """Return (out, in) one candidate's gradient of one matrix, where it is compared."""
-        formed = pairs.pulls[part][number].T @ pairs.inputs[part][number]
-        return formed if self._masks is None else formed.mul_(self._masks[part])
+        """Return one candidate's gradient of one matrix, (out, in) or where it is compared."""
+        given, pull = pairs.inputs[part][number], pairs.pulls[part][number]
+        if self._blocks is not None:
+            return self._blocks[part].formed(given[None], pull[None])[0]
+        return pull.T @ given
 
     def _flattened(self, pairs: Pairs) -> Tensor:
         """Return (N, P) the formed vectors side by side, where they are compared."""
         if not pairs.vectors:
             return self._flat.new_zeros(len(pairs.inputs[0]), 0)
         flat = torch.cat(pairs.vectors, dim=1).detach()
-        return flat if self._masks is None else flat * (self._flat != 0)
+        return flat * (self._flat != 0) if self.objective.masked else flat
 
     def _by_owner(self, entries: Tensor) -> Tensor:
         """Return (N, vectors) sums of (N, P) entries over each vector, float64."""
@@ -295,13 +330,46 @@ class _Products(NamedTuple):
     """What a matrix's statistics and derivatives share."""
 
     seen: Tensor
-    """(N, M, out): G x_t."""
-    back: Tensor
-    """(N, M, in): G^T d_t."""
+    """(N, M, out): G x_t. For a pruned update (N, rows, columns): g in its block."""
+    back: Tensor | None
+    """(N, M, in): G^T d_t; None, as what follows, for a pruned update."""
     of_inputs: Tensor | None
-    """(N, M, M): x_s . x_t, where no matrix needs to be formed."""
+    """(N, M, M): x_s . x_t."""
     of_pulls: Tensor | None
     """(N, M, M): d_s . d_t."""
+
+
+class _Block(NamedTuple):
+    """The rows and columns in which a pruned matrix is compared."""
+
+    rows: Tensor
+    """(R,) indices."""
+    columns: Tensor
+    """(C,) indices."""
+    target: Tensor
+    """(R, C): G there."""
+    mask: Tensor
+    """(R, C) one where G was not pruned, else zero."""
+
+    def formed(self, given: Tensor, pull: Tensor) -> Tensor:
+        """Return (N, R, C) candidates' gradients where G was not pruned, from (N, M, in) inputs and (N, M, out) pulls."""
+        return (pull[..., self.rows].transpose(1, 2) @ given[..., self.columns]).mul_(self.mask)
+
+
+def _block(matrix: Tensor, share: float) -> _Block:
+    """Return the block of the fewest rows, and the fewest columns, that hold a share of a pruned matrix's power."""
+    power = matrix.double().square()
+    rows, columns = (_heaviest(power.sum(dim=dim), share) for dim in (1, 0))
+    target = matrix[rows][:, columns].contiguous()
+    return _Block(rows, columns, target, (target != 0).to(target))
+
+
+def _heaviest(power: Tensor, share: float) -> Tensor:
+    """Return the indices of the fewest entries that add up to a share of the sum, in order; none if the sum is zero."""
+    order = power.argsort(descending=True)
+    before = power[order].cumsum(0) - power[order]
+    found: Tensor = order[(before < share * power.sum()) & (power[order] > 0)].sort().values
+    return found
 
 
 def _factored(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor] | None:

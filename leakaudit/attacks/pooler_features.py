@@ -41,7 +41,7 @@ from leakaudit.registry import attack
 from leakaudit.snapshot import Observation
 
 Read = Literal["solve", "span", "paper"]
-Phase = Literal["continuous", "discrete", "both", "none"]
+Phase = Literal["continuous", "discrete", "both", "words", "none"]
 
 SERVER = "wide-pooler"
 """The active server that this attack belongs to."""

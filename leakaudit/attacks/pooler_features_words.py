@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from leakaudit.attacks.matching_discrete import draw_orders, swap
-from leakaudit.attacks.matching_words import words_along
 from leakaudit.budget import Budget
 
 BEAMS = 2
@@ -121,5 +120,7 @@ def _promising(matcher: Compared, row: int, number: int, tokens: Tokens, words: 
     with torch.enable_grad():
         live = matcher.table[torch.tensor([tokens], device=matcher.table.device)].detach().requires_grad_()
         (slope,) = torch.autograd.grad(matcher.feature_distances(row, number, live).sum(), live)
-    found: list[list[int]] = words_along(slope[0], matcher.table, matcher.directions, words).tolist()
+    gains = -(slope[0] @ matcher.table.T)  # (T, V)
+    gains[:, matcher.directions.abs().sum(dim=1) == 0] = -math.inf
+    found: list[list[int]] = gains.topk(words, dim=1).indices.tolist()
     return found

@@ -223,10 +223,27 @@ def test_however_small_the_budget_there_is_a_guess() -> None:
     assert guess.stop == "budget"
 
 
-def test_rounds_end_when_one_brings_nothing() -> None:
-    """With steps too small to change anything, the second one."""
-    guess = Grab(steps=2, n_init=1, learning_rate=1e-12, mask_step=0.0, sweeps=0)(_seen(), _rng(), Budget(600))
-    assert (guess.stop, guess.facts["hybrid_rounds"], guess.facts["steps"]) == ("converged", 2, 4)
+@pytest.mark.parametrize(("warm", "rounds"), [(False, 2), (True, 3)])
+def test_rounds_end_when_one_brings_nothing(warm: bool, rounds: int) -> None:
+    """With steps too small to change anything, the second one; or, where masks have not been learned so far, the first that learns them."""
+    grab = Grab(steps=2, n_init=1, learning_rate=1e-12, mask_step=0.0, sweeps=0, warm=warm)
+    guess = grab(_seen(), _rng(), Budget(600))
+    assert (guess.stop, guess.facts["hybrid_rounds"], guess.facts["steps"]) == ("converged", rounds, 2 * rounds)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_masks_are_learned_from_the_round_on_that_is_asked_for(warm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step for masks of every round: none before a round has brought nothing, if that is asked for."""
+    steps = []
+    step = Run.step
+
+    def recorded(run: Run) -> None:
+        steps.append(run.descent.mask_step)
+        step(run)
+
+    monkeypatch.setattr(Run, "step", recorded)
+    Grab(steps=1, n_init=1, learning_rate=1e-12, sweeps=0, warm=warm, verdict_steps=0)(_seen(), _rng(), Budget(600))
+    assert steps == ([0.0, 0.0, 0.01] if warm else [0.01, 0.01])
 
 
 def test_an_attack_that_is_not_aware_takes_no_notice_of_a_declared_defence() -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from leakaudit.attacks import matching_engine, matching_objective
 from leakaudit.attacks.matching_discrete import (
@@ -26,7 +26,7 @@ from leakaudit.attacks.matching_objective import Objective
 from leakaudit.attacks.matching_search import Descent, Rounds, Run, Start, _starts, search
 from leakaudit.attacks.matching_seats import seat
 from leakaudit.attacks.matching_shape import guess_shape, public_tokens
-from leakaudit.attacks.matching_words import mend, nearest_words, promising_words
+from leakaudit.attacks.matching_words import mend, nearest_words
 from leakaudit.budget import Budget
 from leakaudit.defenses.gaussian_noise import GaussianNoise
 from leakaudit.defenses.prune import Prune
@@ -51,6 +51,8 @@ OBJECTIVES = {
     "cosine under noise": Objective("cosine", sigma=3e-3),
     "cosine by layer under noise": Objective("cosine", per="layer", sigma=3e-3),
     "masked with L1, norms matched": Objective("l2", l1=0.3, match_norm=True, masked=True),
+    "masked, in a block": Objective("l2", masked=True, block_power=0.8),
+    "masked cosine in a block": Objective("cosine", masked=True, block_power=0.8),
 }
 
 
@@ -72,6 +74,19 @@ def _seen(*, granted: bool = True, pruned: bool = False, **more: Any) -> Observa
     return seen.granting(Granted(labels=(0, 1) if granted else None, lengths=LENGTHS))
 
 
+def _in_block(target: Tensor, share: float) -> Tensor:
+    """Return a matrix with zeros outside the fewest rows and the fewest columns that hold a share of its power."""
+    kept = target.clone()
+    for dim in (0, 1):
+        powers = target.square().sum(dim=1 - dim).tolist()
+        ranked = sorted(range(len(powers)), key=lambda index: -powers[index])
+        enough = next(
+            n for n in range(len(ranked) + 1) if sum(powers[i] for i in ranked[:n]) >= share * (1 - 1e-12) * sum(powers)
+        )
+        kept.index_fill_(dim, torch.tensor(ranked[enough:], dtype=torch.long), 0.0)
+    return kept
+
+
 def _defined(matcher: Matcher, seen: Observation, dummy: Dummy) -> float:
     """Return an objective straight from its definition, on gradients by automatic differentiation, for one candidate."""
     what = matcher.objective
@@ -80,6 +95,7 @@ def _defined(matcher: Matcher, seen: Observation, dummy: Dummy) -> float:
     gradients = [g.double() for g in matcher.gradients.direct(placed, names) if g is not None]
     targets = [seen.update[name].double() for name in names]
     if what.masked:
+        targets = [_in_block(t, what.block_power) if t.dim() == 2 else t for t in targets]
         gradients = [g * (t != 0) for g, t in zip(gradients, targets, strict=True)]
     if what.match_norm:
         norms = [torch.cat([t.flatten() for t in some]).norm() for some in (targets, gradients)]
@@ -358,22 +374,6 @@ def test_a_guess_is_mended_as_tokens(damage: str) -> None:
     nothing = torch.zeros(2, matcher.classes)
     words = nearest_words(matcher, matcher.of_tokens([true], nothing[None]).embeddings[0], 2)
     assert mend(matcher, [true[0], tuple(wrong)], nothing, words, _rng(), Budget(600)) == true
-
-
-def test_words_that_the_derivative_points_to_are_words_and_lower_a_linear_distance() -> None:
-    """No special tokens, and the first is the best of the whole vocabulary to first order."""
-    seen = _seen()
-    matcher = Matcher(seen, LENGTHS, Objective("cosine"))
-    batch = tuple(tuple(tiny.bert_tokenizer()(text)["input_ids"]) for text in TWO)
-    batch = ((*batch[0][:3], tiny.VOCABULARY["fish"], *batch[0][4:]), batch[1])
-    found = promising_words(matcher, batch, torch.zeros(2, 2), 3)
-    special = seen.facts.vocabulary.surrounding_ids
-    assert all(len(words) == 3 and not special & set(words) for row in found for words in row.values())
-    dummy = matcher.of_tokens([batch], matcher.certain(torch.zeros(2, 2))[None])
-    slope = matcher.losses_and_derivatives(dummy)[1].embeddings[0, 0, 3]
-    gains = matcher.table @ slope
-    allowed = [token for token in range(len(gains)) if token not in seen.facts.vocabulary.special_ids or token == 1]
-    assert found[0][3][0] == min(allowed, key=lambda token: float(gains[token]))
 
 
 def test_moments_follow_the_tokens_that_move() -> None:

@@ -295,7 +295,8 @@ def test_a_dead_end_of_a_climb_only_stays_if_the_gradient_comes_nearer(monkeypat
 
 
 @pytest.mark.parametrize(
-    ("phase", "discrete", "continuous"), [("none", 0, 0), ("discrete", 1, 0), ("continuous", 0, 1), ("both", 1, 1)]
+    ("phase", "discrete", "continuous"),
+    [("none", 0, 0), ("discrete", 1, 0), ("continuous", 0, 1), ("both", 1, 1), ("words", 0, 0)],
 )
 def test_features_count_in_the_phases_that_were_asked_for(phase: Any, discrete: int, continuous: int) -> None:
     """Starts and rearrangements are chosen by `losses`, embeddings are moved by the other."""
