@@ -8,7 +8,7 @@ Letters: N candidates, B sequences, T tokens, D hidden size, V vocabulary, C cla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -100,6 +100,7 @@ class Matcher:
         """Root mean square of the word embedding's entries."""
         self.mean_length = float(self.table.norm(dim=1).mean())
         """Mean norm of the word embedding's rows."""
+        self._held: dict[int, tuple[int, ...]] = {}
         self._fixed, self._public = self._public_embeddings()
         self._inside = torch.zeros(len(self.lengths), max(self.lengths), 1, device=self.table.device)
         for row, length in enumerate(self.lengths):
@@ -180,11 +181,24 @@ class Matcher:
         masks = dummy.masks if layout is None else layout.rearranged(dummy.masks, row, order)
         return dummy._replace(embeddings=embeddings, masks=masks)
 
+    def hold(self, tokens: Mapping[int, tuple[int, ...]]) -> None:
+        """Take some sequences for known from now on: their tokens stand like public ones, whatever a candidate's embeddings are.
+
+        Args:
+            tokens: number of a sequence -> its token ids; none is held that is not among them.
+        """
+        self._held = dict(tokens)
+        self._fixed, self._public = self._public_embeddings()
+
     def free_places(self, row: int) -> list[int]:
-        """Return the places of a sequence whose tokens are not public."""
-        length = self.lengths[row]
-        public = public_tokens(self._vocabulary, length)
-        return [place for place in range(length) if place not in public]
+        """Return the places of a sequence whose tokens are not known."""
+        known = self._known(row)
+        return [place for place in range(self.lengths[row]) if place not in known]
+
+    def _known(self, row: int) -> Mapping[int, int]:
+        """Return place -> token where a sequence's tokens are public, or held."""
+        held = self._held.get(row)
+        return public_tokens(self._vocabulary, self.lengths[row]) if held is None else dict(enumerate(held))
 
     def losses(self, dummy: Dummy) -> Tensor:
         """Return (N,) float64 the objective and the regulariser of each candidate, however many there are."""
@@ -241,9 +255,9 @@ class Matcher:
         values, ids = (each.tolist() for each in self.nearest(embeddings))
         found, likeness = [], []
         for row, length in enumerate(self.lengths):
-            public = public_tokens(self._vocabulary, length)
-            found.append(tuple(public.get(place, ids[row][place]) for place in range(length)))
-            free = [values[row][place] for place in range(length) if place not in public]
+            known = self._known(row)
+            found.append(tuple(known.get(place, ids[row][place]) for place in range(length)))
+            free = [values[row][place] for place in range(length) if place not in known]
             likeness.append(min(1.0, max(0.0, sum(free) / len(free))) if free else 1.0)
         return found, likeness
 
@@ -317,16 +331,16 @@ class Matcher:
         return self.length_weight * (mean - self.mean_length).square()
 
     def placed(self, dummy: Dummy) -> Dummy:
-        """Return the candidates with the public tokens at their places."""
+        """Return the candidates with the known tokens at their places."""
         return dummy._replace(embeddings=torch.where(self._fixed, self._public, dummy.embeddings))
 
     def _public_embeddings(self) -> tuple[Tensor, Tensor]:
-        """Return (B, T, 1) booleans for the places of public tokens, and (B, T, D) their embeddings."""
+        """Return (B, T, 1) booleans for the places of known tokens, and (B, T, D) their embeddings."""
         shape = (len(self.lengths), max(self.lengths))
         fixed = torch.zeros(*shape, 1, dtype=torch.bool, device=self.table.device)
         embeddings = torch.zeros(*shape, self.table.shape[1], device=self.table.device)
-        for row, length in enumerate(self.lengths):
-            for place, token in public_tokens(self._vocabulary, length).items():
+        for row in range(len(self.lengths)):
+            for place, token in self._known(row).items():
                 fixed[row, place] = True
                 embeddings[row, place] = self.table[token]
         return fixed, embeddings

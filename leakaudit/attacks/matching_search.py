@@ -357,9 +357,9 @@ class Run:
     def seat(self, row: int) -> bool:
         """Give the only candidate's embeddings the places at which they are nearest to words, if the gradient stays as it was."""
         matcher = self._matcher
-        if matcher.positions is None:
-            return False
         length, places = matcher.lengths[row], matcher.free_places(row)
+        if matcher.positions is None or not places:
+            return False
         seated = seat(self.now.embeddings[0, row, :length], places, matcher.positions[:length], matcher.directions)
         if seated.gain <= 0 or seated.order == tuple(range(length)):
             return False

@@ -376,6 +376,25 @@ def test_a_guess_is_mended_as_tokens(damage: str) -> None:
     assert mend(matcher, [true[0], tuple(wrong)], nothing, words, _rng(), Budget(600)) == true
 
 
+def test_a_sequence_that_is_held_stands_whatever_the_embeddings_are() -> None:
+    """It has no free place, and with all sequences held any candidate has the observed gradient."""
+    seen = _seen()
+    true = [tuple(tiny.bert_tokenizer()(text)["input_ids"]) for text in TWO]
+    matcher = Matcher(seen, LENGTHS, Objective("cosine"))
+    noise = matcher.random(1, _rng())
+    matcher.hold({1: true[1]})
+    assert matcher.free_places(1) == [] and matcher.free_places(0)
+    tokens, _ = matcher.tokens(noise.embeddings[0])
+    assert tokens[1] == true[1] and tokens[0] != true[0]
+    run = Run(matcher, Descent(1, 0.1), noise, _rng())
+    assert not run.seat(1)
+    matcher.hold(dict(enumerate(true)))
+    assert matcher.losses(noise).item() < 1e-5
+    assert not bool(matcher.losses_and_derivatives(noise)[1].embeddings.any())
+    matcher.hold({})
+    assert matcher.losses(noise).item() > 0.1
+
+
 def test_moments_follow_the_tokens_that_move() -> None:
     """After a rearrangement, the next step is that of the rearranged history."""
     seen = _seen(frozen=TABLES)

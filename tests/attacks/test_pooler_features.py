@@ -16,7 +16,7 @@ from leakaudit.active_server import WidePooler, on_active_server
 from leakaudit.attacks import pooler_features
 from leakaudit.attacks.matching_attack import Recipe
 from leakaudit.attacks.matching_objective import Objective
-from leakaudit.attacks.matching_search import Descent, Start
+from leakaudit.attacks.matching_search import Descent, Found, Start
 from leakaudit.attacks.pooler_features import FeatureMatcher, PoolerFeatures, _best_assignment, read_features
 from leakaudit.attacks.pooler_features_moments import (
     PoolerUpdate,
@@ -27,6 +27,7 @@ from leakaudit.attacks.pooler_features_moments import (
     signed,
     third_moment,
 )
+from leakaudit.attacks.pooler_features_words import Climbed
 from leakaudit.budget import Budget
 from leakaudit.client import ClientStep
 from leakaudit.snapshot import Granted, Observation
@@ -275,11 +276,11 @@ def test_every_sequence_is_completed_by_its_own_feature() -> None:
     damaged[0] = (*damaged[0][:1], true[1][1], *damaged[0][2:])
     features = features_of(step).flip(0)
     matcher = FeatureMatcher(granted(step), tuple(map(len, true)), RECIPE, features, "continuous", 1.0)
-    assert matcher.completed(damaged, torch.zeros(3, matcher.classes), 8, rng(), Budget(600)) == true
+    completed = matcher.completed(damaged, torch.zeros(3, matcher.classes), 8, rng(), Budget(600))
+    assert completed.tokens == true and completed.right == {0, 1, 2}
     fewer = FeatureMatcher(granted(step), tuple(map(len, true)), RECIPE, features[:2], "continuous", 1.0)
     completed = fewer.completed(damaged, torch.zeros(3, fewer.classes), 8, rng(), Budget(600))
-    assert completed[1:] == true[1:]
-    assert completed[0] == damaged[0]
+    assert completed.tokens == [damaged[0], *true[1:]] and completed.right == {1, 2}
 
 
 def test_a_dead_end_of_a_climb_only_stays_if_the_gradient_comes_nearer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,8 +291,8 @@ def test_a_dead_end_of_a_climb_only_stays_if_the_gradient_comes_nearer(monkeypat
     matcher = FeatureMatcher(granted(step), tuple(map(len, true)), RECIPE, features, "continuous", 1.0)
     wrong = [(*ids[:1], ids[2], *ids[2:]) for ids in true]
     for ends, guess, expected in ((wrong, true, true), (true, wrong, true)):
-        monkeypatch.setattr(pooler_features, "climb", lambda _, row, *__, ends=ends: ends[row])
-        assert matcher.completed(guess, torch.zeros(3, matcher.classes), 8, rng(), Budget(600)) == expected
+        monkeypatch.setattr(pooler_features, "climb", lambda _, row, *__, ends=ends: Climbed(ends[row], 0.1))
+        assert matcher.completed(guess, torch.zeros(3, matcher.classes), 8, rng(), Budget(600)).tokens == expected
 
 
 @pytest.mark.parametrize(
@@ -329,6 +330,33 @@ def test_a_batch_is_searched_for_with_the_features_that_were_read() -> None:
     assert sorted(len(s.token_ids) for s in guess.sequences) == sorted(map(len, step.truth.sequences()))
     assert guess.facts["features"] == 2.0 and guess.facts["features_solved"] == 1.0
     assert guess.facts["features_explain"] == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(("attempts", "right", "steps"), [(1, 1, 5.0), (2, 1, 10.0), (3, 2, 15.0), (4, 2, 15.0)])
+def test_a_sequence_that_reproduces_its_feature_is_held_while_others_are_searched_for(
+    monkeypatch: pytest.MonkeyPatch, attempts: int, right: int, steps: float
+) -> None:
+    """Searches that end with one right sequence, with nothing more and with the other: the best of them all is returned."""
+    step = step_of(TEXTS[:2])
+    true = [tuple(ids) for ids in step.truth.sequences()]
+    wrong = [(*ids[:1], *ids[1:-1][::-1], *ids[-1:]) for ids in true]
+    ends = iter([[true[0], wrong[1]], [true[0], wrong[1]], true])
+    free: list[list[bool]] = []
+
+    def ended(matcher: FeatureMatcher, *_: Any) -> Found:
+        free.append([bool(matcher.free_places(row)) for row in range(2)])
+        return Found(matcher.random(1, rng()), next(ends), [1.0, 1.0], "done", {"steps": 5.0})
+
+    def climbed(_: Any, row: int, number: int, guess: tuple[int, ...], *__: Any) -> Climbed:
+        return Climbed(guess, 0.0 if guess in true else 0.1)
+
+    monkeypatch.setattr(pooler_features, "search", ended)
+    monkeypatch.setattr(pooler_features, "climb", climbed)
+    guess = PoolerFeatures(**SMALL, attempts=attempts)(granted(step), rng(), Budget(600))
+    assert guess.sequences is not None
+    assert sum(sequence.token_ids in true for sequence in guess.sequences) == right
+    assert (guess.facts["steps"], guess.facts["reproduced"]) == (steps, right)
+    assert free == [[True, True], [False, True], [False, True]][: int(steps / 5)]
 
 
 def test_same_seed_same_guess_and_nothing_is_left_behind() -> None:
