@@ -42,7 +42,7 @@ class Settings:
     seats: bool
     verdict_steps: int
     warm: bool
-    block_power: float
+    fill: bool
 
 
 PRESETS: dict[Preset, Settings] = {
@@ -66,7 +66,7 @@ PRESETS: dict[Preset, Settings] = {
         seats=False,
         verdict_steps=0,
         warm=False,
-        block_power=1.0,
+        fill=False,
     ),
     "fast": Settings(
         steps=150,
@@ -88,7 +88,7 @@ PRESETS: dict[Preset, Settings] = {
         seats=True,
         verdict_steps=40,
         warm=True,
-        block_power=0.9,
+        fill=True,
     ),
 }
 """`paper`: GRAB, Sec. 5.1 (the weight decay of AdamW is PyTorch's default, as the paper names none; its step of 0.01 is 0.2 of BERT's unit).
@@ -164,8 +164,8 @@ class Grab:
     """Learn masks only once a round with masks at their mean has brought nothing. Not in the paper."""
     verdict_steps: int | None = None
     """Steps on masks alone in which the best guesses of all rounds compete at the end. Not in the paper."""
-    block_power: float | None = None
-    """Of a pruned update only the rows and columns that hold this share of a matrix's power are compared; 1 in the paper: all that is left."""
+    fill: bool | None = None
+    """Fill in what pruning removed, as far as a low rank tells it (`matching_pruned`), instead of masking it as the paper does."""
     words: int = 0
     """Nearest words at each place that are tried after the beam search (`matching_words`). Not in the paper."""
     patience: int = 50
@@ -198,7 +198,7 @@ class Grab:
                 *("n_permutations", "sweeps", "words", "verdict_steps"),
                 *("alpha", "length_weight", "weight_decay", "mask_step", "mask_weight"),
             ),
-            positive=("learning_rate", "decay", "block_power"),
+            positive=("learning_rate", "decay"),
         )
 
     def settings(self) -> Settings:
@@ -213,7 +213,7 @@ class Grab:
         """Take rounds until one brings nothing or the budget is used up."""
         chosen = self.settings()
         recipe = Recipe(
-            objective=Objective(chosen.distance, l1=chosen.alpha, block_power=chosen.block_power),
+            objective=Objective(chosen.distance, l1=chosen.alpha),
             descent=Descent(
                 steps=chosen.steps,
                 learning_rate=chosen.learning_rate,
@@ -248,5 +248,6 @@ class Grab:
             dropout=self.masks and seen.facts.training_mode,
             mask_weight=chosen.mask_weight,
             aware=self.aware,
+            fill=chosen.fill,
         )
         return match(seen, recipe, rng, budget)

@@ -33,6 +33,8 @@ class Settings:
     redraws: int
     redraw_steps: int
     words: int
+    restarts: int
+    trial_steps: int
 
 
 PAPER = Settings(
@@ -49,6 +51,8 @@ PAPER = Settings(
     redraws=0,
     redraw_steps=75,
     words=0,
+    restarts=1,
+    trial_steps=30,
 )
 
 PRESETS: dict[Preset, Settings] = {
@@ -118,8 +122,10 @@ class Lamp:
     """Rounds in a row that change no token after which the attack stops as converged; 0 for never."""
     labels: Literal["joint", "enumerate"] = "enumerate"
     """Labels that are not granted: each assignment tried for `trial_steps` (LAMP, Sec. 4.2), or optimised with the embeddings."""
-    trial_steps: int = 30
-    """Steps in which labellings compete. Our choice."""
+    restarts: int | None = None
+    """Best samples that get `trial_steps` steps side by side at the start; the one with the lowest loss then goes on. 1 in the paper."""
+    trial_steps: int | None = None
+    """Steps in which restarts, or labellings, compete. Our choice."""
     start: Evidence = "none"
     """`span`: start from what exact recovery reads instead of noise, and at the lengths that it finds. Not in the paper."""
     exposure: str = "*"
@@ -138,7 +144,7 @@ class Lamp:
         """Refuse knobs that leave nothing to do."""
         check_knobs(
             self,
-            at_least_one=("steps", "n_init", "round_every", "round_draws", "redraw_steps", "trial_steps"),
+            at_least_one=("steps", "n_init", "round_every", "round_draws", "redraw_steps", "restarts", "trial_steps"),
             not_negative=("n_permutations", "redraws", "words", "weight_decay", "clip", "patience"),
             positive=("learning_rate", "decay"),
         )
@@ -189,7 +195,13 @@ class Lamp:
                 weight_decay=chosen.weight_decay,
                 clip=chosen.clip,
             ),
-            start=Start(chosen.n_init, chosen.n_permutations, trial_steps=self.trial_steps, labels=self.labels),
+            start=Start(
+                chosen.n_init,
+                chosen.n_permutations,
+                restarts=chosen.restarts,
+                trial_steps=chosen.trial_steps,
+                labels=self.labels,
+            ),
             rounds=None if self.discrete == "never" else rounds,
             length_weight=length_weight,
             exposure=self.exposure,

@@ -56,7 +56,9 @@ class Recipe:
     mask_weight: float = 0.0
     """What holds them at their mean, beside a gradient distance (`Matcher`)."""
     aware: bool = True
-    """Match norms, mask entries and weigh parameters where the protocol declares noise, clipping or pruning."""
+    """Match norms, fill in or mask entries and weigh parameters where the protocol declares noise, clipping or pruning."""
+    fill: bool = True
+    """Fill in what pruning removed instead of masking it."""
     length_weight: float = 0.0
     """alpha_reg of LAMP's regulariser."""
     exposure: str = "*"
@@ -113,6 +115,7 @@ def match(seen: Observation, recipe: Recipe, rng: torch.Generator, budget: Budge
         dropout=recipe.dropout,
         mask_weight=recipe.mask_weight,
         aware=recipe.aware,
+        fill=recipe.fill,
     )
     start = recipe.start if not guesses else replace(recipe.start, given=_fitting(guesses, shape.lengths))
     if recipe.hybrid is not None:

@@ -51,6 +51,7 @@ class Matcher:
         dropout: bool = False,
         mask_weight: float = 0.0,
         aware: bool = True,
+        fill: bool = False,
     ) -> None:
         """Prepare; nothing of `seen` is changed, now or later.
 
@@ -63,6 +64,7 @@ class Matcher:
             dropout: give candidates dropout masks of their own (GRAB, Sec. 4.3).
             mask_weight: of the masks' mean squared distance from their mean, in units of a drawn mask's variance. Not in GRAB.
             aware: match norms, mask entries and weigh parameters where the protocol declares noise, clipping or pruning.
+            fill: where it declares pruning, fill entries in instead of masking them.
 
         Raises:
             AnatomyError: there is nothing to match.
@@ -80,8 +82,8 @@ class Matcher:
             objective.per,
             objective.l1,
             match_norm=objective.match_norm or not known,
-            masked=objective.masked or pruned,
-            block_power=objective.block_power,
+            masked=objective.masked or (pruned and not fill),
+            filled=objective.filled or (pruned and fill),
             sigma=objective.sigma or (seen.facts.noise_sigma if aware else 0.0),
         )
         self._comparison = Comparison(

@@ -10,7 +10,7 @@ and with a = dL/d<G, g> and b = dL/d|g|^2 the objective's derivatives are
 
 so no gradient of a weight matrix is formed. (Own derivation; the second identity is the "ghost norm" of Goodfellow, "Efficient
 Per-Example Gradient Computations", 2015.) An L1 term needs the matrices: they are formed one at a time, small enough for a processor's cache.
-So does a pruned update, of which only some entries count. But what pruning leaves stands in few rows and columns, and is compared there.
+So does a pruned update of which only the entries that are left count (`masked`), in the rows and columns that are not empty.
 
 Letters: N candidates, K parameters, M tokens a layer sees of a candidate.
 """
@@ -26,6 +26,8 @@ import torch
 from torch import Tensor
 
 from leakaudit.attacks.matching_gradients import Matrix, Pairs, Vector
+from leakaudit.attacks.matching_pruned import completed
+from leakaudit.attacks.span_basis import smallest_kept
 
 TINY = 1e-30
 """Keeps quotients finite."""
@@ -52,10 +54,9 @@ class Objective:
     """Give every candidate's gradient the norm of the observed one first: for updates whose length says nothing."""
     masked: bool = False
     """Compare only where the observed update is not zero (GRAB, Sec. 5.5.2): for pruned updates."""
-    block_power: float = 1.0
-    """Then leave out the rows and columns with little in them: share of a matrix's power that its rows which are compared hold, and its
-    columns. 1 leaves out empty ones only. Measured at 0.9 on one CoLA training sentence (MiniLM): of the largest 25, 10, 5 and 1 % of an
-    update blocks of 16, 11, 7 and 2 % of all entries."""
+    filled: bool = False
+    """For pruned updates, too: fill in first what a low rank tells of the removed entries (`matching_pruned`), and compare everywhere. A cosine then
+    counts by how long its update is, because pruning takes most of the short ones. Vectors are compared where they are not zero."""
     sigma: float = 0.0
     """Standard deviation of noise on every entry. A cosine then counts by how long its update is without the noise, sqrt(|G|^2 - n sigma^2)
     for n entries: noise of one size drowns the parameters with small gradients, and their cosines say little."""
@@ -94,12 +95,13 @@ class Comparison:
             (update[matrix.name].T if matrix.input_first else update[matrix.name]).contiguous() for matrix in matrices
         ]
         """(out, in) each."""
-        self._blocks = (
-            [_block(matrix, objective.block_power) for matrix in self._matrices] if objective.masked else None
-        )
+        self._blocks = [_block(matrix) for matrix in self._matrices] if objective.masked else None
         """Where pruned matrices are compared; None for everywhere."""
         if self._blocks is not None:
             self._matrices = [block.target for block in self._blocks]
+        if objective.filled:
+            smallest = smallest_kept(update)
+            self._matrices = [completed(matrix, min(tokens, *matrix.shape), smallest) for matrix in self._matrices]
         self._factors = [None if objective.masked else _factored(m, tokens + SPARE) for m in self._matrices]
         parts = [update[vector.name] for vector in vectors]
         self._sizes = [len(part) for part in parts]
@@ -117,7 +119,7 @@ class Comparison:
         """(K, groups) which parameters one cosine is of."""
         entries = [float(part.numel()) for part in (*self._matrices, *parts)]
         self._weights = _weights(
-            self._power @ self._groups, torch.tensor(entries).to(self._power) @ self._groups, objective.sigma
+            self._power @ self._groups, torch.tensor(entries).to(self._power) @ self._groups, objective
         )
         """(groups,) what each cosine counts for; they add up to 1."""
 
@@ -302,7 +304,7 @@ class Comparison:
         if self.objective.l1:
             size = scale[:, None].float()
             found = found + self.objective.l1 * size * (size * flat - self._flat).sign()
-        if self.objective.masked:
+        if self.objective.masked or self.objective.filled:
             found = found * (self._flat != 0)
         return list(found.split(self._sizes, dim=1))
 
@@ -318,7 +320,7 @@ class Comparison:
         if not pairs.vectors:
             return self._flat.new_zeros(len(pairs.inputs[0]), 0)
         flat = torch.cat(pairs.vectors, dim=1).detach()
-        return flat * (self._flat != 0) if self.objective.masked else flat
+        return flat * (self._flat != 0) if self.objective.masked or self.objective.filled else flat
 
     def _by_owner(self, entries: Tensor) -> Tensor:
         """Return (N, vectors) sums of (N, P) entries over each vector, float64."""
@@ -356,20 +358,11 @@ class _Block(NamedTuple):
         return (pull[..., self.rows].transpose(1, 2) @ given[..., self.columns]).mul_(self.mask)
 
 
-def _block(matrix: Tensor, share: float) -> _Block:
-    """Return the block of the fewest rows, and the fewest columns, that hold a share of a pruned matrix's power."""
-    power = matrix.double().square()
-    rows, columns = (_heaviest(power.sum(dim=dim), share) for dim in (1, 0))
+def _block(matrix: Tensor) -> _Block:
+    """Return the block of a pruned matrix's rows and columns that are not empty."""
+    rows, columns = ((matrix != 0).any(dim=dim).nonzero().flatten() for dim in (1, 0))
     target = matrix[rows][:, columns].contiguous()
     return _Block(rows, columns, target, (target != 0).to(target))
-
-
-def _heaviest(power: Tensor, share: float) -> Tensor:
-    """Return the indices of the fewest entries that add up to a share of the sum, in order; none if the sum is zero."""
-    order = power.argsort(descending=True)
-    before = power[order].cumsum(0) - power[order]
-    found: Tensor = order[(before < share * power.sum()) & (power[order] > 0)].sort().values
-    return found
 
 
 def _factored(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor] | None:
@@ -389,17 +382,17 @@ def _factored(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor] | None:
     return basis.to(matrix), inside.to(matrix)
 
 
-def _weights(power: Tensor, entries: Tensor, sigma: float) -> Tensor:
+def _weights(power: Tensor, entries: Tensor, objective: Objective) -> Tensor:
     """Return (groups,) what the cosine of each counts for in the mean; they add up to 1, unless no parameter has an update.
 
     Args:
         power: (groups,) |G|^2 of the observed update.
         entries: (groups,) its number of entries.
-        sigma: standard deviation of the noise on each.
+        objective: says what damaged the update.
     """
     counted = (power > 0).to(power)  # a parameter without any update has no direction
-    clean = (power - entries * sigma**2).clamp_min(0.0).sqrt()
-    if sigma and bool(clean.any()):  # where all is noise, none is better than another
+    clean = (power - entries * objective.sigma**2).clamp_min(0.0).sqrt()
+    if (objective.sigma or objective.filled) and bool(clean.any()):  # where all is noise, none is better than another
         counted = clean
     return counted / counted.sum().clamp_min(TINY)
 

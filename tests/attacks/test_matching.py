@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from leakaudit.attacks import matching_engine, matching_objective
 from leakaudit.attacks.matching_discrete import (
@@ -51,8 +51,6 @@ OBJECTIVES = {
     "cosine under noise": Objective("cosine", sigma=3e-3),
     "cosine by layer under noise": Objective("cosine", per="layer", sigma=3e-3),
     "masked with L1, norms matched": Objective("l2", l1=0.3, match_norm=True, masked=True),
-    "masked, in a block": Objective("l2", masked=True, block_power=0.8),
-    "masked cosine in a block": Objective("cosine", masked=True, block_power=0.8),
 }
 
 
@@ -74,19 +72,6 @@ def _seen(*, granted: bool = True, pruned: bool = False, **more: Any) -> Observa
     return seen.granting(Granted(labels=(0, 1) if granted else None, lengths=LENGTHS))
 
 
-def _in_block(target: Tensor, share: float) -> Tensor:
-    """Return a matrix with zeros outside the fewest rows and the fewest columns that hold a share of its power."""
-    kept = target.clone()
-    for dim in (0, 1):
-        powers = target.square().sum(dim=1 - dim).tolist()
-        ranked = sorted(range(len(powers)), key=lambda index: -powers[index])
-        enough = next(
-            n for n in range(len(ranked) + 1) if sum(powers[i] for i in ranked[:n]) >= share * (1 - 1e-12) * sum(powers)
-        )
-        kept.index_fill_(dim, torch.tensor(ranked[enough:], dtype=torch.long), 0.0)
-    return kept
-
-
 def _defined(matcher: Matcher, seen: Observation, dummy: Dummy) -> float:
     """Return an objective straight from its definition, on gradients by automatic differentiation, for one candidate."""
     what = matcher.objective
@@ -95,7 +80,6 @@ def _defined(matcher: Matcher, seen: Observation, dummy: Dummy) -> float:
     gradients = [g.double() for g in matcher.gradients.direct(placed, names) if g is not None]
     targets = [seen.update[name].double() for name in names]
     if what.masked:
-        targets = [_in_block(t, what.block_power) if t.dim() == 2 else t for t in targets]
         gradients = [g * (t != 0) for g, t in zip(gradients, targets, strict=True)]
     if what.match_norm:
         norms = [torch.cat([t.flatten() for t in some]).norm() for some in (targets, gradients)]

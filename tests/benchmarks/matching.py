@@ -64,14 +64,17 @@ def main() -> None:
     parser.add_argument("--grant", nargs="*", default=["labels", "lengths"])
     parser.add_argument("--freeze", nargs="*", default=["embeddings"])
     parser.add_argument("--mode", choices=["eval", "train"], default="eval", help="train: with the model's dropout")
+    parser.add_argument("--local-steps", type=int, default=1, help="FedAvg: gradient steps of the batch size each")
+    parser.add_argument("--learning-rate", type=float, help="of local steps, without momentum")
     parser.add_argument("--defense", default="none", help="as on the command line of `simulate`")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    sequences = options.batch_size * options.local_steps
     granted = " and ".join(options.grant) or "nothing"
     print(
         f"{options.data.name}, {options.sentences} sentences over seeds {options.seeds}, {granted} granted, "
-        f"{options.mode} mode, B = {options.batch_size}, defence: {options.defense}"
+        f"{options.mode} mode, B = {options.batch_size}, local steps: {options.local_steps}, defence: {options.defense}"
     )
     print("| attack | n | R-1 | R-2 | R-L | exact | token recall | CPU s, median (mean) | steps, mean |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
@@ -82,7 +85,9 @@ def main() -> None:
                 model=options.model,
                 data=options.data,
                 batch_size=options.batch_size,
-                steps=max(1, options.sentences // options.batch_size // len(options.seeds)),
+                steps=max(1, options.sentences // sequences // len(options.seeds)),
+                local_steps=options.local_steps,
+                learning_rate=options.learning_rate,
                 seed=seed,
                 freeze=tuple(options.freeze),
                 grant=tuple(options.grant),

@@ -1,0 +1,59 @@
+"""Filling in what pruning removed, where the rank is known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from leakaudit.attacks.matching_engine import Matcher
+from leakaudit.attacks.matching_objective import Objective
+from leakaudit.attacks.matching_pruned import completed
+from leakaudit.defenses.prune import Prune
+from leakaudit.snapshot import Granted
+from tests import tiny
+
+RANK = 3
+
+
+def _matrix() -> Tensor:
+    rng = torch.Generator().manual_seed(0)
+    return torch.randn(60, RANK, generator=rng) @ torch.randn(RANK, 40, generator=rng)
+
+
+def _cosine(one: Tensor, other: Tensor) -> float:
+    return float(functional.cosine_similarity(one.flatten(), other.flatten(), dim=0))
+
+
+@pytest.mark.parametrize(("share", "least"), [(0.0, 0.99999), (0.5, 0.999), (0.75, 0.98), (0.9, 0.9)])
+def test_a_matrix_of_low_rank_comes_back_from_its_largest_entries(share: float, least: float) -> None:
+    """Far nearer than with zeros for what is missing; and what comes back has that rank."""
+    whole = _matrix()
+    smallest = float(whole.abs().flatten().quantile(share))
+    pruned = whole * (whole.abs() >= smallest)
+    found = completed(pruned, RANK, smallest)
+    assert torch.linalg.matrix_rank(found, rtol=1e-4) == RANK
+    assert _cosine(found, whole) > least
+    assert share == 0.0 or 1 - _cosine(found, whole) < 0.5 * (1 - _cosine(pruned, whole))
+
+
+def test_of_nothing_nothing_comes_back() -> None:
+    nothing = torch.zeros(6, 4)
+    assert torch.equal(completed(nothing, 2, 0.1), nothing)
+
+
+def test_with_what_was_removed_filled_in_the_true_words_explain_a_pruned_update_better() -> None:
+    """At half the entries the whole update is almost back; its zeros, taken for zeros, are a fifth of it."""
+    texts, labels = ["the cat sat on the mat"], [1]
+    step = tiny.client_step(tiny.bert(initializer_range=0.1), tiny.bert_tokenizer(), texts, labels)
+    ids = tuple(step.truth.sequences()[0])
+    seen = Prune(share=0.5)(step, step.observe(), torch.Generator().manual_seed(0))
+    seen = seen.granting(Granted(labels=(1,), lengths=(len(ids),)))
+    logits = torch.zeros(1, 2)
+    filled, unaware = (
+        Matcher(seen, (len(ids),), Objective("cosine"), fill=True, aware=aware) for aware in (True, False)
+    )
+    assert filled.objective.filled and not filled.objective.masked and not unaware.objective.filled
+    one, other = (matcher.token_losses([[ids]], logits)[0] for matcher in (filled, unaware))
+    assert one < 0.3 * other
