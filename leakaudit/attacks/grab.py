@@ -41,6 +41,7 @@ class Settings:
     keep_masks: bool
     seats: bool
     verdict_steps: int
+    fresh: int
     warm: bool
     fill: bool
 
@@ -65,6 +66,7 @@ PRESETS: dict[Preset, Settings] = {
         keep_masks=True,
         seats=False,
         verdict_steps=0,
+        fresh=1,
         warm=False,
         fill=False,
     ),
@@ -87,6 +89,7 @@ PRESETS: dict[Preset, Settings] = {
         keep_masks=False,
         seats=True,
         verdict_steps=40,
+        fresh=2,
         warm=True,
         fill=True,
     ),
@@ -160,6 +163,8 @@ class Grab:
     """Keep learned masks between rounds and score tokens with them, as the paper does."""
     seats: bool | None = None
     """Move embeddings together with their positions after the steps of a round. Not in the paper."""
+    fresh: int | None = None
+    """Rounds that begin from noise; the others go on from the best guess so far. 1 in the paper."""
     warm: bool | None = None
     """Learn masks only once a round with masks at their mean has brought nothing. Not in the paper."""
     verdict_steps: int | None = None
@@ -193,7 +198,7 @@ class Grab:
         """Refuse knobs that leave nothing to do."""
         check_knobs(
             self,
-            at_least_one=("hybrid_rounds", "steps", "n_init", "beams", "patience", "trial_steps", "restarts"),
+            at_least_one=("hybrid_rounds", "steps", "n_init", "beams", "patience", "trial_steps", "restarts", "fresh"),
             not_negative=(
                 *("n_permutations", "sweeps", "words", "verdict_steps"),
                 *("alpha", "length_weight", "weight_decay", "mask_step", "mask_weight"),
@@ -240,6 +245,7 @@ class Grab:
                 keep_masks=chosen.keep_masks,
                 seats=chosen.seats,
                 verdict_steps=chosen.verdict_steps,
+                fresh=chosen.fresh,
                 warm=chosen.warm,
             ),
             length_weight=chosen.length_weight,

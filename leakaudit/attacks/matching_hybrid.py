@@ -42,6 +42,8 @@ class Hybrid:
     mean."""
     seats: bool = True
     """Move embeddings together with their positions before they become tokens (`matching_seats`)."""
+    fresh: int = 1
+    """Rounds that begin from noise; the others go on from the best guess so far."""
     warm: bool = False
     """Learn masks only once a round with masks at their mean has brought nothing."""
     verdict_steps: int = 0
@@ -75,15 +77,20 @@ def hybrid_search(
 ) -> Found:
     """Find tokens whose gradient is nearest to the observed one; at least one guess comes back, however small the budget."""
     warm = hybrid.warm and matcher.gradients.masks is not None
-    run = begun(matcher, replace(descent, mask_step=0.0) if warm else descent, start, rng, budget)
+    first = replace(descent, mask_step=0.0) if warm else descent
+    runs: list[Run] = []
     facts = {"hybrid_rounds": 0.0, "beamed": 0.0, "candidates": 0.0, "seated": 0.0}
     guess: _Guess | None = None
     finalists: dict[Batch, float] = {}
     stop: Stop = "done"
     while facts["hybrid_rounds"] < hybrid.rounds:
-        if guess is not None:
-            masks = run.now.masks[0] if hybrid.keep_masks else None
-            again = matcher.of_tokens([guess.tokens], run.now.label_logits, masks)
+        fresh = guess is None or facts["hybrid_rounds"] < hybrid.fresh
+        if fresh:
+            runs.append(run := begun(matcher, first, start, rng, budget))
+        else:
+            assert guess is not None
+            masks = guess.candidate.masks[0] if hybrid.keep_masks else None
+            again = matcher.of_tokens([guess.tokens], guess.candidate.label_logits, masks)
             now = replace(descent, mask_step=0.0) if warm else descent
             run.begin(now, permuted(matcher, again, hybrid.permutations, rng, budget), forget=True)
         advance(run, None, budget)
@@ -91,21 +98,21 @@ def hybrid_search(
         if hybrid.seats:
             facts["seated"] += sum(run.seat(row) for row in range(len(matcher.lengths)))
         tokens, likeness = matcher.tokens(run.now.embeddings[0])
-        known = [tuple(tokens)] if guess is None else [tuple(tokens), guess.tokens]
+        known = [tuple(tokens)] if guess is None or fresh else [tuple(tokens), guess.tokens]
         beams = _sequenced(matcher, run.now, known, hybrid, rng, budget)
         found, loss = beams.best
         facts["hybrid_rounds"] += 1
         facts["beamed"] += found != tuple(tokens)
         facts["candidates"] += beams.scored
         finalists |= dict(beams.ranked)
-        if guess is not None and not loss < guess.loss:
-            if warm:
-                warm = False
-                continue
+        if guess is None or loss < guess.loss:
+            guess = _Guess(found, loss, likeness, run.now.detached())
+        elif warm and not fresh:
+            warm = False
+        elif not fresh:
             stop = "converged"
             break
-        guess = _Guess(found, loss, likeness, run.now.detached())
-        if matcher.explained_by(loss):
+        if matcher.explained_by(guess.loss):
             stop = "converged"
             break
         if budget.exhausted():
@@ -117,7 +124,10 @@ def hybrid_search(
         best = sorted(finalists, key=lambda batch: finalists[batch])[:FINALISTS]
         tokens = list(_judged(matcher, best, guess.candidate.label_logits[0], hybrid.verdict_steps, rng, budget))
         facts["overruled"] = float(tuple(tokens) != guess.tokens)
-    return Found(guess.candidate, tokens, guess.likeness, stop, facts | run.facts(guess.loss))
+    facts |= run.facts(guess.loss)
+    for name in ("steps", "restarted"):
+        facts[name] = sum(each.facts(guess.loss)[name] for each in runs)
+    return Found(guess.candidate, tokens, guess.likeness, stop, facts)
 
 
 def _judged(
