@@ -109,13 +109,14 @@ class Grab:
 
     Between rounds the `fast` preset sets masks back to their mean, 1 - p, and scores tokens with these: masks that were learned for wrong
     words explain the update with them, so the paper's way keeps the words it has (one training sentence: 5 of 6 words after four rounds
-    kept, all 6 after three rounds set back). For the same reason `mask_weight` holds them there while they are learned. The best guesses of all rounds then compete, each with masks of its own. It also gives
-    embeddings other seats (`matching_seats`).
+    kept, all 6 after three rounds set back). For the same reason `mask_weight` holds them there while they are learned, and they are learned
+    only once a round without has brought nothing (`warm`). The best guesses of all rounds then compete, each with masks of its own. `fresh` rounds
+    begin from noise, and the best of them is gone on from. It also gives embeddings other seats (`matching_seats`).
 
     The paper lets a padding token stand at every place, because only the longest length is known. Here the number of tokens of the batch is
     read as a rank, and where sequences end from the span of the first block's inputs (`matching_shape`), so no place is padding.
 
-    If the protocol prunes, only non-zero entries are matched (Sec. 5.5.2). If it clips or adds noise, gradients are compared at the same
+    If the protocol prunes, only non-zero entries are matched (Sec. 5.5.2), or, with `fill`, what was removed is filled in first. If it clips or adds noise, gradients are compared at the same
     length (Sec. 5.5.1). A cosine needs no length; instead it counts by how long a parameter's update is without the noise that the protocol
     declares, because noise of one size drowns small gradients. `aware=false` leaves all of that out.
     """
