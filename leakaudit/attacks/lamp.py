@@ -69,6 +69,7 @@ PRESETS: dict[Preset, Settings] = {
         decay=1.0,
         linear=True,
         words=4,
+        restarts=4,
     ),
 }
 """`paper`: LAMP, Sec. 5 and App. D, for BERT-base. `large`: its recipe for BERT-large; the weight decay of AdamW is PyTorch's
