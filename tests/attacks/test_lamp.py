@@ -46,7 +46,7 @@ def test_a_sentence_comes_back_in_order_without_granted_labels_or_lengths(kind: 
 def test_the_fast_preset_mends_what_its_few_steps_left_over() -> None:
     """Without words to try, as few steps as here leave wrong words; with them the guess proves itself."""
     seen = _seen(labels=(1,), lengths=(7,))
-    knobs: dict[str, Any] = {"preset": "fast", "steps": 20, "round_every": 10, "length_weight": 0.01, "restarts": 1}
+    knobs: dict[str, Any] = {"preset": "fast", "steps": 40, "round_every": 10, "length_weight": 0.01, "restarts": 1}
     mended, plain = (LampCos(words=words, **knobs)(seen, _rng(), Budget(600)) for words in (4, 0))
     assert [(g.token_ids, g.proved) for g in mended.sequences or ()] == [(_ids(TEXT), True)]
     assert [g.token_ids for g in plain.sequences or ()] != [_ids(TEXT)]
