@@ -101,7 +101,7 @@ class Comparison:
             self._matrices = [block.target for block in self._blocks]
         if objective.filled:
             smallest = smallest_kept(update)
-            self._matrices = [completed(matrix, min(tokens, *matrix.shape), smallest) for matrix in self._matrices]
+            self._matrices = [completed(matrix, tokens, smallest) for matrix in self._matrices]
         self._factors = [None if objective.masked else _factored(m, tokens + SPARE) for m in self._matrices]
         parts = [update[vector.name] for vector in vectors]
         self._sizes = [len(part) for part in parts]

@@ -26,13 +26,15 @@ def completed(matrix: Tensor, rank: int, smallest: float) -> Tensor:
     Soft-impute (Mazumder, Hastie and Tibshirani, JMLR 2010, Algorithm 1) with the singular vectors that the turn before found as the start of
     a subspace iteration: a turn costs two products with `rank` columns.
 
+    A rank of more than half of what there is room for says next to nothing, and the matrix comes back as it is.
+
     Args:
         matrix: (rows, columns), zero where an entry is missing.
-        rank: at most the smaller of the two.
+        rank: how many tokens there are.
         smallest: smallest magnitude that was kept anywhere.
     """
     kept = matrix != 0
-    if not bool(kept.any()):
+    if 2 * rank > min(matrix.shape) or not bool(kept.any()):
         return matrix
     drawn = torch.randn(matrix.shape[1], rank, generator=torch.Generator().manual_seed(0)).to(matrix)
     filled, right, shrinkage = matrix, torch.linalg.qr(drawn).Q, 0.0

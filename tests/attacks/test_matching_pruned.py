@@ -43,6 +43,12 @@ def test_of_nothing_nothing_comes_back() -> None:
     assert torch.equal(completed(nothing, 2, 0.1), nothing)
 
 
+def test_a_rank_that_says_nothing_leaves_the_matrix_as_it_is() -> None:
+    whole = _matrix()
+    pruned = whole * (whole.abs() >= 1.0)
+    assert torch.equal(completed(pruned, 21, 1.0), pruned)
+
+
 def test_with_what_was_removed_filled_in_the_true_words_explain_a_pruned_update_better() -> None:
     """At half the entries the whole update is almost back; its zeros, taken for zeros, are a fifth of it."""
     texts, labels = ["the cat sat on the mat"], [1]
