@@ -41,8 +41,6 @@ class Settings:
     keep_masks: bool
     seats: bool
     verdict_steps: int
-    fresh: int
-    warm: bool
     fill: bool
 
 
@@ -66,8 +64,6 @@ PRESETS: dict[Preset, Settings] = {
         keep_masks=True,
         seats=False,
         verdict_steps=0,
-        fresh=1,
-        warm=False,
         fill=False,
     ),
     "fast": Settings(
@@ -89,8 +85,6 @@ PRESETS: dict[Preset, Settings] = {
         keep_masks=False,
         seats=True,
         verdict_steps=40,
-        fresh=2,
-        warm=True,
         fill=True,
     ),
 }
@@ -109,9 +103,8 @@ class Grab:
 
     Between rounds the `fast` preset sets masks back to their mean, 1 - p, and scores tokens with these: masks that were learned for wrong
     words explain the update with them, so the paper's way keeps the words it has (one training sentence: 5 of 6 words after four rounds
-    kept, all 6 after three rounds set back). For the same reason `mask_weight` holds them there while they are learned, and they are learned
-    only once a round without has brought nothing (`warm`). The best guesses of all rounds then compete, each with masks of its own. `fresh` rounds
-    begin from noise, and the best of them is gone on from. It also gives embeddings other seats (`matching_seats`).
+    kept, all 6 after three rounds set back). For the same reason `mask_weight` holds them there while they are learned. The best guesses of
+    all rounds then compete, each with masks of its own. It also gives embeddings other seats (`matching_seats`).
 
     The paper lets a padding token stand at every place, because only the longest length is known. Here the number of tokens of the batch is
     read as a rank, and where sequences end from the span of the first block's inputs (`matching_shape`), so no place is padding.
@@ -164,10 +157,6 @@ class Grab:
     """Keep learned masks between rounds and score tokens with them, as the paper does."""
     seats: bool | None = None
     """Move embeddings together with their positions after the steps of a round. Not in the paper."""
-    fresh: int | None = None
-    """Rounds that begin from noise; the others go on from the best guess so far. 1 in the paper."""
-    warm: bool | None = None
-    """Learn masks only once a round with masks at their mean has brought nothing. Not in the paper."""
     verdict_steps: int | None = None
     """Steps on masks alone in which the best guesses of all rounds compete at the end. Not in the paper."""
     fill: bool | None = None
@@ -199,7 +188,7 @@ class Grab:
         """Refuse knobs that leave nothing to do."""
         check_knobs(
             self,
-            at_least_one=("hybrid_rounds", "steps", "n_init", "beams", "patience", "trial_steps", "restarts", "fresh"),
+            at_least_one=("hybrid_rounds", "steps", "n_init", "beams", "patience", "trial_steps", "restarts"),
             not_negative=(
                 *("n_permutations", "sweeps", "words", "verdict_steps"),
                 *("alpha", "length_weight", "weight_decay", "mask_step", "mask_weight"),
@@ -246,8 +235,6 @@ class Grab:
                 keep_masks=chosen.keep_masks,
                 seats=chosen.seats,
                 verdict_steps=chosen.verdict_steps,
-                fresh=chosen.fresh,
-                warm=chosen.warm,
             ),
             length_weight=chosen.length_weight,
             exposure=self.exposure,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -42,10 +42,6 @@ class Hybrid:
     mean."""
     seats: bool = True
     """Move embeddings together with their positions before they become tokens (`matching_seats`)."""
-    fresh: int = 1
-    """Rounds that begin from noise; the others go on from the best guess so far."""
-    warm: bool = False
-    """Learn masks only once a round with masks at their mean has brought nothing."""
     verdict_steps: int = 0
     """Steps on masks alone that the best guesses of all rounds get in the end, each from masks at their mean; 0 for none."""
 
@@ -76,43 +72,33 @@ def hybrid_search(
     matcher: Matcher, descent: Descent, start: Start, hybrid: Hybrid, rng: torch.Generator, budget: Budget
 ) -> Found:
     """Find tokens whose gradient is nearest to the observed one; at least one guess comes back, however small the budget."""
-    warm = hybrid.warm and matcher.gradients.masks is not None
-    first = replace(descent, mask_step=0.0) if warm else descent
-    runs: list[Run] = []
+    run = begun(matcher, descent, start, rng, budget)
     facts = {"hybrid_rounds": 0.0, "beamed": 0.0, "candidates": 0.0, "seated": 0.0}
     guess: _Guess | None = None
     finalists: dict[Batch, float] = {}
     stop: Stop = "done"
     while facts["hybrid_rounds"] < hybrid.rounds:
-        fresh = guess is None or facts["hybrid_rounds"] < hybrid.fresh
-        if fresh:
-            runs.append(run := begun(matcher, first, start, rng, budget))
-        else:
-            assert guess is not None
-            masks = guess.candidate.masks[0] if hybrid.keep_masks else None
-            again = matcher.of_tokens([guess.tokens], guess.candidate.label_logits, masks)
-            now = replace(descent, mask_step=0.0) if warm else descent
-            run.begin(now, permuted(matcher, again, hybrid.permutations, rng, budget), forget=True)
+        if guess is not None:
+            masks = run.now.masks[0] if hybrid.keep_masks else None
+            again = matcher.of_tokens([guess.tokens], run.now.label_logits, masks)
+            run.begin(descent, permuted(matcher, again, hybrid.permutations, rng, budget), forget=True)
         advance(run, None, budget)
         run.settle()
         if hybrid.seats:
             facts["seated"] += sum(run.seat(row) for row in range(len(matcher.lengths)))
         tokens, likeness = matcher.tokens(run.now.embeddings[0])
-        known = [tuple(tokens)] if guess is None or fresh else [tuple(tokens), guess.tokens]
+        known = [tuple(tokens)] if guess is None else [tuple(tokens), guess.tokens]
         beams = _sequenced(matcher, run.now, known, hybrid, rng, budget)
         found, loss = beams.best
         facts["hybrid_rounds"] += 1
         facts["beamed"] += found != tuple(tokens)
         facts["candidates"] += beams.scored
         finalists |= dict(beams.ranked)
-        if guess is None or loss < guess.loss:
-            guess = _Guess(found, loss, likeness, run.now.detached())
-        elif warm and not fresh:
-            warm = False
-        elif not fresh:
+        if guess is not None and not loss < guess.loss:
             stop = "converged"
             break
-        if matcher.explained_by(guess.loss):
+        guess = _Guess(found, loss, likeness, run.now.detached())
+        if matcher.explained_by(loss):
             stop = "converged"
             break
         if budget.exhausted():
@@ -124,10 +110,7 @@ def hybrid_search(
         best = sorted(finalists, key=lambda batch: finalists[batch])[:FINALISTS]
         tokens = list(_judged(matcher, best, guess.candidate.label_logits[0], hybrid.verdict_steps, rng, budget))
         facts["overruled"] = float(tuple(tokens) != guess.tokens)
-    facts |= run.facts(guess.loss)
-    for name in ("steps", "restarted"):
-        facts[name] = sum(each.facts(guess.loss)[name] for each in runs)
-    return Found(guess.candidate, tokens, guess.likeness, stop, facts)
+    return Found(guess.candidate, tokens, guess.likeness, stop, facts | run.facts(guess.loss))
 
 
 def _judged(
