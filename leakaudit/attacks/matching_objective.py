@@ -39,6 +39,11 @@ FACTORED = 1e-5
 """Relative error up to which a factored update stands for it. Our choice: float32 products are that exact; noise and pruning leave far more."""
 
 
+HARM = 2.0
+"""How fast length comes to count with the share of an update's power that is noise or was pruned: fully from a half on, which noise as large as the
+update makes. Our choice, after lengths alone had helped there and cost something at a tenth of that noise."""
+
+
 @dataclass(frozen=True)
 class Objective:
     """Which distance between gradients is made small."""
@@ -55,11 +60,11 @@ class Objective:
     masked: bool = False
     """Compare only where the observed update is not zero (GRAB, Sec. 5.5.2): for pruned updates."""
     filled: bool = False
-    """For pruned updates, too: fill in first what a low rank tells of the removed entries (`matching_pruned`), and compare everywhere. A cosine then
-    counts by how long its update is, because pruning takes most of the short ones. Vectors are compared where they are not zero."""
+    """For pruned updates, too: fill in first what a low rank tells of the removed entries (`matching_pruned`), and compare everywhere. The
+    more of it was pruned, the more a cosine counts by how long its update is, because pruning takes most of the short ones. Vectors are compared where they are not zero."""
     sigma: float = 0.0
-    """Standard deviation of noise on every entry. A cosine then counts by how long its update is without the noise, sqrt(|G|^2 - n sigma^2)
-    for n entries: noise of one size drowns the parameters with small gradients, and their cosines say little."""
+    """Standard deviation of noise on every entry. The more of the update is noise, the more a cosine counts by how long its update is without it,
+    sqrt(|G|^2 - n sigma^2) for n entries: noise of one size drowns the parameters with small gradients, and their cosines say little."""
 
 
 class Compared(NamedTuple):
@@ -99,9 +104,14 @@ class Comparison:
         """Where pruned matrices are compared; None for everywhere."""
         if self._blocks is not None:
             self._matrices = [block.target for block in self._blocks]
+        harm = [objective.sigma**2 * matrix.numel() for matrix in self._matrices]
         if objective.filled:
-            smallest = smallest_kept(update)
+            smallest, before = (
+                smallest_kept(update),
+                [float(matrix.double().square().sum()) for matrix in self._matrices],
+            )
             self._matrices = [completed(matrix, tokens, smallest) for matrix in self._matrices]
+            harm = [float(m.double().square().sum()) - kept for m, kept in zip(self._matrices, before, strict=True)]
         self._factors = [None if objective.masked else _factored(m, tokens + SPARE) for m in self._matrices]
         parts = [update[vector.name] for vector in vectors]
         self._sizes = [len(part) for part in parts]
@@ -117,10 +127,9 @@ class Comparison:
         names = [*(matrix.name for matrix in matrices), *(vector.name for vector in vectors)]
         self._groups = _groups(names, objective.per).to(self._power)
         """(K, groups) which parameters one cosine is of."""
-        entries = [float(part.numel()) for part in (*self._matrices, *parts)]
-        self._weights = _weights(
-            self._power @ self._groups, torch.tensor(entries).to(self._power) @ self._groups, objective
-        )
+        harm += [objective.sigma**2 * part.numel() for part in parts]
+        harmed = torch.tensor(harm).to(self._power).clamp_min(0.0) @ self._groups
+        self._weights = _weights(self._power @ self._groups, harmed, noisy=objective.sigma > 0)
         """(groups,) what each cosine counts for; they add up to 1."""
 
     @property
@@ -382,18 +391,21 @@ def _factored(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor] | None:
     return basis.to(matrix), inside.to(matrix)
 
 
-def _weights(power: Tensor, entries: Tensor, objective: Objective) -> Tensor:
+def _weights(power: Tensor, harm: Tensor, *, noisy: bool) -> Tensor:
     """Return (groups,) what the cosine of each counts for in the mean; they add up to 1, unless no parameter has an update.
 
+    Length to the power min(1, HARM h), where h is the share of harm in the whole update: without harm all are alike.
+
     Args:
-        power: (groups,) |G|^2 of the observed update.
-        entries: (groups,) its number of entries.
-        objective: says what damaged the update.
+        power: (groups,) |G|^2 of the update that is compared.
+        harm: (groups,) the part of it that is noise, or that was pruned and filled in.
+        noisy: whether it is noise; then it is taken out of the length.
     """
     counted = (power > 0).to(power)  # a parameter without any update has no direction
-    clean = (power - entries * objective.sigma**2).clamp_min(0.0).sqrt()
-    if (objective.sigma or objective.filled) and bool(clean.any()):  # where all is noise, none is better than another
-        counted = clean
+    clean = (power - harm).clamp_min(0.0) if noisy else power
+    if bool(clean.any()):  # where all is noise, none is better than another
+        share = float(harm.sum() / power.sum())
+        counted = counted * (clean > 0) * clean.sqrt() ** min(1.0, HARM * share)
     return counted / counted.sum().clamp_min(TINY)
 
 

@@ -94,11 +94,13 @@ def _defined(matcher: Matcher, seen: Observation, dummy: Dummy) -> float:
         block = ".".join(name.split(".")[:4]) if ".layer." in name else name.rpartition(".")[0]
         groups.setdefault({"parameter": name, "layer": block, "whole": ""}[what.per], []).append(number)
     cosines, weights = [], []
+    harm = what.sigma**2 * sum(target.numel() for target in targets)
+    counts = min(1.0, 2 * harm / sum(float(target.square().sum()) for target in targets))
     for members in groups.values():
         one, two = (torch.cat([some[n].flatten() for n in members]) for some in (gradients, targets))
         cosines.append(float(one @ two / (one.norm() * two.norm())))
         clean = max(0.0, float(two @ two) - len(two) * what.sigma**2) ** 0.5
-        weights.append(clean if what.sigma else 1.0)
+        weights.append(float(clean**counts))
     return 1 - sum(cosine * weight for cosine, weight in zip(cosines, weights, strict=True)) / sum(weights)
 
 
