@@ -50,7 +50,7 @@ def test_a_rank_that_says_nothing_leaves_the_matrix_as_it_is() -> None:
 
 
 def test_with_what_was_removed_filled_in_the_true_words_explain_a_pruned_update_better() -> None:
-    """At half the entries the whole update is almost back; its zeros, taken for zeros, are a fifth of it."""
+    """At half the entries most of the whole update is back; with zeros taken for zeros they are more than twice as far off."""
     texts, labels = ["the cat sat on the mat"], [1]
     step = tiny.client_step(tiny.bert(initializer_range=0.1), tiny.bert_tokenizer(), texts, labels)
     ids = tuple(step.truth.sequences()[0])
@@ -62,4 +62,4 @@ def test_with_what_was_removed_filled_in_the_true_words_explain_a_pruned_update_
     )
     assert filled.objective.filled and not filled.objective.masked and not unaware.objective.filled
     one, other = (matcher.token_losses([[ids]], logits)[0] for matcher in (filled, unaware))
-    assert one < 0.3 * other
+    assert one < 0.5 * other
