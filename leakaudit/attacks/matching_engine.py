@@ -64,7 +64,7 @@ class Matcher:
             dropout: give candidates dropout masks of their own (GRAB, Sec. 4.3).
             mask_weight: of the masks' mean squared distance from their mean, in units of a drawn mask's variance. Not in GRAB.
             aware: match norms, mask entries and weigh parameters where the protocol declares noise, clipping or pruning.
-            fill: where it declares pruning, fill entries in instead of masking them.
+            fill: where it declares pruning and `aware` is on, fill entries in (`matching_pruned`) instead of masking them.
 
         Raises:
             AnatomyError: there is nothing to match.

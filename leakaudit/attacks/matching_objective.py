@@ -104,16 +104,14 @@ class Comparison:
         """Where pruned matrices are compared; None for everywhere."""
         if self._blocks is not None:
             self._matrices = [block.target for block in self._blocks]
-        harm = [objective.sigma**2 * matrix.numel() for matrix in self._matrices]
-        if objective.filled:
-            smallest, before = (
-                smallest_kept(update),
-                [float(matrix.double().square().sum()) for matrix in self._matrices],
-            )
-            self._matrices = [completed(matrix, tokens, smallest) for matrix in self._matrices]
-            harm = [float(m.double().square().sum()) - kept for m, kept in zip(self._matrices, before, strict=True)]
-        self._factors = [None if objective.masked else _factored(m, tokens + SPARE) for m in self._matrices]
         parts = [update[vector.name] for vector in vectors]
+        observed = self._power = _powers([*self._matrices, *parts])
+        """(K,) |G|^2."""
+        if objective.filled:
+            smallest = smallest_kept(update)
+            self._matrices = [completed(matrix, tokens, smallest) for matrix in self._matrices]
+            self._power = _powers([*self._matrices, *parts])
+        self._factors = [None if objective.masked else _factored(m, tokens + SPARE) for m in self._matrices]
         self._sizes = [len(part) for part in parts]
         device = next(iter(update.values())).device
         self._flat = torch.cat(parts) if parts else torch.zeros(0, device=device)
@@ -122,14 +120,13 @@ class Comparison:
             device
         )
         """(P,) which vector an entry is of."""
-        self._power = torch.stack([part.double().square().sum() for part in (*self._matrices, *parts)])
-        """(K,) |G|^2."""
         names = [*(matrix.name for matrix in matrices), *(vector.name for vector in vectors)]
         self._groups = _groups(names, objective.per).to(self._power)
         """(K, groups) which parameters one cosine is of."""
-        harm += [objective.sigma**2 * part.numel() for part in parts]
-        harmed = torch.tensor(harm).to(self._power).clamp_min(0.0) @ self._groups
-        self._weights = _weights(self._power @ self._groups, harmed, noisy=objective.sigma > 0)
+        entries = torch.tensor([part.numel() for part in (*self._matrices, *parts)]).to(self._power)
+        removed = (self._power - observed).clamp_min(0.0)
+        by_group = (each @ self._groups for each in (self._power, objective.sigma**2 * entries, removed))
+        self._weights = _weights(*by_group)
         """(groups,) what each cosine counts for; they add up to 1."""
 
     @property
@@ -391,20 +388,25 @@ def _factored(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor] | None:
     return basis.to(matrix), inside.to(matrix)
 
 
-def _weights(power: Tensor, harm: Tensor, *, noisy: bool) -> Tensor:
+def _powers(parts: Sequence[Tensor]) -> Tensor:
+    """Return (K,) float64 the squared norms of some gradients."""
+    return torch.stack([part.double().square().sum() for part in parts])
+
+
+def _weights(power: Tensor, noise: Tensor, removed: Tensor) -> Tensor:
     """Return (groups,) what the cosine of each counts for in the mean; they add up to 1, unless no parameter has an update.
 
-    Length to the power min(1, HARM h), where h is the share of harm in the whole update: without harm all are alike.
+    Length without noise to the power min(1, HARM h), where h is the share of harm in the whole update: without harm all are alike.
 
     Args:
         power: (groups,) |G|^2 of the update that is compared.
-        harm: (groups,) the part of it that is noise, or that was pruned and filled in.
-        noisy: whether it is noise; then it is taken out of the length.
+        noise: (groups,) the part of it that is noise.
+        removed: (groups,) the part of it that was pruned and filled in.
     """
     counted = (power > 0).to(power)  # a parameter without any update has no direction
-    clean = (power - harm).clamp_min(0.0) if noisy else power
+    clean = (power - noise).clamp_min(0.0)
     if bool(clean.any()):  # where all is noise, none is better than another
-        share = float(harm.sum() / power.sum())
+        share = float((noise + removed).sum() / power.sum())
         counted = counted * (clean > 0) * clean.sqrt() ** min(1.0, HARM * share)
     return counted / counted.sum().clamp_min(TINY)
 

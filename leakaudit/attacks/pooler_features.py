@@ -5,7 +5,6 @@ Letters: N candidates, B sequences, T tokens, D hidden size, F features compared
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -123,11 +122,11 @@ class PoolerFeatures(LampCos):
         shape = guess_shape(seen)
         features = read_features(seen, len(shape.lengths), self.read, rng)
         matcher = FeatureMatcher(seen, shape.lengths, recipe, features.rows, self.phase, self.feature_weight)
-        complete = self.feature_words > 0 and self.phase != "none" and len(features.rows) > 0
-        found = search(matcher, recipe.descent, recipe.start, recipe.rounds, rng, budget)
-        if complete:
+        if self.feature_words and self.phase != "none" and matcher.features:
             attempts = self.attempts if features.solved else 1  # a feature with an error is reproduced by no words
-            found = self._completed(matcher, found, recipe, attempts, rng, budget)
+            found = self._completed(matcher, recipe, attempts, rng, budget)
+        else:
+            found = search(matcher, recipe.descent, recipe.start, recipe.rounds, rng, budget)
         guess = reconstruct(seen, matcher, shape, found, budget)
         facts = {
             "features": float(len(features.rows)),
@@ -137,26 +136,25 @@ class PoolerFeatures(LampCos):
         return replace(guess, facts={**guess.facts, **facts})
 
     def _completed(
-        self, matcher: FeatureMatcher, found: Found, recipe: Recipe, attempts: int, rng: torch.Generator, budget: Budget
+        self, matcher: FeatureMatcher, recipe: Recipe, attempts: int, rng: torch.Generator, budget: Budget
     ) -> Found:
-        """Return the best of what searches end with, completed by features; `found` is the first's end."""
-        best, rank, steps = found, (0, math.inf), 0.0
-        for attempt in range(attempts):
-            if attempt:
-                found = search(matcher, recipe.descent, recipe.start, recipe.rounds, rng, budget)
+        """Return the best of what searches end with, completed by features."""
+        ends: list[tuple[tuple[int, float], Found]] = []
+        steps = 0.0
+        while len(ends) < attempts:
+            found = search(matcher, recipe.descent, recipe.start, recipe.rounds, rng, budget)
             steps += found.facts["steps"]
             logits = found.best.label_logits[0]
-            completed = matcher.completed(found.tokens, logits, self.feature_words, rng, budget)
-            changed = sum(new != old for new, old in zip(completed.tokens, found.tokens, strict=True))
-            facts = {"attempts": attempt + 1.0, "completed": float(changed), "reproduced": float(len(completed.right))}
-            (loss,) = matcher.token_losses([completed.tokens], logits)
-            if attempt == 0 or (-len(completed.right), loss) < rank:
-                rank = (-len(completed.right), loss)
-                best = found._replace(tokens=completed.tokens, facts=found.facts | facts)
-            matcher.hold({row: completed.tokens[row] for row in completed.right})
-            if len(completed.right) == matcher.features or budget.exhausted():
+            tokens, right = matcher.completed(found.tokens, logits, self.feature_words, rng, budget)
+            changed = sum(new != old for new, old in zip(tokens, found.tokens, strict=True))
+            facts = found.facts | {"completed": float(changed), "reproduced": float(len(right))}
+            (loss,) = matcher.token_losses([tokens], logits)
+            ends.append(((-len(right), loss), found._replace(tokens=tokens, facts=facts)))
+            if len(right) == matcher.features or budget.exhausted():
                 break
-        return best._replace(facts=best.facts | {"attempts": facts["attempts"], "steps": steps})
+            matcher.hold({row: tokens[row] for row in right})
+        _, best = min(ends, key=lambda end: end[0])
+        return best._replace(facts=best.facts | {"attempts": float(len(ends)), "steps": steps})
 
 
 def read_features(seen: Observation, sequences: int, read: Read, rng: torch.Generator) -> Features:
