@@ -224,7 +224,15 @@ class FeatureMatcher(Matcher):
             phase: where they count.
             feature_weight: of one minus their mean cosine.
         """
-        super().__init__(seen, lengths, recipe.objective, length_weight=recipe.length_weight, exposure=recipe.patterns)
+        super().__init__(
+            seen,
+            lengths,
+            recipe.objective,
+            length_weight=recipe.length_weight,
+            exposure=recipe.patterns,
+            aware=recipe.aware,
+            fill=recipe.fill,
+        )
         self._seen = seen
         self._dense = seen.model.get_submodule(find_pooler(seen.model, self.classes).dense)
         self._features = functional.normalize(features, dim=1).float().to(self.table.device)
