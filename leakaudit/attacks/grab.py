@@ -110,9 +110,9 @@ class Grab:
     read as a rank, and where sequences end from the span of the first block's inputs (`matching_shape`), so no place is padding.
 
     If the protocol prunes, only non-zero entries are matched (Sec. 5.5.2), or, with `fill`, what was removed is filled in first. If it clips
-    or adds noise, gradients are compared at the same length (Sec. 5.5.1). A cosine needs no length; instead, the more of the update is noise
-    that the protocol declares, or was pruned, the more it counts by how long a parameter's update is without noise, because noise of one size
-    drowns small gradients. `aware=false` leaves all of that out.
+    or adds noise, gradients are compared at the same length (Sec. 5.5.1); a cosine needs no length. Noise that the protocol declares is taken out of
+    matrices as far as their rank tells (`matching_noise`), and a cosine counts by how far what is left can be believed. `aware=false` leaves
+    all of that out.
     """
 
     preset: Preset = "fast"

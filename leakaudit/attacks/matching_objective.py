@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.attacks.matching_gradients import Matrix, Pairs, Vector
+from leakaudit.attacks.matching_noise import denoised
 from leakaudit.attacks.matching_pruned import completed
 from leakaudit.attacks.span_basis import smallest_kept
 
@@ -38,10 +39,9 @@ SPARE = 8
 FACTORED = 1e-5
 """Relative error up to which a factored update stands for it. Our choice: float32 products are that exact; noise and pruning leave far more."""
 
-
-HARM = 2.0
-"""How fast length comes to count with the share of an update's power that is noise or was pruned: fully from a half on, which noise as large as the
-update makes. Our choice, after lengths alone had helped there and cost something at a tenth of that noise."""
+PRUNED = 2.0
+"""How fast length comes to count with the share of an update's power that was pruned: fully from a half on. Our choice, after lengths alone had
+helped at 90 % of all entries and more, and cost something at 75 %."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Objective:
     """For pruned updates, too: fill in first what a low rank tells of the removed entries (`matching_pruned`), and compare everywhere. The
     more of it was pruned, the more a cosine counts by how long its update is, because pruning takes most of the short ones. Vectors are compared where they are not zero."""
     sigma: float = 0.0
-    """Standard deviation of noise on every entry. The more of the update is noise, the more a cosine counts by how long its update is without it,
-    sqrt(|G|^2 - n sigma^2) for n entries: noise of one size drowns the parameters with small gradients, and their cosines say little."""
+    """Standard deviation of noise on every entry. It is taken out of matrices as far as their rank tells (`matching_noise`), and a cosine counts by
+    its expected square between what is left and the update without noise: noise of one size drowns the parameters with small gradients."""
 
 
 class Compared(NamedTuple):
@@ -111,6 +111,18 @@ class Comparison:
             smallest = smallest_kept(update)
             self._matrices = [completed(matrix, tokens, smallest) for matrix in self._matrices]
             self._power = _powers([*self._matrices, *parts])
+        removed = float((self._power - observed).clamp_min(0.0).sum() / self._power.sum().clamp_min(TINY))
+        entries = torch.tensor([part.numel() for part in (*self._matrices, *parts)]).to(self._power)
+        clean = (self._power - objective.sigma**2 * entries).clamp_min(0.0)  # expected |G|^2 without noise
+        if objective.sigma and not objective.masked:
+            without = [denoised(matrix, tokens, objective.sigma) for matrix in self._matrices]
+            if any(
+                bool(matrix.any()) for matrix in without
+            ):  # else nothing stands out, and what is there is the best guess
+                self._matrices = without
+                self._power = _powers([*self._matrices, *parts])
+        # Noise adds to <G, G> and not to <G, g>, and shrinkage makes both alike: either way the smaller over the larger is cos^2.
+        sure = _ratio(torch.minimum(clean, self._power), torch.maximum(clean, self._power))
         self._factors = [None if objective.masked else _factored(m, tokens + SPARE) for m in self._matrices]
         self._sizes = [len(part) for part in parts]
         device = next(iter(update.values())).device
@@ -123,10 +135,7 @@ class Comparison:
         names = [*(matrix.name for matrix in matrices), *(vector.name for vector in vectors)]
         self._groups = _groups(names, objective.per).to(self._power)
         """(K, groups) which parameters one cosine is of."""
-        entries = torch.tensor([part.numel() for part in (*self._matrices, *parts)]).to(self._power)
-        removed = (self._power - observed).clamp_min(0.0)
-        by_group = (each @ self._groups for each in (self._power, objective.sigma**2 * entries, removed))
-        self._weights = _weights(*by_group)
+        self._weights = _weights(self._power, sure, self._groups, removed)
         """(groups,) what each cosine counts for; they add up to 1."""
 
     @property
@@ -393,21 +402,24 @@ def _powers(parts: Sequence[Tensor]) -> Tensor:
     return torch.stack([part.double().square().sum() for part in parts])
 
 
-def _weights(power: Tensor, noise: Tensor, removed: Tensor) -> Tensor:
+def _ratio(part: Tensor, whole: Tensor) -> Tensor:
+    """Return part / whole, and zero of nothing."""
+    return torch.where(whole > 0, part / whole.clamp_min(TINY), 0.0)
+
+
+def _weights(power: Tensor, sure: Tensor, groups: Tensor, removed: float) -> Tensor:
     """Return (groups,) what the cosine of each counts for in the mean; they add up to 1, unless no parameter has an update.
 
-    Length without noise to the power min(1, HARM h), where h is the share of harm in the whole update: without harm all are alike.
-
     Args:
-        power: (groups,) |G|^2 of the update that is compared.
-        noise: (groups,) the part of it that is noise.
-        removed: (groups,) the part of it that was pruned and filled in.
+        power: (K,) |G|^2 of the update that is compared.
+        sure: (K,) the squared cosine that it is expected to have with the update before noise.
+        groups: (K, groups) one where a parameter belongs to a group.
+        removed: share of the whole update's power that was pruned and filled in.
     """
-    counted = (power > 0).to(power)  # a parameter without any update has no direction
-    clean = (power - noise).clamp_min(0.0)
-    if bool(clean.any()):  # where all is noise, none is better than another
-        share = float((noise + removed).sum() / power.sum())
-        counted = counted * (clean > 0) * clean.sqrt() ** min(1.0, HARM * share)
+    if not bool((power * sure).any()):  # where all is noise, none is better than another
+        sure = torch.ones_like(sure)
+    by_group = power @ groups
+    counted = _ratio((power * sure) @ groups, by_group) * by_group.sqrt() ** min(1.0, PRUNED * removed)
     return counted / counted.sum().clamp_min(TINY)
 
 

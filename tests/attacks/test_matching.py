@@ -22,6 +22,7 @@ from leakaudit.attacks.matching_discrete import (
 )
 from leakaudit.attacks.matching_engine import Matcher
 from leakaudit.attacks.matching_gradients import Dummy, joined
+from leakaudit.attacks.matching_noise import denoised
 from leakaudit.attacks.matching_objective import Objective
 from leakaudit.attacks.matching_search import Descent, Rounds, Run, Start, _starts, search
 from leakaudit.attacks.matching_seats import seat
@@ -94,13 +95,16 @@ def _defined(matcher: Matcher, seen: Observation, dummy: Dummy) -> float:
         block = ".".join(name.split(".")[:4]) if ".layer." in name else name.rpartition(".")[0]
         groups.setdefault({"parameter": name, "layer": block, "whole": ""}[what.per], []).append(number)
     cosines, weights = [], []
-    harm = what.sigma**2 * sum(target.numel() for target in targets)
-    counts = min(1.0, 2 * harm / sum(float(target.square().sum()) for target in targets))
+    clean = [max(0.0, float(target.square().sum()) - target.numel() * what.sigma**2) for target in targets]
+    if what.sigma:
+        tokens = sum(matcher.lengths)
+        targets = [denoised(target, tokens, what.sigma) if target.dim() == 2 else target for target in targets]
     for members in groups.values():
         one, two = (torch.cat([some[n].flatten() for n in members]) for some in (gradients, targets))
-        cosines.append(float(one @ two / (one.norm() * two.norm())))
-        clean = max(0.0, float(two @ two) - len(two) * what.sigma**2) ** 0.5
-        weights.append(float(clean**counts))
+        cosines.append(float(one @ two / (one.norm() * two.norm()).clamp_min(1e-30)))
+        powers = [float(targets[n].square().sum()) for n in members]
+        squares = [min(clean[n], p) / max(clean[n], p) if p else 0.0 for n, p in zip(members, powers, strict=True)]
+        weights.append(sum(s * p for s, p in zip(squares, powers, strict=True)) / sum(powers) if sum(powers) else 0.0)
     return 1 - sum(cosine * weight for cosine, weight in zip(cosines, weights, strict=True)) / sum(weights)
 
 
@@ -173,14 +177,14 @@ def test_an_objectives_derivative_is_its_finite_difference(what: str) -> None:
 def test_a_factored_update_is_compared_as_the_update_itself(
     monkeypatch: pytest.MonkeyPatch, kind: Literal["l2", "cosine"]
 ) -> None:
-    """An update of few tokens is factored and one with noise is not; distances and derivatives are those without factors."""
+    """An update of few tokens is factored and one with noise that nobody declares is not; distances and derivatives are those without factors."""
     model = tiny.bert(initializer_range=0.1, hidden_size=128, intermediate_size=256)
     step = tiny.client_step(model, tiny.bert_tokenizer(), [TWO[0]], [0])
     seen = step.observe().granting(Granted(labels=(0,), lengths=LENGTHS[:1]))
     factored = Matcher(seen, LENGTHS[:1], Objective(kind))
     assert any(factored._comparison._factors)
     noisy = GaussianNoise(scale=0.1)(step, seen, _rng())
-    assert not any(Matcher(noisy, LENGTHS[:1], Objective())._comparison._factors)
+    assert not any(Matcher(noisy, LENGTHS[:1], Objective(), aware=False)._comparison._factors)
     monkeypatch.setattr(matching_objective, "_factored", lambda *_: None)
     plain = Matcher(seen, LENGTHS[:1], factored.objective)
     dummy = plain.random(2, _rng(1))

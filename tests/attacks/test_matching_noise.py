@@ -1,0 +1,71 @@
+"""Taking noise out of a matrix whose rank is known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from leakaudit.attacks.matching_engine import Matcher
+from leakaudit.attacks.matching_noise import denoised
+from leakaudit.attacks.matching_objective import Objective
+from leakaudit.defenses.gaussian_noise import GaussianNoise
+from leakaudit.snapshot import Granted
+from tests import tiny
+
+RANK = 3
+
+
+def _noisy(sigma: float, rows: int = 120, columns: int = 80) -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(0)
+    clean = torch.randn(rows, RANK, generator=rng) @ torch.randn(RANK, columns, generator=rng)
+    return clean, clean + sigma * torch.randn(rows, columns, generator=rng)
+
+
+def _cosine(one: Tensor, other: Tensor) -> float:
+    return float(functional.cosine_similarity(one.flatten(), other.flatten(), dim=0))
+
+
+@pytest.mark.parametrize(("sigma", "least"), [(0.1, 0.999), (1.0, 0.97), (3.0, 0.85)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_matrix_of_low_rank_comes_out_of_the_noise(sigma: float, least: float, turned: bool) -> None:
+    """Far nearer than it was, lying or standing, and of its rank."""
+    clean, noisy = (matrix.T if turned else matrix for matrix in _noisy(sigma))
+    found = denoised(noisy, RANK, sigma)
+    assert torch.linalg.matrix_rank(found, rtol=1e-4) <= RANK
+    assert _cosine(found, clean) > least
+    assert 1 - _cosine(found, clean) < 0.3 * (1 - _cosine(noisy, clean))
+
+
+def test_singular_values_are_shrunk_as_far_as_is_best() -> None:
+    """No common factor on what comes out brings it noticeably nearer to the truth, on values as they were observed one does."""
+    clean, noisy = _noisy(4.0, 400, 300)
+    found = denoised(noisy, RANK, 4.0)
+    left, values, right = torch.linalg.svd(noisy, full_matrices=False)
+    cut = (left[:, :RANK] * values[:RANK]) @ right[:RANK]
+
+    def best_factor(matrix: Tensor) -> float:
+        return float((matrix * clean).sum() / matrix.square().sum())
+
+    assert best_factor(found) == pytest.approx(1.0, abs=0.01)
+    assert best_factor(cut) < 0.97
+
+
+def test_of_noise_alone_nothing_is_left() -> None:
+    _, noisy = _noisy(1.0)
+    clean, _ = _noisy(1.0)
+    assert not denoised(noisy - clean, RANK, 1.0).any()
+
+
+def test_without_its_noise_the_true_words_explain_an_update_better() -> None:
+    """Noise of the update's own size: who knows of it has the true words at less than half of the distance."""
+    texts, labels = ["the cat sat on the mat"], [1]
+    step = tiny.client_step(tiny.bert(initializer_range=0.1), tiny.bert_tokenizer(), texts, labels)
+    ids = tuple(step.truth.sequences()[0])
+    seen = GaussianNoise(scale=0.3)(step, step.observe(), torch.Generator().manual_seed(0))
+    seen = seen.granting(Granted(labels=(1,), lengths=(len(ids),)))
+    aware, unaware = (Matcher(seen, (len(ids),), Objective("cosine"), aware=aware) for aware in (True, False))
+    one, other = (matcher.token_losses([[ids]], torch.zeros(1, 2))[0] for matcher in (aware, unaware))
+    print(one, other)
+    assert one < 0.5 * other
