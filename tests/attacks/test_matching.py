@@ -96,6 +96,7 @@ def _defined(matcher: Matcher, seen: Observation, dummy: Dummy) -> float:
         groups.setdefault({"parameter": name, "layer": block, "whole": ""}[what.per], []).append(number)
     cosines, weights = [], []
     clean = [max(0.0, float(target.square().sum()) - target.numel() * what.sigma**2) for target in targets]
+    share = what.sigma**2 * sum(t.numel() for t in targets) / sum(float(t.square().sum()) for t in targets)
     if what.sigma:
         tokens = sum(matcher.lengths)
         targets = [denoised(target, tokens, what.sigma) if target.dim() == 2 else target for target in targets]
@@ -104,7 +105,8 @@ def _defined(matcher: Matcher, seen: Observation, dummy: Dummy) -> float:
         cosines.append(float(one @ two / (one.norm() * two.norm()).clamp_min(1e-30)))
         powers = [float(targets[n].square().sum()) for n in members]
         squares = [min(clean[n], p) / max(clean[n], p) if p else 0.0 for n, p in zip(members, powers, strict=True)]
-        weights.append(sum(s * p for s, p in zip(squares, powers, strict=True)) / sum(powers) if sum(powers) else 0.0)
+        believed = sum(s * p for s, p in zip(squares, powers, strict=True)) / max(sum(powers), 1e-30)
+        weights.append(believed ** min(1.0, 2 * share) if sum(powers) else 0.0)
     return 1 - sum(cosine * weight for cosine, weight in zip(cosines, weights, strict=True)) / sum(weights)
 
 
