@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 import torch
 
 from leakaudit.attacks.embedding_rows import word_embedding
-from leakaudit.attacks.matching_engine import Matcher
+from leakaudit.attacks.matching_engine import MaskPlaces, Matcher
 from leakaudit.attacks.matching_hybrid import Hybrid, hybrid_search
 from leakaudit.attacks.matching_objective import Objective
 from leakaudit.attacks.matching_search import Descent, Found, Rounds, Start, search
@@ -55,6 +55,8 @@ class Recipe:
     """Learn dropout masks."""
     mask_weight: float = 0.0
     """What holds them at their mean, beside a gradient distance (`Matcher`)."""
+    mask_places: MaskPlaces = "all"
+    """Whose masks are learned."""
     aware: bool = True
     """Match norms, fill in or mask entries and weigh parameters where the protocol declares noise, clipping or pruning."""
     fill: bool = True
@@ -114,6 +116,7 @@ def match(seen: Observation, recipe: Recipe, rng: torch.Generator, budget: Budge
         exposure=recipe.patterns,
         dropout=recipe.dropout,
         mask_weight=recipe.mask_weight,
+        mask_places=recipe.mask_places,
         aware=recipe.aware,
         fill=recipe.fill,
     )

@@ -9,7 +9,7 @@ Letters: N candidates, B sequences, T tokens, D hidden size, V vocabulary, C cla
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,8 @@ one CoLA training sentence of 8 tokens): 1e-5 for the true one, 0.04 and more fo
 CERTAIN = 30.0
 """Logit of a class that is taken for certain: the others keep 1e-13."""
 
+MaskPlaces = Literal["all", "public"]
+
 Found = TypeVar("Found")
 
 
@@ -50,6 +52,7 @@ class Matcher:
         exposure: Sequence[str] = ("*",),
         dropout: bool = False,
         mask_weight: float = 0.0,
+        mask_places: MaskPlaces = "all",
         aware: bool = True,
         fill: bool = False,
     ) -> None:
@@ -62,7 +65,8 @@ class Matcher:
             length_weight: alpha_reg, weight of the embedding-length regulariser (LAMP, Sec. 4.2).
             exposure: patterns of parameter names that are matched; all but the word embedding by default.
             dropout: give candidates dropout masks of their own (GRAB, Sec. 4.3).
-            mask_weight: of the masks' mean squared distance from their mean, in units of a drawn mask's variance. Not in GRAB.
+            mask_weight: of learned masks' mean squared distance from their mean, in units of a drawn mask's variance. Not in GRAB.
+            mask_places: learn masks of all tokens, as GRAB does, or those of public tokens and of no token only.
             aware: match norms, mask entries and weigh parameters where the protocol declares noise, clipping or pruning.
             fill: where it declares pruning and `aware` is on, fill entries in (`matching_pruned`) instead of masking them.
 
@@ -107,6 +111,7 @@ class Matcher:
         self._inside = torch.zeros(len(self.lengths), max(self.lengths), 1, device=self.table.device)
         for row, length in enumerate(self.lengths):
             self._inside[row, :length] = 1.0
+        self._learned = self._learned_masks(mask_places)
         self._chunk = max(1, CHUNK_TOKENS // sum(self.lengths))
 
     @property
@@ -309,12 +314,13 @@ class Matcher:
                 outputs.append(mask_losses.sum())
                 weights.append(None)
             found = iter(torch.autograd.grad(outputs, wanted, grad_outputs=weights))
-        return losses, Dummy(
+        derivatives = Dummy(
             *(next(found) if open_ else torch.zeros_like(part) for part, open_ in zip(dummy, unknown, strict=True))
         )
+        return losses, derivatives._replace(masks=derivatives.masks * self._learned)
 
     def mask_losses(self, masks: Tensor) -> Tensor:
-        """Return (N,) float64 mask_weight times the mean of (m - (1 - p))^2 / (p (1 - p)) over mask entries m: 1 for masks as drawn.
+        """Return (N,) float64 mask_weight times the mean of (m - (1 - p))^2 / (p (1 - p)) over entries m that are learned: 1 for masks as drawn.
 
         Args:
             masks: (N, P).
@@ -323,8 +329,18 @@ class Matcher:
         if layout is None or not masks.shape[1]:
             return masks.new_zeros(len(masks), dtype=torch.float64)
         rates = layout.rates.to(masks)
-        off = (masks - (1 - rates)).square() / (rates * (1 - rates))
-        return self.mask_weight * off.mean(dim=1).double()
+        off = (masks - (1 - rates)).square() / (rates * (1 - rates)) * self._learned
+        return self.mask_weight * (off.sum(dim=1) / self._learned.sum()).double()
+
+    def _learned_masks(self, places: MaskPlaces) -> Tensor:
+        """Return (P,) one for mask entries that are learned, zero for those that stay where they are."""
+        layout = self.gradients.masks
+        if layout is None:
+            return torch.zeros(0, device=self.table.device)
+        public = [public_tokens(self._vocabulary, length).keys() for length in self.lengths]
+        chosen = layout.of_places(public)
+        everything = places == "all" or not bool(chosen.any())  # no token is public, as in a decoder
+        return (torch.ones(layout.entries) if everything else chosen.float()).to(self.table.device)
 
     def _length_loss(self, placed: Tensor) -> Tensor:
         """Return (N,) alpha_reg (mean token norm - mean norm of the word embedding's rows)^2 (LAMP, L_reg)."""

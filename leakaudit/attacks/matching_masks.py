@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -72,6 +72,24 @@ class MaskLayout:
             part.reshape(-1, *drop.shape) / (1 - drop.rate)
             for drop, part in zip(self._groups[tuple(rows)], self._parts(masks, tuple(rows)), strict=True)
         ]
+
+    def of_places(self, places: Sequence[Collection[int]]) -> Tensor:
+        """Return (P,) which entries are of tokens at some places, or of no token, such as those between the pooler and the head.
+
+        What attention gives to a token is taken for the token's that looks.
+
+        Args:
+            places: for each sequence.
+        """
+        chosen = torch.zeros(1, self.entries, dtype=torch.bool)
+        for rows, dropouts in self._groups.items():
+            for drop, part in zip(dropouts, self._parts(chosen, rows), strict=True):
+                for row, own in zip(rows, part.view(len(rows), *drop.shape), strict=True):
+                    if drop.places:
+                        own.index_fill_(drop.places[0], torch.tensor(sorted(places[row]), dtype=torch.long), value=True)
+                    else:
+                        own.fill_(value=True)
+        return chosen[0]
 
     def rearranged(self, masks: Tensor, row: int, order: Order) -> Tensor:
         """Return the masks after a sequence's tokens moved, each with its own.
