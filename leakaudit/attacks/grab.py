@@ -84,7 +84,7 @@ PRESETS: dict[Preset, Settings] = {
         length_weight=1.0,
         mask_start="mean",
         mask_weight=0.3,
-        mask_places="public",
+        mask_places="opening",
         restarts=4,
         keep_masks=True,
         seats=True,
@@ -108,7 +108,7 @@ class Grab:
     A mask entry for each feature of a token at each dropout is far more than the update's tokens need to be explained, right or wrong: masks that
     were learned for wrong words keep them there. But most of what dropout does to an update it does in few places. What the classifier reads is one
     token, `[CLS]`, and every gradient comes through its masks; with these alone known, three fifths of the distance at the true words are gone (four
-    batches of two training sentences, drawn masks: 0.40 to 0.16 in the mean). So the `fast` preset learns the masks of public tokens and leaves the others at their
+    batches of two training sentences, drawn masks: 0.40 to 0.16 in the mean). So the `fast` preset learns the masks of opening tokens and leaves the others at their
     mean, 1 - p; `mask_weight` holds what is learned near it. They go with no word, so tokens are scored with them, and the next round begins with
     them. The best guesses of all rounds compete in the end, each with masks of its own. It also gives embeddings other seats (`matching_seats`).
 
@@ -159,7 +159,7 @@ class Grab:
     """What holds masks at their mean: weight of their mean squared distance from it, in units of a drawn mask's variance, beside the gradient
     distance. 0 in the paper."""
     mask_places: MaskPlaces | None = None
-    """Whose masks are learned: `all` tokens', as in the paper, or those of `public` tokens, which are the same in every text, and of no token."""
+    """Whose masks are learned: `all` tokens', as in the paper, or those of `opening` tokens, which stand before every text, and of no token."""
     restarts: int | None = None
     """Best samples that get `trial_steps` steps side by side at the start; the one with the lowest loss then goes on. 1 in the paper."""
     keep_masks: bool | None = None

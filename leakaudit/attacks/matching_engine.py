@@ -34,7 +34,7 @@ one CoLA training sentence of 8 tokens): 1e-5 for the true one, 0.04 and more fo
 CERTAIN = 30.0
 """Logit of a class that is taken for certain: the others keep 1e-13."""
 
-MaskPlaces = Literal["all", "public"]
+MaskPlaces = Literal["all", "opening"]
 
 Found = TypeVar("Found")
 
@@ -66,7 +66,7 @@ class Matcher:
             exposure: patterns of parameter names that are matched; all but the word embedding by default.
             dropout: give candidates dropout masks of their own (GRAB, Sec. 4.3).
             mask_weight: of learned masks' mean squared distance from their mean, in units of a drawn mask's variance. Not in GRAB.
-            mask_places: learn masks of all tokens, as GRAB does, or those of public tokens and of no token only.
+            mask_places: learn masks of all tokens, as GRAB does, or those of opening tokens, such as `[CLS]`, and of no token only.
             aware: match norms, mask entries and weigh parameters where the protocol declares noise, clipping or pruning.
             fill: where it declares pruning and `aware` is on, fill entries in (`matching_pruned`) instead of masking them.
 
@@ -337,9 +337,8 @@ class Matcher:
         layout = self.gradients.masks
         if layout is None:
             return torch.zeros(0, device=self.table.device)
-        public = [public_tokens(self._vocabulary, length).keys() for length in self.lengths]
-        chosen = layout.of_places(public)
-        everything = places == "all" or not bool(chosen.any())  # no token is public, as in a decoder
+        chosen = layout.of_places([range(len(self._vocabulary.starts_with)) for _ in self.lengths])
+        everything = places == "all" or not bool(chosen.any())  # nothing stands before a text, as in a decoder
         return (torch.ones(layout.entries) if everything else chosen.float()).to(self.table.device)
 
     def _length_loss(self, placed: Tensor) -> Tensor:

@@ -104,6 +104,55 @@ def test_masks_lie_side_by_side_and_go_with_their_tokens() -> None:
     torch.testing.assert_close(layout.rearranged(moved, 2, (2, 0, 1)), masks)
 
 
+def test_masks_of_some_places_are_those_of_their_tokens_and_of_none() -> None:
+    """Of attention a token's own row; in the order in which masks lie."""
+    drops = (Drop(0.5, (3, 2), (0,)), Drop(0.5, (1, 3, 3), (1, 2)), Drop(0.5, (2,), ()))
+    layout = MaskLayout({3: drops, 2: (Drop(0.5, (2, 2), (0,)),)}, [([1], 2), ([0, 2], 3)])
+    chosen = layout.of_places([[0], [1], [0, 2]]).float()[None]
+    (short,), (tokens, attention, rest) = (layout.of(chosen, rows) for rows in ([1], [0, 2]))
+    assert (short[0] > 0).tolist() == [[False] * 2, [True] * 2]
+    assert (tokens > 0).all(dim=2).tolist() == [[True, False, False], [True, False, True]]
+    assert (attention[:, 0] > 0).all(dim=2).tolist() == [[True, False, False], [True, False, True]]
+    assert bool((rest > 0).all()) and chosen.sum() == 2 + (3 * 2) + (3 * 3) + 2 * 2
+
+
+def test_masks_of_opening_tokens_are_learned_and_those_of_words_stay_at_their_mean() -> None:
+    """And they are what most of a dropout's distance is about: known, they leave the true words at less than half of it."""
+    seen = _seen()
+    lengths = seen.facts.granted.lengths or ()
+    matcher = Matcher(seen, lengths, Objective("cosine"), dropout=True, mask_weight=0.1, mask_places="opening")
+    dummy = matcher.of_tokens(_batches([TEXT]), torch.zeros(1, 1, 2))
+    still = Descent(100, 1e-9, mask_step=0.05)
+    run = Run(matcher, still, dummy, _rng(), optimise_labels=False)
+    for _ in range(still.steps):
+        run.step()
+    assert matcher.gradients.masks is not None
+    opening = matcher.gradients.masks.of_places([[0]])
+    moved = (run.now.masks - dummy.masks)[0] != 0
+    assert bool(opening.any()) and not bool(moved[~opening].any()) and float(moved[opening].float().mean()) > 0.7
+    masks = [run.now.masks[0], dummy.masks[0]]
+    learned, mean = (matcher.token_losses(_batches([TEXT]), torch.zeros(1, 2), one)[0] for one in masks)
+    assert learned < 0.5 * mean
+    assert float(matcher.mask_losses(dummy.masks)) == pytest.approx(0.0, abs=1e-9)
+    everything = Matcher(seen, lengths, Objective("cosine"), dropout=True, mask_weight=0.1)
+    drawn = matcher.drawn_masks(1, _rng())
+    for one in (matcher, everything):  # masks as they are drawn cost the weight, however many are learned
+        assert float(one.mask_losses(drawn)) == pytest.approx(0.1, rel=0.2)
+
+
+def test_where_nothing_stands_before_a_text_all_masks_are_learned() -> None:
+    """A decoder's tokenizer adds none, and nothing is dropped that is of no token."""
+    model = tiny.gpt2_classifier()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = RATE
+    step = tiny.client_step(model, tiny.gpt2_tokenizer(), [TEXT], [0])
+    lengths = tuple(map(len, step.truth.sequences()))
+    seen = step.observe().granting(Granted(labels=(0,), lengths=lengths))
+    matcher = Matcher(seen, lengths, Objective("cosine"), dropout=True, mask_places="opening")
+    assert matcher.gradients.masks is not None and bool(matcher._learned.all())
+
+
 def test_masks_at_their_mean_are_no_dropout() -> None:
     """So a search that learns nothing about them is the one without."""
     seen = _seen(TWO)
