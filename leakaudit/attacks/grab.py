@@ -42,6 +42,7 @@ class Settings:
     restarts: int
     keep_masks: bool
     seats: bool
+    attempts: int
     verdict_steps: int
     fill: bool
 
@@ -66,6 +67,7 @@ PRESETS: dict[Preset, Settings] = {
         restarts=1,
         keep_masks=True,
         seats=False,
+        attempts=1,
         verdict_steps=0,
         fill=False,
     ),
@@ -88,6 +90,7 @@ PRESETS: dict[Preset, Settings] = {
         restarts=4,
         keep_masks=True,
         seats=True,
+        attempts=3,
         verdict_steps=40,
         fill=True,
     ),
@@ -110,7 +113,8 @@ class Grab:
     token, `[CLS]`, and every gradient comes through its masks; with these alone known, three fifths of the distance at the true words are gone (four
     batches of two training sentences, drawn masks: 0.40 to 0.16 in the mean). So the `fast` preset learns the masks of opening tokens and leaves the others at their
     mean, 1 - p; `mask_weight` holds what is learned near it. They go with no word, so tokens are scored with them, and the next round begins with
-    them. The best guesses of all rounds compete in the end, each with masks of its own. It also gives embeddings other seats (`matching_seats`).
+    them. How far the true words are to be expected is known, because a guess's own gradient can be put behind dropout; a search that ends much farther off begins
+    anew from noise (`attempts`). The best guesses of all rounds compete in the end, each with masks of its own. It also gives embeddings other seats (`matching_seats`).
 
     The paper lets a padding token stand at every place, because only the longest length is known. Here the number of tokens of the batch is
     read as a rank, and where sequences end from the span of the first block's inputs (`matching_shape`), so no place is padding.
@@ -166,6 +170,8 @@ class Grab:
     """Keep learned masks between rounds and score tokens with them, as the paper does."""
     seats: bool | None = None
     """Move embeddings together with their positions after the steps of a round. Not in the paper."""
+    attempts: int | None = None
+    """Searches from noise. Another begins while the best guess is farther from the update than dropout explains, as far as the guess tells. 1 in the paper."""
     verdict_steps: int | None = None
     """Steps on masks alone in which the best guesses of all rounds compete at the end. Not in the paper."""
     fill: bool | None = None
@@ -197,7 +203,16 @@ class Grab:
         """Refuse knobs that leave nothing to do."""
         check_knobs(
             self,
-            at_least_one=("hybrid_rounds", "steps", "n_init", "beams", "patience", "trial_steps", "restarts"),
+            at_least_one=(
+                "hybrid_rounds",
+                "steps",
+                "n_init",
+                "beams",
+                "patience",
+                "trial_steps",
+                "restarts",
+                "attempts",
+            ),
             not_negative=(
                 *("n_permutations", "sweeps", "words", "verdict_steps"),
                 *("alpha", "length_weight", "weight_decay", "mask_step", "mask_weight"),
@@ -243,6 +258,7 @@ class Grab:
                 words=self.words,
                 keep_masks=chosen.keep_masks,
                 seats=chosen.seats,
+                attempts=chosen.attempts,
                 verdict_steps=chosen.verdict_steps,
             ),
             length_weight=chosen.length_weight,

@@ -244,6 +244,35 @@ class Matcher:
         found = self._in_chunks(dummy, lambda part: self._comparison.losses(self._first_order(part)))
         return [loss for part in found for loss in part.tolist()]
 
+    def losses_by_dropout(
+        self, tokens: Sequence[Sequence[int]], label_logits: Tensor, masks: Tensor, draws: int, rng: torch.Generator
+    ) -> list[float]:
+        """Return how far a batch of tokens is from its own gradients behind drawn masks, if it knows those that are learned.
+
+        That is about the distance at which the true batch is to be expected from the observed update, once its masks are learned. Nothing is known
+        where there is no dropout, or the update has been damaged as well: then nothing is returned.
+
+        Args:
+            tokens: (B,) sequences of token ids.
+            label_logits: (B, C).
+            masks: (P,) of which those are kept that are learned.
+            draws: how often the others are drawn.
+            rng: draws.
+        """
+        damaged = self.objective.masked or self.objective.filled or self.objective.sigma > 0
+        if self.gradients.masks is None or damaged:
+            return []
+        certain = self.certain(label_logits)[None]
+        own = self._first_order(self.placed(self.of_tokens([tokens], certain, masks)))
+        found = []
+        for drawn in self.drawn_masks(draws, rng):
+            behind = torch.where(self._learned > 0, masks, drawn)
+            pairs = self._first_order(self.placed(self.of_tokens([tokens], certain, behind)))
+            made = self.gradients.formed(pairs, 0)
+            layers = (self.gradients.matrices, self.gradients.vectors)
+            found += Comparison(self.objective, *layers, made, sum(self.lengths)).losses(own).tolist()
+        return found
+
     def certain(self, label_logits: Tensor) -> Tensor:
         """Return (B, C) logits that are sure of the likeliest labels."""
         return functional.one_hot(label_logits.argmax(dim=1), self.classes).to(label_logits) * CERTAIN

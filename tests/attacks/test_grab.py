@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from leakaudit.attacks import matching_hybrid
 from leakaudit.attacks.grab import PRESETS, Grab
 from leakaudit.attacks.matching_engine import Matcher
 from leakaudit.attacks.matching_hybrid import Beams
@@ -274,8 +275,36 @@ def test_however_small_the_budget_there_is_a_guess() -> None:
 
 def test_rounds_end_when_one_brings_nothing() -> None:
     """With steps too small to change anything, the second one."""
-    guess = Grab(steps=2, n_init=1, learning_rate=1e-12, mask_step=0.0, sweeps=0)(_seen(), _rng(), Budget(600))
+    guess = Grab(steps=2, n_init=1, learning_rate=1e-12, mask_step=0.0, sweeps=0, attempts=1)(
+        _seen(), _rng(), Budget(600)
+    )
     assert (guess.stop, guess.facts["hybrid_rounds"], guess.facts["steps"]) == ("converged", 2, 4)
+
+
+@pytest.mark.parametrize(("plausible", "attempts"), [(1e-6, 2), (1e6, 1)])
+def test_a_search_begins_anew_while_its_end_is_farther_off_than_dropout_explains(
+    monkeypatch: pytest.MonkeyPatch, plausible: float, attempts: int
+) -> None:
+    """As often as is allowed."""
+    monkeypatch.setattr(matching_hybrid, "PLAUSIBLE", plausible)
+    attack = Grab(steps=2, n_init=1, restarts=1, sweeps=0, hybrid_rounds=1, verdict_steps=0, attempts=2)
+    facts = attack(_seen(), _rng(), Budget(600)).facts
+    assert (facts["attempts"], facts["hybrid_rounds"], facts["steps"]) == (attempts, attempts, 2 * attempts)
+
+
+def test_what_dropout_explains_is_the_distance_of_masks_that_are_not_learned() -> None:
+    """None without dropout, none where every mask is known."""
+    seen, still = _seen(), torch.zeros(1, 2)
+    lengths = seen.facts.granted.lengths or ()
+    (ids,) = _ids([TEXT])
+    without = Matcher(seen, lengths, Objective("cosine"))
+    assert without.losses_by_dropout([ids], still, without.full_masks(1)[0], 3, _rng()) == []
+    found = {}
+    for places in ("all", "opening"):
+        matcher = Matcher(seen, lengths, Objective("cosine"), dropout=True, mask_places=places)  # type: ignore[arg-type]
+        found[places] = matcher.losses_by_dropout([ids], still, matcher.full_masks(1)[0], 3, _rng())
+    assert max(found["all"]) < 1e-4
+    assert len(found["opening"]) == 3 and 0.01 < min(found["opening"]) and max(found["opening"]) < 1.0
 
 
 def test_an_attack_that_is_not_aware_takes_no_notice_of_a_declared_defence() -> None:
