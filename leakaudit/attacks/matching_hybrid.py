@@ -78,124 +78,108 @@ class _Guess:
     """The embeddings they came from, their labels and masks."""
 
 
-@dataclass(frozen=True)
-class _Attempt:
-    """What one start from noise ended with."""
-
-    guess: _Guess
-    stop: Stop
-    run: Run
-
-
 def hybrid_search(
     matcher: Matcher, descent: Descent, start: Start, hybrid: Hybrid, rng: torch.Generator, budget: Budget
 ) -> Found:
     """Find tokens whose gradient is nearest to the observed one; at least one guess comes back, however small the budget."""
-    facts = {"attempts": 0.0, "hybrid_rounds": 0.0, "beamed": 0.0, "candidates": 0.0, "seated": 0.0}
-    finalists: dict[Batch, float] = {}
-    found: list[_Attempt] = []
-    while len(found) < hybrid.attempts:
-        found.append(_attempt(matcher, descent, start, hybrid, rng, budget, facts, finalists))
+    return _Search(matcher, descent, start, hybrid, rng, budget).run()
+
+
+class _Search:
+    """Attempts, each of them rounds from noise on, and a competition of what they found."""
+
+    def __init__(
+        self, matcher: Matcher, descent: Descent, start: Start, hybrid: Hybrid, rng: torch.Generator, budget: Budget
+    ) -> None:
+        self._matcher, self._descent, self._start, self._hybrid = matcher, descent, start, hybrid
+        self._rng, self._budget = rng, budget
+        counts = ("attempts", "hybrid_rounds", "beamed", "candidates", "seated", "steps", "restarted")
+        self._facts = dict.fromkeys(counts, 0.0)
+        self._finalists: dict[Batch, float] = {}
+        """Batches that may compete in the end -> their distances."""
+        self._stop: Stop = "done"
+        """Why the last attempt ended."""
+
+    def run(self) -> Found:
+        """Search until a guess is as near as can be expected."""
+        best = self._attempt()
+        while self._facts["attempts"] < self._hybrid.attempts and not (
+            self._budget.exhausted() or self._plausible(best)
+        ):
+            best = min(best, self._attempt(), key=lambda guess: guess.loss)
+        tokens = list(best.tokens)
+        masked = self._matcher.gradients.masks is not None
+        if self._hybrid.verdict_steps and masked and not self._matcher.explained_by(best.loss):
+            tokens = list(self._judged(best.candidate.label_logits[0]))
+            self._facts["overruled"] = float(tuple(tokens) != best.tokens)
+        facts = self._facts | {"halved": float(self._matcher.halvings)}
+        facts |= {"loss": best.loss} if math.isfinite(best.loss) else {}
+        return Found(best.candidate, tokens, best.likeness, self._stop, facts)
+
+    def _attempt(self) -> _Guess:
+        """Take rounds from noise on until one brings nothing."""
+        matcher, hybrid, facts, budget = self._matcher, self._hybrid, self._facts, self._budget
+        run = begun(matcher, self._descent, self._start, self._rng, budget)
+        guess: _Guess | None = None
+        self._stop = "done"
+        for _ in range(hybrid.rounds):
+            if guess is not None:
+                masks = run.now.masks[0] if hybrid.keep_masks else None
+                again = matcher.of_tokens([guess.tokens], run.now.label_logits, masks)
+                again = permuted(matcher, again, hybrid.permutations, self._rng, budget)
+                run.begin(self._descent, again, forget=True)
+            advance(run, None, budget)
+            run.settle()
+            if hybrid.seats:
+                facts["seated"] += sum(run.seat(row) for row in range(len(matcher.lengths)))
+            tokens, likeness = matcher.tokens(run.now.embeddings[0])
+            known = [tuple(tokens)] if guess is None else [tuple(tokens), guess.tokens]
+            beams = _sequenced(matcher, run.now, known, hybrid, self._rng, budget)
+            found, loss = beams.best
+            facts["hybrid_rounds"] += 1
+            facts["beamed"] += found != tuple(tokens)
+            facts["candidates"] += beams.scored
+            self._finalists |= dict(beams.ranked)
+            if guess is not None and not loss < guess.loss:
+                self._stop = "converged"
+                break
+            guess = _Guess(found, loss, likeness, run.now.detached())
+            if matcher.explained_by(loss):
+                self._stop = "converged"
+                break
+            if budget.exhausted():
+                self._stop = "budget"
+                break
+        assert guess is not None  # there is at least one round
         facts["attempts"] += 1
-        best = min(found, key=lambda attempt: attempt.guess.loss)
-        if matcher.explained_by(best.guess.loss) or budget.exhausted() or len(found) == hybrid.attempts:
-            break
-        if best.guess.loss <= PLAUSIBLE * _expected(matcher, best.guess, rng):
-            break
-    guess = best.guess
-    tokens = list(guess.tokens)
-    if hybrid.verdict_steps and matcher.gradients.masks is not None and not matcher.explained_by(guess.loss):
-        ranked = sorted(finalists, key=lambda batch: finalists[batch])[:FINALISTS]
-        tokens = list(_judged(matcher, ranked, guess.candidate.label_logits[0], hybrid.verdict_steps, rng, budget))
-        facts["overruled"] = float(tuple(tokens) != guess.tokens)
-    counts = [attempt.run.facts(guess.loss) for attempt in found]
-    facts |= counts[-1] | {name: sum(count[name] for count in counts) for name in ("steps", "restarted")}
-    return Found(guess.candidate, tokens, guess.likeness, found[-1].stop, facts)
+        facts["steps"] += run.taken
+        facts["restarted"] += run.restarted
+        return guess
 
+    def _plausible(self, guess: _Guess) -> bool:
+        """Say whether a guess is as near as the true words may be, from what dropout does to its own gradient; yes where that is not known."""
+        if self._matcher.explained_by(guess.loss):
+            return True
+        masks = guess.candidate.masks[0]
+        logits = guess.candidate.label_logits[0]
+        losses = self._matcher.losses_by_dropout(guess.tokens, logits, masks, DRAWS, self._rng)
+        return not losses or guess.loss <= PLAUSIBLE * median(losses)
 
-def _attempt(
-    matcher: Matcher,
-    descent: Descent,
-    start: Start,
-    hybrid: Hybrid,
-    rng: torch.Generator,
-    budget: Budget,
-    facts: dict[str, float],
-    finalists: dict[Batch, float],
-) -> _Attempt:
-    """Take rounds from noise on until one brings nothing.
-
-    Args:
-        matcher: compares.
-        descent: the steps of a round.
-        start: how the first candidate comes about.
-        hybrid: the rounds.
-        rng: draws.
-        budget: looked at before every step and beam.
-        facts: counts, which go on.
-        finalists: batches that may compete in the end -> their distances, which is added to.
-    """
-    run = begun(matcher, descent, start, rng, budget)
-    guess: _Guess | None = None
-    stop: Stop = "done"
-    for _ in range(hybrid.rounds):
-        if guess is not None:
-            masks = run.now.masks[0] if hybrid.keep_masks else None
-            again = matcher.of_tokens([guess.tokens], run.now.label_logits, masks)
-            run.begin(descent, permuted(matcher, again, hybrid.permutations, rng, budget), forget=True)
-        advance(run, None, budget)
-        run.settle()
-        if hybrid.seats:
-            facts["seated"] += sum(run.seat(row) for row in range(len(matcher.lengths)))
-        tokens, likeness = matcher.tokens(run.now.embeddings[0])
-        known = [tuple(tokens)] if guess is None else [tuple(tokens), guess.tokens]
-        beams = _sequenced(matcher, run.now, known, hybrid, rng, budget)
-        found, loss = beams.best
-        facts["hybrid_rounds"] += 1
-        facts["beamed"] += found != tuple(tokens)
-        facts["candidates"] += beams.scored
-        finalists |= dict(beams.ranked)
-        if guess is not None and not loss < guess.loss:
-            stop = "converged"
-            break
-        guess = _Guess(found, loss, likeness, run.now.detached())
-        if matcher.explained_by(loss):
-            stop = "converged"
-            break
-        if budget.exhausted():
-            stop = "budget"
-            break
-    assert guess is not None  # there is at least one round
-    return _Attempt(guess, stop, run)
-
-
-def _expected(matcher: Matcher, guess: _Guess, rng: torch.Generator) -> float:
-    """Return how far the true words are expected to be, from what dropout does to the gradient of a guess; infinite where that is not known."""
-    masks = guess.candidate.masks[0]
-    losses = matcher.losses_by_dropout(guess.tokens, guess.candidate.label_logits[0], masks, DRAWS, rng)
-    return median(losses) if losses else math.inf
-
-
-def _judged(
-    matcher: Matcher,
-    batches: Sequence[Batch],
-    label_logits: Tensor,
-    steps: int,
-    rng: torch.Generator,
-    budget: Budget,
-) -> Batch:
-    """Return which of some batches of tokens explains the update best once each has learned masks of its own."""
-    certain = matcher.certain(label_logits).expand(len(batches), -1, -1)
-    descent = Descent(steps, STILL, mask_step=VERDICT_MASK_STEP)
-    run = Run(matcher, descent, matcher.of_tokens(batches, certain), rng, optimise_labels=False)
-    while run.taken < steps and not budget.exhausted():
-        run.step()
-    held = matcher.mask_losses(run.now.masks).tolist()
-    losses = [
-        matcher.token_losses([batch], label_logits, masks)[0] + loss
-        for batch, masks, loss in zip(batches, run.now.masks, held, strict=True)
-    ]
-    return batches[min(range(len(batches)), key=lambda number: losses[number])]
+    def _judged(self, label_logits: Tensor) -> Batch:
+        """Return which of the finalists explains the update best once each has learned masks of its own."""
+        matcher, steps = self._matcher, self._hybrid.verdict_steps
+        batches = sorted(self._finalists, key=lambda batch: self._finalists[batch])[:FINALISTS]
+        certain = matcher.certain(label_logits).expand(len(batches), -1, -1)
+        descent = Descent(steps, STILL, mask_step=VERDICT_MASK_STEP)
+        run = Run(matcher, descent, matcher.of_tokens(batches, certain), self._rng, optimise_labels=False)
+        while run.taken < steps and not self._budget.exhausted():
+            run.step()
+        held = matcher.mask_losses(run.now.masks).tolist()
+        losses = [
+            matcher.token_losses([batch], label_logits, masks)[0] + loss
+            for batch, masks, loss in zip(batches, run.now.masks, held, strict=True)
+        ]
+        return batches[min(range(len(batches)), key=lambda number: losses[number])]
 
 
 def _sequenced(

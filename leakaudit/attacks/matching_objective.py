@@ -105,25 +105,10 @@ class Comparison:
         if self._blocks is not None:
             self._matrices = [block.target for block in self._blocks]
         parts = [update[vector.name] for vector in vectors]
-        observed = self._power = _powers([*self._matrices, *parts])
+        restored = _restored(objective, self._matrices, parts, smallest_kept(update), tokens)
+        self._matrices = restored.matrices
+        self._power = _powers([*self._matrices, *parts])
         """(K,) |G|^2."""
-        if objective.filled:
-            smallest = smallest_kept(update)
-            self._matrices = [completed(matrix, tokens, smallest) for matrix in self._matrices]
-            self._power = _powers([*self._matrices, *parts])
-        filled, power = self._power - observed, self._power
-        entries = torch.tensor([part.numel() for part in (*self._matrices, *parts)]).to(self._power)
-        noise = objective.sigma**2 * entries
-        clean = (power - noise).clamp_min(0.0)  # expected |G|^2 without noise
-        if objective.sigma and not objective.masked:
-            without = [denoised(matrix, tokens, objective.sigma) for matrix in self._matrices]
-            if any(
-                bool(matrix.any()) for matrix in without
-            ):  # else nothing stands out, and what is there is the best guess
-                self._matrices = without
-                self._power = _powers([*self._matrices, *parts])
-        # Noise adds to <G, G> and not to <G, g>, and shrinkage makes both alike: either way the smaller over the larger is cos^2.
-        sure = _ratio(torch.minimum(clean, self._power), torch.maximum(clean, self._power))
         self._factors = [None if objective.masked else _factored(m, tokens + SPARE) for m in self._matrices]
         self._sizes = [len(part) for part in parts]
         device = next(iter(update.values())).device
@@ -136,8 +121,7 @@ class Comparison:
         names = [*(matrix.name for matrix in matrices), *(vector.name for vector in vectors)]
         self._groups = _groups(names, objective.per).to(self._power)
         """(K, groups) which parameters one cosine is of."""
-        shares = [float(harm.clamp_min(0.0).sum() / power.sum().clamp_min(TINY)) for harm in (noise, filled)]
-        self._weights = _weights(self._power, sure, self._groups, *shares)
+        self._weights = _weights(self._power, restored, self._groups)
         """(groups,) what each cosine counts for; they add up to 1."""
 
     @property
@@ -409,21 +393,61 @@ def _ratio(part: Tensor, whole: Tensor) -> Tensor:
     return torch.where(whole > 0, part / whole.clamp_min(TINY), 0.0)
 
 
-def _weights(power: Tensor, sure: Tensor, groups: Tensor, noise: float, pruned: float) -> Tensor:
+class _Restored(NamedTuple):
+    """An update as far as it can be restored, and what was done to it."""
+
+    matrices: list[Tensor]
+    sure: Tensor
+    """(K,) the squared cosine that each parameter's update is expected to have with that before noise, vectors last."""
+    noise: float
+    """Share of the observed update's power that was noise."""
+    pruned: float
+    """Share of it that was pruned and has been filled in."""
+
+
+def _restored(
+    objective: Objective, matrices: list[Tensor], vectors: Sequence[Tensor], smallest: float, tokens: int
+) -> _Restored:
+    """Fill in what was pruned and take noise out, where the objective says so.
+
+    Args:
+        objective: says so.
+        matrices: observed.
+        vectors: observed; they have no rank and stay as they are.
+        smallest: smallest magnitude of the update that was kept.
+        tokens: the rank that matrices have without damage.
+    """
+    observed = _powers([*matrices, *vectors])
+    if objective.filled:
+        matrices = [completed(matrix, tokens, smallest) for matrix in matrices]
+    power = _powers([*matrices, *vectors])
+    entries = torch.tensor([part.numel() for part in (*matrices, *vectors)]).to(power)
+    noise = objective.sigma**2 * entries
+    if objective.sigma and not objective.masked:
+        without = [denoised(matrix, tokens, objective.sigma) for matrix in matrices]
+        if any(bool(matrix.any()) for matrix in without):  # else nothing stands out: what is there is the best guess
+            matrices = without
+    left, clean = _powers([*matrices, *vectors]), (power - noise).clamp_min(0.0)  # |G|^2 as compared and as expected
+    # Noise adds to <G, G> and not to <G, g>, and shrinkage makes both alike: either way the smaller over the larger is cos^2.
+    sure = _ratio(torch.minimum(clean, left), torch.maximum(clean, left))
+    shares = (float(harm.clamp_min(0.0).sum() / power.sum().clamp_min(TINY)) for harm in (noise, power - observed))
+    return _Restored(matrices, sure, *shares)
+
+
+def _weights(power: Tensor, restored: _Restored, groups: Tensor) -> Tensor:
     """Return (groups,) what the cosine of each counts for in the mean; they add up to 1, unless no parameter has an update.
 
     Args:
         power: (K,) |G|^2 of the update that is compared.
-        sure: (K,) the squared cosine that it is expected to have with the update before noise.
+        restored: that update.
         groups: (K, groups) one where a parameter belongs to a group.
-        noise: share of the whole update's power that was noise.
-        pruned: share of it that was pruned and filled in.
     """
+    sure = restored.sure
     if not bool((power * sure).any()):  # where all is noise, none is better than another
         sure = torch.ones_like(sure)
     by_group = power @ groups
-    believed = _ratio((power * sure) @ groups, by_group) ** min(1.0, HARM * noise)
-    counted = (by_group > 0) * (believed * by_group.sqrt() ** min(1.0, HARM * pruned))
+    believed = _ratio((power * sure) @ groups, by_group) ** min(1.0, HARM * restored.noise)
+    counted = (by_group > 0) * (believed * by_group.sqrt() ** min(1.0, HARM * restored.pruned))
     return counted / counted.sum().clamp_min(TINY)
 
 
