@@ -53,8 +53,8 @@ FINALISTS = 4
 """Guesses that compete in the end. Our choice: side by side they take about twice the time of one."""
 
 PLAUSIBLE = 1.5
-"""How far beyond the expected distance a guess may be that is not given up. Our choice: on four batches of two training sentences, right words ended at 1.0 to
-1.3 of it, searches that were lost at twice and more."""
+"""How far beyond the expected distance a guess may be that is not given up. Our choice: on four batches of two training sentences, searches that found 86 %
+of the words and more ended at 1.0 to 1.3 of it."""
 
 DRAWS = 4
 """Draws of dropout masks from which that distance is expected. Our choice: they differ by a tenth."""
