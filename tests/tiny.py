@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from leakaudit.client import ClientStep, make_batch, public_facts
 from leakaudit.models import Task
-from leakaudit.snapshot import Observation, StepRecipe, Truth
+from leakaudit.snapshot import Granted, Observation, StepRecipe, Truth
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 TEXT_WORDS = (
@@ -132,6 +134,21 @@ def observe(
 ) -> Observation:
     """Return what an eavesdropper sees of one step of the tiny BERT (or `model`) on `texts`."""
     return client_step(model or bert(), bert_tokenizer(), texts, labels, **more).observe()
+
+
+def defended(
+    defense: Callable[[ClientStep, Observation, torch.Generator], Observation], text: str
+) -> tuple[Observation, tuple[int, ...]]:
+    """Return what is seen of a step on one text behind a defence, label and length granted, and its token ids."""
+    step = client_step(bert(initializer_range=0.1), bert_tokenizer(), [text], [1])
+    ids = step.truth.sequences()[0]
+    seen = defense(step, step.observe(), torch.Generator().manual_seed(0))
+    return seen.granting(Granted(labels=(1,), lengths=(len(ids),))), ids
+
+
+def cosine(one: Tensor, other: Tensor) -> float:
+    """Return the cosine of two tensors of one shape."""
+    return float(functional.cosine_similarity(one.flatten(), other.flatten(), dim=0))
 
 
 def word_table(model: nn.Module) -> str:

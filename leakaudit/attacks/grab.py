@@ -204,14 +204,8 @@ class Grab:
         check_knobs(
             self,
             at_least_one=(
-                "hybrid_rounds",
-                "steps",
-                "n_init",
-                "beams",
-                "patience",
-                "trial_steps",
-                "restarts",
-                "attempts",
+                *("hybrid_rounds", "steps", "n_init", "beams"),
+                *("patience", "trial_steps", "restarts", "attempts"),
             ),
             not_negative=(
                 *("n_permutations", "sweeps", "words", "verdict_steps"),

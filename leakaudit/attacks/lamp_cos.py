@@ -22,8 +22,9 @@ class LampCos(Lamp):
 
     L_rec = 1 - mean_i cos(G_i, g_i(x)) + alpha_reg (mean |x_t| - mean |e_v|)^2 is made small by steps on the embeddings x; every
     `round_every` steps the best of some random orders is taken if it lowers L_rec + alpha_lm L_lm, with the prior's mean negative
-    log-likelihood L_lm. A cosine does not ask for the update's length, so clipping changes nothing. The more of the update is
-    noise that the protocol declares, the more the mean is weighted by how long each parameter's update is without it, which is not in the paper.
+    log-likelihood L_lm. A cosine does not ask for the update's length, so clipping changes nothing. Noise that the
+    protocol declares is taken out and pruned entries are filled in as far as the rank tells, and cosines count by how far that can be believed, which
+    is not in the paper.
     """
 
     length_weight: float = 1.0

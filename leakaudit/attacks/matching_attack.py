@@ -58,7 +58,7 @@ class Recipe:
     mask_places: MaskPlaces = "all"
     """Whose masks are learned."""
     aware: bool = True
-    """Match norms, fill in or mask entries and weigh parameters where the protocol declares noise, clipping or pruning."""
+    """Match norms, take out noise, fill in or mask entries and weigh parameters where the protocol declares clipping, noise or pruning."""
     fill: bool = True
     """Fill in what pruning removed instead of masking it."""
     length_weight: float = 0.0

@@ -67,7 +67,7 @@ class Matcher:
             dropout: give candidates dropout masks of their own (GRAB, Sec. 4.3).
             mask_weight: of learned masks' mean squared distance from their mean, in units of a drawn mask's variance. Not in GRAB.
             mask_places: learn masks of all tokens, as GRAB does, or those of opening tokens, such as `[CLS]`, and of no token only.
-            aware: match norms, mask entries and weigh parameters where the protocol declares noise, clipping or pruning.
+            aware: match norms, take out noise, mask entries and weigh parameters where the protocol declares clipping, noise or pruning.
             fill: where it declares pruning and `aware` is on, fill entries in (`matching_pruned`) instead of masking them.
 
         Raises:
@@ -250,7 +250,7 @@ class Matcher:
         """Return how far a batch of tokens is from its own gradients behind drawn masks, if it knows those that are learned.
 
         That is about the distance at which the true batch is to be expected from the observed update, once its masks are learned. Nothing is known
-        where there is no dropout, or the update has been damaged as well: then nothing is returned.
+        where there is no dropout, or noise or pruning are made use of as well: then nothing is returned.
 
         Args:
             tokens: (B,) sequences of token ids.

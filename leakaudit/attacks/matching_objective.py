@@ -105,10 +105,9 @@ class Comparison:
         if self._blocks is not None:
             self._matrices = [block.target for block in self._blocks]
         parts = [update[vector.name] for vector in vectors]
-        restored = _restored(objective, self._matrices, parts, smallest_kept(update), tokens)
-        self._matrices = restored.matrices
-        self._power = _powers([*self._matrices, *parts])
-        """(K,) |G|^2."""
+        restored = _restored(objective, self._matrices, parts, update, tokens)
+        self._matrices, self._power = restored.matrices, restored.power
+        """(out, in) each, and (K,) |G|^2."""
         self._factors = [None if objective.masked else _factored(m, tokens + SPARE) for m in self._matrices]
         self._sizes = [len(part) for part in parts]
         device = next(iter(update.values())).device
@@ -121,7 +120,7 @@ class Comparison:
         names = [*(matrix.name for matrix in matrices), *(vector.name for vector in vectors)]
         self._groups = _groups(names, objective.per).to(self._power)
         """(K, groups) which parameters one cosine is of."""
-        self._weights = _weights(self._power, restored, self._groups)
+        self._weights = _weights(restored, self._groups)
         """(groups,) what each cosine counts for; they add up to 1."""
 
     @property
@@ -397,8 +396,10 @@ class _Restored(NamedTuple):
     """An update as far as it can be restored, and what was done to it."""
 
     matrices: list[Tensor]
+    power: Tensor
+    """(K,) |G|^2 of every parameter as it is compared, vectors last."""
     sure: Tensor
-    """(K,) the squared cosine that each parameter's update is expected to have with that before noise, vectors last."""
+    """(K,) the squared cosine that each parameter's update is expected to have with that before noise."""
     noise: float
     """Share of the observed update's power that was noise."""
     pruned: float
@@ -406,7 +407,11 @@ class _Restored(NamedTuple):
 
 
 def _restored(
-    objective: Objective, matrices: list[Tensor], vectors: Sequence[Tensor], smallest: float, tokens: int
+    objective: Objective,
+    matrices: list[Tensor],
+    vectors: Sequence[Tensor],
+    update: Mapping[str, Tensor],
+    tokens: int,
 ) -> _Restored:
     """Fill in what was pruned and take noise out, where the objective says so.
 
@@ -414,35 +419,35 @@ def _restored(
         objective: says so.
         matrices: observed.
         vectors: observed; they have no rank and stay as they are.
-        smallest: smallest magnitude of the update that was kept.
+        update: all of it, whose smallest entry says what was pruned.
         tokens: the rank that matrices have without damage.
     """
-    observed = _powers([*matrices, *vectors])
+    power = observed = _powers([*matrices, *vectors])
     if objective.filled:
+        smallest = smallest_kept(update)
         matrices = [completed(matrix, tokens, smallest) for matrix in matrices]
-    power = _powers([*matrices, *vectors])
+        power = _powers([*matrices, *vectors])
     entries = torch.tensor([part.numel() for part in (*matrices, *vectors)]).to(power)
-    noise = objective.sigma**2 * entries
+    noise, left = objective.sigma**2 * entries, power
     if objective.sigma and not objective.masked:
         without = [denoised(matrix, tokens, objective.sigma) for matrix in matrices]
         if any(bool(matrix.any()) for matrix in without):  # else nothing stands out: what is there is the best guess
-            matrices = without
-    left, clean = _powers([*matrices, *vectors]), (power - noise).clamp_min(0.0)  # |G|^2 as compared and as expected
+            matrices, left = without, _powers([*without, *vectors])
+    clean = (power - noise).clamp_min(0.0)  # expected |G|^2
     # Noise adds to <G, G> and not to <G, g>, and shrinkage makes both alike: either way the smaller over the larger is cos^2.
     sure = _ratio(torch.minimum(clean, left), torch.maximum(clean, left))
     shares = (float(harm.clamp_min(0.0).sum() / power.sum().clamp_min(TINY)) for harm in (noise, power - observed))
-    return _Restored(matrices, sure, *shares)
+    return _Restored(matrices, left, sure, *shares)
 
 
-def _weights(power: Tensor, restored: _Restored, groups: Tensor) -> Tensor:
+def _weights(restored: _Restored, groups: Tensor) -> Tensor:
     """Return (groups,) what the cosine of each counts for in the mean; they add up to 1, unless no parameter has an update.
 
     Args:
-        power: (K,) |G|^2 of the update that is compared.
-        restored: that update.
+        restored: the update that is compared.
         groups: (K, groups) one where a parameter belongs to a group.
     """
-    sure = restored.sure
+    power, sure = restored.power, restored.sure
     if not bool((power * sure).any()):  # where all is noise, none is better than another
         sure = torch.ones_like(sure)
     by_group = power @ groups

@@ -301,7 +301,7 @@ def test_what_dropout_explains_is_the_distance_of_masks_that_are_not_learned() -
     assert without.losses_by_dropout([ids], still, without.full_masks(1)[0], 3, _rng()) == []
     found = {}
     for places in ("all", "opening"):
-        matcher = Matcher(seen, lengths, Objective("cosine"), dropout=True, mask_places=places)  # type: ignore[arg-type]
+        matcher = Matcher(seen, lengths, Objective("cosine"), dropout=True, mask_places=places)
         found[places] = matcher.losses_by_dropout([ids], still, matcher.full_masks(1)[0], 3, _rng())
     assert max(found["all"]) < 1e-4
     assert len(found["opening"]) == 3 and 0.01 < min(found["opening"]) and max(found["opening"]) < 1.0

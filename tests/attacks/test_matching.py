@@ -187,6 +187,7 @@ def test_a_factored_update_is_compared_as_the_update_itself(
     assert any(factored._comparison._factors)
     noisy = GaussianNoise(scale=0.1)(step, seen, _rng())
     assert not any(Matcher(noisy, LENGTHS[:1], Objective(), aware=False)._comparison._factors)
+    assert any(Matcher(noisy, LENGTHS[:1], Objective())._comparison._factors)
     monkeypatch.setattr(matching_objective, "_factored", lambda *_: None)
     plain = Matcher(seen, LENGTHS[:1], factored.objective)
     dummy = plain.random(2, _rng(1))

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from leakaudit.attacks.matching_engine import Matcher
 from leakaudit.attacks.matching_noise import denoised
 from leakaudit.attacks.matching_objective import Objective
 from leakaudit.defenses.gaussian_noise import GaussianNoise
-from leakaudit.snapshot import Granted
 from tests import tiny
 
 RANK = 3
@@ -23,10 +21,6 @@ def _noisy(sigma: float, rows: int = 120, columns: int = 80) -> tuple[Tensor, Te
     return clean, clean + sigma * torch.randn(rows, columns, generator=rng)
 
 
-def _cosine(one: Tensor, other: Tensor) -> float:
-    return float(functional.cosine_similarity(one.flatten(), other.flatten(), dim=0))
-
-
 @pytest.mark.parametrize(("sigma", "least"), [(0.1, 0.999), (1.0, 0.97), (3.0, 0.85)])
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_matrix_of_low_rank_comes_out_of_the_noise(sigma: float, least: float, turned: bool) -> None:
@@ -34,8 +28,8 @@ def test_a_matrix_of_low_rank_comes_out_of_the_noise(sigma: float, least: float,
     clean, noisy = (matrix.T if turned else matrix for matrix in _noisy(sigma))
     found = denoised(noisy, RANK, sigma)
     assert torch.linalg.matrix_rank(found, rtol=1e-4) <= RANK
-    assert _cosine(found, clean) > least
-    assert 1 - _cosine(found, clean) < 0.3 * (1 - _cosine(noisy, clean))
+    assert tiny.cosine(found, clean) > least
+    assert 1 - tiny.cosine(found, clean) < 0.3 * (1 - tiny.cosine(noisy, clean))
 
 
 def test_singular_values_are_shrunk_as_far_as_is_best() -> None:
@@ -59,13 +53,8 @@ def test_of_noise_alone_nothing_is_left() -> None:
 
 
 def test_without_its_noise_the_true_words_explain_an_update_better() -> None:
-    """Noise of the update's own size: who knows of it has the true words at less than half of the distance."""
-    texts, labels = ["the cat sat on the mat"], [1]
-    step = tiny.client_step(tiny.bert(initializer_range=0.1), tiny.bert_tokenizer(), texts, labels)
-    ids = tuple(step.truth.sequences()[0])
-    seen = GaussianNoise(scale=0.3)(step, step.observe(), torch.Generator().manual_seed(0))
-    seen = seen.granting(Granted(labels=(1,), lengths=(len(ids),)))
+    """Noise of three tenths of the update's mean entry: who knows of it has the true words at less than half of the distance."""
+    seen, ids = tiny.defended(GaussianNoise(scale=0.3), "the cat sat on the mat")
     aware, unaware = (Matcher(seen, (len(ids),), Objective("cosine"), aware=aware) for aware in (True, False))
     one, other = (matcher.token_losses([[ids]], torch.zeros(1, 2))[0] for matcher in (aware, unaware))
-    print(one, other)
     assert one < 0.5 * other

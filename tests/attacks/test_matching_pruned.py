@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from leakaudit.attacks.matching_engine import Matcher
 from leakaudit.attacks.matching_objective import Objective
 from leakaudit.attacks.matching_pruned import completed
 from leakaudit.defenses.prune import Prune
-from leakaudit.snapshot import Granted
 from tests import tiny
 
 RANK = 3
@@ -22,10 +20,6 @@ def _matrix() -> Tensor:
     return torch.randn(60, RANK, generator=rng) @ torch.randn(RANK, 40, generator=rng)
 
 
-def _cosine(one: Tensor, other: Tensor) -> float:
-    return float(functional.cosine_similarity(one.flatten(), other.flatten(), dim=0))
-
-
 @pytest.mark.parametrize(("share", "least"), [(0.0, 0.99999), (0.5, 0.999), (0.75, 0.98), (0.9, 0.9)])
 def test_a_matrix_of_low_rank_comes_back_from_its_largest_entries(share: float, least: float) -> None:
     """Far nearer than with zeros for what is missing; and what comes back has that rank."""
@@ -34,8 +28,8 @@ def test_a_matrix_of_low_rank_comes_back_from_its_largest_entries(share: float, 
     pruned = whole * (whole.abs() >= smallest)
     found = completed(pruned, RANK, smallest)
     assert torch.linalg.matrix_rank(found, rtol=1e-4) == RANK
-    assert _cosine(found, whole) > least
-    assert share == 0.0 or 1 - _cosine(found, whole) < 0.5 * (1 - _cosine(pruned, whole))
+    assert tiny.cosine(found, whole) > least
+    assert share == 0.0 or 1 - tiny.cosine(found, whole) < 0.5 * (1 - tiny.cosine(pruned, whole))
 
 
 def test_of_nothing_nothing_comes_back() -> None:
@@ -51,11 +45,7 @@ def test_a_rank_that_says_nothing_leaves_the_matrix_as_it_is() -> None:
 
 def test_with_what_was_removed_filled_in_the_true_words_explain_a_pruned_update_better() -> None:
     """At half the entries most of the whole update is back; with zeros taken for zeros they are more than twice as far off."""
-    texts, labels = ["the cat sat on the mat"], [1]
-    step = tiny.client_step(tiny.bert(initializer_range=0.1), tiny.bert_tokenizer(), texts, labels)
-    ids = tuple(step.truth.sequences()[0])
-    seen = Prune(share=0.5)(step, step.observe(), torch.Generator().manual_seed(0))
-    seen = seen.granting(Granted(labels=(1,), lengths=(len(ids),)))
+    seen, ids = tiny.defended(Prune(share=0.5), "the cat sat on the mat")
     logits = torch.zeros(1, 2)
     filled, unaware = (
         Matcher(seen, (len(ids),), Objective("cosine"), fill=True, aware=aware) for aware in (True, False)
