@@ -45,6 +45,7 @@ class Settings:
     attempts: int
     verdict_steps: int
     fill: bool
+    whitened: bool
 
 
 PRESETS: dict[Preset, Settings] = {
@@ -70,6 +71,7 @@ PRESETS: dict[Preset, Settings] = {
         attempts=1,
         verdict_steps=0,
         fill=False,
+        whitened=False,
     ),
     "fast": Settings(
         steps=150,
@@ -93,6 +95,7 @@ PRESETS: dict[Preset, Settings] = {
         attempts=3,
         verdict_steps=40,
         fill=True,
+        whitened=False,
     ),
 }
 """`paper`: GRAB, Sec. 5.1 (the weight decay of AdamW is PyTorch's default, as the paper names none; its step of 0.01 is 0.2 of BERT's unit).
@@ -176,6 +179,8 @@ class Grab:
     """Steps on masks alone in which the best guesses of all rounds compete at the end. Not in the paper."""
     fill: bool | None = None
     """Fill in what pruning removed, as far as a low rank tells it (`matching_pruned`), instead of masking it as the paper does."""
+    whitened: bool | None = None
+    """Take cosines in a metric in which weak tokens count (`matching_metric`); with `distance=cosine` only. Not in the paper."""
     words: int = 0
     """Nearest words at each place that are tried after the beam search (`matching_words`). Not in the paper."""
     patience: int = 50
@@ -213,6 +218,11 @@ class Grab:
             ),
             positive=("learning_rate", "decay"),
         )
+        self._objective()  # refuses a metric for anything but a cosine
+
+    def _objective(self) -> Objective:
+        chosen = self.settings()
+        return Objective(chosen.distance, l1=chosen.alpha, whitened=chosen.whitened)
 
     def settings(self) -> Settings:
         """Return the preset with the knobs that were set."""
@@ -226,7 +236,7 @@ class Grab:
         """Take rounds until one brings nothing or the budget is used up."""
         chosen = self.settings()
         recipe = Recipe(
-            objective=Objective(chosen.distance, l1=chosen.alpha),
+            objective=self._objective(),
             descent=Descent(
                 steps=chosen.steps,
                 learning_rate=chosen.learning_rate,

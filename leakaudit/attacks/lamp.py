@@ -35,6 +35,7 @@ class Settings:
     words: int
     restarts: int
     trial_steps: int
+    whitened: bool
 
 
 PAPER = Settings(
@@ -53,6 +54,7 @@ PAPER = Settings(
     words=0,
     restarts=1,
     trial_steps=30,
+    whitened=False,
 )
 
 PRESETS: dict[Preset, Settings] = {
@@ -60,16 +62,18 @@ PRESETS: dict[Preset, Settings] = {
     "large": replace(PAPER, steps=5000, round_every=200, decay=1.0, linear=True, weight_decay=0.01, clip=0.5),
     "fast": replace(
         PAPER,
-        steps=120,
+        steps=105,
         n_init=8,
         n_permutations=0,
         round_every=30,
         round_draws=4,
-        learning_rate=0.4,
+        learning_rate=0.5,
         decay=1.0,
         linear=True,
-        words=4,
-        restarts=4,
+        words=2,
+        restarts=2,
+        trial_steps=105,
+        whitened=True,
     ),
 }
 """`paper`: LAMP, Sec. 5 and App. D, for BERT-base. `large`: its recipe for BERT-large; the weight decay of AdamW is PyTorch's
@@ -127,6 +131,8 @@ class Lamp:
     """Best samples that get `trial_steps` steps side by side at the start; the one with the lowest loss then goes on. 1 in the paper."""
     trial_steps: int | None = None
     """Steps in which restarts, or labellings, compete. Our choice."""
+    whitened: bool | None = None
+    """Take cosines in a metric in which weak tokens count (`matching_metric`); `lamp-cos` only. Not in the paper."""
     start: Evidence = "none"
     """`span`: start from what exact recovery reads instead of noise, and at the lengths that it finds. Not in the paper."""
     exposure: str = "*"
@@ -187,7 +193,7 @@ class Lamp:
             redraw_steps=chosen.redraw_steps,
         )
         return Recipe(
-            objective=replace(objective, per=self.per),
+            objective=replace(objective, per=self.per, whitened=chosen.whitened and objective.kind == "cosine"),
             descent=Descent(
                 steps=chosen.steps,
                 learning_rate=chosen.learning_rate,

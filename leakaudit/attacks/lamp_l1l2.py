@@ -33,9 +33,11 @@ class LampL1L2(Lamp):
     """alpha_lm, likewise."""
 
     def __post_init__(self) -> None:
-        """Refuse knobs that leave nothing to do."""
+        """Refuse knobs that leave nothing to do, and a metric that is a cosine's."""
         super().__post_init__()
         check_knobs(self, not_negative=("alpha",))
+        if self.whitened:
+            raise ValueError("whitened is `lamp-cos`'s: a metric for cosines, and an L1 distance has none")
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
         """Match gradients until no token changes, the steps are used up or the budget is."""

@@ -9,6 +9,7 @@ Letters: N candidates, B sequences, T tokens, D hidden size, V vocabulary, C cla
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, TypeVar
 
 import torch
@@ -81,12 +82,12 @@ class Matcher:
         self.gradients = CandidateGradients(seen, lengths, exposure, dropout=dropout)
         pruned = aware and seen.facts.declared("prune") is not None
         known = not aware or objective.kind == "cosine" or scale_is_known(seen)
-        self.objective = Objective(
-            objective.kind,
-            objective.per,
-            objective.l1,
+        masked = objective.masked or (pruned and not fill)
+        self.objective = replace(
+            objective,
             match_norm=objective.match_norm or not known,
-            masked=objective.masked or (pruned and not fill),
+            whitened=objective.whitened and not masked,
+            masked=masked,
             filled=objective.filled or (pruned and fill),
             sigma=objective.sigma or (seen.facts.noise_sigma if aware else 0.0),
         )

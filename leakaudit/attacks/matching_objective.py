@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.attacks.matching_gradients import Matrix, Pairs, Vector
+from leakaudit.attacks.matching_metric import Metric, metric_of
 from leakaudit.attacks.matching_noise import denoised
 from leakaudit.attacks.matching_pruned import completed
 from leakaudit.attacks.span_basis import smallest_kept
@@ -53,6 +54,8 @@ class Objective:
     per: Literal["parameter", "layer", "whole"] = "parameter"
     """What a cosine is taken of, before the mean: each parameter tensor, all parameters of a block, or the whole update. The L2
     distance is the same for all."""
+    whitened: bool = False
+    """Take cosines of matrices in a metric in which weak tokens count (`matching_metric`)."""
     l1: float = 0.0
     """Weight of the L1 distance beside it (TAG)."""
     match_norm: bool = False
@@ -65,6 +68,13 @@ class Objective:
     sigma: float = 0.0
     """Standard deviation of noise on every entry. It is taken out of matrices as far as their rank tells (`matching_noise`), and the more of
     it is noise, the more a cosine counts by its expected square between what is left and the clean update: noise of one size drowns small gradients."""
+
+    def __post_init__(self) -> None:
+        """Refuse a metric where there is none: an L1 distance and single entries have no singular values."""
+        if self.whitened and (self.kind != "cosine" or self.l1 or self.masked):
+            raise ValueError(
+                f"whitened compares cosines of whole updates; got kind={self.kind!r}, l1={self.l1}, masked={self.masked}"
+            )
 
 
 class Compared(NamedTuple):
@@ -109,6 +119,14 @@ class Comparison:
         self._matrices, self._power = restored.matrices, restored.power
         """(out, in) each, and (K,) |G|^2."""
         self._factors = [None if objective.masked else _factored(m, tokens + SPARE) for m in self._matrices]
+        names = [*(matrix.name for matrix in matrices), *(vector.name for vector in vectors)]
+        self._groups = _groups(names, objective.per).to(self._power)
+        """(K, groups) which parameters one cosine is of."""
+        self._weights = _weights(restored, self._groups)
+        """(groups,) what each cosine counts for; they add up to 1."""
+        self._metrics: list[Metric | None] = [None] * len(self._matrices)
+        if objective.whitened:
+            self._whiten(tokens + SPARE)
         self._sizes = [len(part) for part in parts]
         device = next(iter(update.values())).device
         self._flat = torch.cat(parts) if parts else torch.zeros(0, device=device)
@@ -117,11 +135,6 @@ class Comparison:
             device
         )
         """(P,) which vector an entry is of."""
-        names = [*(matrix.name for matrix in matrices), *(vector.name for vector in vectors)]
-        self._groups = _groups(names, objective.per).to(self._power)
-        """(K, groups) which parameters one cosine is of."""
-        self._weights = _weights(restored, self._groups)
-        """(groups,) what each cosine counts for; they add up to 1."""
 
     @property
     def of_nothing(self) -> float:
@@ -130,6 +143,17 @@ class Comparison:
             return 1.0
         absolute = sum(float(part.abs().sum()) for part in (*self._matrices, self._flat))
         return float(self._power.sum()) + self.objective.l1 * absolute
+
+    def _whiten(self, rank: int) -> None:
+        """Put U^2 G V^2 in the place of every matrix G, and |U G V|^2 in that of its power."""
+        for part, (matrix, factors) in enumerate(zip(self._matrices, self._factors, strict=True)):
+            if not bool(matrix.any()):
+                continue
+            self._metrics[part] = metric = metric_of(*(factors or _ranged(matrix, rank)))
+            self._matrices[part] = weighed = metric.outputs.of(metric.inputs.of(matrix).T).T.contiguous()
+            self._power[part] = (matrix * weighed).sum(dtype=torch.float64)
+            if factors is not None:
+                self._factors[part] = (metric.outputs.of(factors[0].T).T.contiguous(), metric.inputs.of(factors[1]))
 
     @torch.no_grad()
     def losses(self, pairs: Pairs) -> Tensor:
@@ -165,7 +189,7 @@ class Comparison:
             inputs, pulls, absolute = self._by_forming(pairs, kept, a, b, scale)
             losses = losses + self.objective.l1 * (absolute + self._flat_l1(flat, scale))
         else:
-            inputs, pulls = self._by_grams(pairs, kept, a, b)
+            inputs, pulls = self._by_grams(kept, a, b)
         return Compared(losses, Pairs(inputs, pulls, self._by_vectors(flat, a, b, scale)))
 
     def _statistics(self, pairs: Pairs, flat: Tensor, kept: list[_Products] | None) -> tuple[Tensor, Tensor]:
@@ -181,17 +205,21 @@ class Comparison:
                 inner.append((formed.flatten(1) @ self._matrices[part].flatten()).double())
                 power.append(formed.square().sum(dim=(1, 2)).double())
                 if kept is not None:
-                    kept.append(_Products(formed, None, None, None))
+                    kept.append(_Products(formed, None, None, None, None, None))
                 continue
             seen = self._applied(part, given)  # (N, M, out): G x
             inner.append((seen * pull).sum(dim=(1, 2), dtype=torch.float64))
-            of_inputs = grams.get(id(given))  # query, key and value read the same input
+            metric = self._metrics[part]
+            weighed = (given, pull) if metric is None else (metric.inputs.of(given), metric.outputs.of(pull))
+            of_inputs = grams.get(id(given)) if metric is None else None  # query, key and value read the same input
             if of_inputs is None:
-                of_inputs = grams[id(given)] = given @ given.transpose(1, 2)  # (N, M, M)
-            of_pulls = pull @ pull.transpose(1, 2)
+                of_inputs = weighed[0] @ given.transpose(1, 2)  # (N, M, M)
+                if metric is None:
+                    grams[id(given)] = of_inputs
+            of_pulls = weighed[1] @ pull.transpose(1, 2)
             power.append((of_inputs * of_pulls).sum(dim=(1, 2), dtype=torch.float64))
             if kept is not None:
-                kept.append(_Products(seen, self._returned(part, pull), of_inputs, of_pulls))
+                kept.append(_Products(seen, self._returned(part, pull), of_inputs, of_pulls, *weighed))
         columns = [torch.stack(each, dim=1) for each in (inner, power) if each]
         by_vector = [self._by_owner(flat * self._flat), self._by_owner(flat.square())]
         if not columns:
@@ -239,16 +267,15 @@ class Comparison:
         """Return (N,) the L1 distances of the vectors."""
         return (scale[:, None].float() * flat - self._flat).abs().sum(dim=1, dtype=torch.float64)
 
-    def _by_grams(
-        self, pairs: Pairs, kept: Sequence[_Products], a: Tensor, b: Tensor
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def _by_grams(self, kept: Sequence[_Products], a: Tensor, b: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Return the derivatives by inputs and pulls where the distance needs no formed matrix."""
         inputs, pulls = [], []
-        for part, (given, pull, known) in enumerate(zip(pairs.inputs, pairs.pulls, kept, strict=True)):
-            assert known.back is not None and known.of_inputs is not None and known.of_pulls is not None
+        for part, known in enumerate(kept):
+            assert known.back is not None and known.inputs is not None and known.pulls is not None
+            assert known.of_inputs is not None and known.of_pulls is not None
             along, own = a[:, part, None, None], b[:, part, None, None]
-            inputs.append(along * known.back + (own * known.of_pulls) @ given)
-            pulls.append(along * known.seen + (own * known.of_inputs) @ pull)
+            inputs.append(along * known.back + (own * known.of_pulls) @ known.inputs)
+            pulls.append(along * known.seen + (own * known.of_inputs) @ known.pulls)
         return inputs, pulls
 
     def _by_forming(
@@ -336,9 +363,13 @@ class _Products(NamedTuple):
     back: Tensor | None
     """(N, M, in): G^T d_t; None, as what follows, for a pruned update."""
     of_inputs: Tensor | None
-    """(N, M, M): x_s . x_t."""
+    """(N, M, M): x_s . V^2 x_t, with U = V = 1 where there is no metric."""
     of_pulls: Tensor | None
-    """(N, M, M): d_s . d_t."""
+    """(N, M, M): d_s . U^2 d_t."""
+    inputs: Tensor | None
+    """(N, M, in): V^2 x_t."""
+    pulls: Tensor | None
+    """(N, M, out): U^2 d_t."""
 
 
 class _Block(NamedTuple):
@@ -366,20 +397,25 @@ def _block(matrix: Tensor) -> _Block:
 
 
 def _factored(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor] | None:
-    """Return (out, r) and (r, in) factors of an update that has at most that rank, if products with them are cheaper; else None.
+    """Return (out, r) and (r, in) factors of an update that has at most that rank, if products with them are cheaper; else None."""
+    rows, columns = matrix.shape
+    if 2 * rank * (rows + columns) > rows * columns or not bool(matrix.any()):
+        return None
+    basis, inside = _ranged(matrix, rank)
+    if float((matrix - basis.double() @ inside.double()).norm()) > FACTORED * float(matrix.norm()):
+        return None
+    return basis, inside
+
+
+def _ranged(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Return (out, r) orthonormal columns and (r, in) whose product is the matrix, or of a matrix of higher rank the part in its main directions.
 
     A gradient is a sum over tokens, so few tokens leave one of low rank: its range is that of a few random combinations of its columns
     (Halko et al. 2011, Algorithm 4.1).
     """
-    rows, columns = matrix.shape
-    if 2 * rank * (rows + columns) > rows * columns or not bool(matrix.any()):
-        return None
-    drawn = torch.randn(columns, rank, generator=torch.Generator().manual_seed(0)).to(matrix)
-    basis, _ = torch.linalg.qr(matrix.double() @ drawn.double())
-    inside = basis.T @ matrix.double()
-    if float((matrix - basis @ inside).norm()) > FACTORED * float(matrix.norm()):
-        return None
-    return basis.to(matrix), inside.to(matrix)
+    drawn = torch.randn(matrix.shape[1], min(rank, *matrix.shape), generator=torch.Generator().manual_seed(0))
+    basis, _ = torch.linalg.qr(matrix.double() @ drawn.to(matrix).double())
+    return basis.to(matrix), (basis.T @ matrix.double()).to(matrix)
 
 
 def _powers(parts: Sequence[Tensor]) -> Tensor:

@@ -21,7 +21,7 @@ from leakaudit.attacks.matching_discrete import Order, draw_orders, shuffled
 from leakaudit.attacks.matching_engine import CERTAIN, Matcher
 from leakaudit.attacks.matching_gradients import Dummy, joined
 from leakaudit.attacks.matching_seats import seat
-from leakaudit.attacks.matching_words import mend, nearest_words
+from leakaudit.attacks.matching_words import mend, nearest_words, pooled
 from leakaudit.budget import Budget
 from leakaudit.priors.protocol import Scorer
 
@@ -140,10 +140,12 @@ def search(
     budget: Budget,
 ) -> Found:
     """Find embeddings whose gradient is the observed one; at least one candidate comes back, however small the budget."""
-    run = begun(matcher, descent, start, rng, budget)
+    run = begun(matcher, descent, start, rng, budget, seats=0 if rounds is None or not rounds.seats else rounds.every)
     shuffles = None if rounds is None else _Shuffler(matcher, rounds, rng)
     if shuffles is not None and start.given:
         shuffles.shuffle(run, budget)
+    elif shuffles is not None and run.taken:
+        shuffles.look(run)
     stop = "converged" if shuffles is not None and shuffles.explained else advance(run, shuffles, budget)
     best = run.best if shuffles is None else shuffles.best(run, budget)
     if shuffles is not None:
@@ -156,18 +158,40 @@ def search(
             best = shuffles.best(run, budget)
     tokens, likeness = matcher.tokens(best.embeddings[0])
     if rounds is not None and rounds.words and shuffles is not None and not shuffles.explained:
-        words = nearest_words(matcher, best.embeddings[0], rounds.words)
-        tokens = list(mend(matcher, tokens, best.label_logits[0], words, rng, budget))
+        words = [nearest_words(matcher, best.embeddings[0], rounds.words)]
+        words += [nearest_words(matcher, other, 1) for fallen in run.fallen for other in fallen.embeddings]
+        tokens = list(mend(matcher, tokens, best.label_logits[0], pooled(words), rng, budget))
     facts = run.facts(float(run.best_losses[0]))
-    return Found(best, tokens, likeness, stop, facts | ({} if shuffles is None else shuffles.facts))
+    return Found(best, tokens, likeness, stop, facts | ({} if shuffles is None else shuffles.facts | {"seated": float(run.seated)}))
 
 
-def begun(matcher: Matcher, descent: Descent, start: Start, rng: torch.Generator, budget: Budget) -> Run:
-    """Return a run of the candidate that is best after `trial_steps` steps of all that start side by side."""
+def begun(
+    matcher: Matcher, descent: Descent, start: Start, rng: torch.Generator, budget: Budget, *, seats: int = 0
+) -> Run:
+    """Return a run of the candidate that is best after `trial_steps` steps of all that start side by side.
+
+    Args:
+        matcher: compares.
+        descent: the steps.
+        start: the candidates.
+        rng: draws them.
+        budget: looked at before every step.
+        seats: steps after which all of them get other places (`matching_seats`), and in the end; one whose tokens then explain the
+            update is the best. 0 for never.
+    """
     first = _starts(matcher, start, rng, budget)
     run = Run(matcher, descent, first, rng, optimise_labels=start.labels == "joint")
-    while len(first.embeddings) > 1 and run.taken < min(start.trial_steps, descent.steps) and not budget.exhausted():
+    trial = min(start.trial_steps, descent.steps) if len(first.embeddings) > 1 else 0
+    while run.taken < trial and not budget.exhausted():
         run.step()
+        if not seats or (run.taken % seats and run.taken < trial):
+            continue
+        for number, row in itertools.product(range(len(first.embeddings)), range(len(matcher.lengths))):
+            run.seat(row, number)
+        through = [number for number in run.order() if run.explained(number)]
+        if through:
+            run.keep(through[:1])
+            return run
     run.keep(run.order()[:1])
     return run
 
@@ -280,6 +304,10 @@ class Run:
         """Step at which the loss last fell noticeably."""
         self.restarted = 0
         """Candidates that were drawn anew because their loss was no number."""
+        self.seated = 0
+        """How often the embeddings of a sequence got other places."""
+        self.fallen: list[Dummy] = []
+        """Candidates that others were preferred to, as they were then."""
         self._matcher = matcher
         self._rng = rng
         self._optimise_labels = optimise_labels
@@ -340,6 +368,9 @@ class Run:
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with some candidates only."""
         index = torch.tensor(rows, device=self.now.embeddings.device)
+        others = [row for row in range(len(self.best_losses)) if row not in rows]
+        if others:
+            self.fallen.append(self.now.take(others))
         self.now, self.best = self.now.take(index), self.best.take(index)
         self.means, self.squares = self.means.take(index), self.squares.take(index)
         self._ages = self._ages[index]
@@ -349,29 +380,37 @@ class Run:
         """Return the candidates' numbers, best first."""
         return [int(number) for number in self.best_losses.argsort()]
 
-    def rearrange(self, row: int, order: Order) -> None:
-        """Give the tokens of one sequence of the only candidate another order, and the optimizer's moments with them."""
-        parts = (self.now, self.means, self.squares)
-        self.now, self.means, self.squares = (self._matcher.rearranged(part, row, order) for part in parts)
+    def rearrange(self, row: int, order: Order, number: int = 0) -> None:
+        """Give the tokens of one sequence of a candidate another order, and the optimizer's moments with them."""
+        for parts in (self.now, self.means, self.squares):
+            for part, moved in zip(parts, self._matcher.rearranged(parts.take([number]), row, order), strict=True):
+                part[number] = moved[0]
 
-    def seat(self, row: int) -> bool:
-        """Give the only candidate's embeddings the places at which they are nearest to words, if the gradient stays as it was."""
+    def seat(self, row: int, number: int = 0) -> bool:
+        """Give a candidate's embeddings the places at which they are nearest to words, if the gradient stays as it was."""
         matcher = self._matcher
         length, places = matcher.lengths[row], matcher.free_places(row)
         if matcher.positions is None or not places:
             return False
-        seated = seat(self.now.embeddings[0, row, :length], places, matcher.positions[:length], matcher.directions)
+        one = self.now.take([number])
+        seated = seat(one.embeddings[0, row, :length], places, matcher.positions[:length], matcher.directions)
         if seated.gain <= 0 or seated.order == tuple(range(length)):
             return False
-        moved = matcher.rearranged(self.now, row, seated.order)
+        moved = matcher.rearranged(one, row, seated.order)
         moved.embeddings[0, row, :length] = seated.embeddings
-        before, after = matcher.losses(joined([self.now, moved])).tolist()
+        before, after = matcher.losses(joined([one, moved])).tolist()
         # where both gradients are the observed one as well as floats can tell, their difference is noise
         if not (after <= before + SAME * abs(before) or matcher.explained_by(after)):
             return False
-        self.rearrange(row, seated.order)
-        self.now = moved
+        self.rearrange(row, seated.order, number)
+        self.now.embeddings[number] = moved.embeddings[0]
+        self.seated += 1
         return True
+
+    def explained(self, number: int = 0) -> bool:
+        """Say whether a candidate's tokens have the observed gradient."""
+        tokens, _ = self._matcher.tokens(self.now.embeddings[number])
+        return self._matcher.explain(tokens, self.now.label_logits[number])
 
     def settle(self) -> None:
         """Go back to the best of the present descent."""
@@ -417,7 +456,7 @@ class _Shuffler:
 
     def __init__(self, matcher: Matcher, rounds: Rounds, rng: torch.Generator) -> None:
         self.rounds = rounds
-        self.facts = {"rounds": 0.0, "accepted": 0.0, "candidates": 0.0, "seated": 0.0}
+        self.facts = {"rounds": 0.0, "accepted": 0.0, "candidates": 0.0}
         self._matcher = matcher
         self._rng = rng
         self._best: tuple[float, Dummy] | None = None
@@ -455,18 +494,21 @@ class _Shuffler:
                 run.rearrange(row, tried[choice])
                 self.facts["accepted"] += 1
                 moved = True
-            seated = self.rounds.seats and run.seat(row)
-            self.facts["seated"] += seated
-            moved = moved or seated
+            moved = (self.rounds.seats and run.seat(row)) or moved
             if row == len(tokens) - 1:
                 self._note(run, float(losses[choice]))
         self.facts["rounds"] += 1
         tokens, _ = self._matcher.tokens(run.now.embeddings[0])
         self._still = self._still + 1 if not moved and tokens == self._last else 0
-        if tokens != self._last and self._matcher.explain(tokens, run.now.label_logits[0]):
+        if tokens != self._last:
+            self.look(run)
+        self._last = tokens
+
+    def look(self, run: Run) -> None:
+        """See whether the present candidate's tokens have the observed gradient: then it is the best there can be."""
+        if run.explained():
             self.explained = True
             self._best = (-math.inf, run.now.detached())
-        self._last = tokens
 
     def _losses(self, one: Dummy, row: int, orders: Sequence[Order]) -> Tensor:
         """Return (N,) the losses of the only candidate in each order of one of its sequences, made a portion at a time."""

@@ -44,6 +44,14 @@ def nearest_words(matcher: Matcher, embeddings: Tensor, count: int) -> list[dict
     return [{place: ids[row][place] for place in matcher.free_places(row)} for row in range(len(matcher.lengths))]
 
 
+def pooled(found: Sequence[list[dict[int, list[int]]]]) -> list[dict[int, list[int]]]:
+    """Return for each sequence place -> all words that several candidates have there, those of the first candidates first."""
+    return [
+        {place: list(dict.fromkeys(itertools.chain(*(words[row][place] for words in found)))) for place in places}
+        for row, places in enumerate(found[0])
+    ]
+
+
 def mend(
     matcher: Matcher,
     guess: Sequence[tuple[int, ...]],

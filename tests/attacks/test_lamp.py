@@ -11,6 +11,7 @@ import torch
 from leakaudit.attacks.lamp import PRESETS
 from leakaudit.attacks.lamp_cos import LampCos
 from leakaudit.attacks.lamp_l1l2 import LampL1L2
+from leakaudit.attacks.matching_objective import Objective
 from leakaudit.budget import Budget
 from leakaudit.defenses.gaussian_noise import GaussianNoise
 from leakaudit.registry import attacks
@@ -44,12 +45,23 @@ def test_a_sentence_comes_back_in_order_without_granted_labels_or_lengths(kind: 
 
 
 def test_the_fast_preset_mends_what_its_few_steps_left_over() -> None:
-    """Without words to try, as few steps as here leave wrong words; with them the guess proves itself."""
+    """Without words to try, as few steps as here leave wrong words; with those of both candidates the guess proves itself."""
     seen = _seen(labels=(1,), lengths=(7,))
-    knobs: dict[str, Any] = {"preset": "fast", "steps": 40, "round_every": 10, "length_weight": 0.01, "restarts": 1}
-    mended, plain = (LampCos(words=words, **knobs)(seen, _rng(), Budget(600)) for words in (4, 0))
+    knobs: dict[str, Any] = {"preset": "fast", "steps": 8, "length_weight": 0.01}
+    mended, plain = (LampCos(words=words, **knobs)(seen, _rng(), Budget(600)) for words in (2, 0))
     assert [(g.token_ids, g.proved) for g in mended.sequences or ()] == [(_ids(TEXT), True)]
     assert [g.token_ids for g in plain.sequences or ()] != [_ids(TEXT)]
+
+
+def test_only_a_cosine_is_taken_in_a_metric() -> None:
+    """LAMP with L1 and L2 says so; its preset leaves it out."""
+    with pytest.raises(ValueError, match="whitened"):
+        LampL1L2(whitened=True)
+    assert LampL1L2(preset="fast").settings().whitened
+    objective = Objective("l2", l1=0.1)
+    assert not LampL1L2(preset="fast").recipe(_seen(), objective, length_weight=0, prior_weight=0).objective.whitened
+    with pytest.raises(ValueError, match="whitened"):
+        Objective("l2", whitened=True)
 
 
 @pytest.mark.parametrize(("discrete", "rounds"), [("alternate", 3), ("at-end", 1), ("never", None)])

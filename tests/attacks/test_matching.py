@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from leakaudit.attacks import matching_engine, matching_objective
 from leakaudit.attacks.matching_discrete import (
@@ -27,7 +27,7 @@ from leakaudit.attacks.matching_objective import Objective
 from leakaudit.attacks.matching_search import Descent, Rounds, Run, Start, _starts, search
 from leakaudit.attacks.matching_seats import seat
 from leakaudit.attacks.matching_shape import guess_shape, public_tokens
-from leakaudit.attacks.matching_words import mend, nearest_words
+from leakaudit.attacks.matching_words import mend, nearest_words, pooled
 from leakaudit.budget import Budget
 from leakaudit.defenses.gaussian_noise import GaussianNoise
 from leakaudit.defenses.prune import Prune
@@ -45,6 +45,8 @@ OBJECTIVES = {
     "LAMP's cosine": Objective("cosine"),
     "cosine by layer": Objective("cosine", per="layer"),
     "cosine of the whole": Objective("cosine", per="whole"),
+    "whitened cosine": Objective("cosine", whitened=True),
+    "whitened cosine by layer under noise": Objective("cosine", per="layer", whitened=True, sigma=3e-3),
     "norms matched": Objective("l2", match_norm=True),
     "norms matched with L1": Objective("l2", l1=0.3, match_norm=True),
     "masked": Objective("l2", masked=True),
@@ -100,10 +102,14 @@ def _defined(matcher: Matcher, seen: Observation, dummy: Dummy) -> float:
     if what.sigma:
         tokens = sum(matcher.lengths)
         targets = [denoised(target, tokens, what.sigma) if target.dim() == 2 else target for target in targets]
+    powers_of = [float(target.square().sum()) for target in targets]
+    if what.whitened:
+        for number in range(len(matcher.gradients.matrices)):
+            gradients[number], targets[number] = _whitened(gradients[number], targets[number])
     for members in groups.values():
         one, two = (torch.cat([some[n].flatten() for n in members]) for some in (gradients, targets))
         cosines.append(float(one @ two / (one.norm() * two.norm()).clamp_min(1e-30)))
-        powers = [float(targets[n].square().sum()) for n in members]
+        powers = [powers_of[n] for n in members]
         squares = [min(clean[n], p) / max(clean[n], p) if p else 0.0 for n, p in zip(members, powers, strict=True)]
         believed = sum(s * p for s, p in zip(squares, powers, strict=True)) / max(sum(powers), 1e-30)
         weights.append(believed ** min(1.0, 2 * share) if sum(powers) else 0.0)
@@ -145,6 +151,18 @@ def test_sequences_of_equal_length_run_side_by_side_for_several_candidates() -> 
     torch.testing.assert_close(matcher.losses(dummy), alone, atol=1e-5, rtol=1e-5)
 
 
+def _whitened(candidate: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return U g V and U G V, with U = (G G^T)^(-1/4), V = (G^T G)^(-1/4) in units of G's norm and no eigenvalue below that of 0.1."""
+    if not bool(observed.any()):
+        return candidate, observed
+    roots = []
+    for square in (observed @ observed.T, observed.T @ observed):
+        values, vectors = torch.linalg.eigh(square)
+        singular = (values.clamp_min(0.0) / values.max()).sqrt().clamp_min(0.1)
+        roots.append(vectors * singular.pow(-0.5) @ vectors.T)
+    return roots[0] @ candidate @ roots[1], roots[0] @ observed @ roots[1]
+
+
 @pytest.mark.parametrize("what", OBJECTIVES)
 def test_an_objective_is_what_its_definition_says(what: str) -> None:
     """Statistics of pairs give the number that whole matrices give."""
@@ -175,15 +193,15 @@ def test_an_objectives_derivative_is_its_finite_difference(what: str) -> None:
         assert float((getattr(slopes, part) * direction).sum()) == pytest.approx(expected, rel=tolerance)
 
 
-@pytest.mark.parametrize("kind", ["l2", "cosine"])
+@pytest.mark.parametrize("objective", [Objective("l2"), Objective("cosine"), Objective("cosine", whitened=True)])
 def test_a_factored_update_is_compared_as_the_update_itself(
-    monkeypatch: pytest.MonkeyPatch, kind: Literal["l2", "cosine"]
+    monkeypatch: pytest.MonkeyPatch, objective: Objective
 ) -> None:
     """An update of few tokens is factored and one with noise that nobody declares is not; distances and derivatives are those without factors."""
     model = tiny.bert(initializer_range=0.1, hidden_size=128, intermediate_size=256)
     step = tiny.client_step(model, tiny.bert_tokenizer(), [TWO[0]], [0])
     seen = step.observe().granting(Granted(labels=(0,), lengths=LENGTHS[:1]))
-    factored = Matcher(seen, LENGTHS[:1], Objective(kind))
+    factored = Matcher(seen, LENGTHS[:1], objective)
     assert any(factored._comparison._factors)
     noisy = GaussianNoise(scale=0.1)(step, seen, _rng())
     assert not any(Matcher(noisy, LENGTHS[:1], Objective(), aware=False)._comparison._factors)
@@ -399,6 +417,49 @@ def test_moments_follow_the_tokens_that_move() -> None:
     run.rearrange(0, (0, 2, 1, 3, 4, 5, 6, 7))
     assert torch.equal(run.now.embeddings[0, 0, [1, 2]], before[[2, 1]])
     assert torch.equal(run.means.embeddings[0, 0, [1, 2]], moments[[2, 1]])
+
+
+def test_one_of_several_candidates_is_seated_with_its_own_moments() -> None:
+    """The others stay as they are."""
+    ids = tuple(tiny.bert_tokenizer()(TWO[1])["input_ids"])
+    seen = tiny.observe([TWO[1]], [1], model=_model(), frozen=TABLES)
+    matcher = Matcher(seen.granting(Granted(labels=(1,), lengths=(len(ids),))), (len(ids),), Objective("cosine"))
+    assert matcher.positions is not None
+    right = matcher.of_tokens([[ids]], torch.zeros(1, 1, 2))
+    order = [0, 3, 2, 1, *range(4, len(ids))]
+    mixed = right.detached()
+    mixed.embeddings[0, 0] = right.embeddings[0, 0, order] + matcher.positions[order] - matcher.positions[: len(ids)]
+    run = Run(matcher, Descent(10, 0.1), joined([matcher.random(1, _rng()), mixed]), _rng())
+    run.means.embeddings.copy_(torch.randn(run.means.embeddings.shape, generator=_rng(1)))
+    before, moments = run.now.embeddings[0].clone(), run.means.embeddings.clone()
+    assert not run.explained(1)
+    assert run.seat(0, 1)
+    assert run.explained(1) and not run.explained(0)
+    assert matcher.tokens(run.now.embeddings[1])[0] == [ids]
+    assert torch.equal(run.now.embeddings[0], before)
+    assert torch.equal(run.means.embeddings[0], moments[0])
+    assert torch.equal(run.means.embeddings[1, 0], moments[1, 0, order])
+
+
+def test_a_word_that_only_a_fallen_candidate_has_found_completes_the_best() -> None:
+    """Two candidates with half of the words each; the one that stays gets the others' from the one that fell out."""
+    ids = tuple(tiny.bert_tokenizer()(TWO[1])["input_ids"])
+    seen = tiny.observe([TWO[1]], [1], model=_model(), frozen=TABLES)
+    matcher = Matcher(seen.granting(Granted(labels=(1,), lengths=(len(ids),))), (len(ids),), Objective("cosine"))
+    right = matcher.of_tokens([[ids]], torch.zeros(1, 1, 2)).detached()
+    wrong = tiny.VOCABULARY["river"]
+    halves = [right.detached(), right.detached()]
+    halves[0].embeddings[0, 0, [2, 3]] = matcher.table[wrong]
+    halves[1].embeddings[0, 0, 5:] = matcher.table[wrong]
+    run = Run(matcher, Descent(1, 1e-9), joined(halves), _rng())
+    run.step()
+    run.keep(run.order()[:1])
+    (fallen,) = run.fallen
+    words = [nearest_words(matcher, one.embeddings[0], 1) for one in (run.now, fallen)]
+    guess, _ = matcher.tokens(run.now.embeddings[0])
+    logits = run.now.label_logits[0]
+    assert mend(matcher, guess, logits, pooled(words[:1]), _rng(), Budget(600)) != (ids,)
+    assert mend(matcher, guess, logits, pooled(words), _rng(), Budget(600)) == (ids,)
 
 
 def test_a_step_is_adams() -> None:
