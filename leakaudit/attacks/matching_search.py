@@ -158,11 +158,30 @@ def search(
             best = shuffles.best(run, budget)
     tokens, likeness = matcher.tokens(best.embeddings[0])
     if rounds is not None and rounds.words and shuffles is not None and not shuffles.explained:
-        words = [nearest_words(matcher, best.embeddings[0], rounds.words)]
-        words += [nearest_words(matcher, other, 1) for fallen in run.fallen for other in fallen.embeddings]
-        tokens = list(mend(matcher, tokens, best.label_logits[0], pooled(words), rng, budget))
+        tokens = _mended(matcher, [best, *run.fallen], rounds.words, rng, budget)
     facts = run.facts(float(run.best_losses[0]))
     return Found(best, tokens, likeness, stop, facts | ({} if shuffles is None else shuffles.facts | {"seated": float(run.seated)}))
+
+
+def _mended(
+    matcher: Matcher, candidates: Sequence[Dummy], most: int, rng: torch.Generator, budget: Budget
+) -> list[tuple[int, ...]]:
+    """Return the nearest of some candidates as tokens, mended with the words of all.
+
+    Args:
+        matcher: compares.
+        candidates: one or more in each; the labels are those of the first of all.
+        most: words a place that are tried of the first candidate. Of every other it is the nearest.
+        rng: draws orders.
+        budget: looked at on the way.
+    """
+    logits = candidates[0].label_logits[0]
+    embeddings = [one for some in candidates for one in some.embeddings]
+    words = [nearest_words(matcher, one, most if number == 0 else 1) for number, one in enumerate(embeddings)]
+    guesses = [matcher.tokens(one)[0] for one in embeddings]
+    losses = matcher.token_losses(guesses, logits)
+    nearest = guesses[min(range(len(guesses)), key=lambda number: losses[number])]
+    return list(mend(matcher, nearest, logits, pooled(words), rng, budget))
 
 
 def begun(

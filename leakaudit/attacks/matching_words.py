@@ -27,21 +27,31 @@ Batch = tuple[tuple[int, ...], ...]
 ORDERS = 24
 """Random transformations of each sequence that a sweep tries, beside every exchange of neighbours and new words. Our choice."""
 
+LIKELY = 0.6
+"""Share of the nearest word's cosine that another's must have to be tried. Our choice."""
+
 MOST_SWEEPS = 6
 """Sweeps after which mending ends. Our choice: most end before, because nothing helps any more."""
 
 
-def nearest_words(matcher: Matcher, embeddings: Tensor, count: int) -> list[dict[int, list[int]]]:
+def nearest_words(matcher: Matcher, embeddings: Tensor, most: int) -> list[dict[int, list[int]]]:
     """Return for each sequence place -> the nearest words by cosine, nearest first, at the places that are not public.
+
+    A place that is sure of its word has no other near it; one that found none has many.
 
     Args:
         matcher: whose vocabulary it is.
         embeddings: (B, T, D) of one candidate.
-        count: words a place.
+        most: words a place.
     """
     cosine = functional.normalize(embeddings, dim=2) @ matcher.directions.T  # (B, T, V)
-    ids = cosine.topk(count, dim=2).indices.tolist()
-    return [{place: ids[row][place] for place in matcher.free_places(row)} for row in range(len(matcher.lengths))]
+    near, ids = cosine.topk(most, dim=2)
+    counts = (near >= LIKELY * near[..., :1]).sum(dim=2).clamp_min(1).tolist()
+    found = ids.tolist()
+    return [
+        {place: found[row][place][: counts[row][place]] for place in matcher.free_places(row)}
+        for row in range(len(matcher.lengths))
+    ]
 
 
 def pooled(found: Sequence[list[dict[int, list[int]]]]) -> list[dict[int, list[int]]]:
