@@ -77,7 +77,8 @@ PRESETS: dict[Preset, Settings] = {
     ),
 }
 """`paper`: LAMP, Sec. 5 and App. D, for BERT-base. `large`: its recipe for BERT-large; the weight decay of AdamW is PyTorch's
-default, as the paper names none. `fast`: our tuning on training sentences (CoLA). The learning rate of 0.01 is 0.2 of BERT's unit."""
+default, as the paper names none. `fast`: our tuning on training sentences (CoLA): two candidates to the end, and the words of both in one guess. The learning
+rate of 0.01 is 0.2 of BERT's unit."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,8 @@ class Lamp:
     redraw_steps: int | None = None
     """Steps of each of these descents."""
     words: int | None = None
-    """Nearest words at each place that are tried as tokens after the last step (`matching_words`); 0 takes the nearest, as the paper
-    does."""
+    """Nearest words at each place that are tried as tokens after the last step (`matching_words`), as many as a place is in doubt of, and those of
+    restarts that fell out; 0 takes the nearest, as the paper does."""
     discrete: Literal["alternate", "at-end", "never"] = "alternate"
     """When orders are tried: between continuous steps, or the paper's ablations DiscreteAtEnd and NoDiscrete."""
     seats: bool = True

@@ -111,7 +111,8 @@ class Rounds:
     patience: int = 0
     """Rounds that changed no token and moved none after which a descent ends; 0 for never."""
     words: int = 0
-    """Nearest words at each place that are tried as tokens after the last step (`matching_words`); 0 takes the nearest."""
+    """Nearest words at each place that are tried as tokens after the last step (`matching_words`), with those of restarts that fell out; 0 takes
+    the nearest."""
     redraws: int = 0
     """How often the places furthest from any word are drawn anew, and another descent begins from the best so far."""
     redraw_steps: int = 0
@@ -140,7 +141,8 @@ def search(
     budget: Budget,
 ) -> Found:
     """Find embeddings whose gradient is the observed one; at least one candidate comes back, however small the budget."""
-    run = begun(matcher, descent, start, rng, budget, seats=0 if rounds is None or not rounds.seats else rounds.every)
+    seated = rounds is not None and rounds.seats and rounds.when == "alternate"
+    run = begun(matcher, descent, start, rng, budget, seats=rounds.every if rounds is not None and seated else 0)
     shuffles = None if rounds is None else _Shuffler(matcher, rounds, rng)
     if shuffles is not None and start.given:
         shuffles.shuffle(run, budget)
@@ -160,7 +162,9 @@ def search(
     if rounds is not None and rounds.words and shuffles is not None and not shuffles.explained:
         tokens = _mended(matcher, [best, *run.fallen], rounds.words, rng, budget)
     facts = run.facts(float(run.best_losses[0]))
-    return Found(best, tokens, likeness, stop, facts | ({} if shuffles is None else shuffles.facts | {"seated": float(run.seated)}))
+    if shuffles is not None:
+        facts |= shuffles.facts | {"seated": float(run.seated)}
+    return Found(best, tokens, likeness, stop, facts)
 
 
 def _mended(

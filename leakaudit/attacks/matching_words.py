@@ -1,7 +1,8 @@
 """Mends a guess word by word: which neighbours of the guess, as tokens, have a gradient nearer to the observed one?
 
 Steps on embeddings find most words soon and the last ones slowly; as tokens, one right word more is a jump in the distance. So the
-nearest few words at each place, and new orders, are tried as tokens, all in a few passes. The published attacks take the nearest word and
+nearest few words at each place, those that other candidates ended with there, and new orders are tried as tokens, all in a few passes. Candidates
+differ in what they miss: one has a word twice and another not at all. The published attacks take the nearest word and
 stop. Words that the derivative points to are not tried: the right one was hundreds to thousands of ranks down there (training sentences, by hand),
 and a half of the passes went to them for the same texts. (Own; as in `span_refine`, and like GRAB's beam search a discrete step after the continuous one.)
 

@@ -334,6 +334,7 @@ def test_the_papers_settings_are_the_papers() -> None:
         ({"beams": 0}, "beams must be at least 1"),
         ({"words": -1}, "words must not be below 0"),
         ({"learning_rate": 0.0}, "learning_rate must be above 0"),
+        ({"whitened": True, "distance": "l2"}, "whitened compares cosines of whole updates; got kind='l2'"),
     ],
 )
 def test_knobs_that_leave_nothing_to_do_are_refused(knobs: dict[str, Any], message: str) -> None:
