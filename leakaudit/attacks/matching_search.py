@@ -199,15 +199,15 @@ def begun(
         start: the candidates.
         rng: draws them.
         budget: looked at before every step.
-        seats: steps after which all of them get other places (`matching_seats`), and in the end; one whose tokens then explain the
-            update is the best. 0 for never.
+        seats: steps after which all of them get other places (`matching_seats`), and after the last of the descent; one whose tokens then
+            explain the update is the best. 0 for never.
     """
     first = _starts(matcher, start, rng, budget)
     run = Run(matcher, descent, first, rng, optimise_labels=start.labels == "joint")
     trial = min(start.trial_steps, descent.steps) if len(first.embeddings) > 1 else 0
     while run.taken < trial and not budget.exhausted():
         run.step()
-        if not seats or (run.taken % seats and run.taken < trial):
+        if not seats or (run.taken % seats and run.taken < descent.steps):
             continue
         for number, row in itertools.product(range(len(first.embeddings)), range(len(matcher.lengths))):
             run.seat(row, number)
