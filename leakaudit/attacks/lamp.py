@@ -76,7 +76,7 @@ PRESETS: dict[Preset, Settings] = {
     ),
 }
 """`paper`: LAMP, Sec. 5 and App. D, for BERT-base. `large`: its recipe for BERT-large; the weight decay of AdamW is PyTorch's
-default, as the paper names none. `fast`: our tuning on training sentences (CoLA). The learning rate of 0.01 is 0.2 of BERT's unit."""
+default, as the paper names none. `fast`: our tuning on training sentences (CoLA); `lamp-cos` has one of its own. The learning rate of 0.01 is 0.2 of BERT's unit."""
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,8 @@ class _Search:
             advance(run, None, budget)
             run.settle()
             if hybrid.seats:
-                facts["seated"] += sum(run.seat(row) for row in range(len(matcher.lengths)))
+                for row in range(len(matcher.lengths)):
+                    run.seat(row)
             tokens, likeness = matcher.tokens(run.now.embeddings[0])
             known = [tuple(tokens)] if guess is None else [tuple(tokens), guess.tokens]
             beams = _sequenced(matcher, run.now, known, hybrid, self._rng, budget)
@@ -154,6 +155,7 @@ class _Search:
         facts["attempts"] += 1
         facts["steps"] += run.taken
         facts["restarted"] += run.restarted
+        facts["seated"] += run.seated
         return guess
 
     def _plausible(self, guess: _Guess) -> bool:

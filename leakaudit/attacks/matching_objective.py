@@ -198,7 +198,7 @@ class Comparison:
         Both products with G are taken at once: it comes from memory, which is what a single candidate waits for.
         """
         inner, power = [], []
-        grams: dict[int, Tensor] = {}
+        grams: dict[tuple[int, int | None], Tensor] = {}
         for part, (given, pull) in enumerate(zip(pairs.inputs, pairs.pulls, strict=True)):
             if self._blocks is not None:
                 formed = self._blocks[part].formed(given, pull)
@@ -211,11 +211,10 @@ class Comparison:
             inner.append((seen * pull).sum(dim=(1, 2), dtype=torch.float64))
             metric = self._metrics[part]
             weighed = (given, pull) if metric is None else (metric.inputs.of(given), metric.outputs.of(pull))
-            of_inputs = grams.get(id(given)) if metric is None else None  # query, key and value read the same input
-            if of_inputs is None:
-                of_inputs = weighed[0] @ given.transpose(1, 2)  # (N, M, M)
-                if metric is None:
-                    grams[id(given)] = of_inputs
+            key = (id(given), None if metric is None else part)  # query, key and value read the same input
+            if key not in grams:
+                grams[key] = weighed[0] @ given.transpose(1, 2)  # (N, M, M)
+            of_inputs = grams[key]
             of_pulls = weighed[1] @ pull.transpose(1, 2)
             power.append((of_inputs * of_pulls).sum(dim=(1, 2), dtype=torch.float64))
             if kept is not None:

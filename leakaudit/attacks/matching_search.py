@@ -118,6 +118,11 @@ class Rounds:
     redraw_steps: int = 0
     """Steps of each of these descents."""
 
+    @property
+    def seats_every(self) -> int:
+        """Steps after which restarts that go side by side get other places; 0 for never."""
+        return self.every if self.seats and self.when == "alternate" else 0
+
 
 class Found(NamedTuple):
     """What a search ends with."""
@@ -141,8 +146,7 @@ def search(
     budget: Budget,
 ) -> Found:
     """Find embeddings whose gradient is the observed one; at least one candidate comes back, however small the budget."""
-    seated = rounds is not None and rounds.seats and rounds.when == "alternate"
-    run = begun(matcher, descent, start, rng, budget, seats=rounds.every if rounds is not None and seated else 0)
+    run = begun(matcher, descent, start, rng, budget, seats_every=0 if rounds is None else rounds.seats_every)
     shuffles = None if rounds is None else _Shuffler(matcher, rounds, rng)
     if shuffles is not None and start.given:
         shuffles.shuffle(run, budget)
@@ -189,7 +193,7 @@ def _mended(
 
 
 def begun(
-    matcher: Matcher, descent: Descent, start: Start, rng: torch.Generator, budget: Budget, *, seats: int = 0
+    matcher: Matcher, descent: Descent, start: Start, rng: torch.Generator, budget: Budget, *, seats_every: int = 0
 ) -> Run:
     """Return a run of the candidate that is best after `trial_steps` steps of all that start side by side.
 
@@ -199,7 +203,7 @@ def begun(
         start: the candidates.
         rng: draws them.
         budget: looked at before every step.
-        seats: steps after which all of them get other places (`matching_seats`), and after the last of the descent; one whose tokens then
+        seats_every: steps after which all of them get other places (`matching_seats`), and after the last of the descent; one whose tokens then
             explain the update is the best. 0 for never.
     """
     first = _starts(matcher, start, rng, budget)
@@ -207,7 +211,7 @@ def begun(
     trial = min(start.trial_steps, descent.steps) if len(first.embeddings) > 1 else 0
     while run.taken < trial and not budget.exhausted():
         run.step()
-        if not seats or (run.taken % seats and run.taken < descent.steps):
+        if not seats_every or (run.taken % seats_every and run.taken < descent.steps):
             continue
         for number, row in itertools.product(range(len(first.embeddings)), range(len(matcher.lengths))):
             run.seat(row, number)

@@ -75,6 +75,14 @@ def _seen(*, granted: bool = True, pruned: bool = False, **more: Any) -> Observa
     return seen.granting(Granted(labels=(0, 1) if granted else None, lengths=LENGTHS))
 
 
+def _of_one_sentence() -> tuple[Matcher, tuple[int, ...]]:
+    """Return what compares with a step on the second sentence, cosines, label and length granted, and its token ids."""
+    ids = tuple(tiny.bert_tokenizer()(TWO[1])["input_ids"])
+    seen = tiny.observe([TWO[1]], [1], model=_model(), frozen=TABLES)
+    seen = seen.granting(Granted(labels=(1,), lengths=(len(ids),)))
+    return Matcher(seen, (len(ids),), Objective("cosine")), ids
+
+
 def _defined(matcher: Matcher, seen: Observation, dummy: Dummy) -> float:
     """Return an objective straight from its definition, on gradients by automatic differentiation, for one candidate."""
     what = matcher.objective
@@ -356,10 +364,7 @@ def test_a_search_that_starts_at_sums_in_wrong_places_is_set_right(
     monkeypatch: pytest.MonkeyPatch, seats: bool
 ) -> None:
     """Its loss is zero from the start, but only moves that carry positions turn it into the words of the batch."""
-    text = TWO[1]
-    ids = tuple(tiny.bert_tokenizer()(text)["input_ids"])
-    seen = tiny.observe([text], [1], model=_model(), frozen=TABLES).granting(Granted(labels=(1,), lengths=(len(ids),)))
-    matcher = Matcher(seen, (len(ids),), Objective("cosine"))
+    matcher, ids = _of_one_sentence()
     assert matcher.positions is not None
     mixed = matcher.of_tokens([[ids]], torch.zeros(1, 1, 2))
     order = list(shuffled(matcher.free_places(0), len(ids), _rng()))
@@ -421,9 +426,7 @@ def test_moments_follow_the_tokens_that_move() -> None:
 
 def test_one_of_several_candidates_is_seated_with_its_own_moments() -> None:
     """The others stay as they are."""
-    ids = tuple(tiny.bert_tokenizer()(TWO[1])["input_ids"])
-    seen = tiny.observe([TWO[1]], [1], model=_model(), frozen=TABLES)
-    matcher = Matcher(seen.granting(Granted(labels=(1,), lengths=(len(ids),))), (len(ids),), Objective("cosine"))
+    matcher, ids = _of_one_sentence()
     assert matcher.positions is not None
     right = matcher.of_tokens([[ids]], torch.zeros(1, 1, 2))
     order = [0, 3, 2, 1, *range(4, len(ids))]
@@ -443,9 +446,7 @@ def test_one_of_several_candidates_is_seated_with_its_own_moments() -> None:
 
 def test_a_word_that_only_a_fallen_candidate_has_found_completes_the_best() -> None:
     """Two candidates with half of the words each; the one that stays gets the others' from the one that fell out."""
-    ids = tuple(tiny.bert_tokenizer()(TWO[1])["input_ids"])
-    seen = tiny.observe([TWO[1]], [1], model=_model(), frozen=TABLES)
-    matcher = Matcher(seen.granting(Granted(labels=(1,), lengths=(len(ids),))), (len(ids),), Objective("cosine"))
+    matcher, ids = _of_one_sentence()
     right = matcher.of_tokens([[ids]], torch.zeros(1, 1, 2)).detached()
     wrong = tiny.VOCABULARY["river"]
     halves = [right.detached(), right.detached()]
