@@ -1,11 +1,11 @@
 """A metric for cosines in which weak tokens count: what the strong ones leave of a distance is otherwise too flat to find them by.
 
 A weight's update G is a sum over tokens, and few of them make up most of it: a cosine of 0.99 says nothing about the others. Its singular
-values s_i and vectors u_i, v_i tell which directions are strong, without naming a token. So gradients are compared as U g V, with
+values s_i and vectors l_i, r_i tell which directions are strong, without naming a token. So gradients are compared as U g V, with
 
     U = (G G^T)^(-1/4),   V = (G^T G)^(-1/4),
 
-up to a factor, and no singular value taken for smaller than FLOOR s_1. U G V has all its larger singular values alike, and a token that lies
+up to a factor, and no singular value taken for smaller than a floor. Where there is noise, no direction that noise can make by itself is weaker than that. U G V has all its larger singular values alike, and a token that lies
 outside of what G spans counts most. (Own. Shampoo, Gupta et al., ICML 2018, preconditions updates by the same two factors.)
 """
 
@@ -13,47 +13,32 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 FLOOR = 0.1
 """Singular value, relative to the largest, below which a direction counts like one of which the update has nothing. Our choice: of the words
-of 16 training sentences (CoLA, `fast`, steps of 0.6) 79, 87 and 76 % came out in their places at 0.05, 0.1 and 0.2, which is little more than chance."""
+of 16 training sentences (CoLA, `fast`, steps of 0.6) 79, 87 and 76 % came out in their places at 0.05, 0.1 and 0.2, which is little more than chance.
 
-
-class Side(NamedTuple):
-    """U^2 or V^2 of one weight matrix."""
-
-    directions: Tensor
-    """(r, size) orthonormal rows."""
-    discounts: Tensor
-    """(r,) in [0, 1): what a direction counts less than those that the update does not have."""
-
-    def of(self, rows: Tensor) -> Tensor:
-        """Return (..., size) the square applied to rows of that shape."""
-        return (rows - (rows @ self.directions.T * self.discounts) @ self.directions) / FLOOR
+Under noise the floor is at least the largest singular value that it has by itself, sigma (sqrt(out) + sqrt(in)). Twenty training sentences at scale 1, `fast`: R-L 69.5 with it,
+56.3 at `FLOOR` alone and 59.6 at twice of it."""
 
 
 class Metric(NamedTuple):
-    """Both sides of one weight matrix."""
+    """Eigenvalues of U^2 and of V^2, which are the same; the strongest direction has 1."""
 
-    outputs: Side
-    """U^2."""
-    inputs: Side
-    """V^2."""
+    absent: float
+    """Of all directions that the update does not have."""
+    present: Tensor
+    """(r,) of those that it has."""
 
 
-def metric_of(basis: Tensor, inside: Tensor) -> Metric:
-    """Return the metric that an update G, not zero, gives its weight matrix.
+def metric_of(values: Tensor, noise: float) -> Metric:
+    """Return the metric that an update gives its weight matrix.
 
     Args:
-        basis: (out, r) with orthonormal columns.
-        inside: (r, in): G is the product of both, or nearly so.
+        values: (r,) singular values, the largest first and not zero.
+        noise: largest singular value that noise is expected to have in this matrix; if it is larger than the update's, all directions count alike.
     """
-    left, values, right = torch.linalg.svd(inside.double(), full_matrices=False)
-    strong = values > FLOOR * values[0]
-    discounts = (1 - FLOOR * values[0] / values[strong]).to(inside)
-    return Metric(
-        Side((basis @ left[:, strong].to(inside)).T, discounts),
-        Side(right[strong].to(inside), discounts),
-    )
+    largest = float(values[0])
+    floor = min(max(FLOOR * largest, noise), largest)
+    return Metric(largest / floor, largest / values.clamp_min(floor))

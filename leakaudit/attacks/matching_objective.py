@@ -17,8 +17,9 @@ Letters: N candidates, K parameters, M tokens a layer sees of a candidate.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -26,19 +27,16 @@ import torch
 from torch import Tensor
 
 from leakaudit.attacks.matching_gradients import Matrix, Pairs, Vector
-from leakaudit.attacks.matching_metric import Metric, metric_of
 from leakaudit.attacks.matching_noise import denoised
 from leakaudit.attacks.matching_pruned import completed
+from leakaudit.attacks.matching_target import Sight, Target, together
 from leakaudit.attacks.span_basis import smallest_kept
 
 TINY = 1e-30
 """Keeps quotients finite."""
 
-SPARE = 8
-"""Columns beyond the expected rank with which an update is factored. Our choice (Halko et al. 2011, Sec. 4.2, take 5 to 10)."""
-
-FACTORED = 1e-5
-"""Relative error up to which a factored update stands for it. Our choice: float32 products are that exact; noise and pruning leave far more."""
+STACKED = 2**20
+"""Entries of what the matrices of one shape were given up to which they are compared together. Our choice: some megabytes."""
 
 HARM = 2.0
 """How fast weights of cosines part with the share of an update's power that is noise or was pruned: fully from a half on, which noise as large as the
@@ -116,17 +114,26 @@ class Comparison:
             self._matrices = [block.target for block in self._blocks]
         parts = [update[vector.name] for vector in vectors]
         restored = _restored(objective, self._matrices, parts, update, tokens)
-        self._matrices, self._power = restored.matrices, restored.power
-        """(out, in) each, and (K,) |G|^2."""
-        self._factors = [None if objective.masked else _factored(m, tokens + SPARE) for m in self._matrices]
+        self._matrices = restored.matrices
+        """(out, in) each."""
+        self._power = restored.power.clone()
+        """(K,) |G|^2."""
+        self._targets: list[tuple[tuple[int, ...], Target]] = []
+        """Matrices of one shape, and what they are compared with where that is everywhere."""
+        if not objective.masked:
+            targets = [
+                Target.of(matrix, tokens, whitened=objective.whitened, sigma=objective.sigma)
+                for matrix in self._matrices
+            ]
+            for shape in dict.fromkeys(target.shape for target in targets):
+                parts_of = tuple(part for part, target in enumerate(targets) if target.shape == shape)
+                self._targets.append((parts_of, together([targets[part] for part in parts_of])))
+                self._power[list(parts_of)] = self._targets[-1][1].power
         names = [*(matrix.name for matrix in matrices), *(vector.name for vector in vectors)]
         self._groups = _groups(names, objective.per).to(self._power)
         """(K, groups) which parameters one cosine is of."""
         self._weights = _weights(restored, self._groups)
         """(groups,) what each cosine counts for; they add up to 1."""
-        self._metrics: list[Metric | None] = [None] * len(self._matrices)
-        if objective.whitened:
-            self._whiten(tokens + SPARE)
         self._sizes = [len(part) for part in parts]
         device = next(iter(update.values())).device
         self._flat = torch.cat(parts) if parts else torch.zeros(0, device=device)
@@ -144,22 +151,11 @@ class Comparison:
         absolute = sum(float(part.abs().sum()) for part in (*self._matrices, self._flat))
         return float(self._power.sum()) + self.objective.l1 * absolute
 
-    def _whiten(self, rank: int) -> None:
-        """Put U^2 G V^2 in the place of every matrix G, and |U G V|^2 in that of its power."""
-        for part, (matrix, factors) in enumerate(zip(self._matrices, self._factors, strict=True)):
-            if not bool(matrix.any()):
-                continue
-            self._metrics[part] = metric = metric_of(*(factors or _ranged(matrix, rank)))
-            self._matrices[part] = weighed = metric.outputs.of(metric.inputs.of(matrix).T).T.contiguous()
-            self._power[part] = (matrix * weighed).sum(dtype=torch.float64)
-            if factors is not None:
-                self._factors[part] = (metric.outputs.of(factors[0].T).T.contiguous(), metric.inputs.of(factors[1]))
-
     @torch.no_grad()
     def losses(self, pairs: Pairs) -> Tensor:
         """Return (N,) the distances, float64."""
         flat = self._flattened(pairs)
-        inner, power = self._statistics(pairs, flat, None)
+        inner, power = self._statistics(self._sights(pairs), flat)
         losses = self._value(inner, power)
         if self.objective.l1:
             losses = losses + self.objective.l1 * self._l1(pairs, flat, self._scale(power))[0]
@@ -169,8 +165,8 @@ class Comparison:
     def compare(self, pairs: Pairs) -> Compared:
         """Return the distances and their derivatives."""
         flat = self._flattened(pairs)
-        kept: list[_Products] = []
-        inner, power = self._statistics(pairs, flat, kept)
+        parts = list(self._sights(pairs))
+        inner, power = self._statistics(parts, flat)
         with torch.enable_grad():
             statistics = (inner.requires_grad_(), power.requires_grad_())
             losses = self._value(*statistics)
@@ -183,57 +179,33 @@ class Comparison:
             by_power = by_power - (self.objective.l1 * along * scale / (2 * total.clamp_min(TINY)))[:, None]
         a, b = by_inner.float(), 2 * by_power.float()  # (N, K) each; d|g|^2 is 2 g
         if self._blocks is not None:
-            inputs, pulls, absolute = self._by_blocks(pairs, kept, a, b, scale)
+            inputs, pulls, absolute = self._by_blocks(pairs, parts, a, b, scale)
             losses = losses + self.objective.l1 * (absolute + self._flat_l1(flat, scale))
         elif self.objective.l1:
-            inputs, pulls, absolute = self._by_forming(pairs, kept, a, b, scale)
+            inputs, pulls, absolute = self._by_forming(pairs, a, b, scale)
             losses = losses + self.objective.l1 * (absolute + self._flat_l1(flat, scale))
         else:
-            inputs, pulls = self._by_grams(kept, a, b)
+            inputs, pulls = self._by_grams(parts, a, b)
         return Compared(losses, Pairs(inputs, pulls, self._by_vectors(flat, a, b, scale)))
 
-    def _statistics(self, pairs: Pairs, flat: Tensor, kept: list[_Products] | None) -> tuple[Tensor, Tensor]:
-        """Return <G, g> and |g|^2, (N, K) float64 each; what derivatives need is appended to `kept`.
+    def _sights(self, pairs: Pairs) -> Iterator[_Part]:
+        """Yield what candidates look like beside the matrices' updates, some matrices at a time."""
+        if self._blocks is not None:
+            for part, (block, given, pull) in enumerate(zip(self._blocks, pairs.inputs, pairs.pulls, strict=True)):
+                yield _Part((part,), None, block.sight(given, pull))
+        for numbers, target in self._targets:
+            for some in _alike(numbers, pairs):
+                chosen = target.some(slice(numbers.index(some[0]), numbers.index(some[-1]) + 1))
+                given, pull = (torch.stack([of[number] for number in some]) for of in (pairs.inputs, pairs.pulls))
+                yield _Part(some, chosen, chosen.sight(given, pull))
 
-        Both products with G are taken at once: it comes from memory, which is what a single candidate waits for.
-        """
-        inner, power = [], []
-        grams: dict[tuple[int, int | None], Tensor] = {}
-        for part, (given, pull) in enumerate(zip(pairs.inputs, pairs.pulls, strict=True)):
-            if self._blocks is not None:
-                formed = self._blocks[part].formed(given, pull)
-                inner.append((formed.flatten(1) @ self._matrices[part].flatten()).double())
-                power.append(formed.square().sum(dim=(1, 2)).double())
-                if kept is not None:
-                    kept.append(_Products(formed, None, None, None, None, None))
-                continue
-            seen = self._applied(part, given)  # (N, M, out): G x
-            inner.append((seen * pull).sum(dim=(1, 2), dtype=torch.float64))
-            metric = self._metrics[part]
-            weighed = (given, pull) if metric is None else (metric.inputs.of(given), metric.outputs.of(pull))
-            key = (id(given), None if metric is None else part)  # query, key and value read the same input
-            if key not in grams:
-                grams[key] = weighed[0] @ given.transpose(1, 2)  # (N, M, M)
-            of_inputs = grams[key]
-            of_pulls = weighed[1] @ pull.transpose(1, 2)
-            power.append((of_inputs * of_pulls).sum(dim=(1, 2), dtype=torch.float64))
-            if kept is not None:
-                kept.append(_Products(seen, self._returned(part, pull), of_inputs, of_pulls, *weighed))
-        columns = [torch.stack(each, dim=1) for each in (inner, power) if each]
-        by_vector = [self._by_owner(flat * self._flat), self._by_owner(flat.square())]
-        if not columns:
-            return by_vector[0], by_vector[1]
-        return torch.cat([columns[0], by_vector[0]], dim=1), torch.cat([columns[1], by_vector[1]], dim=1)
-
-    def _applied(self, part: int, given: Tensor) -> Tensor:
-        """Return (N, M, out): G x for every input."""
-        factors = self._factors[part]
-        return given @ self._matrices[part].T if factors is None else given @ factors[1].T @ factors[0].T
-
-    def _returned(self, part: int, pull: Tensor) -> Tensor:
-        """Return (N, M, in): G^T d for every pull."""
-        factors = self._factors[part]
-        return pull @ self._matrices[part] if factors is None else pull @ factors[0] @ factors[1]
+    def _statistics(self, parts: Iterable[_Part], flat: Tensor) -> tuple[Tensor, Tensor]:
+        """Return <G, g> and |g|^2, (N, K) float64 each."""
+        inner, power = (torch.empty(len(flat), len(self._matrices)).to(self._power) for _ in range(2))
+        for numbers, _, sight in parts:
+            inner[:, numbers], power[:, numbers] = sight.inner.T, sight.power.T
+        by_vector = (self._by_owner(flat * self._flat), self._by_owner(flat.square()))
+        return torch.cat([inner, by_vector[0]], dim=1), torch.cat([power, by_vector[1]], dim=1)
 
     def _value(self, inner: Tensor, power: Tensor) -> Tensor:
         """Return (N,) the distances without the L1 term."""
@@ -266,29 +238,26 @@ class Comparison:
         """Return (N,) the L1 distances of the vectors."""
         return (scale[:, None].float() * flat - self._flat).abs().sum(dim=1, dtype=torch.float64)
 
-    def _by_grams(self, kept: Sequence[_Products], a: Tensor, b: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    def _by_grams(self, parts: Sequence[_Part], a: Tensor, b: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Return the derivatives by inputs and pulls where the distance needs no formed matrix."""
-        inputs, pulls = [], []
-        for part, known in enumerate(kept):
-            assert known.back is not None and known.inputs is not None and known.pulls is not None
-            assert known.of_inputs is not None and known.of_pulls is not None
-            along, own = a[:, part, None, None], b[:, part, None, None]
-            inputs.append(along * known.back + (own * known.of_pulls) @ known.inputs)
-            pulls.append(along * known.seen + (own * known.of_inputs) @ known.pulls)
-        return inputs, pulls
+        found: dict[int, tuple[Tensor, Tensor]] = {}
+        for numbers, target, seen in parts:
+            assert target is not None and isinstance(seen, Sight)
+            by_input, by_pull = target.derivatives(seen, a[:, numbers].T, b[:, numbers].T)
+            found |= dict(zip(numbers, zip(by_input, by_pull, strict=True), strict=True))
+        return [found[part][0] for part in range(len(found))], [found[part][1] for part in range(len(found))]
 
     def _by_forming(
-        self, pairs: Pairs, kept: Sequence[_Products], a: Tensor, b: Tensor, scale: Tensor
+        self, pairs: Pairs, a: Tensor, b: Tensor, scale: Tensor
     ) -> tuple[list[Tensor], list[Tensor], Tensor]:
         """Return the same where there is an L1 term, and the matrices' L1 distances (N,).
 
-        With S = b g + alpha s sign(s g - G): by x_t, S^T d_t, by d_t, S x_t.
+        With S = a G + b g + alpha s sign(s g - G): by x_t, S^T d_t, by d_t, S x_t.
         """
         inputs, pulls = [], []
         absolute = torch.zeros(len(scale), dtype=torch.float64, device=scale.device)
         for part, (target, given, pull) in enumerate(zip(self._matrices, pairs.inputs, pairs.pulls, strict=True)):
-            by_input, by_pull, known = torch.empty_like(given), torch.empty_like(pull), kept[part]
-            assert known.back is not None
+            by_input, by_pull = torch.empty_like(given), torch.empty_like(pull)
             for number in range(len(given)):
                 formed = self._formed(pairs, part, number)
                 size = float(scale[number])
@@ -296,21 +265,24 @@ class Comparison:
                 residual = formed.mul_(size).sub_(target)
                 absolute[number] += torch.linalg.vector_norm(residual, 1)
                 slope.add_(residual.sign_(), alpha=self.objective.l1 * size)
-                by_input[number] = pull[number] @ slope + a[number, part] * known.back[number]
-                by_pull[number] = given[number] @ slope.T + a[number, part] * known.seen[number]
+                slope.add_(target, alpha=float(a[number, part]))
+                by_input[number] = pull[number] @ slope
+                by_pull[number] = given[number] @ slope.T
             inputs.append(by_input)
             pulls.append(by_pull)
         return inputs, pulls, absolute
 
     def _by_blocks(
-        self, pairs: Pairs, kept: Sequence[_Products], a: Tensor, b: Tensor, scale: Tensor
+        self, pairs: Pairs, parts: Sequence[_Part], a: Tensor, b: Tensor, scale: Tensor
     ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """Return the same for a pruned update; S is also a G here, and zero where an entry was pruned."""
+        """Return the same for a pruned update; S is zero where an entry was pruned."""
         assert self._blocks is not None
         inputs, pulls = [], []
         absolute = torch.zeros(len(scale), dtype=torch.float64, device=scale.device)
         for part, (block, given, pull) in enumerate(zip(self._blocks, pairs.inputs, pairs.pulls, strict=True)):
-            formed = kept[part].seen
+            seen = parts[part].sight
+            assert isinstance(seen, _Formed)
+            formed = seen.gradient
             slope = b[:, part, None, None] * formed + a[:, part, None, None] * block.target
             if self.objective.l1:
                 size = scale[:, None, None].float()
@@ -354,21 +326,25 @@ class Comparison:
         return sums.index_add_(1, self._owner, entries.double())
 
 
-class _Products(NamedTuple):
-    """What a matrix's statistics and derivatives share."""
+class _Formed(NamedTuple):
+    """What candidates look like in the block of a pruned matrix."""
 
-    seen: Tensor
-    """(N, M, out): G x_t. For a pruned update (N, rows, columns): g in its block."""
-    back: Tensor | None
-    """(N, M, in): G^T d_t; None, as what follows, for a pruned update."""
-    of_inputs: Tensor | None
-    """(N, M, M): x_s . V^2 x_t, with U = V = 1 where there is no metric."""
-    of_pulls: Tensor | None
-    """(N, M, M): d_s . U^2 d_t."""
-    inputs: Tensor | None
-    """(N, M, in): V^2 x_t."""
-    pulls: Tensor | None
-    """(N, M, out): U^2 d_t."""
+    inner: Tensor
+    """(1, N) <G, g>, float64."""
+    power: Tensor
+    """(1, N) |g|^2, float64."""
+    gradient: Tensor
+    """(N, R, C): g."""
+
+
+class _Part(NamedTuple):
+    """What candidates look like beside some of the matrices."""
+
+    numbers: tuple[int, ...]
+    """Which."""
+    target: Target | None
+    """Their updates; None for a pruned one."""
+    sight: Sight | _Formed
 
 
 class _Block(NamedTuple):
@@ -387,6 +363,12 @@ class _Block(NamedTuple):
         """Return (N, R, C) candidates' gradients where G was not pruned, from (N, M, in) inputs and (N, M, out) pulls."""
         return (pull[..., self.rows].transpose(1, 2) @ given[..., self.columns]).mul_(self.mask)
 
+    def sight(self, given: Tensor, pull: Tensor) -> _Formed:
+        """Return what candidates look like, from the same."""
+        formed = self.formed(given, pull)
+        inner = formed.flatten(1) @ self.target.flatten()
+        return _Formed(inner.double()[None], formed.square().sum(dim=(1, 2)).double()[None], formed)
+
 
 def _block(matrix: Tensor) -> _Block:
     """Return the block of a pruned matrix's rows and columns that are not empty."""
@@ -395,26 +377,12 @@ def _block(matrix: Tensor) -> _Block:
     return _Block(rows, columns, target, (target != 0).to(target))
 
 
-def _factored(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor] | None:
-    """Return (out, r) and (r, in) factors of an update that has at most that rank, if products with them are cheaper; else None."""
-    rows, columns = matrix.shape
-    if 2 * rank * (rows + columns) > rows * columns or not bool(matrix.any()):
-        return None
-    basis, inside = _ranged(matrix, rank)
-    if float((matrix - basis.double() @ inside.double()).norm()) > FACTORED * float(matrix.norm()):
-        return None
-    return basis, inside
-
-
-def _ranged(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return (out, r) orthonormal columns and (r, in) whose product is the matrix, or of a matrix of higher rank the part in its main directions.
-
-    A gradient is a sum over tokens, so few tokens leave one of low rank: its range is that of a few random combinations of its columns
-    (Halko et al. 2011, Algorithm 4.1).
-    """
-    drawn = torch.randn(matrix.shape[1], min(rank, *matrix.shape), generator=torch.Generator().manual_seed(0))
-    basis, _ = torch.linalg.qr(matrix.double() @ drawn.to(matrix).double())
-    return basis.to(matrix), (basis.T @ matrix.double()).to(matrix)
+def _alike(numbers: Sequence[int], pairs: Pairs) -> Iterator[tuple[int, ...]]:
+    """Split matrices into runs that see equally many tokens, and that are few enough to be compared together."""
+    for shape, run in itertools.groupby(numbers, lambda number: pairs.inputs[number].shape):
+        alike = tuple(run)
+        at_once = max(1, STACKED // max(shape.numel(), pairs.pulls[alike[0]].numel()))
+        yield from (alike[start : start + at_once] for start in range(0, len(alike), at_once))
 
 
 def _powers(parts: Sequence[Tensor]) -> Tensor:
