@@ -113,7 +113,7 @@ def _defined(matcher: Matcher, seen: Observation, dummy: Dummy) -> float:
     powers_of = [float(target.square().sum()) for target in targets]
     if what.whitened:
         for number in range(len(matcher.gradients.matrices)):
-            gradients[number], targets[number] = _whitened(gradients[number], targets[number])
+            gradients[number], targets[number] = _whitened(gradients[number], targets[number], what.sigma)
     for members in groups.values():
         one, two = (torch.cat([some[n].flatten() for n in members]) for some in (gradients, targets))
         cosines.append(float(one @ two / (one.norm() * two.norm()).clamp_min(1e-30)))
@@ -159,14 +159,16 @@ def test_sequences_of_equal_length_run_side_by_side_for_several_candidates() -> 
     torch.testing.assert_close(matcher.losses(dummy), alone, atol=1e-5, rtol=1e-5)
 
 
-def _whitened(candidate: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return U g V and U G V, with U = (G G^T)^(-1/4), V = (G^T G)^(-1/4) in units of G's norm and no eigenvalue below that of 0.1."""
+def _whitened(candidate: Tensor, observed: Tensor, sigma: float) -> tuple[Tensor, Tensor]:
+    """Return U g V and U G V, with U = (G G^T)^(-1/4), V = (G^T G)^(-1/4) in units of G's norm, and no singular value below 0.1 or noise's."""
     if not bool(observed.any()):
         return candidate, observed
+    noise = sigma * sum(size**0.5 for size in observed.shape)
     roots = []
     for square in (observed @ observed.T, observed.T @ observed):
         values, vectors = torch.linalg.eigh(square)
-        singular = (values.clamp_min(0.0) / values.max()).sqrt().clamp_min(0.1)
+        norm = float(values.max().sqrt())
+        singular = values.clamp_min(0.0).sqrt().clamp_min(max(0.1 * norm, min(noise, norm))) / norm
         roots.append(vectors * singular.pow(-0.5) @ vectors.T)
     return roots[0] @ candidate @ roots[1], roots[0] @ observed @ roots[1]
 
