@@ -109,8 +109,8 @@ class Target(NamedTuple):
             given: (K, N, M, in): x_t.
             pull: (K, N, M, out): d_t.
         """
-        given_along = given @ self.right[:, None].transpose(2, 3)
-        pull_along = pull if self.left is None else pull @ self.left[:, None].transpose(2, 3)
+        given_along = _product(given, self.right.transpose(1, 2))
+        pull_along = pull if self.left is None else _product(pull, self.left.transpose(1, 2))
         of_inputs, of_pulls = given @ given.transpose(2, 3), pull @ pull.transpose(2, 3)
         if self.absent is not None and self.less is not None:
             of_inputs = self.absent * of_inputs - (given_along * self.less) @ given_along.transpose(2, 3)
@@ -134,9 +134,9 @@ class Target(NamedTuple):
             by_given_along = by_given_along - of_pulls @ (seen.given_along * self.less)
             by_pull_along = by_pull_along - of_inputs @ (seen.pull_along * self.less)
             of_pulls, of_inputs = self.absent * of_pulls, self.absent * of_inputs
-        by_given = of_pulls @ seen.given + by_given_along @ self.right[:, None]
+        by_given = of_pulls @ seen.given + _product(by_given_along, self.right)
         by_pull = of_inputs @ seen.pull
-        return by_given, by_pull + (by_pull_along if self.left is None else by_pull_along @ self.left[:, None])
+        return by_given, by_pull + (by_pull_along if self.left is None else _product(by_pull_along, self.left))
 
 
 def together(targets: Sequence[Target]) -> Target:
@@ -149,6 +149,11 @@ def together(targets: Sequence[Target]) -> Target:
         _joined([target.absent for target in targets]),
         _joined([target.less for target in targets]),
     )
+
+
+def _product(rows: Tensor, matrices: Tensor) -> Tensor:
+    """Return (K, N, M, q) from (K, N, M, p) and (K, p, q), without a copy of the matrices for each candidate."""
+    return (rows.flatten(1, 2) @ matrices).unflatten(1, rows.shape[1:3])
 
 
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
