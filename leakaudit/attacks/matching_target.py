@@ -153,7 +153,7 @@ def together(targets: Sequence[Target]) -> Target:
 
 def _product(rows: Tensor, matrices: Tensor) -> Tensor:
     """Return (K, N, M, q) from (K, N, M, p) and (K, p, q), without a copy of the matrices for each candidate."""
-    return (rows.flatten(1, 2) @ matrices).unflatten(1, rows.shape[1:3])
+    return (rows.flatten(1, 2) @ matrices).view(*rows.shape[:3], -1)
 
 
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
