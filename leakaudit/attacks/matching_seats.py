@@ -17,12 +17,15 @@ from typing import NamedTuple
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
-from torch.nn import functional
 
 from leakaudit.anatomy import input_stage_of
 from leakaudit.attacks.matching_discrete import Order
 from leakaudit.errors import AnatomyError
 from leakaudit.snapshot import Observation
+
+
+TINY = 1e-12
+"""Keeps quotients finite."""
 
 
 class Seated(NamedTuple):
@@ -60,7 +63,9 @@ def seat(embeddings: Tensor, places: Sequence[int], positions: Tensor, words: Te
     index = torch.tensor(places, device=embeddings.device)
     sums = embeddings[index] + positions[index]  # (P, D)
     split = sums[:, None] - positions[index][None]  # (P, P, D): the embedding at p, if it belongs to q
-    likeness = (functional.normalize(split.flatten(0, 1), dim=1) @ words.T).amax(dim=1).view(len(places), -1)
+    of_sums, of_positions = sums @ words.T, positions[index] @ words.T  # (P, V') each: a split's products are their differences
+    nearest = torch.stack([(products - of_positions).amax(dim=1) for products in of_sums])
+    likeness = nearest / split.norm(dim=2).clamp_min(TINY)
     sources, seats = linear_sum_assignment(likeness.double().cpu().numpy(), maximize=True)
     order = list(range(len(embeddings)))
     moved = embeddings.clone()

@@ -37,7 +37,7 @@ with 24 random transformations and four with all moves and `ORDERS`; of eleven o
 LIKELY = 0.6
 """Share of the nearest word's cosine that another's must have to be tried. Our choice."""
 
-MOST_SWEEPS = 12
+MOST_SWEEPS = 8
 """Sweeps after which mending ends. Our choice: most end before, because nothing helps any more."""
 
 
