@@ -23,7 +23,6 @@ from leakaudit.attacks.matching_discrete import Order
 from leakaudit.errors import AnatomyError
 from leakaudit.snapshot import Observation
 
-
 TINY = 1e-12
 """Keeps quotients finite."""
 
