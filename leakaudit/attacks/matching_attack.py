@@ -14,6 +14,7 @@ import torch
 
 from leakaudit.attacks.embedding_rows import word_embedding
 from leakaudit.attacks.matching_engine import MaskPlaces, Matcher
+from leakaudit.attacks.matching_gradients import CandidateGradients
 from leakaudit.attacks.matching_hybrid import Hybrid, hybrid_search
 from leakaudit.attacks.matching_objective import Objective
 from leakaudit.attacks.matching_search import Descent, Found, Rounds, Start, search
@@ -90,7 +91,7 @@ def can_match(seen: Observation, exposure: str, evidence: Evidence = "none") -> 
             lengths: tuple[int, ...] = (PROBE_LENGTH,)
         else:
             lengths = guess_shape(seen).lengths
-        Matcher(seen, lengths, Objective(), exposure=exposure.split("+"))
+        CandidateGradients(seen, lengths, exposure.split("+"))
     except AnatomyError as error:
         return not_applicable(str(error))
     return APPLIES
