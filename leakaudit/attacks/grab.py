@@ -180,8 +180,8 @@ class Grab:
     fill: bool | None = None
     """Fill in what pruning removed, as far as a low rank tells it (`matching_pruned`), instead of masking it as the paper does."""
     whitened: bool | None = None
-    """Take cosines in a metric in which weak tokens count (`matching_metric`); with `distance=cosine` only. Pays behind dropout, and
-    costs under much noise (README). Not in the paper."""
+    """Take cosines in a metric in which weak tokens count (`matching_metric`); with `distance=cosine` only. Pays for a
+    single sentence behind dropout (README). Not in the paper."""
     words: int = 0
     """Nearest words at each place that are tried after the beam search (`matching_words`). Not in the paper."""
     patience: int = 50
