@@ -3,7 +3,7 @@
 Steps on embeddings find most words soon and the last ones slowly; as tokens, one right word more is a jump in the distance. So the
 nearest few words at each place, those that other candidates ended with there, and new orders are tried as tokens, all in a few passes. Candidates
 differ in what they miss: one has a word twice and another not at all. The published attacks take the nearest word and
-stop. What climbs as far as that misses a word where another stands twice, and has those between one place off: so words that stand twice are moved
+stop. Such a climb tends to end with a word missing, another there twice and those between one place off: so words that stand twice are moved
 anywhere. Words that the derivative points to are not tried: the right one was hundreds to thousands of ranks down there (training sentences, by hand),
 and a half of the passes went to them for the same texts. (Own; as in `span_refine`, and like GRAB's beam search a discrete step after the continuous one.)
 
@@ -27,8 +27,8 @@ from leakaudit.budget import Budget
 Batch = tuple[tuple[int, ...], ...]
 
 ORDERS = 8
-"""Random transformations of each sequence that a sweep tries, beside every exchange of neighbours. Our choice: with three times as many, 14 training
-sentences came out no nearer."""
+"""Random transformations of each sequence that a sweep tries, beside every exchange of neighbours. Our choice: with three times as many, six training
+sentences that were climbed for came out no nearer."""
 
 DOUBLES = 24
 """Moves of words that a sequence has twice that a sweep tries, drawn from all. Our choice: of nine training sentences that were climbed for, two came out
