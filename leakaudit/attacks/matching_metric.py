@@ -5,8 +5,8 @@ values s_i and vectors l_i, r_i tell which directions are strong, without naming
 
     U = (G G^T)^(-1/4),   V = (G^T G)^(-1/4),
 
-up to a factor, and no singular value taken for smaller than a floor. Where there is noise, no direction that noise can make by itself is weaker than that. U G V has all its larger singular values alike, and a token that lies
-outside of what G spans counts most. (Own. Shampoo, Gupta et al., ICML 2018, preconditions updates by the same two factors.)
+up to a factor, and no singular value taken for smaller than a floor. Where there is noise, no direction is taken for weaker than what noise makes by
+itself. U G V has all its larger singular values alike, and a token that lies outside of what G spans counts most. (Own. Shampoo, Gupta et al., ICML 2018, preconditions updates by the same two factors.)
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ FLOOR = 0.1
 """Singular value, relative to the largest, below which a direction counts like one of which the update has nothing. Our choice: of the words
 of 16 training sentences (CoLA, `fast`, steps of 0.6) 79, 87 and 76 % came out in their places at 0.05, 0.1 and 0.2, which is little more than chance.
 
-Under noise the floor is at least the largest singular value that it has by itself, sigma (sqrt(out) + sqrt(in)). Twenty training sentences at scale 1, `fast`: R-L 69.5 with it,
-56.3 at `FLOOR` alone and 59.6 at twice of it."""
+Under noise the floor is at least the largest singular value that it has by itself, sigma (sqrt(out) + sqrt(in)). Twenty training sentences at
+scale 1, `fast`: R-L 69.5 with it, 56.3 at `FLOOR` alone and 59.6 at twice of it."""
 
 
 class Metric(NamedTuple):

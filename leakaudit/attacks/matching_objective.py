@@ -104,16 +104,15 @@ class Comparison:
             tokens: M, of a whole candidate: the rank that an update without damage has.
         """
         self.objective = objective
-        self._matrices = [
+        observed = [
             (update[matrix.name].T if matrix.input_first else update[matrix.name]).contiguous() for matrix in matrices
         ]
-        """(out, in) each."""
-        self._blocks = [_block(matrix) for matrix in self._matrices] if objective.masked else None
+        self._blocks = [_block(matrix) for matrix in observed] if objective.masked else None
         """Where pruned matrices are compared; None for everywhere."""
         if self._blocks is not None:
-            self._matrices = [block.target for block in self._blocks]
+            observed = [block.target for block in self._blocks]
         parts = [update[vector.name] for vector in vectors]
-        restored = _restored(objective, self._matrices, parts, update, tokens)
+        restored = _restored(objective, observed, parts, update, tokens)
         self._matrices = restored.matrices
         """(out, in) each."""
         self._power = restored.power.clone()
@@ -125,10 +124,10 @@ class Comparison:
                 Target.of(matrix, tokens, whitened=objective.whitened, sigma=objective.sigma)
                 for matrix in self._matrices
             ]
+            self._power[: len(targets)] = torch.cat([target.power for target in targets])
             for shape in dict.fromkeys(target.shape for target in targets):
-                parts_of = tuple(part for part, target in enumerate(targets) if target.shape == shape)
-                self._targets.append((parts_of, together([targets[part] for part in parts_of])))
-                self._power[list(parts_of)] = self._targets[-1][1].power
+                alike = tuple(number for number, target in enumerate(targets) if target.shape == shape)
+                self._targets.append((alike, together([targets[number] for number in alike])))
         names = [*(matrix.name for matrix in matrices), *(vector.name for vector in vectors)]
         self._groups = _groups(names, objective.per).to(self._power)
         """(K, groups) which parameters one cosine is of."""

@@ -62,10 +62,8 @@ def seat(embeddings: Tensor, places: Sequence[int], positions: Tensor, words: Te
     index = torch.tensor(places, device=embeddings.device)
     sums = embeddings[index] + positions[index]  # (P, D)
     split = sums[:, None] - positions[index][None]  # (P, P, D): the embedding at p, if it belongs to q
-    of_sums, of_positions = (
-        sums @ words.T,
-        positions[index] @ words.T,
-    )  # (P, V') each: a split's products are their differences
+    # (P, V') each: a split's products with words are their differences
+    of_sums, of_positions = sums @ words.T, positions[index] @ words.T
     nearest = torch.stack([(products - of_positions).amax(dim=1) for products in of_sums])
     likeness = nearest / split.norm(dim=2).clamp_min(TINY)
     sources, seats = linear_sum_assignment(likeness.double().cpu().numpy(), maximize=True)

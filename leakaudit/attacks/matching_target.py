@@ -11,7 +11,7 @@ In a metric, where g is seen as U g V (`matching_metric`), these directions coun
 
 and U^2 likewise. Without factors, G is its own r_i, with l_i = e_i and s_i = 1.
 
-Matrices of one shape are compared together: a step has a dozen small operations for each, and they cost more than what they compute.
+Matrices of one shape are compared together: a step has two dozen small operations for each, and beginning them takes as long as what they compute.
 
 Letters: K matrices of one shape, N candidates, M tokens a layer sees of a candidate, r directions.
 """
@@ -65,10 +65,10 @@ class Target(NamedTuple):
     """(K, 1, 1, r): s_i, in a metric s_i w_i^2."""
     power: Tensor
     """(K,) |G|^2, float64, in the metric."""
-    absent: Tensor | None
-    """(K, 1, 1, 1): w_0; None without a metric."""
+    absent: Tensor
+    """(K, 1, 1, 1): w_0; 1 without a metric."""
     less: Tensor | None
-    """(K, 1, 1, r): w_0 - w_i."""
+    """(K, 1, 1, r): w_0 - w_i; None without a metric."""
 
     @classmethod
     def of(cls, matrix: Tensor, tokens: int, *, whitened: bool, sigma: float = 0.0) -> Target:
@@ -83,13 +83,14 @@ class Target(NamedTuple):
         factors = _factors(matrix, tokens + SPARE, whitened=whitened)
         if factors is None:
             ones = torch.ones(1, 1, 1, len(matrix)).to(matrix)
-            return cls(matrix[None], None, ones, matrix.double().square().sum()[None], None, None)
+            return cls(matrix[None], None, ones, matrix.double().square().sum()[None], ones[..., :1], None)
         left, values, right = factors.left[None], factors.values[None, None, None], factors.right[None]
         if not whitened:
-            return cls(right, left, values, factors.values.double().square().sum()[None], None, None)
+            power = factors.values.double().square().sum()
+            return cls(right, left, values, power[None], torch.ones_like(values[..., :1]), None)
         metric = metric_of(factors.values, sigma * sum(size**0.5 for size in matrix.shape))
         counted = values * metric.present.square()
-        absent = torch.full((1, 1, 1, 1), metric.absent).to(matrix)
+        absent = torch.full_like(values[..., :1], metric.absent)
         return cls(right, left, counted, (values * counted).double().sum()[None], absent, absent - metric.present)
 
     @property
@@ -99,8 +100,8 @@ class Target(NamedTuple):
 
     def some(self, which: slice) -> Target:
         """Return the targets of some of the matrices."""
-        left, absent, less = (None if part is None else part[which] for part in (self.left, self.absent, self.less))
-        return Target(self.right[which], left, self.values[which], self.power[which], absent, less)
+        left, less = (None if part is None else part[which] for part in (self.left, self.less))
+        return Target(self.right[which], left, self.values[which], self.power[which], self.absent[which], less)
 
     def sight(self, given: Tensor, pull: Tensor) -> Sight:
         """Return what candidates look like.
@@ -112,7 +113,7 @@ class Target(NamedTuple):
         given_along = _product(given, self.right.transpose(1, 2))
         pull_along = pull if self.left is None else _product(pull, self.left.transpose(1, 2))
         of_inputs, of_pulls = given @ given.transpose(2, 3), pull @ pull.transpose(2, 3)
-        if self.absent is not None and self.less is not None:
+        if self.less is not None:
             of_inputs = self.absent * of_inputs - (given_along * self.less) @ given_along.transpose(2, 3)
             of_pulls = self.absent * of_pulls - (pull_along * self.less) @ pull_along.transpose(2, 3)
         inner = (given_along * self.values * pull_along).sum(dim=(2, 3), dtype=torch.float64)
@@ -130,7 +131,7 @@ class Target(NamedTuple):
         along, own = a[..., None, None] * self.values, b[..., None, None]
         of_pulls, of_inputs = own * seen.of_pulls, own * seen.of_inputs  # (K, N, M, M)
         by_given_along, by_pull_along = along * seen.pull_along, along * seen.given_along
-        if self.absent is not None and self.less is not None:
+        if self.less is not None:
             by_given_along = by_given_along - of_pulls @ (seen.given_along * self.less)
             by_pull_along = by_pull_along - of_inputs @ (seen.pull_along * self.less)
             of_pulls, of_inputs = self.absent * of_pulls, self.absent * of_inputs
@@ -146,7 +147,7 @@ def together(targets: Sequence[Target]) -> Target:
         _joined([target.left for target in targets]),
         torch.cat([target.values for target in targets]),
         torch.cat([target.power for target in targets]),
-        _joined([target.absent for target in targets]),
+        torch.cat([target.absent for target in targets]),
         _joined([target.less for target in targets]),
     )
 

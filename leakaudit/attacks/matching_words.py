@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from leakaudit.attacks.matching_discrete import Order, draw_orders, swap
+from leakaudit.attacks.matching_discrete import Order, draw_orders, move_subsequence, move_token, swap
 from leakaudit.attacks.matching_engine import Matcher
 from leakaudit.budget import Budget
 
@@ -130,8 +130,9 @@ def _orders(matcher: Matcher, row: int, sequence: tuple[int, ...], rng: torch.Ge
 
 def _moved(order: Order, one: int, other: int) -> Order:
     """Return the order with the token of one place at another, and those between one place on."""
-    rest = [*order[:one], *order[one + 1 :]]
-    return (*rest[:other], order[one], *rest[other:])
+    if one < other:
+        return move_token(order, one, other)
+    return move_subsequence(order, other, one - 1, one)  # what stood from there on goes behind it
 
 
 def _together(tried: Sequence[Batch], losses: Sequence[float]) -> list[Batch]:

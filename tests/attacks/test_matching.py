@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leakaudit.attacks import matching_engine, matching_target
+from leakaudit.attacks import matching_engine, matching_target, matching_words
 from leakaudit.attacks.matching_discrete import (
     draw_orders,
     move_prefix,
@@ -22,6 +22,7 @@ from leakaudit.attacks.matching_discrete import (
 )
 from leakaudit.attacks.matching_engine import Matcher
 from leakaudit.attacks.matching_gradients import Dummy, joined
+from leakaudit.attacks.matching_metric import FLOOR, metric_of
 from leakaudit.attacks.matching_noise import denoised
 from leakaudit.attacks.matching_objective import Objective
 from leakaudit.attacks.matching_search import Descent, Rounds, Run, Start, _starts, search
@@ -229,6 +230,14 @@ def test_a_factored_update_is_compared_as_the_update_itself(
     assert float((by_one.embeddings - by_two.embeddings).norm()) < 1e-4 * float(by_two.embeddings.norm())
 
 
+@pytest.mark.parametrize(("noise", "floor"), [(0.0, FLOOR), (0.05, FLOOR), (0.4, 0.4), (7.0, 1.0)])
+def test_a_metric_has_the_floor_of_noise_where_that_is_higher(noise: float, floor: float) -> None:
+    """Singular values of 1, a half and a hundredth; where noise is larger than the update, all directions count alike."""
+    metric = metric_of(3 * torch.tensor([1.0, 0.5, 0.01]), 3 * noise)
+    assert metric.absent == pytest.approx(1 / floor)
+    assert metric.present.tolist() == pytest.approx([1.0, 1 / max(0.5, floor), 1 / floor])
+
+
 def test_the_true_batch_has_distance_zero_and_others_have_not() -> None:
     """Under every objective."""
     seen = _seen()
@@ -397,6 +406,37 @@ def test_a_guess_is_mended_as_tokens(damage: str) -> None:
     nothing = torch.zeros(2, matcher.classes)
     words = nearest_words(matcher, matcher.of_tokens([true], nothing[None]).embeddings[0], 2)
     assert mend(matcher, [true[0], tuple(wrong)], nothing, words, _rng(), Budget(600)) == true
+
+
+@pytest.mark.parametrize("doubles", [0, matching_words.DOUBLES])
+def test_a_word_is_found_where_another_stands_twice_and_those_between_one_place_off(
+    monkeypatch: pytest.MonkeyPatch, doubles: int
+) -> None:
+    """No other word at any one place and no exchange of neighbours gets there."""
+    matcher, ids = _of_one_sentence()
+    guess = (ids[0], *ids[2:6], ids[5], *ids[6:])
+    assert len(guess) == len(ids) and guess != ids
+    words = [{place: [guess[place]] for place in matcher.free_places(0)}]
+    words[0][1].append(ids[1])
+    monkeypatch.setattr(matching_words, "ORDERS", 0)
+    monkeypatch.setattr(matching_words, "DOUBLES", doubles)
+    found = mend(matcher, [guess], torch.zeros(1, matcher.classes), words, _rng(), Budget(600))
+    assert (found == (ids,)) == bool(doubles)
+
+
+def test_what_gains_by_itself_is_applied_together_unless_it_is_about_the_same_place() -> None:
+    """Nearest first: an exchange, the next that leaves its places alone, then the one after."""
+    best = ((1, 2, 3, 4, 5),)
+    exchange, overlaps, word, loses, last = (
+        ((2, 1, 3, 4, 5),),
+        ((1, 9, 3, 4, 5),),
+        ((1, 2, 3, 9, 5),),
+        ((1, 2, 8, 4, 5),),
+        ((1, 2, 3, 4, 7),),
+    )
+    tried = [best, word, overlaps, exchange, loses, last]
+    losses = [1.0, 0.5, 0.3, 0.2, 1.1, 0.9]
+    assert matching_words._together(tried, losses) == [((2, 1, 3, 9, 5),), ((2, 1, 3, 9, 7),)]
 
 
 def test_a_sequence_that_is_held_stands_whatever_the_embeddings_are() -> None:
