@@ -57,8 +57,24 @@ class VerificationStatus(StrEnum):
     """The step drew random numbers that were not kept, so only rough agreement can be expected."""
     NOISED = "noised"
     """The same but for noise of the scale that the protocol declares."""
+    UNVERIFIABLE = "unverifiable"
+    """The step cannot be computed again; the note says why. It is attacked: a text that comes back and stands in the kept batch is
+    proof of a leak, and a text that does not come back is no evidence."""
     MISMATCH = "mismatch"
     """It does not come from that batch. No leakage number may be printed."""
+
+    @property
+    def bounds(self) -> bool:
+        """Whether a step with this stamp may bound a leak rate when nothing is recovered from it.
+
+        `stochastic` is kept for results of earlier versions: rough agreement does not show that the batch is the right one.
+        """
+        return self in (VerificationStatus.VERIFIED, VerificationStatus.SCALED, VerificationStatus.NOISED)
+
+    @property
+    def attacked(self) -> bool:
+        """Whether a recovered text counts: everywhere but where the update comes from another batch."""
+        return self is not VerificationStatus.MISMATCH
 
 
 class _Model(BaseModel):
@@ -130,6 +146,9 @@ class SequenceScore(_Model):
     rl: Fraction | None
     exact: bool | None
     token_recall: Fraction | None
+    token_precision: Fraction | None = None
+    """Share of the guessed tokens that stand in the true sequence, with counts; for a bag of tokens, share of the bag that stands
+    anywhere in the batch. None in results before 1.2."""
     longest_run: int | None
     """Longest run of consecutive tokens of the true sequence found in the guess; None in a bag-of-tokens attack."""
     min_tokens_bucket: str

@@ -142,6 +142,11 @@ class Observation:
     """The public model with the weights before the step, in eval mode with eager attention. Attacks leave it unchanged."""
     facts: PublicFacts
 
+    @property
+    def noise_sigma(self) -> float:
+        """Standard deviation of the declared additive noise on every entry, in the update's units; 0 without noise."""
+        return self.facts.noise_sigma
+
     def under(self, defense: DeclaredDefense, update: Mapping[str, Tensor]) -> Observation:
         """Return this observation with another update, as a declared defence leaves it."""
         gone = [name for name in self.facts.shared if name not in update]
