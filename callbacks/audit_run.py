@@ -14,7 +14,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -839,12 +839,8 @@ def _task(model: nn.Module) -> Any:
 
 def _declared(config: AuditConfig) -> tuple[DeclaredDefense, ...]:
     """Return the shipped defence as attacks know it, its knobs converted by its own types."""
-    spec = config.shipped_defense
-    if spec.name == "none":
-        return ()
-    if spec.name == DP_SGD:
-        return (DeclaredDefense(name=DP_SGD, parameters=dict(spec.options)),)
-    return (DeclaredDefense(name=spec.name, parameters=asdict(defenses.create(spec.name, spec.options))),)
+    shipped: Any = defenses.create(config.shipped_defense.name, config.shipped_defense.options)
+    return () if shipped.is_identity() else (shipped.declared(),)
 
 
 def _numbers(attempts: list[Attempt]) -> dict[str, float]:

@@ -33,7 +33,7 @@ from leakaudit.attacks.reconstruction import APPLIES, Attack, Reconstruction, no
 from leakaudit.budget import Budget
 from leakaudit.canaries import CANARIES
 from leakaudit.classifiers import ArrayClassifier, array_batch
-from leakaudit.client import ClientStep, defenses_found, make_batch, verify, with_random_state
+from leakaudit.client import ClientStep, make_batch, with_random_state
 from leakaudit.config import AuditConfig, PluginSpec
 from leakaudit.errors import AnatomyError, ResultsError, SnapshotError
 from leakaudit.metrics.reachability import Reached, ReachedSequence, reachability, unknown
@@ -70,6 +70,7 @@ from leakaudit.scores import (
     write_private,
 )
 from leakaudit.snapshot import Granted, Observation, Snapshot, StepRecipe, Truth
+from leakaudit.verification import defenses_found, verify
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +200,9 @@ class Audit:
         truth = snapshot.truth.to(self.device)
         client = ClientStep(observation.model, truth, snapshot.recipe, observation.facts)
         record = self._record(snapshot, client)
-        facts = client.facts.model_copy(update={"defenses": defenses_found(client, record.verification)})
+        facts = client.facts.model_copy(
+            update={"defenses": defenses_found(client, record.verification, observation.update)}
+        )
         observation, client = replace(observation, facts=facts), replace(client, facts=facts)
         if record.verification.status is VerificationStatus.MISMATCH:
             self._skip_all(
@@ -477,7 +480,7 @@ class Audit:
             return known
         sequences = snapshot.truth.sequences()
         verification = verify(client, snapshot.observation.update)
-        shipped = defenses_found(client, verification)
+        shipped = defenses_found(client, verification, snapshot.observation.update)
         record = StepRecord(
             id=step_id,
             step=provenance.step,

@@ -111,6 +111,8 @@ class Verification(_Model):
     sigma: FiniteFloat | None = None
     """Estimated standard deviation of declared noise, in update units."""
     note: str = ""
+    absent: tuple[str, ...] = ()
+    """Declared defences that are not in the update; the step is audited without them."""
 
 
 class StepRecord(_Model):

@@ -79,7 +79,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "shipped_defense",
         }
     ),
-    scores.Verification: frozenset({"status", "relative_error", "scale", "sigma", "note"}),
+    scores.Verification: frozenset({"status", "relative_error", "scale", "sigma", "note", "absent"}),
     scores.Attempt: frozenset(
         {
             "step",

@@ -705,12 +705,12 @@ def test_the_step_record_tells_no_exact_lengths(tmp_path: Path) -> None:
     assert record.verification.status is VerificationStatus.VERIFIED
 
 
-def test_the_recipe_of_an_unreplayable_loss_is_stamped_stochastic_and_attacked(tmp_path: Path) -> None:
+def test_the_recipe_of_an_unreplayable_loss_is_stamped_unverifiable_and_attacked(tmp_path: Path) -> None:
     """A custom loss cannot be recomputed, which is no proof of a mismatch."""
     snapshot = replace(_snapshot(), recipe=StepRecipe(training=False, loss="unsupported", note="custom loss"))
     audit = _audit(tmp_path, "fake-guess")
     audit.step(snapshot)
     (record,) = audit.finish().steps
-    assert record.verification.status is VerificationStatus.STOCHASTIC
+    assert record.verification.status is VerificationStatus.UNVERIFIABLE
     assert "custom loss" in record.verification.note
     assert audit.entries[0].attempt.status is AttemptStatus.RAN

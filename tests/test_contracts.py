@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Iterator
@@ -27,20 +26,6 @@ from leakaudit.snapshot import Observation
 from tests import tiny
 
 TEXT = "the old dog chased a cat."
-
-ZERO_STRENGTH: dict[str, dict[str, Any]] = {
-    "none": {},
-    "gaussian-noise": {"scale": 0.0},
-    "freeze-embeddings": {"tables": "none"},
-    "prune": {"share": 0.0},
-    "laplace-noise": {"scale": 0.0},
-    "round": {"dtype": "fp32"},
-    "sign": {"entries": "none"},
-    "quantize": {"bits": 32},
-    "undefended": {},
-}
-"""Defence -> knobs at which it must be the identity. A new defence adds its line here."""
-
 
 NEEDS_A_GRANT = {"gradient-mixture", "llg-plus", "pooler-features"}
 """Attacks that apply nowhere without a file that the threat model grants, or an active server; their own tests hold them to this file's promises."""
@@ -191,7 +176,9 @@ def test_a_defense_of_no_strength_is_the_identity(name: str, defense: Any) -> No
     """Otherwise the matrix would compare two undefended runs that differ."""
     step = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), [TEXT], [1])
     seen = step.observe()
-    same = defense(**ZERO_STRENGTH[name])(step, seen, torch.Generator().manual_seed(0))
+    zero = defense(**defense.identity)
+    same = zero(step, seen, torch.Generator().manual_seed(0))
+    assert zero.is_identity()
     assert same.digest() == seen.digest()
     assert same.facts == seen.facts
 
@@ -201,11 +188,11 @@ def test_a_defense_leaves_its_inputs_alone_and_declares_itself(name: str, defens
     """Nothing in place; an attack finds name and parameters in the public facts."""
     step = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), [TEXT], [1])
     seen = step.observe()
-    digest, before, knobs = seen.digest(), _state(seen.model), dataclasses.asdict(defense())
+    digest, before, knobs = seen.digest(), _state(seen.model), dict(defense().declared().parameters)
     defended = defense()(step, seen, torch.Generator().manual_seed(0))
     assert seen.digest() == digest
     assert _same_state(before, _state(seen.model))
-    if name not in ("none", "undefended"):  # neither does anything to a step that no defence was used on
+    if not defense().is_identity():
         declared = defended.facts.declared(name)
         assert declared is not None and knobs.items() <= declared.parameters.items()
         assert defended.digest() != digest

@@ -43,6 +43,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit.snapshot_files",
         "leakaudit.spool",
         "leakaudit.tensor_stream",
+        "leakaudit.verification",
     ),
     "attacks": ("leakaudit.attacks.*", "leakaudit.priors.*"),
     "defenses": ("leakaudit.defenses.*",),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from leakaudit.client import ClientStep, verify
+from leakaudit.client import ClientStep
 from leakaudit.errors import ConfigError, DataError, ModelError
 from leakaudit.scores import VerificationStatus
 from leakaudit.simulate import (
@@ -22,6 +22,7 @@ from leakaudit.simulate import (
     read_examples,
 )
 from leakaudit.snapshot import Snapshot
+from leakaudit.verification import verify
 from tests import tiny
 
 ROWS = [

@@ -12,10 +12,11 @@ from torch import nn
 
 from leakaudit.classifiers import array_batch, save_auxiliary
 from leakaudit.cli import main
-from leakaudit.client import ClientStep, verify
+from leakaudit.client import ClientStep
 from leakaudit.errors import ConfigError, DataError
 from leakaudit.scores import VerificationStatus
 from leakaudit.simulate_arrays import ArraySimulation, ArraySimulator
+from leakaudit.verification import verify
 
 
 def table_classifier() -> nn.Module:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from leakaudit.client import ClientStep
+from leakaudit.defenses.protocol import Defense
 from leakaudit.registry import defense
-from leakaudit.snapshot import DeclaredDefense, Observation
+from leakaudit.snapshot import Observation
 
 
 @defense("prune")
 @dataclass(frozen=True)
-class Prune:
+class Prune(Defense):
     """Set the smallest entries by magnitude to zero, counted over the whole update as one vector.
 
     One vector, because that is how the papers state it: a percentage of the elements of the gradient vector (LAMP, App. C.2,
@@ -27,6 +30,8 @@ class Prune:
     share: float = 0.9
     """Share of entries set to zero, 0 to below 1; 0 leaves the update alone. GRAB, Table 7, tries 0.75 to 0.99."""
 
+    identity: ClassVar[Mapping[str, Any]] = {"share": 0.0}
+    zeroed: ClassVar[bool] = True
     source: ClassVar[str] = (
         "LAMP (Balunovic et al. 2022, App. C.2), GRAB (Feng et al. 2024, Sec. 5.5.2), Zhu et al. 2019"
     )
@@ -49,4 +54,14 @@ class Prune:
             return seen
         threshold = magnitudes.kthvalue(pruned).values
         kept = {name: tensor * (tensor.abs() > threshold) for name, tensor in seen.update.items()}
-        return seen.under(DeclaredDefense(name="prune", parameters={"share": self.share}), kept)
+        return seen.under(self.declared(), kept)
+
+    def expected(
+        self,
+        step: ClientStep,
+        recomputed: Mapping[str, Tensor],
+        observed: Mapping[str, Tensor],
+        tolerance: float,
+    ) -> Mapping[str, Tensor]:
+        """Return the recomputed entries where an entry was sent, and zero elsewhere: which ones were zeroed is seen, not checked."""
+        return {name: gradient * (observed[name] != 0) for name, gradient in recomputed.items()}

@@ -25,7 +25,7 @@ from leakaudit.defenses.prune import Prune
 from leakaudit.defenses.sign import Sign
 from leakaudit.errors import AnatomyError
 from leakaudit.registry import attacks
-from leakaudit.snapshot import NOISES, DeclaredDefense, Granted, Observation
+from leakaudit.snapshot import DeclaredDefense, Granted, Observation
 from tests import tiny
 
 TEXT = "birds saw the river"
@@ -356,7 +356,7 @@ def test_a_damaged_update_is_not_taken_for_hundreds_of_sequences(defense: Any) -
     assert len(guess_shape(damaged).lengths) <= 4
 
 
-@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("noise", ["gaussian-noise", "laplace-noise", "dp-sgd", "of another protocol"])
 def test_declared_noise_of_any_kind_tells_no_length(noise: str) -> None:
     """Every row of the position table is touched."""
     step = tiny.client_step(_model(0.0), tiny.bert_tokenizer(), [TEXT], [1])

@@ -19,10 +19,11 @@ from leakaudit.callbacks.audit_run import refuse_strategy
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.recorder import Recorder
 from leakaudit.callbacks.torch_loop import watch
-from leakaudit.client import ClientStep, defenses_found, verify
+from leakaudit.client import ClientStep
 from leakaudit.errors import SnapshotError
 from leakaudit.scores import AttemptStatus, VerificationStatus
 from leakaudit.snapshot import Snapshot, Truth
+from leakaudit.verification import defenses_found, verify
 from tests import tiny
 from tests.callbacks import stacks
 from tests.callbacks.stacks import Case
@@ -504,7 +505,7 @@ def test_row_19_dropout_is_repeated_with_its_state_and_stochastic_without(tmp_pa
         assert_verified(snapshot)
         forgot = Truth(tuple(dataclasses.replace(batch, rng={}) for batch in snapshot.truth.micro_batches))
         found = verify(with_truth(snapshot, forgot), snapshot.observation.update)
-        assert found.status in (VerificationStatus.STOCHASTIC, MISMATCH) and found.status is not VERIFIED
+        assert found.status in (VerificationStatus.UNVERIFIABLE, MISMATCH) and found.status is not VERIFIED
         assert found.relative_error is not None and found.relative_error > 0.01
 
 

@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 import torch
 
-from leakaudit.client import verify
 from leakaudit.defenses.prune import Prune
 from leakaudit.scores import VerificationStatus
 from leakaudit.snapshot import DeclaredDefense
+from leakaudit.verification import verify
 from tests import tiny
 
 
