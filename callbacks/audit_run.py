@@ -36,7 +36,6 @@ from leakaudit.models import ModelRecipe, can_rebuild, plain_name, unwrapped
 from leakaudit.registry import attacks, defenses
 from leakaudit.scores import Attempt, Overhead, Score, load_journal
 from leakaudit.snapshot import (
-    DP_SGD,
     DeclaredDefense,
     Manifest,
     Provenance,
@@ -184,7 +183,7 @@ class AuditRun:
         _check_plugins(config)
         recipe, config = _recipe(model, config)
         private = private_sgd(stack.optimizer)
-        declared = (*_declared(config), *(private.declared() if private else ()))
+        declared = _declared(config, private)
         facts = _facts(stack, model, declared)
         peers = stack.peers
         place = Place(folder or config.out_dir.absolute())
@@ -197,7 +196,7 @@ class AuditRun:
         recorder = Recorder(
             model,
             stack.optimizer,
-            functools.partial(_write, spool),
+            functools.partial(_write, spool, private is not None),
             called=stack.model if stack.called is None else stack.called,
             scaler=stack.scaler,
             peers=peers,
@@ -304,7 +303,7 @@ class AuditRun:
             outside=self.outside,
             note=now.note,
         )
-        defenses = (*_declared(self.config), *(self.private.declared() if self.private else ()))
+        defenses = _declared(self.config, self.private)
         return Manifest(
             model=self.model_recipe,
             facts=self.facts.model_copy(
@@ -691,8 +690,14 @@ def _check_plugins(config: AuditConfig) -> None:
         load_policy(config.policy)
 
 
-def _write(spool: Spool, kept: Kept) -> None:
-    """Write a kept step into the spool; runs in the recorder's thread and takes everything from `kept`."""
+def _write(spool: Spool, private: bool, kept: Kept) -> None:
+    """Write a kept step into the spool; runs in the recorder's thread and takes everything from `kept`.
+
+    Args:
+        spool: takes it.
+        private: whether the optimizer is one of Opacus, whose loaders put a batch of nobody's data in place of an empty draw.
+        kept: the step.
+    """
     facts, provenance, recipe = kept.manifest.facts, kept.manifest.provenance, kept.manifest.recipe
     autocast = recipe.autocast or AUTOCAST.get(kept.autocast) if kept.autocast else recipe.autocast
     again = sum(batch.again for batch in kept.truth.micro_batches)
@@ -709,7 +714,7 @@ def _write(spool: Spool, kept: Kept) -> None:
             "note": "; ".join(notes),
         }
     )
-    if any(d.name == DP_SGD for d in facts.defenses) and _is_placeholder(kept):
+    if private and _is_placeholder(kept):
         raise SnapshotError(
             "its batch is what the loader puts in the place of an empty Poisson draw, and nobody's data"
         )
@@ -837,10 +842,16 @@ def _task(model: nn.Module) -> Any:
     return "causal-lm" if name.endswith(("ForCausalLM", "LMHeadModel")) else "other"
 
 
-def _declared(config: AuditConfig) -> tuple[DeclaredDefense, ...]:
-    """Return the shipped defence as attacks know it, its knobs converted by its own types."""
+def _declared(config: AuditConfig, private: PrivateSgd | None) -> tuple[DeclaredDefense, ...]:
+    """Return what the run's protocol declares: what its optimizer does, then the shipped defence, its knobs converted by their types.
+
+    Where both are one defence, the optimizer's own numbers count.
+    """
+    optimizer = private.declared() if private else ()
     shipped: Any = defenses.create(config.shipped_defense.name, config.shipped_defense.options)
-    return () if shipped.is_identity() else (shipped.declared(),)
+    if shipped.is_identity() or any(declared.name == shipped.name for declared in optimizer):
+        return optimizer
+    return (*optimizer, shipped.declared())
 
 
 def _numbers(attempts: list[Attempt]) -> dict[str, float]:

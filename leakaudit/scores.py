@@ -113,6 +113,8 @@ class Verification(_Model):
     note: str = ""
     absent: tuple[str, ...] = ()
     """Declared defences that are not in the update; the step is audited without them."""
+    noiseless: tuple[str, ...] = ()
+    """Declared defences whose noise is not in the update; the step is audited without that noise."""
 
 
 class StepRecord(_Model):

@@ -47,10 +47,6 @@ class _Facts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-DP_SGD = "dp-sgd"
-"""Name under which clipping per example with noise is declared: `noise_multiplier`, `max_grad_norm`, `expected_batch_size`."""
-
-
 class DeclaredDefense(_Facts):
     """A defence that the protocol declares, so that an adversary knows it (architecture, honesty rule 5)."""
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -63,13 +63,20 @@ def defenses_found(step: ClientStep, stamp: Verification, observed: Update) -> t
 
     Where a step comes out the same when it is computed again without a defence, that defence is not in its update, whatever the
     protocol says (this happened to users of Opacus who trained through a trainer that stepped the wrong optimizer). Such a step is
-    audited as what it is: undefended.
+    audited as what it is: undefended, or defended without noise.
     """
-    found = [declared for declared in step.facts.defenses if declared.name not in stamp.absent]
-    known = [(declared, declared.known()) for declared in found]
-    return tuple(
-        declared if plugin is None else plugin.settled(step, observed).declared() for declared, plugin in known
-    )
+    found = []
+    for declared in step.facts.defenses:
+        plugin = declared.known()
+        if declared.name in stamp.absent:
+            continue
+        if plugin is None:
+            found.append(declared)
+            continue
+        left = plugin.without_noise() if declared.name in stamp.noiseless else plugin
+        if not left.is_identity():
+            found.append(left.settled(step, observed).declared())
+    return tuple(found)
 
 
 def _unverifiable(note: str, **found: float) -> Verification:
@@ -116,6 +123,16 @@ class _Compared:
         return float(self.seen @ self.own) / length if length else 0.0
 
 
+@dataclass(frozen=True)
+class _Gone:
+    """Declared defences that an expected update leaves out; where the observed one is the same, they are not in it."""
+
+    absent: tuple[str, ...] = ()
+    """By name, altogether."""
+    noiseless: tuple[str, ...] = ()
+    """By name, their noise."""
+
+
 class _Stamping:
     """One step that is computed again, and what its declared defences say of it."""
 
@@ -125,7 +142,7 @@ class _Stamping:
         self.tolerance = TOLERANCE.get(step.recipe.autocast or step.facts.dtype, FLOAT32_TOLERANCE)
         self.unknown = [declared.name for declared in step.facts.defenses if declared.known() is None]
         plugins = [plugin for plugin in step.facts.known_defenses if plugin is not None]
-        self.active = [plugin.settled(step, self.observed) for plugin in plugins if not plugin.is_identity()]
+        self.active = [plugin for plugin in plugins if not plugin.is_identity()]
         self.sigma = 0.0
         """Standard deviation of the declared noise, in the update's units."""
 
@@ -137,11 +154,15 @@ class _Stamping:
             return Verification(
                 status=VerificationStatus.MISMATCH, note="the observed or the recomputed update is all zero"
             )
+        all_absent = _Gone(absent=(*self.unknown, *(plugin.name for plugin in self.active)))
+        no_noise = _Gone(absent=tuple(self.unknown), noiseless=self._noises())
         return (
             self._noised(found)
-            or self._same(found, self._noises())
-            or self._same(plain, [*self.unknown, *(plugin.name for plugin in self.active)])
-            or self._rescaled(bare, found)
+            or self._same(found, no_noise)
+            or self._same(plain, all_absent)
+            or self._scaled(found, no_noise, found.scale, found.scaled_error)
+            or self._scaled(plain, all_absent, plain.scale, plain.scaled_error)
+            or self._rescaled(bare, no_noise, (plain.scale, found.scale))
             or self._different(found)
         )
 
@@ -151,13 +172,13 @@ class _Stamping:
         sigma = 0.0
         for plugin in self.active:
             update = plugin.expected(self.step, update, self.observed, self.tolerance)
-            sigma = math.hypot(sigma, plugin.added_noise(update))
+            sigma = math.hypot(sigma, plugin.added_noise(self.step, update))
         self.sigma = sigma
         return update
 
-    def _noises(self) -> list[str]:
-        """Return the names of declared defences that the update of a step without noise does not hold."""
-        return [*self.unknown, *(plugin.name for plugin in self.active if plugin.added_noise(self.observed) > 0)]
+    def _noises(self) -> tuple[str, ...]:
+        """Return the names of the declared defences that add noise."""
+        return tuple(plugin.name for plugin in self.active if plugin.added_noise(self.step, self.observed) > 0)
 
     def _noised(self, found: _Compared) -> Verification | None:
         """Stamp an update that differs from the expected one as declared noise does."""
@@ -166,61 +187,89 @@ class _Stamping:
         residual = found.seen - found.own
         if not _is_noise(residual, found.own, self.sigma, self.tolerance):
             return None
-        hidden = STANDARD_ERRORS * self.sigma >= found.norm
+        error = self.sigma / found.norm
+        note = (
+            f"as declared; the recomputed update is in it {found.scale:.2f} times, with a standard error of {error:.2g}"
+        )
+        if STANDARD_ERRORS * error >= 1:
+            note += ": the noise is so large that the update of another batch would pass as well"
         return Verification(
             status=VerificationStatus.NOISED,
             relative_error=found.error,
             scale=1.0,
             sigma=float(residual.std()),
-            note="as declared"
-            + (", and so much that the update of another batch would pass as well" if hidden else ""),
+            note=note,
         )
 
-    def _same(self, found: _Compared, absent: list[str]) -> Verification | None:
-        """Stamp an update that is the expected one, up to a factor; the defences `absent` are then not in it."""
-        if self.sigma and float((found.seen - found.own).std()) >= (1 - NOISE_TOLERANCE) * self.sigma:
-            absent = list(self.unknown)  # the error leaves room for noise of the declared size
-        said = f"the declared {' and '.join(absent)} is not in the update" if absent else ""
-        if found.error <= self.tolerance:
-            return Verification(
-                status=VerificationStatus.VERIFIED,
-                relative_error=found.error,
-                scale=1.0,
-                note=said,
-                absent=tuple(absent),
-            )
-        if found.scale > 0 and found.scaled_error <= self.tolerance:
-            return Verification(
-                status=VerificationStatus.SCALED,
-                relative_error=found.scaled_error,
-                scale=found.scale,
-                note="; ".join(filter(None, (_why_scaled(self.step, found), said))),
-                absent=tuple(absent),
-            )
-        return None
+    def _same(self, found: _Compared, gone: _Gone) -> Verification | None:
+        """Stamp an update that is the expected one, from which `gone` is left out."""
+        if found.error > self.tolerance:
+            return None
+        gone = self._seen_to_be(gone, found)
+        return Verification(
+            status=VerificationStatus.VERIFIED,
+            relative_error=found.error,
+            scale=1.0,
+            note=self._said(gone),
+            absent=gone.absent,
+            noiseless=gone.noiseless,
+        )
 
-    def _rescaled(self, bare: Update, found: _Compared) -> Verification | None:
-        """Stamp an update whose gradient was multiplied by a factor before the defences, which do not keep factors."""
-        if not self.active or not 0 < found.scale < math.inf:
+    def _scaled(self, found: _Compared, gone: _Gone, factor: float, error: float) -> Verification | None:
+        """Stamp an update that is `factor` times the expected one up to `error`, from which `gone` is left out."""
+        if factor <= 0 or error > self.tolerance:
             return None
-        again = _Compared.of(self.observed, self._expected(bare, found.scale))
-        if again.error > self.tolerance:
-            return None
-        absent = self._noises()
+        gone = self._seen_to_be(gone, found)
         return Verification(
             status=VerificationStatus.SCALED,
-            relative_error=again.error,
-            scale=found.scale,
-            note=_why_scaled(self.step, found),
-            absent=tuple(absent),
+            relative_error=error,
+            scale=factor,
+            note="; ".join(filter(None, (_why_scaled(self.step, found, factor), self._said(gone)))),
+            absent=gone.absent,
+            noiseless=gone.noiseless,
         )
+
+    def _seen_to_be(self, gone: _Gone, found: _Compared) -> _Gone:
+        """Return what is gone for certain: not the noise, where the error leaves room for as much as is declared."""
+        room = float((found.seen - found.own).std()) >= (1 - NOISE_TOLERANCE) * self.sigma
+        return replace(gone, noiseless=()) if self.sigma and room else gone
+
+    def _said(self, gone: _Gone) -> str:
+        """Say which declared defences are not in the update; empty where all are."""
+        only_noise = {plugin.name for plugin in self.active if plugin.without_noise().is_identity()}
+        whole = [*gone.absent, *(name for name in gone.noiseless if name in only_noise)]
+        missing = [*whole, *(f"noise of {name}" for name in gone.noiseless if name not in only_noise)]
+        if not missing:
+            return ""
+        said = f"the declared {' and '.join(missing)} is not in the update"
+        return said if len(whole) < len(self.unknown) + len(self.active) else f"{said}: it was sent undefended"
+
+    def _rescaled(self, bare: Update, gone: _Gone, factors: Sequence[float]) -> Verification | None:
+        """Stamp an update whose gradient was multiplied by a factor before the defences, which do not keep factors.
+
+        Args:
+            bare: the step's update without defences.
+            gone: what the expected update leaves out.
+            factors: guesses of the factor; each is made better once, because a defence's own errors are in it.
+        """
+        if not self.active or any(plugin.resized for plugin in self.active):
+            return None
+        for factor in factors:
+            for _ in range(2):
+                if not 0 < factor < math.inf:
+                    break
+                again = _Compared.of(self.observed, self._expected(bare, factor))
+                if stamp := self._scaled(again, gone, factor, again.error):
+                    return stamp
+                factor *= again.scale
+        return None
 
     def _different(self, found: _Compared) -> Verification:
         """Stamp an update that is not the expected one, by what is known of the reason."""
         numbers = {"relative_error": found.error, "scale": found.scale}
         if self.unknown:
             return _unverifiable(
-                f"the declared {' and '.join(self.unknown)} is no registered defence, so what it does to an update is not known; "
+                f"the declared {' and '.join(self.unknown)} is not registered here, so what it does to an update is not known; "
                 f"cosine {found.cosine:.2f} with the update recomputed without it",
                 **numbers,
             )
@@ -236,7 +285,7 @@ class _Stamping:
 
     def _veiled(self) -> bool:
         """Return whether a defence without noise was applied after one with noise."""
-        noisy = [plugin.added_noise(self.observed) > 0 for plugin in self.active]
+        noisy = [plugin.added_noise(self.step, self.observed) > 0 for plugin in self.active]
         return any(noisy) and not all(noisy[noisy.index(True) :])
 
     def _loses_dropout(self) -> bool:
@@ -249,9 +298,9 @@ class _Stamping:
         return found.scale + STANDARD_ERRORS * self.sigma / found.norm >= SAME_DIRECTION
 
 
-def _why_scaled(step: ClientStep, found: _Compared) -> str:
-    """Name the factor where it is one that trainers are known for."""
-    k, windows, processes = found.scale, len(step.truth.micro_batches), step.recipe.processes
+def _why_scaled(step: ClientStep, found: _Compared, k: float) -> str:
+    """Name the factor `k` where it is one that trainers are known for."""
+    windows, processes = len(step.truth.micro_batches), step.recipe.processes
     norm = float(found.seen.norm())
     round_norm = float(f"{norm:.1g}")
     named = [

@@ -79,7 +79,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "shipped_defense",
         }
     ),
-    scores.Verification: frozenset({"status", "relative_error", "scale", "sigma", "note", "absent"}),
+    scores.Verification: frozenset({"status", "relative_error", "scale", "sigma", "note", "absent", "noiseless"}),
     scores.Attempt: frozenset(
         {
             "step",

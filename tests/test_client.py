@@ -326,7 +326,7 @@ def test_declared_noise_that_is_not_there_is_said() -> None:
     one = step()
     found = verify(declaring(one, "gaussian-noise", scale=1.0), one.update())
     assert found.status is VerificationStatus.VERIFIED
-    assert found.note == "the declared gaussian-noise is not in the update"
+    assert found.note == "the declared gaussian-noise is not in the update: it was sent undefended"
 
 
 def test_only_what_a_declared_pruning_left_is_compared() -> None:

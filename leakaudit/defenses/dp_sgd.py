@@ -35,8 +35,9 @@ class DpSgd(Defense):
     """L: what the sum is divided by, on every process; the number of examples of the step where it is not given."""
     loss_reduction: Literal["mean", "sum"] = "mean"
     """How the client's loss joins the examples of a micro-batch: an example's gradient is B times its share in a mean."""
-    processes: int = 1
-    """Processes over whose private gradients the update is the mean. The noise is added once."""
+    processes: int | None = None
+    """Processes over whose clipped gradients the update is the mean, with noise added by one of them, as Opacus does it; as many as
+    the step had where it is not given."""
 
     identity: ClassVar[Mapping[str, Any]] = {"noise_multiplier": 0.0, "max_grad_norm": math.inf}
     resized: ClassVar[bool] = True
@@ -56,7 +57,7 @@ class DpSgd(Defense):
             raise ValueError("noise is relative to max_grad_norm, which is infinite; give a bound")
         if self.expected_batch_size is not None and not 0 < self.expected_batch_size < math.inf:
             raise ValueError(f"expected_batch_size must be above 0, got {self.expected_batch_size}")
-        if self.processes < 1:
+        if self.processes is not None and self.processes < 1:
             raise ValueError(f"processes must be at least 1, got {self.processes}")
 
     @property
@@ -84,7 +85,7 @@ class DpSgd(Defense):
         known = self.settled(step, seen.update)
         clipped = known._clipped(step)
         check_finite(clipped)
-        sigma = known.added_noise(clipped)
+        sigma = known._sigma
         noisy = {
             name: clipped[name] + sigma * torch.randn(tensor.shape, generator=rng, device=rng.device).to(tensor.device)
             for name, tensor in seen.update.items()
@@ -93,21 +94,24 @@ class DpSgd(Defense):
         return replace(seen, facts=facts).under(known.declared(), noisy)
 
     def settled(self, step: ClientStep, sent: Mapping[str, Tensor]) -> Self:
-        """Return the private step with its L."""
-        if self.expected_batch_size is not None or self.is_identity():
+        """Return the private step with its L and its number of processes."""
+        if self.is_identity():
             return self
-        size = sum(len(batch.inputs["input_ids"]) for batch in step.truth.micro_batches)
-        return replace(self, expected_batch_size=float(size) / self.processes)
+        processes = self.processes or step.recipe.processes
+        examples = sum(len(batch.inputs["input_ids"]) for batch in step.truth.micro_batches)
+        return replace(self, processes=processes, expected_batch_size=self.expected_batch_size or examples / processes)
 
-    def added_noise(self, clean: Mapping[str, Tensor]) -> float:
-        """Return z C / L / processes; L is taken for 1 where it is not known, which bounds the noise from above."""
-        if self.noise_multiplier == 0:
-            return 0.0
-        return self.noise_multiplier * self.max_grad_norm / (self.expected_batch_size or 1.0) / self.processes
+    def added_noise(self, step: ClientStep, clean: Mapping[str, Tensor]) -> float:
+        """Return z C / L / processes."""
+        return self.settled(step, clean)._sigma
+
+    def without_noise(self) -> Self:
+        """Return the clipping alone."""
+        return replace(self, noise_multiplier=0.0)
 
     def noise(self, sent: Mapping[str, Tensor], before: float = 0.0) -> float:
-        """Return the level on `sent`; independent noises add by their squares."""
-        return math.hypot(before, self.added_noise(sent))
+        """Return the level on `sent`, from above where L is not known: it is taken for 1 then."""
+        return math.hypot(before, self._sigma)
 
     def expected(
         self,
@@ -122,6 +126,14 @@ class DpSgd(Defense):
     def _clipped(self, step: ClientStep) -> dict[str, Tensor]:
         return step.clipped_per_example(
             self.max_grad_norm,
-            divisor=(self.expected_batch_size or 1.0) * self.processes,
+            divisor=self._divisor,
             summed=self.loss_reduction == "sum",
         )
+
+    @property
+    def _sigma(self) -> float:
+        return self.noise_multiplier * self.max_grad_norm / self._divisor if self.noise_multiplier else 0.0
+
+    @property
+    def _divisor(self) -> float:
+        return (self.expected_batch_size or 1.0) * (self.processes or 1)

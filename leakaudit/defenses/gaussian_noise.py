@@ -34,7 +34,7 @@ class GaussianNoise(AdditiveNoise):
         """
         if self.is_identity():
             return seen
-        sigma = self.added_noise(seen.update)
+        sigma = self.added_noise(step, seen.update)
         noisy = {
             name: tensor + sigma * torch.randn(tensor.shape, generator=rng, device=rng.device).to(tensor.device)
             for name, tensor in seen.update.items()

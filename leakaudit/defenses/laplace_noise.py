@@ -33,7 +33,7 @@ class LaplaceNoise(AdditiveNoise):
         """
         if self.is_identity():
             return seen
-        sigma = self.added_noise(seen.update)
+        sigma = self.added_noise(step, seen.update)
 
         def noise(like: Tensor) -> Tensor:
             # The difference of two exponential variables of mean b is Laplace(b): no logarithm of zero to guard.

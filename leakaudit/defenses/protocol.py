@@ -69,9 +69,18 @@ class Defense(Protocol):
         """
         return self
 
-    def added_noise(self, clean: Mapping[str, Tensor]) -> float:
-        """Return the standard deviation of the noise that it adds to every entry of `clean`, in its units."""
+    def added_noise(self, step: ClientStep, clean: Mapping[str, Tensor]) -> float:
+        """Return the standard deviation of the noise that it adds to every entry of `clean`, in its units.
+
+        Args:
+            step: that made the update.
+            clean: parameter name -> update without this noise.
+        """
         return 0.0
+
+    def without_noise(self) -> Self:
+        """Return the defence as it is where its noise is missing, its other parts unchanged."""
+        return self
 
     def noise(self, sent: Mapping[str, Tensor], before: float = 0.0) -> float:
         """Return the standard deviation of the noise on every entry of an update that was sent under it, in its units.

@@ -40,9 +40,13 @@ class AdditiveNoise(Defense):
         """Return the noise with its `sigma`."""
         return self if self.is_identity() else replace(self, sigma=self._level(sent))
 
-    def added_noise(self, clean: Mapping[str, Tensor]) -> float:
+    def added_noise(self, step: ClientStep, clean: Mapping[str, Tensor]) -> float:
         """Return `sigma`, or `scale` times the root mean square of `clean`."""
         return self.scale * root_mean_square(clean) if self.sigma is None else self.sigma
+
+    def without_noise(self) -> Self:
+        """Return no noise at all."""
+        return replace(self, scale=0.0, sigma=None)
 
     def noise(self, sent: Mapping[str, Tensor], before: float = 0.0) -> float:
         """Return the level on `sent`; independent noises add by their squares."""

@@ -342,4 +342,4 @@ def test_a_step_without_its_declared_noise_is_undefended(tmp_path: Path) -> None
         (snapshot, *_) = kept(train(array_models.known(), source)).values()
     found = stamp(snapshot)
     assert found.status is VERIFIED and "is not in the update" in found.note
-    assert defenses_found(ClientStep.of(snapshot), found) == ()
+    assert defenses_found(ClientStep.of(snapshot), found, snapshot.observation.update) == ()

@@ -250,7 +250,7 @@ def test_row_11_without_noise_the_clipped_mean_is_verified_and_both_views_are_th
     for snapshot in found.values():
         assert_verified(snapshot)
         step = ClientStep.of(snapshot)
-        raw = step.raw()
+        raw = step.update()
         model = copy.deepcopy(snapshot.observation.model).train()
         model(**snapshot.truth.micro_batches[0].inputs).loss.backward()
         own = {n: p.grad for n, p in model.named_parameters() if n in raw and p.grad is not None}
@@ -374,7 +374,7 @@ def test_a_lightning_run_that_calls_opacus_wrongly_is_reported_as_undefended(tmp
         verified = stamp(snapshot)
         assert verified.status is VERIFIED
         assert verified.note == "the declared dp-sgd is not in the update: it was sent undefended"
-        assert defenses_found(ClientStep.of(snapshot), verified) == ()
+        assert defenses_found(ClientStep.of(snapshot), verified, snapshot.observation.update) == ()
     results = Audit(tmp_path / "results", config.model_copy(update={"controls": 0}), tokenizer)
     results.step(found[0])
     assert results.finish().steps[0].shipped_defense == "none"
