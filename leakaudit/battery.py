@@ -69,8 +69,8 @@ from leakaudit.scores import (
     to_json,
     write_private,
 )
-from leakaudit.snapshot import Granted, Observation, Snapshot, StepRecipe, Truth
-from leakaudit.verification import defenses_found, verify
+from leakaudit.snapshot import DeclaredDefense, Granted, Observation, Snapshot, StepRecipe, Truth
+from leakaudit.verification import defenses_found, defenses_left, verify
 
 logger = logging.getLogger(__name__)
 
@@ -200,10 +200,10 @@ class Audit:
         truth = snapshot.truth.to(self.device)
         client = ClientStep(observation.model, truth, snapshot.recipe, observation.facts)
         record = self._record(snapshot, client)
-        facts = client.facts.model_copy(
-            update={"defenses": defenses_found(client, record.verification, observation.update)}
-        )
-        observation, client = replace(observation, facts=facts), replace(client, facts=facts)
+        left = defenses_left(client, record.verification)
+        found = defenses_found(client, record.verification, observation.update)
+        client = replace(client, facts=client.facts.model_copy(update={"defenses": found}))
+        observation = observation.declaring(found)
         if record.verification.status is VerificationStatus.MISMATCH:
             self._skip_all(
                 record, "the observed update does not come from the batch that was kept: see its verification"
@@ -212,7 +212,7 @@ class Audit:
         if self._server is not None:
             try:
                 client = on_active_server(client, self._server)
-                observation = client.observe()
+                observation = self._sent(client, left, record.id)
             except (AnatomyError, SnapshotError) as error:
                 self._skip_all(record, f"the active server {self._server.name}: {error}")
                 return
@@ -233,6 +233,23 @@ class Audit:
             for label, attack in todo:
                 self._append(self._attempt(record.id, label, attack, defense_label, seen, truth))
         self._run_controls(record, client, truth)
+
+    def _sent(self, client: ClientStep, shipped: tuple[DeclaredDefense, ...], step_id: str) -> Observation:
+        """Return what would be sent of a step that nobody recorded: with the defences that the run ships.
+
+        Raises:
+            SnapshotError: a declared defence is not registered, so nobody knows what it would send.
+        """
+        bare = replace(client, facts=client.facts.model_copy(update={"defenses": ()}))
+        seen = bare.observe()
+        for declared in shipped:
+            defense = declared.known()
+            if defense is None:
+                raise SnapshotError(
+                    f"the declared {declared.name} is not registered here, so what it sends is not known"
+                )
+            seen = defense(bare, seen, self._generator(step_id, declared.name))
+        return seen
 
     def finish(
         self,

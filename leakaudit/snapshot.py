@@ -189,14 +189,24 @@ class Observation:
 
     def under(self, defense: DeclaredDefense, update: Mapping[str, Tensor]) -> Observation:
         """Return this observation with another update, as a declared defence leaves it."""
+        facts = self.facts.model_copy(update={"defenses": (*self.facts.defenses, defense)})
+        return replace(self, facts=facts)._sending(update)
+
+    def declaring(self, defenses: tuple[DeclaredDefense, ...]) -> Observation:
+        """Return this observation with these declared defences.
+
+        Parameters that one of them withholds are frozen, where a recorder saw zeros; what was sent is seen, whatever is declared.
+        """
+        seen = replace(self, facts=self.facts.model_copy(update={"defenses": defenses}))
+        known = [defense for defense in seen.facts.known_defenses if defense is not None]
+        gone = frozenset().union(*(defense.withheld(self.model) for defense in known))
+        return seen._sending({name: g for name, g in self.update.items() if name not in gone or bool(g.any())})
+
+    def _sending(self, update: Mapping[str, Tensor]) -> Observation:
+        """Return this observation with another update; parameters that have none in it are frozen."""
         gone = [name for name in self.facts.shared if name not in update]
-        facts = self.facts.model_copy(
-            update={
-                "defenses": (*self.facts.defenses, defense),
-                "shared": tuple(name for name in self.facts.shared if name in update),
-                "frozen": (*self.facts.frozen, *gone),
-            }
-        )
+        shared = tuple(name for name in self.facts.shared if name in update)
+        facts = self.facts.model_copy(update={"shared": shared, "frozen": (*self.facts.frozen, *gone)})
         return replace(self, update=update, facts=facts)
 
     def granting(self, granted: Granted) -> Observation:

@@ -65,6 +65,12 @@ def defenses_found(step: ClientStep, stamp: Verification, observed: Update) -> t
     protocol says (this happened to users of Opacus who trained through a trainer that stepped the wrong optimizer). Such a step is
     audited as what it is: undefended, or defended without noise.
     """
+    left = [(declared, declared.known()) for declared in defenses_left(step, stamp)]
+    return tuple(declared if plugin is None else plugin.settled(step, observed).declared() for declared, plugin in left)
+
+
+def defenses_left(step: ClientStep, stamp: Verification) -> tuple[DeclaredDefense, ...]:
+    """Return the declared defences that are in the update, as the protocol declares them."""
     found = []
     for declared in step.facts.defenses:
         plugin = declared.known()
@@ -72,10 +78,10 @@ def defenses_found(step: ClientStep, stamp: Verification, observed: Update) -> t
             continue
         if plugin is None:
             found.append(declared)
-            continue
-        left = plugin.without_noise() if declared.name in stamp.noiseless else plugin
-        if not left.is_identity():
-            found.append(left.settled(step, observed).declared())
+        elif declared.name not in stamp.noiseless:
+            found += [] if plugin.is_identity() else [declared]
+        elif not plugin.without_noise().is_identity():
+            found.append(plugin.without_noise().declared())
     return tuple(found)
 
 
@@ -277,10 +283,19 @@ class _Stamping:
             return _unverifiable("the declared noise was changed by a defence that was applied after it", **numbers)
         if self._loses_dropout() and self._same_direction(found):
             return _unverifiable(f"dropout state was not kept; cosine {found.cosine:.2f}", **numbers)
-        return Verification(
-            status=VerificationStatus.MISMATCH,
-            note=f"cosine {found.cosine:.2f} with the update recomputed from the kept batch",
-            **numbers,
+        note = f"cosine {found.cosine:.2f} with the update recomputed from the kept batch"
+        return Verification(status=VerificationStatus.MISMATCH, note=note + self._if_clipped(found), **numbers)
+
+    def _if_clipped(self, found: _Compared) -> str:
+        """Say where an unknown factor before the declared noise would explain the update; another batch may do so, too."""
+        if not self.sigma or found.scale <= STANDARD_ERRORS * self.sigma / found.norm:
+            return ""
+        left = float((found.seen - found.scale * found.own).std())
+        if not any(abs(left - level) <= NOISE_TOLERANCE * level for level in (self.sigma, found.scale * self.sigma)):
+            return ""
+        return (
+            f"; the declared noise fits a gradient that was multiplied by {found.scale:.2g} before, or another batch: "
+            "give `max_grad_norm` where the loop clips"
         )
 
     def _veiled(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -27,6 +27,7 @@ from leakaudit.battery import Audit
 from leakaudit.budget import Budget
 from leakaudit.client import ClientStep
 from leakaudit.config import AuditConfig
+from leakaudit.defenses.protocol import Defense
 from leakaudit.errors import AnatomyError, ResultsError
 from leakaudit.models import ModelRecipe
 from leakaudit.registry import attack, attacks, defense, defenses
@@ -169,9 +170,10 @@ class Reaches(_Fake):
 
 @defense("fake-broken")
 @dataclass(frozen=True)
-class Broken:
+class Broken(Defense):
     """Fail with private text in the message."""
 
+    identity: ClassVar[Mapping[str, Any]] = {}
     source: ClassVar[str] = "made for a test"
     protects: ClassVar[str] = "nothing"
     cost: ClassVar[str] = "nothing"
@@ -182,9 +184,10 @@ class Broken:
 
 @defense("fake-halves")
 @dataclass(frozen=True)
-class Halves:
+class Halves(Defense):
     """Halve the update."""
 
+    identity: ClassVar[Mapping[str, Any]] = {}
     source: ClassVar[str] = "made for a test"
     protects: ClassVar[str] = "nothing"
     cost: ClassVar[str] = "nothing"
@@ -445,6 +448,69 @@ def test_real_updates_are_verified_before_they_are_attacked(tmp_path: Path) -> N
     assert plain.verification.status is VerificationStatus.VERIFIED
     assert scaled.verification.status is VerificationStatus.SCALED
     assert scaled.verification.scale == pytest.approx(3.0)
+
+
+def _shipping(snapshot: Snapshot, name: str, **knobs: Any) -> Snapshot:
+    """Return the snapshot of a run that ships a defence, as a recorder keeps it: zeros where nothing was sent."""
+    plugin = defenses.create(name, knobs)
+    seen = plugin(ClientStep.of(snapshot), snapshot.observation, torch.Generator().manual_seed(0))
+    update = {n: seen.update.get(n, torch.zeros_like(g)) for n, g in snapshot.observation.update.items()}
+    facts = snapshot.observation.facts.model_copy(update={"defenses": (plugin.declared(),)})
+    return replace(snapshot, observation=replace(snapshot.observation, update=update, facts=facts))
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[Observation]:
+    """Note what an attack is shown."""
+    shown: list[Observation] = []
+    plain = Guesses.__call__
+
+    def looking(self: Any, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
+        shown.append(seen)
+        return plain(self, seen, rng, budget)
+
+    monkeypatch.setattr(Guesses, "__call__", looking)
+    return shown
+
+
+def test_tables_that_a_run_withholds_are_not_shown_as_tables_of_zeros(tmp_path: Path, looks: list[Observation]) -> None:
+    """They are frozen, as under a simulated `freeze-embeddings`; the raw view has them again."""
+    audit = _audit(tmp_path, "fake-guess", defenses=["undefended"])
+    audit.step(_shipping(_snapshot(), "freeze-embeddings"))
+    (record,) = audit.finish().steps
+    assert record.verification.status is VerificationStatus.VERIFIED
+    assert record.shipped_defense == "freeze-embeddings"
+    sent, raw = looks
+    table = tiny.word_table(sent.model)
+    assert table not in sent.update and table in sent.facts.frozen and table not in sent.facts.shared
+    assert table in raw.facts.shared and bool(raw.update[table].any())
+
+
+def test_a_declared_defence_that_nobody_knows_is_said_and_attacked(tmp_path: Path, looks: list[Observation]) -> None:
+    """What comes back is proof; an attack is told that all of the update may be noise."""
+    snapshot = _snapshot()
+    odd = {name: g.sign() for name, g in snapshot.observation.update.items()}
+    facts = snapshot.observation.facts.model_copy(update={"defenses": (DeclaredDefense(name="secret-sauce"),)})
+    audit = _audit(tmp_path, "fake-guess")
+    audit.step(replace(snapshot, observation=replace(snapshot.observation, update=odd, facts=facts)))
+    (record,) = audit.finish().steps
+    assert record.verification.status is VerificationStatus.UNVERIFIABLE
+    assert "secret-sauce is not registered here" in record.verification.note
+    assert audit.entries[0].attempt.status is AttemptStatus.RAN
+    assert looks[0].noise_sigma > 0 and looks[0].zeroed
+
+
+def test_an_active_server_gets_what_the_run_would_send(tmp_path: Path, looks: list[Observation]) -> None:
+    """On its model the shipped noise is drawn anew, as large as declared; a step without it would promise too much."""
+    server = {"name": "wide-pooler", "options": {"width": 40, "dimension": 8}}
+    audit = _audit(tmp_path, "fake-guess", server=server)
+    audit.step(_shipping(_snapshot(), "gaussian-noise", scale=1.0))
+    audit.finish()
+    (seen,) = looks
+    assert seen.facts.server is not None and [d.name for d in seen.facts.defenses] == ["gaussian-noise"]
+    assert seen.noise_sigma > 0
+    table = seen.update[tiny.word_table(seen.model)]
+    assert bool((table != 0).all())  # without noise, the rows of words that are not there are zero
 
 
 def test_a_canary_is_recovered_and_does_not_match_the_batch(tmp_path: Path) -> None:

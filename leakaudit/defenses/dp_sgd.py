@@ -41,6 +41,7 @@ class DpSgd(Defense):
 
     identity: ClassVar[Mapping[str, Any]] = {"noise_multiplier": 0.0, "max_grad_norm": math.inf}
     resized: ClassVar[bool] = True
+    per_example: ClassVar[bool] = True
     source: ClassVar[str] = "Abadi et al. 2016, Algorithm 1; units as in Opacus (Yousefpour et al. 2021)"
     protects: ClassVar[str] = (
         "Bounds what one example contributes and hides it in noise, for everybody who sees the update."

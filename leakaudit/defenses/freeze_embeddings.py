@@ -36,8 +36,7 @@ class FreezeEmbeddings(Defense):
 
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
         """Return the update without the chosen tables. Declares `tables`."""
-        frozen = {id(table) for table in self._tables(seen.model)}
-        gone = {name for name, parameter in seen.model.named_parameters() if id(parameter) in frozen}
+        gone = self.withheld(seen.model)
         if not gone & set(seen.update):
             return seen
         kept = {name: tensor for name, tensor in seen.update.items() if name not in gone}
@@ -58,6 +57,10 @@ class FreezeEmbeddings(Defense):
         tolerance: float,
     ) -> Mapping[str, Tensor]:
         """Return zero for the chosen tables, as a client sends them that trains none of them."""
-        frozen = {id(table) for table in self._tables(step.model)}
-        gone = {name for name, parameter in step.model.named_parameters() if id(parameter) in frozen}
+        gone = self.withheld(step.model)
         return {name: torch.zeros_like(g) if name in gone else g for name, g in recomputed.items()}
+
+    def withheld(self, model: nn.Module) -> frozenset[str]:
+        """Return the names of the chosen tables."""
+        frozen = {id(table) for table in self._tables(model)}
+        return frozenset(name for name, parameter in model.named_parameters() if id(parameter) in frozen)

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from leakaudit.client import ClientStep
 from leakaudit.snapshot import DeclaredDefense, Observation
@@ -37,6 +37,8 @@ class Defense(Protocol):
     """Whether it replaces entries by zero, so that a zero says nothing about the gradient there."""
     resized: ClassVar[bool] = False
     """Whether the length of the update is no longer that of the gradient."""
+    per_example: ClassVar[bool] = False
+    """Whether it works on the gradient of each example, so that a client may take their gradients one after the other."""
 
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
         """Return what would have been sent under this defence. Most need only `seen`; some run `step` again.
@@ -54,6 +56,10 @@ class Defense(Protocol):
     def is_identity(self) -> bool:
         """Return whether its knobs are those of `identity`, at which it does nothing."""
         return all(getattr(self, knob) == value for knob, value in self.identity.items())
+
+    def withheld(self, model: nn.Module) -> frozenset[str]:
+        """Return the names of the parameters for which it sends no update; a recorder may see zeros there."""
+        return frozenset()
 
     def declared(self) -> DeclaredDefense:
         """Return its name and its knobs as the protocol declares them; a knob that is None is left out."""

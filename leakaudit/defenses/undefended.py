@@ -38,5 +38,6 @@ class Undefended(Defense):
             return seen
         raw = step.update()
         check_finite(raw)
-        facts = seen.facts.model_copy(update={"defenses": (), "stage": "raw"})
-        return replace(seen, update={name: raw[name] for name in seen.update if name in raw}, facts=facts)
+        sent = {"shared": step.facts.shared, "frozen": step.facts.frozen}
+        facts = seen.facts.model_copy(update={"defenses": (), "stage": "raw", **sent})
+        return replace(seen, update=raw, facts=facts)
