@@ -13,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from leakaudit.attacks.clipping import scale_is_known
 from leakaudit.client import ClientStep
 from leakaudit.defenses.dp_sgd import DpSgd
 from leakaudit.defenses.protocol import Defense
@@ -254,3 +255,11 @@ def test_private_sgd_says_where_it_cannot_be_computed() -> None:
         DpSgd()(step, rounded, torch.Generator())
     with pytest.raises(ValueError, match="infinite; give a bound"):
         DpSgd(max_grad_norm=math.inf)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in defenses if kind.resized])
+def test_what_keeps_no_length_is_not_matched_by_length(name: str) -> None:
+    """Signs and clipped examples, without a bound of the whole update as well as with one."""
+    step, _ = STEPS["classification"]
+    assert scale_is_known(step.observe())
+    assert not scale_is_known(_sent(defenses.create(name), step))
