@@ -210,6 +210,25 @@ def test_a_defence_that_is_not_registered_makes_a_step_unverifiable_and_never_a_
     assert defenses_found(declared, same, step.update()) == ()
 
 
+def test_an_update_of_zeros_is_a_mismatch_unless_somebody_unknown_may_have_made_it() -> None:
+    """A batch whose update is not zero sends zeros under no defence that is known here."""
+    step, _ = STEPS["classification"]
+    zeros = {name: torch.zeros_like(g) for name, g in step.update().items()}
+    assert verify(step, zeros).status is VerificationStatus.MISMATCH
+    declared = _declaring(step, DeclaredDefense(name="of-another-protocol"))
+    assert verify(declared, zeros).status is VerificationStatus.UNVERIFIABLE
+
+
+def test_a_declared_private_sgd_that_cannot_be_repeated_and_is_not_there_is_undefended() -> None:
+    """The undefended step is computed first; what cannot be repeated was not needed."""
+    step, _ = STEPS["classification"]
+    local = dataclasses.replace(step, facts=step.facts.model_copy(update={"view": "delta", "learning_rate": 0.1}))
+    declared = _declaring(local, DpSgd().declared())
+    found = verify(declared, local.update())
+    assert found.status is VerificationStatus.VERIFIED and found.absent == ("dp-sgd",)
+    assert defenses_found(declared, found, local.update()) == ()
+
+
 @pytest.mark.parametrize("factor", [0.25, 3.0])
 @pytest.mark.parametrize("name", ["round", "quantize", "sign", "prune"])
 def test_a_factor_before_a_defence_is_found(name: str, factor: float) -> None:
