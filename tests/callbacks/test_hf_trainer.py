@@ -246,7 +246,7 @@ def test_row_18_a_loss_of_two_forward_passes_is_one_batch(tmp_path: Path, attach
 
 
 def test_row_19_dropout_is_repeated_from_the_kept_state(tmp_path: Path) -> None:
-    """With the state of the random generators the step is verified, without it is stochastic at best."""
+    """With the state of the random generators the step is verified, without it is unverifiable."""
     one_class = tiny_trainer.Rows(tiny.bert_tokenizer(), classes=1)
     found = train(tmp_path, model=tiny.bert(dropout=0.1), gradient_accumulation_steps=2, rows=one_class)
     for snapshot in found.values():

@@ -497,7 +497,7 @@ def test_row_18_two_batches_in_one_loss_are_two_batches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stack", stacks.STACKS)
-def test_row_19_dropout_is_repeated_with_its_state_and_stochastic_without(tmp_path: Path, stack: str) -> None:
+def test_row_19_dropout_is_repeated_with_its_state_and_unverifiable_without(tmp_path: Path, stack: str) -> None:
     """Every micro-batch has masks of its own."""
     case = Case(model=lambda: tiny.bert(dropout=0.1), batches=stacks.classes(), windows=2)
     for snapshot in stacks.STACKS[stack](tmp_path, case).values():
