@@ -85,8 +85,8 @@ def defenses_left(step: ClientStep, stamp: Verification) -> tuple[DeclaredDefens
     return tuple(found)
 
 
-def _unverifiable(note: str, **found: float) -> Verification:
-    return Verification(status=VerificationStatus.UNVERIFIABLE, note=note, **found)
+def _unverifiable(note: str, relative_error: float | None = None, scale: float | None = None) -> Verification:
+    return Verification(status=VerificationStatus.UNVERIFIABLE, note=note, relative_error=relative_error, scale=scale)
 
 
 @dataclass(frozen=True)
@@ -285,19 +285,24 @@ class _Stamping:
 
     def _different(self, found: _Compared) -> Verification:
         """Stamp an update that is not the expected one, by what is known of the reason."""
-        numbers = {"relative_error": found.error, "scale": found.scale} if found.norm else {}
+        numbers = (found.error, found.scale) if found.norm else (None, None)
         if self.unknown:
             return _unverifiable(
                 f"the declared {' and '.join(self.unknown)} is not registered here, so what it does to an update is not known; "
                 f"cosine {found.cosine:.2f} with the update recomputed without it",
-                **numbers,
+                *numbers,
             )
         if self._veiled():
-            return _unverifiable("the declared noise was changed by a defence that was applied after it", **numbers)
+            return _unverifiable("the declared noise was changed by a defence that was applied after it", *numbers)
         if self._loses_dropout() and self._same_direction(found):
-            return _unverifiable(f"dropout state was not kept; cosine {found.cosine:.2f}", **numbers)
+            return _unverifiable(f"dropout state was not kept; cosine {found.cosine:.2f}", *numbers)
         note = f"cosine {found.cosine:.2f} with the update recomputed from the kept batch"
-        return Verification(status=VerificationStatus.MISMATCH, note=note + self._if_clipped(found), **numbers)
+        return Verification(
+            status=VerificationStatus.MISMATCH,
+            note=note + self._if_clipped(found),
+            relative_error=numbers[0],
+            scale=numbers[1],
+        )
 
     def _if_clipped(self, found: _Compared) -> str:
         """Say where an unknown factor before the declared noise would explain the update; another batch may do so, too."""

@@ -376,7 +376,10 @@ def test_a_defence_that_nobody_knows_is_never_taken_for_none() -> None:
     """All of the update may be noise, and all of its zeros may have been put there."""
     seen = tiny.observe([TEXT], [1])
     update = torch.cat([tensor.flatten() for tensor in seen.update.values()])
-    for declared in ({"secret_sauce": {}}, {"gaussian_noise": {"noise_multiplier": 1.0}}, {"prune": {"share": 2.0}}):
+    cases: list[dict[str, dict[str, Any]]] = [
+        {"secret_sauce": {}}, {"gaussian_noise": {"noise_multiplier": 1.0}}, {"prune": {"share": 2.0}}
+    ]  # fmt: skip
+    for declared in cases:
         under = _under(seen, **declared)
         assert under.noise_sigma == pytest.approx(float(update.square().mean().sqrt()), rel=1e-5)
         assert under.zeroed and under.resized

@@ -25,7 +25,8 @@ class Defense(Protocol):
     entry to zero and sends what the step computed.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""
+    """Set by the decorator."""
     source: ClassVar[str]
     protects: ClassVar[str]
     """One sentence: what it hides, and from whom."""

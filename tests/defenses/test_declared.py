@@ -282,3 +282,34 @@ def test_what_keeps_no_length_is_not_matched_by_length(name: str) -> None:
     step, _ = STEPS["classification"]
     assert scale_is_known(step.observe())
     assert not scale_is_known(_sent(defenses.create(name), step))
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 8.0])
+def test_lost_dropout_masks_under_declared_noise_are_no_mismatch(scale: float) -> None:
+    """The cosine falls with the noise, so it is judged as far as noise lets it be seen; the opposite direction still is one."""
+    model = tiny.bert(num_labels=3, dropout=0.1)
+    step = tiny.client_step(model, tiny.bert_tokenizer(), TEXTS, [1, 1, 1], training=True)
+    torch.manual_seed(5)
+    seen = step.observe()
+    declared = _declaring(step, defenses.create("gaussian-noise", {"scale": scale}).declared())
+    sent = defenses.create("gaussian-noise", {"scale": scale})(step, seen, torch.Generator().manual_seed(0)).update
+    found = verify(declared, sent)
+    if scale > 1.0:  # more noise than another mask makes
+        assert found.status is VerificationStatus.NOISED
+    else:
+        assert found.status is VerificationStatus.UNVERIFIABLE and "dropout state was not kept" in found.note
+        back = {name: -g for name, g in sent.items()}
+        assert verify(declared, back).status is VerificationStatus.MISMATCH
+
+
+def test_noise_that_was_rounded_afterwards_is_at_worst_unverifiable() -> None:
+    """Signs of noised entries have no strength that could be compared."""
+    step, _ = STEPS["classification"]
+    noised = _sent(defenses.create("gaussian-noise", {"scale": 1.0}), step)
+    signs = defenses.create("sign")(step, noised, torch.Generator())
+    declared = _declaring(step, *(d.known().declared() for d in signs.facts.defenses))
+    assert verify(declared, signs.update).status is VerificationStatus.UNVERIFIABLE
+    rounded = defenses.create("round")(step, noised, torch.Generator())
+    declared = _declaring(step, *(d.known().declared() for d in rounded.facts.defenses))
+    assert verify(declared, rounded.update).status is VerificationStatus.NOISED
+    assert signs.noise_sigma > 0
