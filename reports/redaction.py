@@ -109,6 +109,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "rl",
             "exact",
             "token_recall",
+            "token_precision",
             "longest_run",
             "min_tokens_bucket",
             "long_enough",
