@@ -132,6 +132,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "r2",
             "rl",
             "token_recall",
+            "token_precision",
             "label_accuracy",
             "seconds_per_step",
             "status_counts",

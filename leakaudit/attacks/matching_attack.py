@@ -165,6 +165,7 @@ def reconstruct(seen: Observation, matcher: Matcher, shape: BatchShape, found: F
     return Reconstruction(
         sequences=tuple(sorted(proof.sequences, key=lambda guess: -guess.confidence)),
         label_counts=None if matcher.knows_labels else counts,
+        counts_told=proof.label_counts is not None or seen.noise_sigma == 0.0,
         stop=found.stop,
         facts=facts | found.facts | proof.facts,
     )

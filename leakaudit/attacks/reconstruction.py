@@ -80,6 +80,9 @@ class Reconstruction:
     """Token ids believed to be in the batch, in no order: for attacks that find words but no sentences."""
     label_counts: tuple[int, ...] | None = None
     """(C,) number of sequences of each class."""
+    counts_told: bool = True
+    """Whether the attack can tell `label_counts` from chance at its `false_event_rate`. If not they are an estimate, scored as one, and an
+    exact hit is no event: among few classes it is likely by chance."""
     stop: Literal["done", "converged", "budget"] = "done"
     facts: Mapping[str, float] = field(default_factory=dict)
     """Numbers the attack says of itself, such as rank, loss or candidates; they never depend on the truth."""
