@@ -14,7 +14,7 @@ public model gives, instead of on the vector of ones. Where nothing of the model
 main direction: if the features have anything in common, that is it.
 
 Under declared noise a bias entry is one noisy number, while its row of the weight's update holds H more of them: both are
-weighed by how far each is off. A bias entry that a declared pruning removed is filled in from the others, which add up to 0.
+weighed by how far each is off. A bias entry that a declared defence set to zero is filled in from the others, which add up to 0.
 """
 
 from __future__ import annotations
@@ -153,13 +153,13 @@ def logit_gradient(seen: Observation, layer: OutputLayer, neutral: Neutral) -> T
 def bias_gradient(seen: Observation, layer: OutputLayer) -> Tensor | None:
     """Return (C,) the bias's update in float64, None where there is none or nothing of it was sent.
 
-    Entries that a declared pruning set to zero share what the others leave to a sum of 0.
+    Entries that a declared defence set to zero share what the others leave to a sum of 0.
     """
     if layer.bias is None or not bool(seen.update[layer.bias].any()):
         return None
     gradient = seen.update[layer.bias].double()
     pruned = gradient == 0
-    if seen.facts.declared("prune") is not None and bool(pruned.any()):
+    if seen.zeroed and bool(pruned.any()):
         gradient = torch.where(pruned, -gradient.sum() / pruned.sum(), gradient)
     return gradient
 
