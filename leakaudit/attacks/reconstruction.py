@@ -15,8 +15,8 @@ from leakaudit.budget import Budget
 from leakaudit.snapshot import Observation
 
 FALSE_EVENTS = 0.01
-"""Probability with which an attack may have an event where the update is noise alone, unless it states another one. Our choice: one step in
-a hundred. `tests/test_pure_noise.py` holds every attack to it."""
+"""Probability with which an attack may have an event where the update is declared noise and nothing else. Our choice: one step in a hundred.
+Attacks state theirs as `false_event_rate`, and `tests/test_pure_noise.py` holds each to its own."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,6 @@ class Attack(Protocol):
     """Paper, section, equation."""
     threat_model: ClassVar[str]
     """One sentence: who sees what, and what has to hold."""
-    false_event_rate: ClassVar[float]
-    """Probability of any event where the update is declared noise and nothing else; FALSE_EVENTS for most."""
 
     def applies(self, seen: Observation) -> Applicability:
         """Say whether there is anything to work on."""
