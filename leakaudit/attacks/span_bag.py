@@ -73,7 +73,7 @@ def _standing_out(scene: Scene) -> Tensor:
     scan, size = _scan(scene, scene.stage.vocabulary), (len(scene.basis.vectors), scene.basis.vectors.shape[1])
     if not scene.stage.additive:
         pairs = scan.block(0, 1)
-        return pairs.tokens[_stands_out(pairs.distance, *size)]
+        return pairs.tokens[_stands_out(pairs.distance.square(), *size)]
     outside = scan.outside_share(torch.zeros(1, dtype=torch.long, device=scene.basis.vectors.device))[:, 0]
     nearer = _stands_out(outside, *size)
     return nearer.nonzero().flatten() if scene.tokens is None else scene.tokens[nearer]
