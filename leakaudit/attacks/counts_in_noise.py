@@ -22,8 +22,9 @@ FURTHER_NOISE = 2.0
 by three deviations in one update of 100 (Laplace noise), and these draws exchange them in nearly nine cases of ten."""
 
 DRAWS = 30
-"""Updates with further noise in which the counts have to stay the same. Our choice, measured with FURTHER_NOISE: at most one update of noise
-alone in 200 keeps its counts in all of them, whatever the number of classes."""
+"""Updates with further noise in which the counts have to stay the same. Our choice. Of 20,000 draws of noise alone
+the smallest of two entries stayed the smallest in all of them in 0.5 % (Laplace) and 0.2 % (Gaussian), that of three or more in 0.1 % at most; and
+what stays is right by chance only."""
 
 
 def count_in_noise(
@@ -31,8 +32,8 @@ def count_in_noise(
 ) -> Reconstruction:
     """Count labels, and say whether the counts are told from noise (`Reconstruction.counts_told`).
 
-    Without noise they are. The draws are a parametric bootstrap: noise as large as the declared one is added to the output layer's update
-    again and again, and the counts are taken anew.
+    Without noise they are. The draws are a parametric bootstrap: FURTHER_NOISE times the noise that is there is added to the output
+    layer's update again and again, and the counts are taken anew.
 
     Args:
         seen: the observation.
