@@ -412,6 +412,7 @@ class Audit:
             rl=numbers.get("rougeL"),
             exact=None if exact is None else exact == 1.0,
             token_recall=numbers.get("token_recall"),
+            token_precision=numbers.get("token_precision"),
             longest_run=found.longest_run,
             min_tokens_bucket=bucket(len(ids)),
             long_enough=found.long_enough,

@@ -202,11 +202,12 @@ class Attempt(_Model):
     gpu_s: FiniteFloat = 0.0
     events: tuple[str, ...] = ()
     """`exact_sentence`: a sequence of at least `min_tokens` tokens came back exactly. `exact_sequence`: any sequence.
-    `all_words`: every token of the batch was named, in whatever order. `label_counts`: the class counts came back
-    exactly."""
+    `all_words`: every token of the batch was named, in whatever order, and at least half of what was named is true. `most_words`: at
+    least half of the tokens of a sequence of `min_tokens` tokens or more came back, in whatever order, and at least half of what was
+    guessed is true. `label_counts`: the class counts came back exactly, and the attack could tell them from chance."""
     sequences: tuple[SequenceScore, ...] = ()
     scores: dict[str, Measured] = {}
-    """Metric name -> number or reason: `rouge1`, `rouge2`, `rougeL`, `exact`, `token_recall`, `label_accuracy`."""
+    """Metric name -> number or reason: `rouge1`, `rouge2`, `rougeL`, `exact`, `token_recall`, `token_precision`, `label_accuracy`."""
     facts: dict[str, FiniteFloat] = {}
     """What the attack says of itself, by name: `rank`, `candidates`, `loss`..."""
     reachable_tokens: Measured | None = None
@@ -255,6 +256,8 @@ class Summary(_Model):
     status_counts: dict[str, int]
     reachable_tokens: Fraction | None = None
     reachable_sequences: Fraction | None = None
+    token_precision: Fraction | None = None
+    """None where nothing was named, and in results before 1.2."""
 
 
 class Utility(_Model):
@@ -530,6 +533,7 @@ def _summarise_group(attack: str, defense: str, attempts: list[Attempt]) -> Summ
         status_counts=counts,
         reachable_tokens=pooled(a.reachable_tokens for a in scored),
         reachable_sequences=pooled(a.reachable_sequences for a in scored),
+        token_precision=_pooled(scored, "token_precision"),
     )
 
 

@@ -27,6 +27,9 @@ from tests import tiny
 
 TEXT = "the old dog chased a cat."
 
+UNDEFINED_WITHOUT_A_GUESS = {"token_precision"}
+"""Metrics of what was guessed: where nothing was, they are missing and not zero."""
+
 NEEDS_A_GRANT = {"gradient-mixture", "llg-plus", "pooler-features"}
 """Attacks that apply nowhere without a file that the threat model grants, or an active server; their own tests hold them to this file's promises."""
 
@@ -209,11 +212,10 @@ def test_a_metric_scores_the_perfect_guess_best_and_the_empty_one_worst(name: st
     outcomes: list[Any] = [_pair((5, 6, 7), "old dog ran"), _pair((7, 5), "ran old"), _pair((), "")]
     if metric.level == "step":
         outcomes = [LabelCounts((2, 1), guess) for guess in ((2, 1), (1, 2), (0, 0))]
-    values = [metric()(outcome) for outcome in outcomes]
-    assert all(0 <= value <= 1 for value in values)
+    perfect, partial, empty = (metric()(outcome) for outcome in outcomes)
+    assert 0 <= partial <= perfect == 1.0
     assert metric.higher_is_better
-    assert values[0] == 1.0 == max(values)
-    assert values[2] == 0.0 == min(values)
+    assert empty == 0.0 or (empty is None and name in UNDEFINED_WITHOUT_A_GUESS)
 
 
 @pytest.mark.parametrize(("name", "metric"), list(metrics))

@@ -12,7 +12,7 @@ from leakaudit.attacks.matching_engine import MaskPlaces
 from leakaudit.attacks.matching_hybrid import Hybrid
 from leakaudit.attacks.matching_objective import Objective
 from leakaudit.attacks.matching_search import Descent, Start
-from leakaudit.attacks.reconstruction import Applicability, Reconstruction
+from leakaudit.attacks.reconstruction import FALSE_EVENTS, Applicability, Reconstruction
 from leakaudit.budget import Budget
 from leakaudit.registry import attack
 from leakaudit.snapshot import Observation
@@ -198,6 +198,7 @@ class Grab:
     """Parameters whose update is matched: patterns of names, joined by `+`, such as `*.layer.0.*`."""
 
     goal: ClassVar[Literal["text", "words", "labels"]] = "text"
+    false_event_rate: ClassVar[float] = FALSE_EVENTS
     source: ClassVar[str] = (
         "GRAB (Feng et al., CCS 2024), Algorithms 1 to 3, Sec. 5.1, 5.5; lengths, fresh masks and seats: own"
     )

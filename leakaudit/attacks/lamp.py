@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from leakaudit.attacks.matching_attack import Evidence, Recipe, can_match, check_knobs, with_knobs
 from leakaudit.attacks.matching_objective import Objective
 from leakaudit.attacks.matching_search import Descent, Rounds, Start
-from leakaudit.attacks.reconstruction import Applicability, not_applicable
+from leakaudit.attacks.reconstruction import FALSE_EVENTS, Applicability, not_applicable
 from leakaudit.errors import ConfigError, PriorError
 from leakaudit.priors import load_prior
 from leakaudit.snapshot import Observation
@@ -139,6 +139,7 @@ class Lamp:
 
     presets: ClassVar[Mapping[Preset, Settings]] = PRESETS
     goal: ClassVar[Literal["text", "words", "labels"]] = "text"
+    false_event_rate: ClassVar[float] = FALSE_EVENTS
     source: ClassVar[str] = (
         "LAMP (Balunovic et al., NeurIPS 2022), Algorithm 1, App. D; places (`seats`): own derivation"
     )

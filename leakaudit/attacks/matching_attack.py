@@ -21,7 +21,14 @@ from leakaudit.attacks.matching_search import Descent, Found, Rounds, Start, sea
 from leakaudit.attacks.matching_shape import BatchShape, guess_shape
 from leakaudit.attacks.output_layer import number_of_classes
 from leakaudit.attacks.proof import prove
-from leakaudit.attacks.reconstruction import APPLIES, Applicability, GuessedSequence, Reconstruction, not_applicable
+from leakaudit.attacks.reconstruction import (
+    APPLIES,
+    FALSE_EVENTS,
+    Applicability,
+    GuessedSequence,
+    Reconstruction,
+    not_applicable,
+)
 from leakaudit.attacks.span import Span
 from leakaudit.budget import Budget
 from leakaudit.errors import AnatomyError
@@ -165,6 +172,7 @@ def reconstruct(seen: Observation, matcher: Matcher, shape: BatchShape, found: F
     return Reconstruction(
         sequences=tuple(sorted(proof.sequences, key=lambda guess: -guess.confidence)),
         label_counts=None if matcher.knows_labels else counts,
+        counts_told=proof.label_counts is not None or seen.noise_sigma == 0.0,
         stop=found.stop,
         facts=facts | found.facts | proof.facts,
     )
@@ -219,6 +227,7 @@ class PlainMatching:
     """Parameters whose update is matched: patterns of names, joined by `+`, such as `*.layer.0.*`."""
 
     goal: ClassVar[Literal["text", "words", "labels"]] = "text"
+    false_event_rate: ClassVar[float] = FALSE_EVENTS
     threat_model: ClassVar[str] = (
         "Sees one client's update and knows the weights; the client takes gradient steps without dropout on few sequences."
     )
