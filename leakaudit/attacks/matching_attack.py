@@ -62,6 +62,8 @@ class Recipe:
     """Match norms, take out noise, fill in or mask entries and weigh parameters where the protocol declares clipping, noise or pruning."""
     fill: bool = True
     """Fill in what pruning removed instead of masking it."""
+    relative: bool = True
+    """Measure starts and steps in units of the word embedding."""
     length_weight: float = 0.0
     """alpha_reg of LAMP's regulariser."""
     exposure: str = "*"
@@ -120,6 +122,7 @@ def match(seen: Observation, recipe: Recipe, rng: torch.Generator, budget: Budge
         mask_places=recipe.mask_places,
         aware=recipe.aware,
         fill=recipe.fill,
+        relative=recipe.relative,
     )
     start = recipe.start if not guesses else replace(recipe.start, given=_fitting(guesses, shape.lengths))
     if recipe.hybrid is not None:

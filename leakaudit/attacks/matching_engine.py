@@ -56,6 +56,7 @@ class Matcher:
         mask_places: MaskPlaces = "all",
         aware: bool = True,
         fill: bool = False,
+        relative: bool = True,
     ) -> None:
         """Prepare; nothing of `seen` is changed, now or later.
 
@@ -70,6 +71,7 @@ class Matcher:
             mask_places: learn masks of all tokens, as GRAB does, or those of opening tokens, such as `[CLS]`, and of no token only.
             aware: match norms, take out noise, mask entries and weigh parameters where the protocol declares clipping, noise or pruning.
             fill: where it declares pruning and `aware` is on, fill entries in (`matching_pruned`) instead of masking them.
+            relative: measure starts and steps in units of the word embedding; otherwise starts are N(0, I), as LAMP prints them (Algorithm 1).
 
         Raises:
             AnatomyError: there is nothing to match.
@@ -103,10 +105,12 @@ class Matcher:
         """(V, D) its rows at norm 1, zero where a token can stand at no free place."""
         unknown = self._vocabulary.special.get("unk", -1)
         self.directions[sorted(self._vocabulary.special_ids - {unknown})] = 0.0
-        self.unit = float(self.table.square().mean().sqrt())
-        """Root mean square of the word embedding's entries."""
+        self.unit = float(self.table.square().mean().sqrt()) if relative else 1.0
+        """Of Adam's step: the root mean square of the word embedding's entries, or 1."""
         self.mean_length = float(self.table.norm(dim=1).mean())
         """Mean norm of the word embedding's rows."""
+        self.start_scale = self.mean_length / self.table.shape[1] ** 0.5 if relative else 1.0
+        """Standard deviation of a start's entries."""
         self._held: dict[int, tuple[int, ...]] = {}
         self._fixed, self._public = self._public_embeddings()
         self._inside = torch.zeros(len(self.lengths), max(self.lengths), 1, device=self.table.device)
@@ -136,16 +140,17 @@ class Matcher:
         return self.gradients.classes
 
     def random(self, candidates: int, rng: torch.Generator) -> Dummy:
-        """Draw candidates, normal, with rows as long as the word embedding's in the mean.
+        """Draw candidates, normal: N(0, I) as in LAMP (Sec. 5), or with rows as long as the word embedding's in the mean.
 
-        LAMP, Sec. 5, draws from a standard normal. For a word embedding whose rows have length 1 that would be twenty times
-        too long, and drown the positions that are added to it.
+        For a word embedding whose rows have length 1 those of N(0, I) are twenty times longer, and drown the positions that
+        are added to them.
         """
         rows, longest = self._fixed.shape[:2]
         drawn = torch.randn(candidates, rows, longest, self.table.shape[1], generator=rng)
         logits = torch.randn(candidates, rows, self.classes, generator=rng)
-        size = self.mean_length / self.table.shape[1] ** 0.5
-        return Dummy((size * drawn).to(self.table.device), logits.to(self.table.device), self.full_masks(candidates))
+        return Dummy(
+            (self.start_scale * drawn).to(self.table.device), logits.to(self.table.device), self.full_masks(candidates)
+        )
 
     def full_masks(self, candidates: int) -> Tensor:
         """Return (N, P) masks at what they are in the mean, 1 - p, with which a pass is one without dropout."""

@@ -116,9 +116,7 @@ class PoolerFeatures(LampCos):
         Raises:
             AnatomyError: the batch's shape cannot be guessed, or no parameter can be matched.
         """
-        recipe = self.recipe(
-            seen, Objective("cosine"), length_weight=self.length_weight, prior_weight=self.prior_weight
-        )
+        recipe = self.recipe(seen, Objective("cosine"))
         shape = guess_shape(seen)
         features = read_features(seen, len(shape.lengths), self.read, rng)
         matcher = FeatureMatcher(seen, shape.lengths, recipe, features.rows, self.phase, self.feature_weight)
@@ -133,7 +131,7 @@ class PoolerFeatures(LampCos):
             # A matrix's place in memory decides the last digits of a product with it; what is left is the same in every run.
             "features_explain": round(features.explained, 9),
             "features_solved": float(features.solved),
-        }
+        } | self.prior_facts
         return replace(guess, facts={**guess.facts, **facts})
 
     def _completed(
@@ -233,6 +231,7 @@ class FeatureMatcher(Matcher):
             exposure=recipe.patterns,
             aware=recipe.aware,
             fill=recipe.fill,
+            relative=recipe.relative,
         )
         self._seen = seen
         self._dense = seen.model.get_submodule(find_pooler(seen.model, self.classes).dense)
