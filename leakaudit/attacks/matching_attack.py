@@ -20,6 +20,7 @@ from leakaudit.attacks.matching_objective import Objective
 from leakaudit.attacks.matching_search import Descent, Found, Rounds, Start, search
 from leakaudit.attacks.matching_shape import BatchShape, guess_shape
 from leakaudit.attacks.output_layer import number_of_classes
+from leakaudit.attacks.precision import in_single_precision
 from leakaudit.attacks.proof import prove
 from leakaudit.attacks.reconstruction import APPLIES, Applicability, GuessedSequence, Reconstruction, not_applicable
 from leakaudit.attacks.span import Span
@@ -84,6 +85,7 @@ def can_match(seen: Observation, exposure: str, evidence: Evidence = "none") -> 
         return not_applicable(f"{type(seen.model).__name__} takes no `inputs_embeds`, so no dummy can be optimised")
     if not set(seen.update) - {word_embedding(seen)}:
         return not_applicable("no parameter beyond the word embedding has a shared update")
+    single = in_single_precision(seen)
     try:
         number_of_classes(seen)
         if evidence == "span":
@@ -92,8 +94,8 @@ def can_match(seen: Observation, exposure: str, evidence: Evidence = "none") -> 
                 return not_applicable(f"there is no evidence to start from: {reads.reason}")
             lengths: tuple[int, ...] = (PROBE_LENGTH,)
         else:
-            lengths = guess_shape(seen).lengths
-        CandidateGradients(seen, lengths, exposure.split("+"))
+            lengths = guess_shape(single).lengths
+        CandidateGradients(single, lengths, exposure.split("+"))
     except AnatomyError as error:
         return not_applicable(str(error))
     return APPLIES
@@ -107,12 +109,13 @@ def match(seen: Observation, recipe: Recipe, rng: torch.Generator, budget: Budge
     """
     read = Span()(seen, rng, budget.part(EVIDENCE_SHARE)).sequences or () if recipe.evidence == "span" else ()
     guesses = [guess.token_ids for guess in read]
+    single = in_single_precision(seen)
     if guesses and seen.facts.granted.lengths is None:
         shape = BatchShape(tuple(map(len, guesses)), "span")
     else:
-        shape = guess_shape(seen)
+        shape = guess_shape(single)
     matcher = Matcher(
-        seen,
+        single,
         shape.lengths,
         recipe.objective,
         length_weight=recipe.length_weight,

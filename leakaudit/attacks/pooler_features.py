@@ -33,6 +33,7 @@ from leakaudit.attacks.pooler_features_moments import (
     signed,
 )
 from leakaudit.attacks.pooler_features_words import climb
+from leakaudit.attacks.precision import in_single_precision
 from leakaudit.attacks.reconstruction import Applicability, Reconstruction, not_applicable
 from leakaudit.budget import Budget
 from leakaudit.errors import AnatomyError
@@ -103,7 +104,7 @@ class PoolerFeatures(LampCos):
             )
         try:
             check_gradient(seen.facts)
-            pooler = find_pooler(seen.model, number_of_classes(seen))
+            pooler = find_pooler(in_single_precision(seen).model, number_of_classes(seen))
         except AnatomyError as error:
             return not_applicable(str(error))
         if f"{pooler.dense}.weight" not in seen.update:
@@ -117,9 +118,10 @@ class PoolerFeatures(LampCos):
             AnatomyError: the batch's shape cannot be guessed, or no parameter can be matched.
         """
         recipe = self.recipe(seen, Objective("cosine"))
-        shape = guess_shape(seen)
-        features = read_features(seen, len(shape.lengths), self.read, rng)
-        matcher = FeatureMatcher(seen, shape.lengths, recipe, features.rows, self.phase, self.feature_weight)
+        single = in_single_precision(seen)
+        shape = guess_shape(single)
+        features = read_features(single, len(shape.lengths), self.read, rng)
+        matcher = FeatureMatcher(single, shape.lengths, recipe, features.rows, self.phase, self.feature_weight)
         if self.feature_words and self.phase != "none" and matcher.features:
             attempts = self.attempts if features.solved else 1  # a feature with an error is reproduced by no words
             found = self._completed(matcher, recipe, attempts, rng, budget)
