@@ -57,6 +57,8 @@ class Matcher:
         aware: bool = True,
         fill: bool = False,
         relative: bool = True,
+        denoise: bool = True,
+        noise_rescales: bool = False,
     ) -> None:
         """Prepare; nothing of `seen` is changed, now or later.
 
@@ -72,6 +74,8 @@ class Matcher:
             aware: match norms, take out noise, mask entries and weigh parameters where the protocol declares clipping, noise or pruning.
             fill: where it declares pruning and `aware` is on, fill entries in (`matching_pruned`) instead of masking them.
             relative: measure starts and steps in units of the word embedding; otherwise starts are N(0, I), as LAMP prints them (Algorithm 1).
+            denoise: where it declares noise and `aware` is on, take it out and weigh parameters by what is left (`matching_noise`).
+            noise_rescales: match norms where it declares noise, too, as GRAB does (Sec. 5.5.1), not only where it clips.
 
         Raises:
             AnatomyError: there is nothing to match.
@@ -82,8 +86,10 @@ class Matcher:
         self.halvings = 0
         """How often memory ran out and half as many candidates were run at once from then on."""
         self.gradients = CandidateGradients(seen, lengths, exposure, dropout=dropout)
-        pruned = aware and seen.facts.declared("prune") is not None
-        known = not aware or objective.kind == "cosine" or scale_is_known(seen)
+        pruned = aware and seen.zeroed
+        sigma = seen.noise_sigma if aware else 0.0
+        rescaled = not scale_is_known(seen) or (noise_rescales and sigma > 0)
+        known = not aware or objective.kind == "cosine" or not rescaled
         masked = objective.masked or (pruned and not fill)
         self.objective = replace(
             objective,
@@ -91,7 +97,7 @@ class Matcher:
             whitened=objective.whitened and not masked,
             masked=masked,
             filled=objective.filled or (pruned and fill),
-            sigma=objective.sigma or (seen.facts.noise_sigma if aware else 0.0),
+            sigma=objective.sigma or (sigma if denoise else 0.0),
         )
         self._comparison = Comparison(
             self.objective, self.gradients.matrices, self.gradients.vectors, seen.update, sum(self.lengths)

@@ -29,7 +29,7 @@ IMPROVEMENT = 1e-3
 """Relative fall of the loss that counts as progress. Our choice."""
 
 LABEL_STEP = 0.1
-"""Adam's step for unknown label logits. Our choice: a label can change sides within twenty steps."""
+"""Adam's step for unknown label logits where nothing else is said. Our choice: a label can change sides within twenty steps."""
 
 REDRAWN = 0.25
 """Share of a sequence's places that are drawn anew. Our choice."""
@@ -63,10 +63,16 @@ class Descent:
     """Norm that the derivative by a candidate's embeddings is cut to; 0 for none (BERT-large in LAMP, App. D)."""
     patience: int = 0
     """Steps without a lower loss after which the search stops; 0 for never."""
+    label_step: float | None = None
+    """Adam's step for unknown label logits at the start, which falls with the embeddings'; None takes `LABEL_STEP` throughout."""
     mask_step: float = 0.0
     """Adam's step for dropout masks at the start; it falls with the other."""
     keep: Keep = "best"
     """End with the candidate that had the lowest loss, or with the last, as LAMP's Algorithm 1 does."""
+
+    def label_rate(self, taken: int) -> float:
+        """Return the step for labels after so many steps."""
+        return LABEL_STEP if self.label_step is None else self.label_step * self.rate(taken) / self.learning_rate
 
     def mask_rate(self, taken: int) -> float:
         """Return the step for masks after so many steps."""
@@ -455,8 +461,8 @@ class Run:
         return self._matcher.explain(tokens, self.now.label_logits[number])
 
     def settle(self) -> None:
-        """Go back to the best of the present descent."""
-        if bool(self.best_losses.isfinite().all()):
+        """Go back to the best of the present descent, unless the last is kept."""
+        if self.descent.keep == "best" and bool(self.best_losses.isfinite().all()):
             self.now = self.best.detached()
 
     def _adam(self, slopes: Dummy) -> None:
@@ -468,7 +474,8 @@ class Run:
             norms = by_embeddings.flatten(1).norm(dim=1)[:, None, None, None]
             by_embeddings = by_embeddings * (self.descent.clip / norms.clamp_min(1e-12)).clamp(max=1.0)
         by_parts = slopes._replace(embeddings=by_embeddings)
-        steps = (rate, LABEL_STEP if self._optimise_labels else 0.0, self.descent.mask_rate(self.taken_now))
+        by_labels = self.descent.label_rate(self.taken_now) if self._optimise_labels else 0.0
+        steps = (rate, by_labels, self.descent.mask_rate(self.taken_now))
         parts = zip(self.now, by_parts, self.means, self.squares, steps, strict=True)
         for value, slope, mean, square, step in parts:
             if step == 0.0:
