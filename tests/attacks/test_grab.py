@@ -467,3 +467,10 @@ def test_declared_noise_of_any_kind_tells_no_length(noise: str) -> None:
     declared = noisy.facts.model_copy(update={"defenses": (DeclaredDefense(name=noise),)})
     with pytest.raises(AnatomyError, match="grant `lengths`"):
         guess_shape(dataclasses.replace(noisy, facts=declared))
+
+
+def test_the_fast_preset_is_what_it_was_before_the_papers_knobs_were_knobs() -> None:
+    """Figures of earlier versions stand."""
+    fast = Grab().settings()
+    assert (fast.relative, fast.label_step, fast.apart, fast.patience, fast.stop_early) == (True, None, False, 50, True)
+    assert (fast.keep, fast.denoise, fast.noise_rescales) == ("best", True, False)

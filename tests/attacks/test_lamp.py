@@ -269,3 +269,11 @@ def test_knobs_that_leave_nothing_to_do_are_refused(knob: dict[str, Any]) -> Non
     """The message names the knob."""
     with pytest.raises(ValueError, match=next(iter(knob))):
         dataclasses.replace(LampL1L2(), **knob)
+
+
+def test_the_default_is_what_it_was_before_it_had_a_preset_of_its_own() -> None:
+    """The paper's steps and rounds with what is ours; figures of earlier versions stand."""
+    old = {"learning_rate": 0.2, "relative": True, "prior": "", "squared": True, "seats": True, "patience": 3}
+    ours = {"stop_early": True, "keep": "best", "aware": True, "length_weight": 1.0, "prior_weight": 0.2}
+    for kind in (LampCos, LampL1L2):
+        assert kind().settings() == dataclasses.replace(PRESETS["paper"], **old, **ours)

@@ -204,3 +204,11 @@ def test_knobs_that_leave_nothing_to_do_are_refused(knob: dict[str, Any]) -> Non
     """The message names the knob."""
     with pytest.raises(ValueError, match=next(iter(knob))):
         dataclasses.replace(Tag(), **knob)
+
+
+def test_the_default_is_what_it_was_before_it_had_a_preset_of_its_own() -> None:
+    """Figures of earlier versions stand."""
+    own = {"learning_rate": 0.5, "relative": True, "n_init": 10, "restarts": 2, "patience": 200}
+    more = {"label_step": None, "squared": True, "keep": "best", "aware": True}
+    for kind in (Dlg, Tag):
+        assert kind().settings() == dataclasses.replace(kind(preset="paper").settings(), **own, **more)
