@@ -17,7 +17,7 @@ from leakaudit.budget import Budget
 from leakaudit.registry import attack
 from leakaudit.snapshot import Observation
 
-PAPER: dict[str, float] = {"length_weight": 25.0, "prior_weight": 60.0}
+LENGTH_WEIGHT, PRIOR_WEIGHT = 25.0, 60.0
 """alpha_reg and alpha_lm of LAMP_L2+L1 (App. D); the presets of our own have the cosine's, relative to the update."""
 
 
@@ -35,8 +35,8 @@ class LampL1L2(Lamp):
 
     presets: ClassVar[Mapping[Preset, Settings]] = {
         **PRESETS,
-        "paper": replace(PRESETS["paper"], **PAPER),
-        "large": replace(PRESETS["large"], **PAPER),
+        "paper": replace(PRESETS["paper"], length_weight=LENGTH_WEIGHT, prior_weight=PRIOR_WEIGHT),
+        "large": replace(PRESETS["large"], length_weight=LENGTH_WEIGHT, prior_weight=PRIOR_WEIGHT),
     }
 
     def __post_init__(self) -> None:
