@@ -47,6 +47,7 @@ class Settings:
     fill: bool
     whitened: bool
     relative: bool
+    start_scale: float
     squared: bool
     label_step: float | None
     apart: bool
@@ -82,6 +83,7 @@ PRESETS: dict[Preset, Settings] = {
         fill=False,
         whitened=False,
         relative=False,
+        start_scale=1.0,
         squared=False,
         label_step=0.01,
         apart=True,
@@ -115,6 +117,7 @@ PRESETS: dict[Preset, Settings] = {
         fill=True,
         whitened=False,
         relative=True,
+        start_scale=0.0,
         squared=True,
         label_step=None,
         apart=False,
@@ -167,7 +170,9 @@ class Grab:
     learning_rate: float | None = None
     """Adam's step, 0.01 in the paper; with `relative`, in units of the root mean square of the word embedding's entries."""
     relative: bool | None = None
-    """Measure in units of the word embedding: starts with rows as long as its own in the mean instead of N(0, I), and steps. False in the paper."""
+    """Take steps in units of the root mean square of the word embedding's entries. False in the paper."""
+    start_scale: float | None = None
+    """Standard deviation of the entries of normal starts: 1 in the paper, N(0, I); 0 makes rows as long as the word embedding's in the mean."""
     decay: float | None = None
     """Factor on it every 50 steps."""
     linear: bool | None = None
@@ -260,7 +265,7 @@ class Grab:
                 *("trial_steps", "restarts", "attempts"),
             ),
             not_negative=(
-                *("n_permutations", "sweeps", "words", "verdict_steps", "patience"),
+                *("n_permutations", "sweeps", "words", "verdict_steps", "patience", "start_scale"),
                 *("alpha", "length_weight", "weight_decay", "mask_step", "mask_weight"),
             ),
             positive=("learning_rate", "decay", "label_step"),
@@ -328,5 +333,6 @@ class Grab:
             denoise=chosen.denoise,
             noise_rescales=chosen.noise_rescales,
             relative=chosen.relative,
+            start_scale=chosen.start_scale,
         )
         return match(seen, recipe, rng, budget)

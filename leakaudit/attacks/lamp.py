@@ -38,6 +38,7 @@ class Settings:
     weight_decay: float
     clip: float
     relative: bool
+    start_scale: float
     length_weight: float
     prior_weight: float
     prior: str
@@ -67,6 +68,7 @@ PAPER = Settings(
     weight_decay=0.0,
     clip=0.0,
     relative=False,
+    start_scale=1.0,
     length_weight=1.0,
     prior_weight=0.2,
     prior=STAND_IN,
@@ -90,6 +92,7 @@ IMPROVED = replace(
     PAPER,
     learning_rate=0.2,
     relative=True,
+    start_scale=0.0,
     prior="",
     squared=True,
     seats=True,
@@ -146,9 +149,10 @@ class Lamp:
     clip: float | None = None
     """Norm that the derivative by the embeddings is cut to; 0 for none."""
     relative: bool | None = None
-    """Measure in units of what is attacked. Starts are then normal with rows as long as the word embedding's in the mean, instead of
-    N(0, I); steps are in units of the root mean square of its entries; and `lamp-l1l2` multiplies both weights by the distance of a zero gradient.
-    False in the paper."""
+    """Measure in units of what is attacked: steps in those of the root mean square of the word embedding's entries, and the weights of `lamp-l1l2` in
+    those of the distance of a zero gradient. False in the paper."""
+    start_scale: float | None = None
+    """Standard deviation of the entries of normal starts: 1 in the paper, N(0, I); 0 makes rows as long as the word embedding's in the mean."""
     length_weight: float | None = None
     """alpha_reg, weight of the embedding-length regulariser (App. D: 1 for the cosine, 25 for L2+L1)."""
     prior_weight: float | None = None
@@ -211,7 +215,7 @@ class Lamp:
             at_least_one=("steps", "n_init", "round_every", "round_draws", "redraw_steps", "restarts", "trial_steps"),
             not_negative=(
                 *("n_permutations", "redraws", "words", "weight_decay", "clip", "patience"),
-                *("length_weight", "prior_weight"),
+                *("length_weight", "prior_weight", "start_scale"),
             ),
             positive=("learning_rate", "decay"),
         )
@@ -307,5 +311,6 @@ class Lamp:
             exposure=self.exposure,
             evidence=self.start,
             relative=chosen.relative,
+            start_scale=chosen.start_scale,
             aware=chosen.aware,
         )

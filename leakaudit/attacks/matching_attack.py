@@ -68,7 +68,9 @@ class Recipe:
     noise_rescales: bool = False
     """Match norms under declared noise, too."""
     relative: bool = True
-    """Measure starts and steps in units of the word embedding."""
+    """Take steps in units of the word embedding."""
+    start_scale: float = 0.0
+    """Standard deviation of normal starts; 0 makes rows as long as the word embedding's."""
     length_weight: float = 0.0
     """alpha_reg of LAMP's regulariser."""
     exposure: str = "*"
@@ -130,6 +132,7 @@ def match(seen: Observation, recipe: Recipe, rng: torch.Generator, budget: Budge
         aware=recipe.aware,
         fill=recipe.fill,
         relative=recipe.relative,
+        start_scale=recipe.start_scale,
         denoise=recipe.denoise,
         noise_rescales=recipe.noise_rescales,
     )
@@ -221,6 +224,7 @@ class PlainSettings:
     weight_decay: float
     clip: float
     relative: bool
+    start_scale: float
     n_init: int
     restarts: int
     trial_steps: int
@@ -238,6 +242,7 @@ PLAIN_PAPER = PlainSettings(
     weight_decay=0.0,
     clip=0.0,
     relative=False,
+    start_scale=1.0,
     n_init=1,
     restarts=1,
     trial_steps=50,
@@ -253,6 +258,7 @@ PLAIN_PRESETS: dict[PlainPreset, PlainSettings] = {
         PLAIN_PAPER,
         learning_rate=0.5,
         relative=True,
+        start_scale=0.0,
         n_init=10,
         restarts=2,
         patience=200,
@@ -285,7 +291,9 @@ class PlainMatching:
     clip: float | None = None
     """Norm that the derivative by the embeddings is cut to; 0 for none."""
     relative: bool | None = None
-    """Measure in units of the word embedding: starts with rows as long as its own in the mean instead of N(0, I), and steps. False in the paper."""
+    """Take steps in units of the root mean square of the word embedding's entries. False in the paper."""
+    start_scale: float | None = None
+    """Standard deviation of the entries of normal starts: 1 in the paper, N(0, I); 0 makes rows as long as the word embedding's in the mean."""
     n_init: int | None = None
     """Normal samples that are scored before the start. 1 in the paper."""
     restarts: int | None = None
@@ -318,7 +326,7 @@ class PlainMatching:
         check_knobs(
             self,
             at_least_one=("steps", "n_init", "restarts", "trial_steps"),
-            not_negative=("patience", "clip", "weight_decay"),
+            not_negative=("patience", "clip", "weight_decay", "start_scale"),
             positive=("learning_rate", "label_step"),
         )
 
@@ -348,5 +356,6 @@ class PlainMatching:
             start=Start(chosen.n_init, restarts=chosen.restarts, trial_steps=chosen.trial_steps, labels=self.labels),
             exposure=self.exposure,
             relative=chosen.relative,
+            start_scale=chosen.start_scale,
             aware=chosen.aware,
         )

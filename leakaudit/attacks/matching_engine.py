@@ -57,6 +57,7 @@ class Matcher:
         aware: bool = True,
         fill: bool = False,
         relative: bool = True,
+        start_scale: float = 0.0,
         denoise: bool = True,
         noise_rescales: bool = False,
     ) -> None:
@@ -73,7 +74,9 @@ class Matcher:
             mask_places: learn masks of all tokens, as GRAB does, or those of opening tokens, such as `[CLS]`, and of no token only.
             aware: match norms, take out noise, mask entries and weigh parameters where the protocol declares clipping, noise or pruning.
             fill: where it declares pruning and `aware` is on, fill entries in (`matching_pruned`) instead of masking them.
-            relative: measure starts and steps in units of the word embedding; otherwise starts are N(0, I), as LAMP prints them (Algorithm 1).
+            relative: take steps in units of the root mean square of the word embedding's entries.
+            start_scale: standard deviation of the entries of random candidates: 1 for N(0, I), as LAMP prints them (Algorithm 1); 0 makes rows as long
+                as the word embedding's in the mean.
             denoise: where it declares noise and `aware` is on, take it out and weigh parameters by what is left (`matching_noise`).
             noise_rescales: match norms where it declares noise, too, as GRAB does (Sec. 5.5.1), not only where it clips.
 
@@ -115,7 +118,7 @@ class Matcher:
         """Of Adam's step: the root mean square of the word embedding's entries, or 1."""
         self.mean_length = float(self.table.norm(dim=1).mean())
         """Mean norm of the word embedding's rows."""
-        self.start_scale = self.mean_length / self.table.shape[1] ** 0.5 if relative else 1.0
+        self.start_scale = start_scale or self.mean_length / self.table.shape[1] ** 0.5
         """Standard deviation of a start's entries."""
         self._held: dict[int, tuple[int, ...]] = {}
         self._fixed, self._public = self._public_embeddings()

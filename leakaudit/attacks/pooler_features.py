@@ -257,6 +257,7 @@ class FeatureMatcher(Matcher):
             aware=recipe.aware,
             fill=recipe.fill,
             relative=recipe.relative,
+            start_scale=recipe.start_scale,
         )
         self._seen = seen
         self._dense = seen.model.get_submodule(find_pooler(seen.model, self.classes).dense)

@@ -129,7 +129,8 @@ PRINTED: list[tuple[str, str, Any]] = [
     ("linear", "Sec. 5: BERT-large only", False),
     ("weight_decay", "Sec. 5: Adam", 0.0),
     ("clip", "App. D: BERT-large only", 0.0),
-    ("relative", "Sec. 5: a standard Gaussian; Algorithm 1, line 1: N(0, I)", False),
+    ("relative", "App. D: lambda is absolute", False),
+    ("start_scale", "Algorithm 1, line 1: N(0, I); Sec. 5: a standard Gaussian", 1.0),
     ("prior", "Sec. 4.3: a language model such as GPT-2; ours stands in", "ngram"),
     ("squared", "Sec. 4.2: the L2 norm in L_tag", False),
     ("redraws", "not in the paper", 0),
@@ -212,7 +213,7 @@ def test_the_paper_preset_takes_every_step_and_every_round(kind: Any) -> None:
     guess = attack(seen, _rng(), Budget(600))
     assert (guess.stop, guess.facts["steps"], guess.facts["rounds"], guess.facts["seated"]) == ("done", 7, 3, 0)
     recipe = attack.recipe(seen, Objective())
-    matcher = Matcher(seen, (7,), Objective(), relative=recipe.relative)
+    matcher = Matcher(seen, (7,), Objective(), relative=recipe.relative, start_scale=recipe.start_scale)
     start = matcher.random(200, _rng()).embeddings
     assert matcher.unit == 1.0
     assert float(start.std()) == pytest.approx(1.0, abs=0.02)
@@ -273,7 +274,21 @@ def test_knobs_that_leave_nothing_to_do_are_refused(knob: dict[str, Any]) -> Non
 
 def test_the_default_is_what_it_was_before_it_had_a_preset_of_its_own() -> None:
     """The paper's steps and rounds with what is ours; figures of earlier versions stand."""
-    old = {"learning_rate": 0.2, "relative": True, "prior": "", "squared": True, "seats": True, "patience": 3}
-    ours = {"stop_early": True, "keep": "best", "aware": True, "length_weight": 1.0, "prior_weight": 0.2}
+    old: dict[str, Any] = {
+        "learning_rate": 0.2,
+        "relative": True,
+        "start_scale": 0.0,
+        "prior": "",
+        "squared": True,
+        "seats": True,
+        "patience": 3,
+    }
+    ours: dict[str, Any] = {
+        "stop_early": True,
+        "keep": "best",
+        "aware": True,
+        "length_weight": 1.0,
+        "prior_weight": 0.2,
+    }
     for kind in (LampCos, LampL1L2):
         assert kind().settings() == dataclasses.replace(PRESETS["paper"], **old, **ours)

@@ -135,7 +135,8 @@ PRINTED: list[tuple[str, str, Any]] = [
     ("linear", "LAMP, App. D: gamma = 1, no decay", False),
     ("weight_decay", "LAMP, Sec. 5: Adam", 0.0),
     ("clip", "LAMP, App. D: BERT-large only", 0.0),
-    ("relative", "LAMP, App. D: steps are absolute; Sec. 4.2: a Gaussian", False),
+    ("relative", "LAMP, App. D: lambda is absolute", False),
+    ("start_scale", "LAMP, Sec. 5 and Algorithm 1: a standard Gaussian", 1.0),
     ("n_init", "LAMP, Sec. 5: more samples are for its own methods", 1),
     ("restarts", "one start", 1),
     ("patience", "LAMP, Sec. 5: all steps are taken", 0),
@@ -208,7 +209,14 @@ def test_knobs_that_leave_nothing_to_do_are_refused(knob: dict[str, Any]) -> Non
 
 def test_the_default_is_what_it_was_before_it_had_a_preset_of_its_own() -> None:
     """Figures of earlier versions stand."""
-    own = {"learning_rate": 0.5, "relative": True, "n_init": 10, "restarts": 2, "patience": 200}
-    more = {"label_step": None, "squared": True, "keep": "best", "aware": True}
+    own: dict[str, Any] = {
+        "learning_rate": 0.5,
+        "relative": True,
+        "start_scale": 0.0,
+        "n_init": 10,
+        "restarts": 2,
+        "patience": 200,
+    }
+    more: dict[str, Any] = {"label_step": None, "squared": True, "keep": "best", "aware": True}
     for kind in (Dlg, Tag):
         assert kind().settings() == dataclasses.replace(kind(preset="paper").settings(), **own, **more)
