@@ -62,6 +62,21 @@ def severity(attempts: Iterable[Attempt]) -> Severity:
     return worst
 
 
+def amount(found: SequenceScore) -> float | None:
+    """Return how much of one text came back by the measure that shows most of it, 0 to 1; None where no text was guessed.
+
+    In order it is ROUGE-L. In any order it is the harmonic mean of recall and precision, so that a bag of the whole vocabulary is worth
+    nothing. Where the precision is unknown (results before 1.2) a bag counts by its recall.
+    """
+    recall, precision = found.token_recall, found.token_precision
+    if recall is None:
+        return found.rl
+    if precision is None:
+        return found.rl if found.rl is not None else recall
+    words = 2 * recall * precision / (recall + precision) if recall + precision else 0.0
+    return max(words, found.rl or 0.0)
+
+
 def is_silent(step: StepRecord, attempts: Iterable[Attempt]) -> bool:
     """Whether a step says nothing: it is not verified, and nothing came back from it."""
     return not step.verification.status.bounds and severity(attempts) is Severity.NOTHING

@@ -19,8 +19,16 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _COLOURS = {Status.PASS: "green", Status.FAIL: "red", Status.INCONCLUSIVE: "yellow", Status.ERROR: "magenta"}
-_STATES = {"leak": "red", "no leak seen": "green", "budget exhausted": "yellow", "error": "magenta"}
-_MOST_RULES = 6
+_STATES = {
+    "sentence leaked": "bold red",
+    "words leaked": "red",
+    "labels leaked": "dark_orange",
+    "in reach, not found": "yellow",
+    "out of time": "yellow",
+    "no leak event": "green",
+    "error": "magenta",
+}
+_MOST_RULES = 8
 _MOST_DEFENSES = 4
 
 
