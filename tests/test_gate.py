@@ -377,7 +377,12 @@ def test_unverifiable_steps_bound_a_rate_from_neither_side() -> None:
 
 @pytest.mark.parametrize(
     ("statistic", "n", "k", "expected"),
-    [("max", 60, 1, Status.FAIL), ("max", 60, 0, Status.PASS), ("mean", 60, 1, Status.PASS), ("p95", 60, 1, Status.PASS)],
+    [
+        ("max", 60, 1, Status.FAIL),
+        ("max", 60, 0, Status.PASS),
+        ("mean", 60, 1, Status.PASS),
+        ("p95", 60, 1, Status.PASS),
+    ],
 )
 def test_a_score_of_an_unverifiable_step_counts_only_where_it_is_proof(
     statistic: str, n: int, k: int, expected: Status
@@ -387,15 +392,17 @@ def test_a_score_of_an_unverifiable_step_counts_only_where_it_is_proof(
     attempts = [*(attempt(i, recall=0.1) for i in range(n)), attempt(n, recall=0.9 if k else 0.3)]
     rule = {"id": "m", "metric": "rougeL", "statistic": statistic, "max_value": 0.5}
     found = judge(results(steps, attempts), rule).rules[0]
-    assert (found.status, found.n, found.silent) == (expected, n + (statistic == "max") * k, 1 - (statistic == "max") * k)
+    assert (found.status, found.n, found.silent) == (
+        expected,
+        n + (statistic == "max") * k,
+        1 - (statistic == "max") * k,
+    )
 
 
 def words(number: int, *, recall: float = 1.0, precision: float | None = 1.0, labels: bool = True) -> list[Attempt]:
     """Build what a bag attack and a label attack got of a step of eight texts, beside a search that found nothing."""
     one = attempt(number, "rows", kind="bag", recall=recall, events=("all_words",) if recall == 1.0 else ())
-    texts = tuple(
-        one.sequences[0].model_copy(update={"id": f"sq-{i}", "token_precision": precision}) for i in range(8)
-    )
+    texts = tuple(one.sequences[0].model_copy(update={"id": f"sq-{i}", "token_precision": precision}) for i in range(8))
     bag = one.model_copy(update={"sequences": texts})
     return [bag, attempt(number, "llg", kind="labels", leaks=labels), attempt(number, "span", recall=0.0)]
 

@@ -9,7 +9,9 @@ from leakaudit.scores import Attempt, VerificationStatus
 from tests.factories import attempt, results, sequence, step
 
 
-def got(*, recall: float, precision: float | None, bag: bool = True, long_enough: bool = True, **extra: object) -> Attempt:
+def got(
+    *, recall: float, precision: float | None, bag: bool = True, long_enough: bool = True, **extra: object
+) -> Attempt:
     """Build an attempt on one text with the recall and precision of its words."""
     found = sequence(recall=recall, bag=bag, long_enough=long_enough)
     found = found.model_copy(update={"token_precision": precision} | ({} if bag else {"exact": False}))
