@@ -840,13 +840,13 @@ def _shortfalls(evidence: _Evidence, policy: Policy) -> list[str]:
     if evidence.due and evidence.lost / evidence.due > floor.max_error_share:
         share = percent(evidence.lost / evidence.due, floor.max_error_share)
         found.append(
-            f"{evidence.lost} of {evidence.due} attempts ({share}) crashed, were skipped or had no usable update; "
+            f"{evidence.lost} of {_attempts(evidence.due)} ({share}) crashed, were skipped or had no usable update; "
             f"the policy allows {percent(floor.max_error_share)}."
         )
     if evidence.finished and evidence.censored / evidence.finished > floor.max_censored:
         share = percent(evidence.censored / evidence.finished, floor.max_censored)
         found.append(
-            f"{evidence.censored} of {evidence.finished} attempts ({share}) ran out of time; "
+            f"{evidence.censored} of {_attempts(evidence.finished)} ({share}) ran out of time; "
             f"the policy allows {percent(floor.max_censored)}."
         )
     return found
@@ -1143,6 +1143,10 @@ def _stamp(moment: datetime) -> str:
 
 def _steps(n: int) -> str:
     return "1 step" if n == 1 else f"{n} steps"
+
+
+def _attempts(n: int) -> str:
+    return "1 attempt" if n == 1 else f"{n} attempts"
 
 
 def _unverifiable(n: int) -> str:

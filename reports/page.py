@@ -763,7 +763,7 @@ def _rate_lines(firm: Sequence[Attempt], proofs: int, state: str) -> list[str]:
     if len(steps) > 1 and not late and state != "in reach, not found":
         k, n = len(leaked), len(steps)
         least, most = percent(stats.lower_bound(k, n)), percent(stats.upper_bound(k, n))
-        lines.append(f"rate at least {least}" if k == n else f"rate at most {most}")
+        lines.append(f"rate at least {least}" if 2 * k >= n else f"rate at most {most}")
     events = dict.fromkeys(event for a in finished for event in a.events if event in _EVENTS)
     if events:
         lines.append("leaked: " + ", ".join(_EVENTS[event] for event in events))

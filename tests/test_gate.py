@@ -358,6 +358,7 @@ def test_a_leak_of_an_unverifiable_step_is_proof(stamp: VerificationStatus) -> N
 def test_an_unverifiable_step_without_a_leak_is_no_evidence(stamp: VerificationStatus) -> None:
     """Neither in n nor in a bound nor in the floor of evidence: sixty of them are as good as none."""
     verdict = judge(results([step(i, stamp) for i in range(60)], [attempt(i) for i in range(60)]), RED_LINE, RATE)
+    assert verdict.verdict is Status.INCONCLUSIVE
     assert {(rule.status, rule.n, rule.silent, rule.due) for rule in verdict.rules} == {(Status.INCONCLUSIVE, 0, 60, 0)}
     assert "60 steps cannot be verified, and nothing came back from them. Not tested is not a pass." in verdict.sentence
     one = judge(results([step(0, stamp)], [attempt(0)]), RED_LINE)
