@@ -393,14 +393,14 @@ class Audit:
             rl=numbers.get("rougeL"),
             exact=None if exact is None else exact == 1.0,
             token_recall=numbers.get("token_recall"),
-            longest_run_share=numbers.get("longest_run"),
-            strip=self._strip(found),
             min_tokens_bucket=bucket(len(ids)),
             long_enough=found.long_enough,
             confidence=found.pair.confidence,
             proved=found.pair.proved,
             reachable=reach.share,
             passes=reach.passes,
+            longest_run_share=numbers.get("longest_run"),
+            strip=self._strip(found),
         )
 
     def _strip(self, found: ScoredSequence) -> str | None:
