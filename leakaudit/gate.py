@@ -38,6 +38,7 @@ from leakaudit.scores import (
     Fraction,
     Results,
     Score,
+    SequenceScore,
     StepRecord,
     TextMode,
 )
@@ -237,7 +238,7 @@ def default_policy() -> Policy:
 
     No sentence verbatim at all. In at most 5 % of the steps (our choice: what 59 clean steps can show at 95 %) may a sentence come
     back, every word of the batch, most words of a text, or a text be in reach of a search that gave up. Label counts only warn,
-    because how much they tell depends on what the classes are.
+    because how much they tell depends on what the classes are. Where no attack can tell what was in reach, the verdict is open.
 
     `overlap` asks for the 95th percentile of ROUGE-L instead of the largest value, because text can overlap by chance: of 1,000
     sentences of each of seven public corpora, the best of seven unrelated texts overlapped by more than 0.5 for 0 to 0.6 % (a maximum over 60
@@ -617,9 +618,18 @@ def _could_show(attempt: Attempt, rule: Rule) -> bool:
         return True
     if rule.event == "label_counts":
         return isinstance(attempt.scores.get("label_accuracy"), Score)
-    if rule.event in ("all_words", "most_words"):
+    if rule.event == "all_words":
         return isinstance(attempt.scores.get("token_recall"), Score)
-    return any(sequence.exact is not None for sequence in attempt.sequences)
+    return any(_tells(sequence, rule.event) for sequence in attempt.sequences)
+
+
+def _tells(sequence: SequenceScore, event: str | None) -> bool:
+    """Whether what is known of a sequence decides an event on sequences."""
+    if event == "in_reach":
+        return sequence.fate is not None
+    if event == "most_words":
+        return sequence.token_recall is not None and sequence.token_precision is not None
+    return sequence.exact is not None
 
 
 def _is_evidence(attempt: Attempt, rule: Rule, able: set[str]) -> bool:
@@ -697,6 +707,8 @@ def _why_nothing(
         return f"defence {defense!r} was not tested{_near(defense, columns)}"
     if silent:
         return f"{_steps(silent)} cannot be verified, and nothing came back from {'it' if silent == 1 else 'them'}"
+    if rule.event == "in_reach" and attempts and not left_out:
+        return "no attack that finished can tell what was in reach of its search"
     if left_out:
         return f"no audited step holds a sentence of {results.min_tokens}+ tokens"
     states: dict[str, int] = {}
@@ -875,8 +887,8 @@ _EVENT_WORDS = {
     ),
     "in_reach": (
         "a text of {tokens}+ tokens was in reach of an attack",
-        "was a text of {tokens}+ tokens known to be in reach of an attack",
-        "no text of {tokens}+ tokens was known to be in reach of an attack",
+        "was a text of {tokens}+ tokens in reach of an attack",
+        "no text of {tokens}+ tokens was in reach of an attack",
     ),
     "label_counts": (
         "the label counts were recovered exactly",

@@ -340,7 +340,11 @@ def test_the_default_policy_fails_on_one_sentence_and_says_what_a_pass_takes() -
     default = gate.default_policy()
     assert gate.evaluate(audit(1, 2), default, now=NOW).verdict is Status.FAIL
     assert gate.evaluate(audit(0, 3), default, now=NOW).verdict is Status.INCONCLUSIVE
-    assert gate.evaluate(audit(0, 59), default, now=NOW).verdict is Status.PASS
+    told = [reached(i, passes=False) for i in range(59)]
+    assert gate.evaluate(results([step(i) for i in range(59)], told), default, now=NOW).verdict is Status.PASS
+    untold = gate.evaluate(audit(0, 59), default, now=NOW)
+    assert untold.verdict is Status.INCONCLUSIVE
+    assert "no attack that finished can tell what was in reach of its search" in untold.sentence
 
 
 UNVERIFIABLE = VerificationStatus.UNVERIFIABLE
@@ -442,7 +446,7 @@ def test_the_built_in_policy_judges_words_overlap_and_reach_at_level_error() -> 
 
 def test_a_chance_overlap_in_one_step_does_not_fail_the_built_in_policy() -> None:
     """Unrelated short texts share half of their words now and then, so one step above 0.5 is no proof."""
-    attempts = [attempt(i, recall=0.6 if i == 0 else 0.1, long_enough=i > 0) for i in range(100)]
+    attempts = [reached(i, passes=False, recall=0.6 if i == 0 else 0.1, long_enough=i > 0) for i in range(100)]
     found = gate.evaluate(results([step(i) for i in range(100)], attempts), gate.default_policy(), now=NOW)
     assert found.verdict is Status.PASS
 
