@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from leakaudit import gate, stats
 from leakaudit.errors import ConfigError
 from leakaudit.gate import Status, Verdict
-from leakaudit.scores import Attempt, AttemptStatus, Results, VerificationStatus
+from leakaudit.scores import Attempt, AttemptStatus, Results, Score, StepRecord, VerificationStatus
 from tests.factories import NOW, attempt, audit, policy, results, step
 
 RED_LINE = {"id": "red-line", "severity": "critical", "event": "exact_sentence", "max_count": 0}
@@ -404,17 +404,32 @@ def test_a_score_of_an_unverifiable_step_counts_only_where_it_is_proof(
     )
 
 
-def words(number: int, *, recall: float = 1.0, precision: float | None = 1.0, labels: bool = True) -> list[Attempt]:
+def of_eight(done: Attempt) -> Attempt:
+    """Return an attempt with its text eight times."""
+    if not done.sequences:
+        return done
+    texts = [done.sequences[0].model_copy(update={"id": f"sq-{i}"}) for i in range(8)]
+    means = {name: Score(value=found.value, n=8) for name, found in done.scores.items() if isinstance(found, Score)}
+    precise = texts[0].token_precision
+    means |= {} if precise is None else {"token_precision": Score(value=precise, n=8)}
+    return done.model_copy(update={"sequences": tuple(texts), "scores": dict(done.scores) | means})
+
+
+def words(number: int) -> list[Attempt]:
     """Build what a bag attack and a label attack got of a step of eight texts, beside a search that found nothing."""
-    one = attempt(number, "rows", kind="bag", recall=recall, events=("all_words",) if recall == 1.0 else ())
-    texts = tuple(one.sequences[0].model_copy(update={"id": f"sq-{i}", "token_precision": precision}) for i in range(8))
-    bag = one.model_copy(update={"sequences": texts})
-    return [bag, attempt(number, "llg", kind="labels", leaks=labels), attempt(number, "span", recall=0.0)]
+    bag = attempt(number, "rows", kind="bag", recall=1.0, events=("all_words", "most_words"))
+    labels = attempt(number, "llg", kind="labels", leaks=True)
+    return [of_eight(bag), of_eight(labels), of_eight(attempt(number, "span", recall=0.0))]
+
+
+def eight(number: int) -> StepRecord:
+    """Build a step of eight texts."""
+    return step(number, n_sequences=8).model_copy(update={"n_tokens_bucket": "65-128"})
 
 
 def test_the_headline_says_what_came_back_beside_the_rule_that_decides() -> None:
     """No whole sentence, and yet every word of eight texts and all labels: that is no clean step."""
-    found = results([step(0)], words(0))
+    found = results([eight(0)], words(0))
     verdict = gate.evaluate(found, gate.default_policy(), now=NOW)
     assert verdict.sentence.startswith("1 client step audited: no sentence of 8+ tokens was recovered exactly")
     assert "But every word of 8 of 8 texts and all labels came back." in verdict.sentence
@@ -428,13 +443,14 @@ def test_the_built_in_policy_judges_words_overlap_and_reach_at_level_error() -> 
     default = gate.default_policy()
     steps = [step(i) for i in range(60)]
 
-    def verdict(attempts: list[Attempt]) -> tuple[Status, set[str]]:
+    def verdict(attempts: list[Attempt], steps: list[StepRecord] = steps) -> tuple[Status, set[str]]:
         found = gate.evaluate(results(steps, attempts), default, now=NOW)
         return found.verdict, {r.id for r in found.rules if r.status is Status.FAIL and r.level == "error"}
 
-    assert verdict([a for i in range(60) for a in words(i)]) == (Status.FAIL, {"all-words-rate"})
+    worded = verdict([a for i in range(60) for a in words(i)], [eight(i) for i in range(60)])
+    assert worded == (Status.FAIL, {"all-words-rate", "most-words-rate"})
     most = [attempt(i, recall=11 / 12) for i in range(60)]
-    assert verdict(most) == (Status.FAIL, {"overlap"})
+    assert verdict(most)[0] is Status.FAIL and "overlap" in verdict(most)[1]
     told = [a.model_copy(update={"events": ("most_words",)}) for a in most]
     assert verdict(told) == (Status.FAIL, {"overlap", "most-words-rate"})
     open_search = [reached(i, passes=True, status=AttemptStatus.BUDGET_EXHAUSTED) for i in range(60)]
