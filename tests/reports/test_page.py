@@ -43,6 +43,7 @@ from leakaudit.scores import (
     VerificationStatus,
 )
 from tests.factories import NOW, attempt, audit, journal_entry, policy, results, step
+from tests.test_gate import eight, words
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -450,19 +451,7 @@ def test_a_defence_that_only_stopped_the_search_stopped_no_leak() -> None:
 
 def test_words_and_labels_that_came_back_are_not_called_clean() -> None:
     """The eight texts of which every word came back: headline, steps, matrix and terminal say so."""
-    rows = attempt(0, "embedding-rows", kind="bag", recall=1.0, events=("all_words",))
-    texts = tuple(rows.sequences[0].model_copy(update={"id": f"sq-{i}", "token_precision": 1.0}) for i in range(8))
-    tag = attempt(0, "tag", recall=0.07)
-    found = results(
-        [step(0, n_sequences=8)],
-        [
-            rows.model_copy(update={"sequences": texts}),
-            tag.model_copy(
-                update={"sequences": tuple(tag.sequences[0].model_copy(update={"id": f"sq-{i}"}) for i in range(8))}
-            ),
-            attempt(0, "ilrg", kind="labels", leaks=True),
-        ],
-    )
+    found = results([eight(0)], words(0))
     shown = redact(found, [], gate.evaluate(found, gate.default_policy(), now=NOW))
     page = html.unescape(render_html(shown))
     out = io.StringIO()
@@ -471,7 +460,7 @@ def test_words_and_labels_that_came_back_are_not_called_clean() -> None:
         assert "But every word of 8 of 8 texts and all labels came back." in text
         assert "no leak seen" not in text.casefold()
     assert "One step was audited, step 0, and it leaked words." in page
-    assert {view.recovered[0].attack for view in shown.sequences} == {"embedding-rows"}
+    assert {view.recovered[0].attack for view in shown.sequences} == {"rows"}
 
 
 def test_a_warning_that_does_not_hold_is_no_failure() -> None:
