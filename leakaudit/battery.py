@@ -36,6 +36,7 @@ from leakaudit.classifiers import ArrayClassifier, array_batch
 from leakaudit.client import ClientStep, make_batch, with_random_state
 from leakaudit.config import AuditConfig, PluginSpec
 from leakaudit.errors import AnatomyError, ResultsError, SnapshotError
+from leakaudit.metrics.ngrams import strip
 from leakaudit.metrics.reachability import Reached, ReachedSequence, reachability, unknown
 from leakaudit.metrics.scoring import Scored, ScoredSequence, score
 from leakaudit.metrics.semantic_similarity import SemanticSimilarity, with_similarity
@@ -413,14 +414,20 @@ class Audit:
             exact=None if exact is None else exact == 1.0,
             token_recall=numbers.get("token_recall"),
             token_precision=numbers.get("token_precision"),
-            longest_run=found.longest_run,
             min_tokens_bucket=bucket(len(ids)),
             long_enough=found.long_enough,
             confidence=found.pair.confidence,
             proved=found.pair.proved,
             reachable=reach.share,
             passes=reach.passes,
+            longest_run_share=numbers.get("longest_run"),
+            strip=self._strip(found),
         )
+
+    def _strip(self, found: ScoredSequence) -> str | None:
+        """Return which parts of a sequence came back; None where text mode hash hides that, or nothing was guessed."""
+        guessed = found.guess_pattern is not None or found.numbers.get("token_recall") is not None
+        return strip(found.true_pattern) if guessed and self.config.text is not TextMode.HASH else None
 
     def _sample(self, attempt: Attempt, scored: SequenceScore, found: ScoredSequence) -> Sample:
         full = self.config.text is TextMode.FULL

@@ -8,6 +8,8 @@ What a verdict rests on:
 - Success proves, failure bounds. One recovered text is a fact; that nothing was recovered only bounds the leak rate.
 - A step is evidence only if an attack that could have shown the event really ran on it. Not applicable, crashed,
   skipped and not run are no evidence, and so never a pass. Neither is a step that fails verification.
+- A step that cannot be verified is attacked all the same: what comes back from it is proof, and where nothing comes back it
+  counts as nothing.
 - Verdict = the worst of the rules at level `error`: ERROR > FAIL > INCONCLUSIVE > PASS. Rules at level `warn` are shown
   and never change it.
 """
@@ -28,6 +30,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from leakaudit import stats
+from leakaudit.recovery import in_words, recovered
 from leakaudit.scores import (
     Attempt,
     AttemptStatus,
@@ -35,9 +38,9 @@ from leakaudit.scores import (
     Fraction,
     Results,
     Score,
+    SequenceScore,
     StepRecord,
     TextMode,
-    VerificationStatus,
 )
 from leakaudit.strict_yaml import read_yaml
 
@@ -63,7 +66,7 @@ def _check_age(text: str) -> str:
 
 
 Age = Annotated[str, AfterValidator(_check_age)]
-Event = Literal["exact_sentence", "exact_sequence", "all_words", "label_counts"]
+Event = Literal["exact_sentence", "exact_sequence", "all_words", "most_words", "in_reach", "label_counts"]
 RuleId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
 
 
@@ -231,14 +234,26 @@ def load_policy(path: Path) -> Policy:
 
 
 def default_policy() -> Policy:
-    """Return the policy used where none is given: no sentence verbatim, at most 5 % of steps, in what is shipped."""
+    """Return the policy used where none is given, for what is shipped.
+
+    No sentence verbatim at all. In at most 5 % of the steps (our choice: what 59 clean steps can show at 95 %) may a sentence come
+    back, every word of the batch, most words of a text, or a text be in reach of a search that gave up. Label counts only warn,
+    because how much they tell depends on what the classes are. Where no attack can tell what was in reach, the verdict is open.
+
+    `overlap` asks for the 95th percentile of ROUGE-L instead of the largest value, because text can overlap by chance: of 1,000
+    sentences of each of seven public corpora, the best of seven unrelated texts overlapped by more than 0.5 for 0 to 0.6 % (a maximum over 60
+    steps would so fail one clean run in six), and for up to 6 % of sentences made from templates.
+    """
     return Policy(
         schema="leakaudit.policy/1",
         name="built-in default",
         rules=(
             Rule(id="no-sentence-verbatim", severity="critical", event="exact_sentence", max_count=0),
             Rule(id="sentence-rate", severity="high", event="exact_sentence", max_rate=0.05),
-            Rule(id="worst-overlap", severity="medium", level="warn", metric="rougeL", statistic="max", max_value=0.5),
+            Rule(id="all-words-rate", severity="high", event="all_words", max_rate=0.05),
+            Rule(id="most-words-rate", severity="high", event="most_words", max_rate=0.05),
+            Rule(id="in-reach-rate", severity="high", event="in_reach", max_rate=0.05),
+            Rule(id="overlap", severity="medium", metric="rougeL", statistic="p95", max_value=0.5),
             Rule(id="label-counts", severity="medium", level="warn", event="label_counts", max_rate=0.20),
         ),
     )
@@ -313,6 +328,8 @@ class RuleVerdict(_Verdict):
     """Attempts that were due."""
     left_out: int
     """Steps that hold nothing the event could be about (no sentence long enough)."""
+    silent: int = 0
+    """Unverifiable steps from which nothing came back that the rule is about: no evidence, and in no other number here."""
     reasons: tuple[str, ...]
     """Why the rule could not pass, beside its own numbers."""
     sentence: str
@@ -377,6 +394,8 @@ class Verdict(_Verdict):
     """Audited steps."""
     unverified_steps: int
     """Steps left out because their update does not come from the batch that was kept."""
+    unverifiable_steps: int = 0
+    """Steps that were attacked although they could not be verified: proof where text came back, else no evidence."""
     rules: tuple[RuleVerdict, ...]
     """Worst first."""
     controls: tuple[ControlVerdict, ...]
@@ -429,7 +448,7 @@ def evaluate(results: Results, policy: Policy, *, now: datetime, results_sha256:
     return Verdict(
         verdict=overall,
         exit_code=EXIT_CODES[overall],
-        sentence=" ".join([deciding.sentence, *deciding.reasons]),
+        sentence=" ".join([deciding.sentence, *_also_came_back(results, deciding), *deciding.reasons]),
         deciding_rule=deciding.id,
         run=results.run.id,
         policy=policy.name,
@@ -441,6 +460,7 @@ def evaluate(results: Results, policy: Policy, *, now: datetime, results_sha256:
         valid_until=_stamp(finished + _duration(policy.evidence.max_age)) if finished else None,
         steps=len(results.steps),
         unverified_steps=sum(not _usable(step) for step in results.steps),
+        unverifiable_steps=sum(_usable(step) and not step.verification.status.bounds for step in results.steps),
         rules=tuple(sorted(rules, key=_order)),
         controls=controls,
         alternatives=tuple(_alternatives(results, policy, gaps, broken)),
@@ -499,6 +519,10 @@ class _Evidence:
     lost: int
     due: int
     left_out: int
+    silent: int
+    """Unverifiable steps that prove nothing."""
+    bounding: int
+    """Steps among `values` that are verified; the others count because something came back from them."""
     problem: str
     """Why there is no evidence at all, where there is none."""
     fates: Mapping[str, int] = field(default_factory=dict)
@@ -519,27 +543,34 @@ def _gather(results: Results, rule: Rule, defense: str) -> _Evidence:
         if attempt.defense == defense and attempt.attack in asked:
             by_step[attempt.step].append(attempt)
     values: dict[str, float] = {}
-    worst: tuple[tuple[float, int, float], Worst] | None = None
-    censored = finished = lost = due = left_out = 0
+    worst: tuple[tuple[float, float, float], Worst] | None = None
+    censored = finished = lost = due = left_out = silent = bounding = 0
     attacks: set[str] = set()
     at_risk = _steps_at_risk(results, rule)
     for step in results.steps:
         attempts = by_step[step.id]
-        due += len(asked)
-        lost += sum(_lost([a for a in attempts if a.attack == name], step, rule, able) for name in asked)
+        if _usable(step) and not step.verification.status.bounds:
+            attempts = [a for a in attempts if _could_show(a, rule) and _proves(a, rule)]
+            if not attempts:
+                silent += 1
+                continue
+        else:
+            due += len(asked)
+            lost += sum(_lost([a for a in attempts if a.attack == name], step, rule, able) for name in asked)
         if not _usable(step):
             continue
         evidence = [a for a in attempts if _is_evidence(a, rule, able)]
         if evidence and step.id not in at_risk:
             left_out += 1
             continue
+        bounding += bool(evidence) and step.verification.status.bounds
         for attempt in evidence:
             value = _value(attempt, rule)
             finished += 1
             censored += attempt.status is AttemptStatus.BUDGET_EXHAUSTED and value == 0
             attacks.add(attempt.attack)
             values[step.id] = max(values.get(step.id, 0.0), value)
-            longest = max((s.longest_run or 0 for s in attempt.sequences), default=0)
+            longest = max((s.longest_run_share or 0.0 for s in attempt.sequences), default=0.0)
             rank = (value, longest, -attempt.wall_s)
             if value > 0 and (worst is None or rank > worst[0]):
                 shown = value if rule.metric else None
@@ -553,7 +584,9 @@ def _gather(results: Results, rule: Rule, defense: str) -> _Evidence:
         lost=lost,
         due=due,
         left_out=left_out,
-        problem="" if values else _why_nothing(results, rule, defense, wanted, known, left_out),
+        silent=silent,
+        bounding=bounding,
+        problem="" if values else _why_nothing(results, rule, defense, wanted, known, left_out, silent),
         fates=_fates([a for step in by_step if step in values for a in by_step[step]], rule),
     )
 
@@ -564,7 +597,7 @@ def _fates(attempts: Iterable[Attempt], rule: Rule) -> dict[str, int]:
     best: dict[tuple[str, str], int] = {}
     for attempt in attempts:
         for sequence in attempt.sequences:
-            if sequence.fate is None or (rule.event == "exact_sentence" and not sequence.long_enough):
+            if sequence.fate is None or (rule.event in _ABOUT_SENTENCES and not sequence.long_enough):
                 continue
             key = (attempt.step, sequence.id)
             best[key] = max(best.get(key, 0), order.index(sequence.fate))
@@ -587,7 +620,16 @@ def _could_show(attempt: Attempt, rule: Rule) -> bool:
         return isinstance(attempt.scores.get("label_accuracy"), Score)
     if rule.event == "all_words":
         return isinstance(attempt.scores.get("token_recall"), Score)
-    return any(sequence.exact is not None for sequence in attempt.sequences)
+    return any(_tells(sequence, rule.event) for sequence in attempt.sequences)
+
+
+def _tells(sequence: SequenceScore, event: str | None) -> bool:
+    """Whether what is known of a sequence decides an event on sequences."""
+    if event == "in_reach":
+        return sequence.fate is not None
+    if event == "most_words":
+        return sequence.token_recall is not None and sequence.token_precision is not None
+    return sequence.exact is not None
 
 
 def _is_evidence(attempt: Attempt, rule: Rule, able: set[str]) -> bool:
@@ -598,7 +640,19 @@ def _is_evidence(attempt: Attempt, rule: Rule, able: set[str]) -> bool:
     return out_of_time and rule.event is not None and attempt.attack in able
 
 
+def _proves(attempt: Attempt, rule: Rule) -> bool:
+    """Whether what came back proves something by itself: an event, or a score above the limit on the largest one.
+
+    Means and percentiles need the steps that did not leak as well, so one score proves nothing of them.
+    """
+    if rule.metric is None:
+        return _value(attempt, rule) > 0
+    return rule.statistic == "max" and _value(attempt, rule) > rule.threshold
+
+
 def _value(attempt: Attempt, rule: Rule) -> float:
+    if rule.event == "in_reach":
+        return float(any(s.long_enough and s.fate in ("recovered", "search gave up") for s in attempt.sequences))
     if rule.metric is None:
         return float(rule.event in attempt.events)
     score = attempt.scores.get(rule.metric)
@@ -606,12 +660,12 @@ def _value(attempt: Attempt, rule: Rule) -> float:
 
 
 def _steps_at_risk(results: Results, rule: Rule) -> set[str]:
-    """Return the steps that the event could be about: for `exact_sentence`, those with a sentence long enough.
+    """Return the steps that the event could be about: for an event on sentences, those with one that is long enough.
 
     A step of short texts has nothing to lose, so counting it as clean would dilute the rate.
     """
     everything = {step.id for step in results.steps}
-    if rule.event != "exact_sentence":
+    if rule.event not in _ABOUT_SENTENCES:
         return everything
     short: dict[str, bool] = {}
     for attempt in results.attempts:
@@ -631,11 +685,11 @@ def _lost(attempts: Sequence[Attempt], step: StepRecord, rule: Rule, able: set[s
 
 
 def _usable(step: StepRecord) -> bool:
-    return step.verification.status is not VerificationStatus.MISMATCH
+    return step.verification.status.attacked
 
 
 def _why_nothing(
-    results: Results, rule: Rule, defense: str, wanted: Sequence[str], known: Sequence[str], left_out: int
+    results: Results, rule: Rule, defense: str, wanted: Sequence[str], known: Sequence[str], left_out: int, silent: int
 ) -> str:
     unknown = [name for name in wanted if name not in known]
     attempts = [a for a in results.attempts if a.defense == defense and a.attack in wanted]
@@ -651,6 +705,10 @@ def _why_nothing(
     if not attempts:
         columns = sorted({a.defense for a in results.attempts})
         return f"defence {defense!r} was not tested{_near(defense, columns)}"
+    if silent:
+        return f"{_steps(silent)} cannot be verified, and nothing came back from {'it' if silent == 1 else 'them'}"
+    if rule.event == "in_reach" and attempts and not left_out:
+        return "no attack that finished can tell what was in reach of its search"
     if left_out:
         return f"no audited step holds a sentence of {results.min_tokens}+ tokens"
     states: dict[str, int] = {}
@@ -686,7 +744,7 @@ def _judge(
     evidence = _gather(results, rule, _OBSERVED if defense == SHIPPED else defense)
     confidence = policy.statistics.confidence
     if rule.metric is None:
-        outcome = _judge_event(rule, list(evidence.values.values()), confidence)
+        outcome = _judge_event(rule, list(evidence.values.values()), confidence, evidence.silent)
     else:
         outcome = _judge_metric(rule, list(evidence.values.values()), confidence)
     unmet = [*_shortfalls(evidence, policy), *gaps] if evidence.values else list(gaps)
@@ -721,6 +779,7 @@ def _judge(
         lost=evidence.lost,
         due=evidence.due,
         left_out=evidence.left_out,
+        silent=evidence.silent,
         reasons=tuple(reasons),
         sentence=" ".join(said),
         worst=evidence.worst,
@@ -743,11 +802,12 @@ class _Outcome:
     method: str = ""
 
 
-def _judge_event(rule: Rule, leaked: Sequence[float], confidence: float) -> _Outcome:
+def _judge_event(rule: Rule, leaked: Sequence[float], confidence: float, silent: int = 0) -> _Outcome:
+    """Judge a rule on an event. Silent steps count against a FAIL only: they may be clean, and nothing shows that they are."""
     n, k = len(leaked), sum(value > 0 for value in leaked)
     if n == 0:
         return _Outcome(Status.INCONCLUSIVE, n=0, k=0)
-    lower, upper = stats.lower_bound(k, n, confidence), stats.upper_bound(k, n, confidence)
+    lower, upper = stats.lower_bound(k, n + silent, confidence), stats.upper_bound(k, n, confidence)
     method = "Clopper-Pearson, one-sided"
     if rule.max_rate is None:
         status = Status.FAIL if k > rule.threshold else Status.PASS
@@ -786,19 +846,19 @@ def _judge_metric(rule: Rule, values: Sequence[float], confidence: float) -> _Ou
 def _shortfalls(evidence: _Evidence, policy: Policy) -> list[str]:
     """Say where a rule's evidence stays below the policy's floor."""
     floor, found = policy.evidence, []
-    n = len(evidence.values)
+    n = evidence.bounding
     if n < floor.min_steps:
         found.append(f"The policy asks for {floor.min_steps} steps of evidence; there {_are(n)}.")
     if evidence.due and evidence.lost / evidence.due > floor.max_error_share:
         share = percent(evidence.lost / evidence.due, floor.max_error_share)
         found.append(
-            f"{evidence.lost} of {evidence.due} attempts ({share}) crashed, were skipped or had no usable update; "
+            f"{evidence.lost} of {_attempts(evidence.due)} ({share}) crashed, were skipped or had no usable update; "
             f"the policy allows {percent(floor.max_error_share)}."
         )
     if evidence.finished and evidence.censored / evidence.finished > floor.max_censored:
         share = percent(evidence.censored / evidence.finished, floor.max_censored)
         found.append(
-            f"{evidence.censored} of {evidence.finished} attempts ({share}) ran out of time; "
+            f"{evidence.censored} of {_attempts(evidence.finished)} ({share}) ran out of time; "
             f"the policy allows {percent(floor.max_censored)}."
         )
     return found
@@ -808,11 +868,37 @@ _EVENT_WORDS = {
     "exact_sentence": (
         "at least one sentence of {tokens}+ tokens was recovered exactly",
         "was a sentence of {tokens}+ tokens recovered exactly",
+        "no sentence of {tokens}+ tokens was recovered exactly",
     ),
-    "exact_sequence": ("at least one whole text was recovered exactly", "was a whole text recovered exactly"),
-    "all_words": ("every word of the batch was named", "was every word of the batch named"),
-    "label_counts": ("the label counts were recovered exactly", "were the label counts recovered exactly"),
+    "exact_sequence": (
+        "at least one whole text was recovered exactly",
+        "was a whole text recovered exactly",
+        "no whole text was recovered exactly",
+    ),
+    "all_words": (
+        "every word of the batch was named",
+        "was every word of the batch named",
+        "not every word of the batch was named",
+    ),
+    "most_words": (
+        "at least half of the words of a text of {tokens}+ tokens came back",
+        "did half of the words of a text of {tokens}+ tokens come back",
+        "less than half of the words of each text of {tokens}+ tokens came back",
+    ),
+    "in_reach": (
+        "a text of {tokens}+ tokens was in reach of an attack",
+        "was a text of {tokens}+ tokens in reach of an attack",
+        "no text of {tokens}+ tokens was in reach of an attack",
+    ),
+    "label_counts": (
+        "the label counts were recovered exactly",
+        "were the label counts recovered exactly",
+        "the label counts were not recovered exactly",
+    ),
 }
+"""Event -> what happened, the same after "in none of the steps", and what did not happen in the only step."""
+_ABOUT_SENTENCES = ("exact_sentence", "most_words", "in_reach")
+"""Events that only texts of at least `min_tokens` tokens can have."""
 _METRIC_WORDS = {
     "rouge1": "ROUGE-1",
     "rouge2": "ROUGE-2",
@@ -838,11 +924,11 @@ def _sentence(
         return [f"There is no evidence {where}: {evidence.problem}. Not tested is not a pass."]
     if rule.metric is not None:
         return _metric_sentence(rule, outcome, sure, where, status)
-    seen, unseen = (words.format(tokens=results.min_tokens) for words in _EVENT_WORDS[rule.event or ""])
+    seen, unseen, none_seen = (words.format(tokens=results.min_tokens) for words in _EVENT_WORDS[rule.event or ""])
     k, n, limit = outcome.k or 0, outcome.n, rule.max_rate
     low, high = percent(outcome.lower or 0.0, limit), percent(outcome.upper or 0.0, limit)
     if n == 1 and k == 0:
-        observed = f"1 client step audited, no leak seen {where}: the leak rate may be anything up to {sure}."
+        observed = f"1 client step audited: {none_seen} {where}. The rate may be anything up to {sure}."
     elif n == 1:
         observed = f"In the one audited client step {seen} {where}."
     elif k == 0:
@@ -857,6 +943,8 @@ def _sentence(
     said = [observed, f"Policy allows {allowed}."]
     if evidence.left_out:
         said.insert(1, f"Not counted: {_steps(evidence.left_out)} without a sentence that long.")
+    if evidence.silent:
+        said.insert(1, f"Not counted: {_unverifiable(evidence.silent)} from which nothing of the kind came back.")
     if status is Status.INCONCLUSIVE and outcome.more:
         said.append(f"{outcome.more} more clean steps would decide.")
     if status is not Status.FAIL and rule.event in ("exact_sentence", "exact_sequence"):
@@ -865,7 +953,7 @@ def _sentence(
 
 
 def _reach_sentence(fates: Mapping[str, int]) -> list[str]:
-    """Say whether what did not come back was protected, or whether the search gave up; nothing where no attack can tell."""
+    """Say whether what did not come back could have been found by these attacks; nothing where no attack can tell."""
     gave_up, out = fates.get("search gave up", 0), fates.get("out of reach", 0)
     if gave_up:
         verb = "was" if gave_up == 1 else "were"
@@ -874,8 +962,16 @@ def _reach_sentence(fates: Mapping[str, int]) -> list[str]:
             f"{which} that did not come back {verb} in reach of an attack whose search gave up: that is no protection."
         ]
     if out:
-        return ["What did not come back was out of reach of the attacks that can tell."]
+        return ["What did not come back cannot be found by these attacks; another attack may find it."]
     return []
+
+
+def _also_came_back(results: Results, deciding: RuleVerdict) -> list[str]:
+    """Say what came back beside what the deciding rule asks about, where that rule saw nothing."""
+    if deciding.defense != SHIPPED or deciding.k:
+        return []
+    found = in_words(recovered(results))
+    return [f"But {found} came back."] if found else []
 
 
 def _metric_sentence(rule: Rule, outcome: _Outcome, sure: str, where: str, status: Status) -> list[str]:
@@ -1059,6 +1155,14 @@ def _stamp(moment: datetime) -> str:
 
 def _steps(n: int) -> str:
     return "1 step" if n == 1 else f"{n} steps"
+
+
+def _attempts(n: int) -> str:
+    return "1 attempt" if n == 1 else f"{n} attempts"
+
+
+def _unverifiable(n: int) -> str:
+    return "1 unverifiable step" if n == 1 else f"{n} unverifiable steps"
 
 
 def _are(n: int) -> str:

@@ -24,6 +24,19 @@ SCHEMA = "leakaudit.results/1.1"
 Fraction = Annotated[FiniteFloat, Field(ge=0.0, le=1.0)]
 """A share of something, 0 to 1."""
 
+LENGTHS = (
+    "Lengths are given as power-of-two ranges; scores and other figures of an attack are exact numbers, from which a length can "
+    "sometimes be worked out."
+)
+"""What every output says of the lengths of private texts: documents and reports repeat it word by word."""
+
+STRIP_CELLS = 16
+"""Cells of a `Strip`. Our choice: fine enough to show where a text leaked, and the same for every length."""
+
+Strip = Annotated[str, Field(pattern=rf"^[0-4a-d]{{{STRIP_CELLS}}}$")]
+"""Which parts of a text came back, one character for each sixteenth of it, in order. `0`: nothing of it. `1` to `4`: up to so many
+quarters of it came back, most of them beside a right neighbour. `a` to `d`: the same, most of them alone."""
+
 
 class TextMode(StrEnum):
     """How much of the private text an output may show."""
@@ -31,7 +44,7 @@ class TextMode(StrEnum):
     HASH = "hash"
     """Keyed hashes and numbers only."""
     MASKED = "masked"
-    """Also how many tokens there are and which of them were recovered; no characters, no ids."""
+    """Also which sixteenths of a text were recovered; no characters, no ids, lengths as ranges."""
     FULL = "full"
     """The text itself."""
 
@@ -118,7 +131,7 @@ class Verification(_Model):
 
 
 class StepRecord(_Model):
-    """One audited client step. Sizes are buckets, because exact lengths are private."""
+    """One audited client step. Sizes are given as ranges (see `LENGTHS`)."""
 
     id: str
     """`st-` and the optimizer step, zero-padded, so that names sort by time."""
@@ -153,8 +166,13 @@ class SequenceScore(_Model):
     token_precision: Fraction | None = None
     """Share of the guessed tokens that stand in the true sequence, with counts; for a bag of tokens, share of the bag that stands
     anywhere in the batch. None in results before 1.2."""
-    longest_run: int | None
-    """Longest run of consecutive tokens of the true sequence found in the guess; None in a bag-of-tokens attack."""
+    longest_run: int | None = None
+    """Tokens of the longest run. Read from results before 1.2 and no longer written, because it is a length."""
+    longest_run_share: Fraction | None = None
+    """Longest run of consecutive tokens of the true sequence found in the guess, as a share of the sequence; None in a
+    bag-of-tokens attack."""
+    strip: Strip | None = None
+    """Which parts of the sequence came back; None in text mode hash, and in results before 1.2."""
     min_tokens_bucket: str
     """Length of the true sequence as a power-of-two range such as `9-16`."""
     long_enough: bool = False
@@ -172,7 +190,8 @@ class SequenceScore(_Model):
     def fate(self) -> Literal["recovered", "search gave up", "out of reach"] | None:
         """What became of the sequence; None where the attack guesses no sequences or does not say what was in reach.
 
-        The attack's own test decides where there is one; else a sequence was in reach if every token was a candidate.
+        The attack's own test decides where there is one; else a sequence was in reach if every token was a candidate. The
+        value `out of reach` is kept for readers of earlier results: it means "not by these attacks", and another may reach it.
         """
         if self.exact is None or self.exact:
             return "recovered" if self.exact else None
@@ -238,7 +257,11 @@ class Controls(_Model):
 
 
 class Summary(_Model):
-    """One attack under one defence over all steps: fractions, or None where there is no number."""
+    """One attack under one defence over all attacked steps: fractions, or None where there is no number.
+
+    A description and no evidence: unverifiable steps and attempts that ran out of time are in it, while the gate's bounds
+    leave out what proves nothing.
+    """
 
     attack: str
     defense: str

@@ -19,8 +19,16 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _COLOURS = {Status.PASS: "green", Status.FAIL: "red", Status.INCONCLUSIVE: "yellow", Status.ERROR: "magenta"}
-_STATES = {"leak": "red", "no leak seen": "green", "budget exhausted": "yellow", "error": "magenta"}
-_MOST_RULES = 6
+_STATES = {
+    "sentence leaked": "bold red",
+    "words leaked": "red",
+    "labels leaked": "dark_orange",
+    "in reach, not found": "yellow",
+    "out of time": "yellow",
+    "no leak event": "green",
+    "error": "magenta",
+}
+_MOST_RULES = 8
 _MOST_DEFENSES = 4
 
 
@@ -92,7 +100,7 @@ def _console(console: Console | None) -> Console:
 
 def _seen(rule: RuleVerdict) -> str:
     if rule.k is not None:
-        return f"{rule.k} of {rule.n} steps" if rule.n else "no evidence"
+        return f"{rule.k} of {rule.n} {'step' if rule.n == 1 else 'steps'}" if rule.n else "no evidence"
     return f"{rule.subject} {rule.observed:.2f}" if rule.observed is not None else "no evidence"
 
 
@@ -109,7 +117,9 @@ def _matrix(redacted: RedactedResult) -> Table:
 
     def cell(attack: str, defense: str) -> Text:
         found = cell_for(results, attack, defense)
-        return Text(plain(", ".join([found.state, *found.lines[:1]])), style=_STATES.get(found.state, "dim"))
+        first = found.lines[0] if found.lines else ""
+        said = first if first.startswith(found.state) else ", ".join(part for part in (found.state, first) if part)
+        return Text(plain(said), style=_STATES.get(found.state, "dim"))
 
     for attack in attack_names(results):
         table.add_row(Text(plain(attack)), *(cell(attack, defense) for defense in defenses))

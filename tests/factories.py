@@ -70,7 +70,9 @@ def sequence(name: str = "sq-0", recall: float = 0.0, *, long_enough: bool = Tru
         rl=None if bag else recall,
         exact=None if bag else recall == 1.0,
         token_recall=recall,
-        longest_run=None if bag else round(12 * recall),
+        token_precision=recall,
+        longest_run_share=None if bag else recall,
+        strip=("d" if bag else "4") * round(16 * recall) + "0" * (16 - round(16 * recall)),
         min_tokens_bucket="9-16",
         long_enough=long_enough,
     )

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -29,8 +30,10 @@ from leakaudit.client import ClientStep
 from leakaudit.config import AuditConfig
 from leakaudit.defenses.protocol import Defense
 from leakaudit.errors import AnatomyError, ResultsError
+from leakaudit.gate import Verdict
 from leakaudit.models import ModelRecipe
 from leakaudit.registry import attack, attacks, defense, defenses
+from leakaudit.reports import write_report
 from leakaudit.scores import (
     AttemptStatus,
     JournalEntry,
@@ -746,6 +749,25 @@ def test_text_modes_decide_what_the_journal_keeps(tmp_path: Path) -> None:
     assert len(masked.true_pattern) == len(TEXTS[0].split()) and set(masked.true_pattern) <= set("bu.")
     assert full.true_tokens == tuple(TEXTS[0].split())
     assert full.true_pattern == masked.true_pattern
+
+
+@pytest.mark.parametrize("mode", [TextMode.HASH, TextMode.MASKED])
+def test_results_give_parts_of_a_text_and_no_number_of_its_tokens(tmp_path: Path, mode: TextMode) -> None:
+    """A run of tokens beside "exact" would be the length of the text; a strip has sixteen cells whatever the length."""
+    audit = _audit(tmp_path, "fake-guess", text=mode)
+    audit.step(_snapshot())
+    audit.finish()
+    written = json.loads((tmp_path / "results.json").read_text())
+    (found,) = written["attempts"][0]["sequences"]
+    assert found["longest_run"] is None and 0.0 <= found["longest_run_share"] <= 1.0
+    assert (found["strip"] is None) == (mode is TextMode.HASH)
+    assert mode is TextMode.HASH or re.fullmatch("[0-4a-d]{16}", found["strip"])
+    private = (tmp_path / "journal.jsonl").read_bytes()
+    shown = (tmp_path / "report.html").read_bytes()
+    (tmp_path / "journal.jsonl").unlink()
+    verdict = Verdict.model_validate_json((tmp_path / "verdict.json").read_bytes())
+    again = write_report(tmp_path, mode, now=datetime.now(UTC), verdict=verdict)
+    assert private and again.read_bytes() == shown
 
 
 def test_an_audit_without_a_step_has_no_results(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from leakaudit import gate, stats
 from leakaudit.errors import ConfigError
 from leakaudit.gate import Status, Verdict
-from leakaudit.scores import Attempt, AttemptStatus, Results, VerificationStatus
+from leakaudit.scores import Attempt, AttemptStatus, Results, Score, StepRecord, VerificationStatus
 from tests.factories import NOW, attempt, audit, policy, results, step
 
 RED_LINE = {"id": "red-line", "severity": "critical", "event": "exact_sentence", "max_count": 0}
@@ -68,8 +68,8 @@ def test_an_undecided_rate_says_how_many_more_steps_would_decide() -> None:
 def test_one_step_gets_no_interval() -> None:
     """With one step there is nothing to dress up."""
     verdict = judge(audit(0, 1), RATE)
-    assert "1 client step audited, no leak seen" in verdict.sentence
-    assert "the leak rate may be anything up to 95%" in verdict.sentence
+    assert "1 client step audited: no sentence of 8+ tokens was recovered exactly" in verdict.sentence
+    assert "The rate may be anything up to 95%." in verdict.sentence
 
 
 def test_one_leak_over_the_count_is_proof() -> None:
@@ -290,10 +290,10 @@ def test_a_verdict_says_where_a_search_gave_up_on_what_was_in_reach() -> None:
     assert "The text that did not come back was in reach" in one.sentence
 
 
-def test_a_verdict_says_that_everything_was_out_of_reach_only_where_it_was() -> None:
+def test_a_verdict_says_that_these_attacks_find_nothing_only_where_they_can_tell() -> None:
     """By an attack that can tell; a text that another attack recovered did come back; without a teller nothing is said."""
     steps = [step(i) for i in range(2)]
-    out = "What did not come back was out of reach of the attacks that can tell."
+    out = "What did not come back cannot be found by these attacks; another attack may find it."
     assert out in judge(results(steps, [reached(i, passes=False) for i in range(2)]), RATE).sentence
     assert "reach" not in judge(results(steps, [attempt(i) for i in range(2)]), RATE).sentence
     both = [reached(0, passes=True), reached(1, passes=False), attempt(0, "tag", leaks=True), attempt(1, "tag")]
@@ -340,7 +340,131 @@ def test_the_default_policy_fails_on_one_sentence_and_says_what_a_pass_takes() -
     default = gate.default_policy()
     assert gate.evaluate(audit(1, 2), default, now=NOW).verdict is Status.FAIL
     assert gate.evaluate(audit(0, 3), default, now=NOW).verdict is Status.INCONCLUSIVE
-    assert gate.evaluate(audit(0, 59), default, now=NOW).verdict is Status.PASS
+    told = [reached(i, passes=False) for i in range(59)]
+    assert gate.evaluate(results([step(i) for i in range(59)], told), default, now=NOW).verdict is Status.PASS
+    untold = gate.evaluate(audit(0, 59), default, now=NOW)
+    assert untold.verdict is Status.INCONCLUSIVE
+    assert "no attack that finished can tell what was in reach of its search" in untold.sentence
+
+
+UNVERIFIABLE = VerificationStatus.UNVERIFIABLE
+
+
+@pytest.mark.parametrize("stamp", [VerificationStatus.UNVERIFIABLE, VerificationStatus.STOCHASTIC])
+def test_a_leak_of_an_unverifiable_step_is_proof(stamp: VerificationStatus) -> None:
+    """What came back stands in the batch: nobody can recover a sentence from an update that does not hold it."""
+    verdict = judge(results([step(0, stamp)], [attempt(0, leaks=True)]), RED_LINE)
+    assert (verdict.verdict, verdict.rules[0].k, verdict.unverifiable_steps) == (Status.FAIL, 1, 1)
+    assert (verdict.unverified_steps, verdict.rules[0].worst is not None) == (0, True)
+
+
+@pytest.mark.parametrize("stamp", [VerificationStatus.UNVERIFIABLE, VerificationStatus.STOCHASTIC])
+def test_an_unverifiable_step_without_a_leak_is_no_evidence(stamp: VerificationStatus) -> None:
+    """Neither in n nor in a bound nor in the floor of evidence: sixty of them are as good as none."""
+    verdict = judge(results([step(i, stamp) for i in range(60)], [attempt(i) for i in range(60)]), RED_LINE, RATE)
+    assert verdict.verdict is Status.INCONCLUSIVE
+    assert {(rule.status, rule.n, rule.silent, rule.due) for rule in verdict.rules} == {(Status.INCONCLUSIVE, 0, 60, 0)}
+    assert "60 steps cannot be verified, and nothing came back from them. Not tested is not a pass." in verdict.sentence
+    one = judge(results([step(0, stamp)], [attempt(0)]), RED_LINE)
+    assert "1 step cannot be verified, and nothing came back from it." in one.sentence
+
+
+def test_unverifiable_steps_bound_a_rate_from_neither_side() -> None:
+    """Those that leak would make the share of leaks too large, those that do not too small."""
+    steps = [step(i, UNVERIFIABLE if i < 50 else VerificationStatus.VERIFIED) for i in range(108)]
+    found = results(steps, [attempt(i, leaks=i < 5) for i in range(108)])
+    rule = judge(found, RATE).rules[0]
+    assert (rule.k, rule.n, rule.silent, rule.status) == (5, 63, 45, Status.INCONCLUSIVE)
+    assert rule.lower == stats.lower_bound(5, 108) and rule.upper == stats.upper_bound(5, 63)
+    assert "Not counted: 45 unverifiable steps from which nothing of the kind came back." in rule.sentence
+    assert "The policy asks for 59 steps of evidence; there are 58." in rule.reasons
+
+
+@pytest.mark.parametrize(
+    ("statistic", "n", "k", "expected"),
+    [
+        ("max", 60, 1, Status.FAIL),
+        ("max", 60, 0, Status.PASS),
+        ("mean", 60, 1, Status.PASS),
+        ("p95", 60, 1, Status.PASS),
+    ],
+)
+def test_a_score_of_an_unverifiable_step_counts_only_where_it_is_proof(
+    statistic: str, n: int, k: int, expected: Status
+) -> None:
+    """Above the limit on the largest score; a mean or a percentile of the steps that leaked would be biased."""
+    steps = [*(step(i) for i in range(n)), step(n, UNVERIFIABLE)]
+    attempts = [*(attempt(i, recall=0.1) for i in range(n)), attempt(n, recall=0.9 if k else 0.3)]
+    rule = {"id": "m", "metric": "rougeL", "statistic": statistic, "max_value": 0.5}
+    found = judge(results(steps, attempts), rule).rules[0]
+    assert (found.status, found.n, found.silent) == (
+        expected,
+        n + (statistic == "max") * k,
+        1 - (statistic == "max") * k,
+    )
+
+
+def of_eight(done: Attempt) -> Attempt:
+    """Return an attempt with its text eight times."""
+    if not done.sequences:
+        return done
+    texts = [done.sequences[0].model_copy(update={"id": f"sq-{i}"}) for i in range(8)]
+    means = {name: Score(value=found.value, n=8) for name, found in done.scores.items() if isinstance(found, Score)}
+    precise = texts[0].token_precision
+    means |= {} if precise is None else {"token_precision": Score(value=precise, n=8)}
+    return done.model_copy(update={"sequences": tuple(texts), "scores": dict(done.scores) | means})
+
+
+def words(number: int) -> list[Attempt]:
+    """Build what a bag attack and a label attack got of a step of eight texts, beside a search that found nothing."""
+    bag = attempt(number, "rows", kind="bag", recall=1.0, events=("all_words", "most_words"))
+    labels = attempt(number, "llg", kind="labels", leaks=True)
+    return [of_eight(bag), of_eight(labels), of_eight(attempt(number, "span", recall=0.0))]
+
+
+def eight(number: int) -> StepRecord:
+    """Build a step of eight texts."""
+    return step(number, n_sequences=8).model_copy(update={"n_tokens_bucket": "65-128"})
+
+
+def test_the_headline_says_what_came_back_beside_the_rule_that_decides() -> None:
+    """No whole sentence, and yet every word of eight texts and all labels: that is no clean step."""
+    found = results([eight(0)], words(0))
+    verdict = gate.evaluate(found, gate.default_policy(), now=NOW)
+    assert verdict.sentence.startswith("1 client step audited: no sentence of 8+ tokens was recovered exactly")
+    assert "But every word of 8 of 8 texts and all labels came back." in verdict.sentence
+    assert "leak seen" not in verdict.sentence
+    assert "But" not in judge(audit(0, 60), RED_LINE).sentence  # nothing came back
+    assert "But" not in judge(audit(3, 60), RED_LINE).sentence  # the rule itself says what did
+
+
+def test_the_built_in_policy_judges_words_overlap_and_reach_at_level_error() -> None:
+    """Sixty steps that give words, most of the text or an open search away do not pass, whatever became of the sentences."""
+    default = gate.default_policy()
+    steps = [step(i) for i in range(60)]
+
+    def verdict(attempts: list[Attempt], steps: list[StepRecord] = steps) -> tuple[Status, set[str]]:
+        found = gate.evaluate(results(steps, attempts), default, now=NOW)
+        return found.verdict, {r.id for r in found.rules if r.status is Status.FAIL and r.level == "error"}
+
+    worded = verdict([a for i in range(60) for a in words(i)], [eight(i) for i in range(60)])
+    assert worded == (Status.FAIL, {"all-words-rate", "most-words-rate"})
+    most = [attempt(i, recall=11 / 12) for i in range(60)]
+    assert verdict(most)[0] is Status.FAIL and "overlap" in verdict(most)[1]
+    told = [a.model_copy(update={"events": ("most_words",)}) for a in most]
+    assert verdict(told) == (Status.FAIL, {"overlap", "most-words-rate"})
+    open_search = [reached(i, passes=True, status=AttemptStatus.BUDGET_EXHAUSTED) for i in range(60)]
+    assert verdict(open_search) == (Status.FAIL, {"in-reach-rate"})
+    gave_up = [reached(i, passes=True) for i in range(60)]
+    assert verdict(gave_up) == (Status.FAIL, {"in-reach-rate"})
+    assert verdict([reached(i, passes=False) for i in range(60)]) == (Status.PASS, set())
+
+
+def test_a_chance_overlap_in_one_step_does_not_fail_the_built_in_policy() -> None:
+    """Unrelated short texts share half of their words now and then, so one step above 0.5 is no proof."""
+    attempts = [reached(i, passes=False, recall=0.6 if i == 0 else 0.1, long_enough=i > 0) for i in range(100)]
+    found = gate.evaluate(results([step(i) for i in range(100)], attempts), gate.default_policy(), now=NOW)
+    assert found.verdict is Status.PASS
 
 
 POLICY = """\
