@@ -54,6 +54,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "coverage",
             "overhead",
             "min_tokens",
+            "digest",
         }
     ),
     scores.RunInfo: frozenset(
@@ -63,7 +64,17 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
     scores.Subject: frozenset({"model", "config_digest", "parameters", "code_commit", "code_dirty", "artifacts"}),
     scores.ThreatModel: frozenset({"adversary", "sees", "knows", "granted"}),
     scores.Regime: frozenset(
-        {"dtype", "training_mode", "dropout", "hidden", "trainable", "accumulation", "max_grad_norm", "batch_size"}
+        {
+            "dtype",
+            "training_mode",
+            "dropout",
+            "hidden",
+            "trainable",
+            "accumulation",
+            "max_grad_norm",
+            "batch_size",
+            "declared_defenses",
+        }
     ),
     scores.StepRecord: frozenset(
         {
@@ -77,6 +88,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "verification",
             "loss",
             "shipped_defense",
+            "n_sentences",
         }
     ),
     scores.Verification: frozenset({"status", "relative_error", "scale", "sigma", "note"}),
@@ -109,6 +121,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "rl",
             "exact",
             "token_recall",
+            "token_precision",
             "longest_run",
             "min_tokens_bucket",
             "long_enough",

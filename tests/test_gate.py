@@ -17,7 +17,7 @@ from leakaudit import gate, stats
 from leakaudit.errors import ConfigError
 from leakaudit.gate import Status, Verdict
 from leakaudit.scores import Attempt, AttemptStatus, Results, VerificationStatus
-from tests.factories import NOW, attempt, audit, policy, results, step
+from tests.factories import NOW, attempt, audit, of_sequences, policy, results, step
 
 RED_LINE = {"id": "red-line", "severity": "critical", "event": "exact_sentence", "max_count": 0}
 RATE = {"id": "rate", "event": "exact_sentence", "max_rate": 0.05}
@@ -46,9 +46,8 @@ def test_a_rate_passes_or_fails_by_its_bounds(leaks: int, clean: int, expected: 
 
 def test_a_failed_rate_says_so_in_numbers() -> None:
     """The sentence of the design, word by word."""
-    found = audit(7, 53)
-    shipped = found.model_copy(update={"steps": tuple(step(i, shipped="noise 0.05") for i in range(60))})
-    assert judge(shipped, RATE).sentence == (
+    steps = [step(i, shipped="noise 0.05") for i in range(60)]
+    assert judge(results(steps, [attempt(i, leaks=i < 7) for i in range(60)]), RATE).sentence == (
         "In 7 of 60 audited client steps (11.7%, 95% lower bound 5.6%) at least one sentence of 8+ tokens was "
         "recovered exactly under the defence you ship (noise 0.05). Policy allows 5%."
     )
@@ -114,7 +113,8 @@ def test_a_step_without_a_long_sentence_is_left_out() -> None:
 def test_a_step_that_fails_verification_does_not_count() -> None:
     """Neither for nor against: its update comes from another batch."""
     steps = [step(i, VerificationStatus.MISMATCH if i < 2 else VerificationStatus.VERIFIED) for i in range(70)]
-    verdict = judge(results(steps, [attempt(i, leaks=i < 2) for i in range(70)]), RED_LINE)
+    states = [AttemptStatus.SKIPPED if i < 2 else AttemptStatus.RAN for i in range(70)]
+    verdict = judge(results(steps, [attempt(i, status=state) for i, state in enumerate(states)]), RED_LINE)
     assert (verdict.unverified_steps, verdict.rules[0].k, verdict.rules[0].n) == (2, 0, 68)
     assert "2 of 70 attempts (2.9%) crashed, were skipped or had no usable update" in verdict.sentence
 
@@ -221,12 +221,13 @@ def test_controls_use_the_bound_where_it_can_be_reached(k: int, n: int, state: s
 
 
 def test_old_evidence_does_not_pass() -> None:
-    """Results older than the policy allows, from the future or without a date leave every rule open."""
+    """Results older than the policy allows or without a date leave every rule open; from the future they cannot be."""
     found, rules = audit(0, 60), policy(RED_LINE)
     assert gate.evaluate(found, rules, now=NOW + timedelta(days=6)).verdict is Status.PASS
     late = gate.evaluate(found, rules, now=NOW + timedelta(days=8))
     assert "The evidence is 8.1 days old; the policy allows 7d." in late.sentence
-    assert gate.evaluate(found, rules, now=NOW - timedelta(days=1)).verdict is Status.INCONCLUSIVE
+    early = gate.evaluate(found, rules, now=NOW - timedelta(days=1))
+    assert (early.verdict, early.problems) == (Status.ERROR, ("the results are dated in the future",))
     assert judge(audit(0, 60, finished=""), RED_LINE).verdict is Status.INCONCLUSIVE
     assert late.valid_until == "2026-11-09T10:00:00Z"
 
@@ -236,7 +237,7 @@ def test_warnings_never_change_the_verdict() -> None:
     warning = RED_LINE | {"id": "warning", "level": "warn", "event": "exact_sequence", "max_count": 0}
     verdict = judge(audit(3, 100), warning, {"id": "rate", "event": "exact_sentence", "max_rate": 0.5})
     assert (verdict.verdict, verdict.exit_code) == (Status.PASS, 0)
-    assert [rule.status for rule in verdict.rules] == [Status.FAIL, Status.PASS]
+    assert [(rule.id, rule.status) for rule in verdict.rules] == [("rate", Status.PASS), ("warning", Status.FAIL)]
 
 
 def test_the_worst_rule_decides() -> None:
@@ -274,7 +275,7 @@ def test_a_score_is_judged_by_its_bounds(statistic: str, limit: float, n: int, e
 def reached(number: int, attack: str = "span", *, passes: bool | None, leaks: bool = False, **extra: Any) -> Attempt:
     """Build an attempt on one text whose attack could tell whether it was in reach."""
     done = attempt(number, attack, leaks=leaks, **extra)
-    return done.model_copy(update={"sequences": tuple(s.model_copy(update={"passes": passes}) for s in done.sequences)})
+    return of_sequences(done, [s.model_copy(update={"passes": passes}) for s in done.sequences])
 
 
 def test_a_verdict_says_where_a_search_gave_up_on_what_was_in_reach() -> None:
