@@ -70,9 +70,10 @@ def unknown(name: str, known: Iterable[str]) -> str | None:
     (None, "'spam' is unknown; did you mean 'span'?")
     """
     known = sorted(known)
-    if name in known or name.partition("(")[0] in known:
+    bare = name.partition("(")[0]
+    if name in known or bare in known:
         return None
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(bare, known, n=1)
     return f"{name!r} is unknown; " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}")
 
 
