@@ -300,7 +300,11 @@ def _bounds(bucket: str) -> tuple[int, int] | None:
 
 def _summaries(results: Results) -> Iterator[str]:
     """Compute the summaries again from the attempts."""
-    wanted = [summary.model_dump() for summary in summarise(results.attempts)]
+    try:
+        wanted = [summary.model_dump() for summary in summarise(results.attempts)]
+    except (ValueError, OverflowError):  # numbers so large that their mean is none
+        yield "the attempts hold numbers of which no summary can be made"
+        return
     found = [summary.model_dump() for summary in results.summaries]
     if len(wanted) != len(found):
         yield f"there are {len(found)} summaries of {len(wanted)} pairs of attack and defence"

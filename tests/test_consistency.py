@@ -55,6 +55,11 @@ def twice(data: dict[str, Any]) -> None:
     data["attempts"].append(copy.deepcopy(data["attempts"][0]))
 
 
+def endless(data: dict[str, Any]) -> None:
+    for item in data["attempts"]:
+        item["wall_s"] = 1.7e308
+
+
 def one_number(data: dict[str, Any]) -> None:
     for item in data["steps"]:
         item["step"] = 0
@@ -132,6 +137,7 @@ ROWS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         put("summaries", 0, "exact_rate", value=0.0),
         "says exact_rate 0, and the attempts come to 0.1",
     ),
+    "times beyond counting": (endless, "the attempts hold numbers of which no summary can be made"),
     "no summaries": (put("summaries", value=[]), "there are 0 summaries of 1 pairs"),
     "a control of two of one": (put("controls", "positive", "k", value=2), "the positive control counts 2 of 1"),
     "more controls than steps": (
