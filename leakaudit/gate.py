@@ -242,7 +242,7 @@ def load_policy(path: Path, names: catalogue.Names | None = None) -> Policy:
 def _unknown_names(policy: Policy, names: catalogue.Names) -> Iterable[tuple[tuple[str | int, ...], str]]:
     """Yield place and problem of every name that nothing has: a rule on it could never be decided."""
     for index, rule in enumerate(policy.rules):
-        at = ("rules", index)
+        at: tuple[str | int, ...] = ("rules", index)
         attacks = () if rule.scope.attacks is None else rule.scope.attacks
         asked = [((*at, "scope", "attack"), "attack", name, names.attacks) for name in attacks]
         asked.append(((*at, "scope", "defense"), "defence", rule.scope.defense, names.defenses | {SHIPPED}))

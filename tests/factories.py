@@ -83,9 +83,18 @@ def sequence(name: str = "sq-0", recall: float = 0.0, *, long_enough: bool = Tru
 
 def unguessed(name: str = "sq-0", *, long_enough: bool = True) -> SequenceScore:
     """Build the score of one sequence by an attack that guesses labels only."""
-    nothing = dict.fromkeys(("r1", "r2", "rl", "exact", "token_recall", "longest_run"))
-    length = "9-16" if long_enough else "5-8"
-    return SequenceScore(id=name, hmac="9f" * 8, min_tokens_bucket=length, long_enough=long_enough, **nothing)
+    return SequenceScore(
+        id=name,
+        hmac="9f" * 8,
+        r1=None,
+        r2=None,
+        rl=None,
+        exact=None,
+        token_recall=None,
+        longest_run=None,
+        min_tokens_bucket="9-16" if long_enough else "5-8",
+        long_enough=long_enough,
+    )
 
 
 def attempt(
@@ -108,7 +117,8 @@ def attempt(
     if ran and kind == "text":
         sequences = (sequence(recall=share, long_enough=long_enough),)
         names = ("rouge1", "rouge2", "rougeL", "token_recall", "token_precision")
-        scores = {name: Score(value=share) for name in names} | {"exact": Score(value=float(share == 1.0))}
+        scores = {name: Score(value=share) for name in names}
+        scores["exact"] = Score(value=float(share == 1.0))
     elif ran and kind == "bag":
         sequences = (sequence(recall=share, long_enough=long_enough, bag=True),)
         scores = {"token_recall": Score(value=share), "token_precision": Score(value=share)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 import pytest
@@ -221,6 +221,13 @@ def test_the_gate_knows_every_event_and_one_of_its_own() -> None:
     assert {*get_args(gate.Event)} == {*EVENTS, "in_reach"}
 
 
+def _fields(numbers: Mapping[str, float | None]) -> dict[str, Any]:
+    names = {"rouge1": "r1", "rouge2": "r2", "rougeL": "rl", "token_recall": "token_recall"}
+    return {field: numbers.get(metric) for metric, field in names.items()} | {
+        "token_precision": numbers.get("token_precision")
+    }
+
+
 class Words:
     """A tokenizer for which a token is a word."""
 
@@ -270,13 +277,6 @@ LONG, SHORT = tuple(range(10, 20)), (30, 31)
 def test_the_scoring_names_the_events_that_its_scores_show(found: Found) -> None:
     """The rule is written twice, once for making results and once for checking them; here the two meet."""
     scored = score(found, [LONG, SHORT], [0, 1], 2, Words(), frozenset(), min_tokens=8)
-    fields = {
-        "rouge1": "r1",
-        "rouge2": "r2",
-        "rougeL": "rl",
-        "token_recall": "token_recall",
-        "token_precision": "token_precision",
-    }
     sequences = tuple(
         scores.SequenceScore(
             id=f"s-{i}",
@@ -285,7 +285,7 @@ def test_the_scoring_names_the_events_that_its_scores_show(found: Found) -> None
             longest_run=None,
             min_tokens_bucket="9-16",
             long_enough=s.long_enough,
-            **{field: s.numbers.get(metric) for metric, field in fields.items()},
+            **_fields(s.numbers),
         )
         for i, s in enumerate(scored.sequences)
     )
