@@ -1028,6 +1028,9 @@ def _judge_age(results: Results, policy: Policy, now: datetime) -> tuple[timedel
     if finished is None:
         return None, "The results do not say when the audit finished, so their age is unknown."
     age = now - finished
+    started = moment(results.run.started)
+    if started is not None and finished < started - CLOCK_SLACK:  # no contradiction: a clock may be set back meanwhile
+        return age, "The audit finished before it started, by its own clock, so its age is unknown."
     if age > _duration(policy.evidence.max_age):
         old = f"{age.total_seconds() / 86400:.1f} days"
         return age, f"The evidence is {old} old; the policy allows {policy.evidence.max_age}."

@@ -148,7 +148,6 @@ ROWS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         put("coverage", "audited_steps", value=60),
         "counts 60 audited steps, and 10 are",
     ),
-    "a time before the start": (put("run", "started", value="2026-11-03T10:00:00Z"), "finished before it started"),
     "the end of the calendar": (
         put("run", "finished", value="9999-12-31"),
         "finished at '9999-12-31', which is no point in",

@@ -17,7 +17,7 @@ from leakaudit import catalogue, gate, registry, stats
 from leakaudit.errors import ConfigError
 from leakaudit.gate import Status, Verdict
 from leakaudit.scores import Attempt, AttemptStatus, Results, VerificationStatus
-from tests.factories import NOW, attempt, audit, of_sequences, policy, results, step
+from tests.factories import NOW, attempt, audit, changed, of_sequences, policy, results, step
 
 RED_LINE = {"id": "red-line", "severity": "critical", "event": "exact_sentence", "max_count": 0}
 RATE = {"id": "rate", "event": "exact_sentence", "max_rate": 0.05}
@@ -229,6 +229,9 @@ def test_old_evidence_does_not_pass() -> None:
     early = gate.evaluate(found, rules, now=NOW - timedelta(days=1))
     assert (early.verdict, early.problems) == (Status.ERROR, ("the results are dated in the future",))
     assert judge(audit(0, 60, finished=""), RED_LINE).verdict is Status.INCONCLUSIVE
+    backwards = changed(found, run=found.run.model_copy(update={"started": "2026-11-02T11:30:00Z"}))
+    assert "finished before it started, by its own clock" in gate.evaluate(backwards, rules, now=NOW).sentence
+    assert gate.evaluate(backwards, rules, now=NOW).verdict is Status.INCONCLUSIVE
     assert late.valid_until == "2026-11-09T10:00:00Z"
 
 
