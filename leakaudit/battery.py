@@ -4,7 +4,7 @@ An `Audit` is one run folder (0700):
 
     journal.jsonl    one line per finished attempt, appended and synced; what a killed audit resumes from
     state.json       run key, audited steps, controls
-    results.json     the product (`leakaudit.results/1.1`), verdict.json, report.html: written by `finish`
+    results.json     the product (`leakaudit.results/1.2`), verdict.json, report.html: written by `finish`
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ from leakaudit.scores import (
     ThreatModel,
     VerificationStatus,
     load_journal,
+    sealed,
     summarise,
     to_json,
     write_private,
@@ -277,7 +278,7 @@ class Audit:
         from leakaudit.gate import to_json as verdict_json
         from leakaudit.reports.page import write_report
 
-        results = self._results(skipped, total_steps, overhead or Overhead(), interrupted, code)
+        results = sealed(self._results(skipped, total_steps, overhead or Overhead(), interrupted, code))
         text = json.dumps(to_json(results), indent=1, ensure_ascii=False, allow_nan=False)
         write_private(self.folder / "results.json", text)
         policy = load_policy(self.config.policy) if self.config.policy else default_policy()
@@ -517,6 +518,7 @@ class Audit:
             verification=verification,
             loss=provenance.loss,
             shipped_defense="+".join(d.name for d in shipped) or "none",
+            n_sentences=_sentences(snapshot, self.config.min_tokens),
         )
         self._state.steps.append(record)
         self._state.subject = self._state.subject or _subject(snapshot)
@@ -764,6 +766,13 @@ def bucket(count: int) -> str:
     return f"{top // 2 + 1}-{top}" if top > 2 else "2"
 
 
+def _sentences(snapshot: Snapshot, min_tokens: int) -> int:
+    """Count the texts of a batch that are long enough for a sentence event, as scoring measures them."""
+    special = snapshot.observation.facts.vocabulary.wordless_ids
+    texts = _texts(snapshot.truth, snapshot.observation)
+    return sum(sum(token not in special for token in ids) >= min_tokens for ids in texts)
+
+
 def _phase(step: int, total: int | None) -> Any:
     if not total:
         return "simulated"
@@ -792,6 +801,9 @@ def _regime(snapshot: Snapshot, batch_size: int, before: Regime | None) -> Regim
         accumulation=max(1, len(snapshot.truth.micro_batches)),
         max_grad_norm=recipe.max_grad_norm,
         batch_size=size,
+        declared_defenses=tuple(
+            dict.fromkeys([*((before and before.declared_defenses) or ()), *(d.name for d in facts.defenses)])
+        ),
     )
 
 

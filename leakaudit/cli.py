@@ -247,9 +247,10 @@ def _words(text: str) -> tuple[str, ...]:
 
 def _check_policy(path: Path) -> None:
     """Fail on a wrong policy before hours of attacks, not after."""
+    from leakaudit.catalogue import registered_names
     from leakaudit.gate import load_policy
 
-    load_policy(path)
+    load_policy(path, registered_names())
 
 
 RUN_FILES = ("journal.jsonl", "state.json", "results.json", "verdict.json", "report.html")
@@ -455,14 +456,15 @@ def report(run_dir: Path, text: str, policy: Path | None, output: Path | None, a
     """Render the HTML report of RUN_DIR (a folder with results.json)."""
     from datetime import UTC, datetime
 
+    from leakaudit.catalogue import names_for
     from leakaudit.gate import default_policy, load_policy
     from leakaudit.reports.page import write_report
-    from leakaudit.scores import TextMode
+    from leakaudit.scores import TextMode, load_results
 
     if not run_dir.is_dir():
         raise ResultsError(f"{run_dir}: no such folder; give the folder that holds results.json")
     mode = TextMode(text)
-    rules = load_policy(policy) if policy else default_policy()
+    rules = load_policy(policy, names_for(load_results(run_dir))) if policy else default_policy()
     if mode is TextMode.FULL and policy is not None and not rules.report.allow_full:
         raise RedactionError(f"{policy}: does not allow text mode full (report.allow_full: true)")
     path = write_report(
@@ -486,22 +488,26 @@ def report(run_dir: Path, text: str, policy: Path | None, output: Path | None, a
 @clear_errors
 def gate(run_dir: Path, policy: Path | None, soft_fail: bool, quiet: bool, as_json: bool) -> None:
     """Judge RUN_DIR (a folder with results.json, or the file) by a policy: exit 0 PASS, 3 FAIL, 4 INCONCLUSIVE, 5 ERROR."""
-    import hashlib
     from datetime import UTC, datetime
 
+    from leakaudit.catalogue import names_for
     from leakaudit.gate import default_policy, evaluate, exit_code, load_policy, to_json, unreadable
-    from leakaudit.scores import load_results, write_private
+    from leakaudit.scores import read_results, write_private
 
-    rules = load_policy(policy) if policy else default_policy()
     file = run_dir / "results.json" if run_dir.is_dir() else run_dir
     now = datetime.now(UTC)
     try:
-        results = load_results(file)
-        verdict = evaluate(results, rules, now=now, results_sha256=hashlib.sha256(file.read_bytes()).hexdigest())
+        results, sha256 = read_results(file)
     except ResultsError as error:
-        verdict = unreadable(str(error), rules, now=now)
+        verdict = unreadable(str(error), load_policy(policy) if policy else default_policy(), now=now)
     else:
-        write_private(file.parent / "verdict.json", json.dumps(to_json(verdict), indent=1))
+        rules = load_policy(policy, names_for(results)) if policy else default_policy()
+        verdict = evaluate(results, rules, now=now, results_sha256=sha256)
+    try:
+        if file.exists():
+            write_private(file.parent / "verdict.json", json.dumps(to_json(verdict), indent=1))
+    except OSError as error:
+        click.echo(f"verdict.json was not written ({error.strerror or type(error).__name__})", err=True)
     if as_json:
         click.echo(json.dumps(to_json(verdict), indent=1))
     else:

@@ -29,7 +29,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from leakaudit import stats
+from leakaudit import catalogue, stats
+from leakaudit.consistency import CLOCK_SLACK, contradictions, moment, unexplained_steps
 from leakaudit.recovery import in_words, recovered
 from leakaudit.scores import (
     Attempt,
@@ -42,7 +43,7 @@ from leakaudit.scores import (
     StepRecord,
     TextMode,
 )
-from leakaudit.strict_yaml import read_yaml
+from leakaudit.strict_yaml import problem_at, read_yaml
 
 SHIPPED = "shipped"
 """The scope word for what the training run really sends."""
@@ -52,8 +53,6 @@ ANY = "any"
 
 _AGE = re.compile(r"([1-9][0-9]{0,5})([mhd])")
 _AGE_UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
-_CLOCK_SLACK = timedelta(hours=1)
-"""How far ahead another machine's clock may be."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- policy
@@ -67,6 +66,8 @@ def _check_age(text: str) -> str:
 
 Age = Annotated[str, AfterValidator(_check_age)]
 Event = Literal["exact_sentence", "exact_sequence", "all_words", "most_words", "in_reach", "label_counts"]
+"""`in_reach` is the gate's own: a sentence came back, or a search gave up that would have accepted it. The others stand in the
+attempts."""
 RuleId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
 
 
@@ -212,9 +213,12 @@ class Policy(_Policy):
         ids = [rule.id for rule in self.rules]
         twice = sorted({name for name in ids if ids.count(name) > 1})
         if twice:
-            raise ValueError(f"two rules are called {twice[0]!r}; each needs its own id")
+            second = ids.index(twice[0], ids.index(twice[0]) + 1)
+            raise problem_at(("rules", second, "id"), f"two rules are called {twice[0]!r}; each needs its own id")
         if all(rule.level == "warn" for rule in self.rules):
-            raise ValueError("every rule is at level warn, so nothing could ever fail; set one to level: error")
+            raise problem_at(
+                ("rules",), "every rule is at level warn, so nothing could ever fail; set one to level: error"
+            )
         return self
 
     @property
@@ -224,13 +228,32 @@ class Policy(_Policy):
         return "sha256:" + hashlib.sha256(plain.encode()).hexdigest()
 
 
-def load_policy(path: Path) -> Policy:
+def load_policy(path: Path, names: catalogue.Names | None = None) -> Policy:
     """Read a policy from a YAML file.
+
+    Args:
+        path: the file.
+        names: the attacks, defences and metrics that there are; None to leave the policy's names unchecked.
 
     Raises:
         ConfigError: every problem at once, each with file, line and what to write instead.
     """
-    return read_yaml(path, Policy)
+    return read_yaml(path, Policy, check=None if names is None else lambda policy: _unknown_names(policy, names))
+
+
+def _unknown_names(policy: Policy, names: catalogue.Names) -> Iterable[tuple[tuple[str | int, ...], str]]:
+    """Yield place and problem of every name that nothing has: a rule on it could never be decided."""
+    for index, rule in enumerate(policy.rules):
+        at: tuple[str | int, ...] = ("rules", index)
+        attacks = () if rule.scope.attacks is None else rule.scope.attacks
+        asked = [((*at, "scope", "attack"), "attack", name, names.attacks) for name in attacks]
+        asked.append(((*at, "scope", "defense"), "defence", rule.scope.defense, names.defenses | {SHIPPED}))
+        if rule.metric is not None:
+            asked.append(((*at, "metric"), "metric", rule.metric, names.metrics))
+        for path, kind, name, known in asked:
+            problem = catalogue.unknown(name, known)
+            if problem:
+                yield path, f"rule {rule.id!r}: the {kind} {problem}"
 
 
 def default_policy() -> Policy:
@@ -386,6 +409,8 @@ class Verdict(_Verdict):
     policy_digest: str
     results_sha256: str | None
     """Of the file, as `sha256sum` prints it."""
+    results_digest: str | None = None
+    """The digest that the results name and that was found to be right; it does not depend on the layout of the file."""
     evaluated_at: str
     evidence_age_s: FiniteFloat | None
     valid_until: str | None
@@ -433,18 +458,19 @@ def evaluate(results: Results, policy: Policy, *, now: datetime, results_sha256:
     Returns:
         The verdict; ERROR where the results contradict themselves.
     """
-    problems = _contradictions(results)
+    problems = (*contradictions(results), *_from_the_future(results, now))
     if problems:
-        return _error(policy, now, problems, run=results.run.id, results_sha256=results_sha256)
+        return _error(policy, now, problems, results, results_sha256=results_sha256)
     controls = _judge_controls(results, policy)
     age, age_gap = _judge_age(results, policy, now)
     gaps = [c.sentence for c in controls if c.state in ("not run", "failed", "unproven")]
     gaps += [age_gap] if age_gap else []
+    gaps += _absent(results)
     broken = next((c.sentence for c in controls if c.name == "negative" and c.state == "failed"), None)
 
     rules = _judge_rules(results, policy, SHIPPED, gaps, broken)
     overall, deciding = _overall(rules)
-    finished = _time(results.run.finished)
+    finished = moment(results.run.finished)
     return Verdict(
         verdict=overall,
         exit_code=EXIT_CODES[overall],
@@ -455,6 +481,7 @@ def evaluate(results: Results, policy: Policy, *, now: datetime, results_sha256:
         policy_owner=policy.owner,
         policy_digest=policy.digest,
         results_sha256=results_sha256,
+        results_digest=results.digest,
         evaluated_at=_stamp(now),
         evidence_age_s=age.total_seconds() if age is not None else None,
         valid_until=_stamp(finished + _duration(policy.evidence.max_age)) if finished else None,
@@ -470,7 +497,7 @@ def evaluate(results: Results, policy: Policy, *, now: datetime, results_sha256:
 
 def unreadable(problem: str, policy: Policy, *, now: datetime, run: str = "") -> Verdict:
     """Return the ERROR verdict for evidence that cannot be read at all, so that machines still get one document."""
-    return _error(policy, now, (problem,), run=run, results_sha256=None)
+    return _error(policy, now, (problem,), None, run=run)
 
 
 def percent(value: float, beside: float | None = None) -> str:
@@ -525,6 +552,8 @@ class _Evidence:
     """Steps among `values` that are verified; the others count because something came back from them."""
     problem: str
     """Why there is no evidence at all, where there is none."""
+    repeated: int = 0
+    """Steps whose update is that of another step: both are one piece of evidence."""
     fates: Mapping[str, int] = field(default_factory=dict)
     """What became of the texts the event could be about, as `SequenceScore.fate` has it, by the attack that got furthest."""
 
@@ -538,16 +567,17 @@ def _gather(results: Results, rule: Rule, defense: str) -> _Evidence:
     unable = {a.attack for a in everywhere if a.status is AttemptStatus.RAN} - able
     asked = [name for name in wanted if name not in unable]
 
-    by_step: dict[str, list[Attempt]] = {step.id: [] for step in results.steps}
+    first = _first_of_its_kind(results.steps)
+    by_step: dict[str, list[Attempt]] = {name: [] for name in first.values()}
     for attempt in everywhere:
         if attempt.defense == defense and attempt.attack in asked:
-            by_step[attempt.step].append(attempt)
+            by_step[first[attempt.step]].append(attempt)
     values: dict[str, float] = {}
     worst: tuple[tuple[float, float, float], Worst] | None = None
     censored = finished = lost = due = left_out = silent = bounding = 0
     attacks: set[str] = set()
     at_risk = _steps_at_risk(results, rule)
-    for step in results.steps:
+    for step in (step for step in results.steps if step.id in by_step):
         attempts = by_step[step.id]
         if _usable(step) and not step.verification.status.bounds:
             attempts = [a for a in attempts if _could_show(a, rule) and _proves(a, rule)]
@@ -574,7 +604,7 @@ def _gather(results: Results, rule: Rule, defense: str) -> _Evidence:
             rank = (value, longest, -attempt.wall_s)
             if value > 0 and (worst is None or rank > worst[0]):
                 shown = value if rule.metric else None
-                worst = (rank, Worst(step=step.id, attack=attempt.attack, wall_s=attempt.wall_s, value=shown))
+                worst = (rank, Worst(step=attempt.step, attack=attempt.attack, wall_s=attempt.wall_s, value=shown))
     return _Evidence(
         values=values,
         worst=worst[1] if worst else None,
@@ -587,8 +617,17 @@ def _gather(results: Results, rule: Rule, defense: str) -> _Evidence:
         silent=silent,
         bounding=bounding,
         problem="" if values else _why_nothing(results, rule, defense, wanted, known, left_out, silent),
+        repeated=len(results.steps) - len(by_step),
         fates=_fates([a for step in by_step if step in values for a in by_step[step]], rule),
     )
+
+
+def _first_of_its_kind(steps: Iterable[StepRecord]) -> dict[str, str]:
+    """Map each step to the first one with the same update: the same evidence under two names is one piece of evidence."""
+    names: dict[tuple[str, str, int, int | None], str] = {}
+    return {
+        s.id: names.setdefault((s.snapshot, s.verification.status, s.n_sequences, s.n_sentences), s.id) for s in steps
+    }
 
 
 def _fates(attempts: Iterable[Attempt], rule: Rule) -> dict[str, int]:
@@ -849,6 +888,9 @@ def _shortfalls(evidence: _Evidence, policy: Policy) -> list[str]:
     n = evidence.bounding
     if n < floor.min_steps:
         found.append(f"The policy asks for {floor.min_steps} steps of evidence; there {_are(n)}.")
+        if evidence.repeated:
+            repeat = "step repeats" if evidence.repeated == 1 else "steps repeat"
+            found.append(f"{evidence.repeated} {repeat} the update of another step and did not count again.")
     if evidence.due and evidence.lost / evidence.due > floor.max_error_share:
         share = percent(evidence.lost / evidence.due, floor.max_error_share)
         found.append(
@@ -921,7 +963,7 @@ def _sentence(
     """Say what was seen and what the policy allows, in sentences made of numbers."""
     sure = percent(confidence)
     if outcome.n == 0:
-        return [f"There is no evidence {where}: {evidence.problem}. Not tested is not a pass."]
+        return [f"There is no evidence {where}: {_ended(evidence.problem)} Not tested is not a pass."]
     if rule.metric is not None:
         return _metric_sentence(rule, outcome, sure, where, status)
     seen, unseen, none_seen = (words.format(tokens=results.min_tokens) for words in _EVENT_WORDS[rule.event or ""])
@@ -1056,12 +1098,13 @@ def _judge_negative(control: Control, asked: NegativeControl, confidence: float)
 
 def _judge_age(results: Results, policy: Policy, now: datetime) -> tuple[timedelta | None, str]:
     """Return the age of the evidence, and what is wrong with it."""
-    finished = _time(results.run.finished)
+    finished = moment(results.run.finished)
     if finished is None:
         return None, "The results do not say when the audit finished, so their age is unknown."
     age = now - finished
-    if age < -_CLOCK_SLACK:
-        return age, "The results are dated in the future."
+    started = moment(results.run.started)
+    if started is not None and finished < started - CLOCK_SLACK:  # no contradiction: a clock may be set back meanwhile
+        return age, "The audit finished before it started, by its own clock, so its age is unknown."
     if age > _duration(policy.evidence.max_age):
         old = f"{age.total_seconds() / 86400:.1f} days"
         return age, f"The evidence is {old} old; the policy allows {policy.evidence.max_age}."
@@ -1075,8 +1118,8 @@ def _overall(rules: Sequence[RuleVerdict]) -> tuple[Status, RuleVerdict]:
 
 
 def _order(rule: RuleVerdict) -> tuple[int, int, int]:
-    """Worst status first, rules that decide before warnings, then severity; equal ones keep the policy's order."""
-    return -_BADNESS[rule.status], rule.level != "error", _SEVERITY[rule.severity]
+    """Rules that decide before warnings, then the worst status, then severity; equal ones keep the policy's order."""
+    return rule.level != "error", -_BADNESS[rule.status], _SEVERITY[rule.severity]
 
 
 def _alternatives(results: Results, policy: Policy, gaps: Sequence[str], broken: str | None) -> Iterable[Alternative]:
@@ -1096,33 +1139,42 @@ def _alternatives(results: Results, policy: Policy, gaps: Sequence[str], broken:
         yield Alternative(defense=defense, status=overall, open_rules=still_open, naive=naive, rules=figures)
 
 
-def _contradictions(results: Results) -> tuple[str, ...]:
-    """Say where the results cannot be true, which is no question of evidence any more."""
-    ids = [step.id for step in results.steps]
-    found = [f"step {name} is recorded twice" for name in sorted({name for name in ids if ids.count(name) > 1})]
-    strangers = sorted({a.step for a in results.attempts} - set(ids))
-    found += [f"attempts on step {name}, which is not recorded" for name in strangers]
-    ran = (AttemptStatus.RAN, AttemptStatus.BUDGET_EXHAUSTED)
-    ghosts = sorted({(a.step, a.attack) for a in results.attempts if a.events and a.status not in ran})
-    found += [f"attack {attack} on step {step} did not run and yet leaked" for step, attack in ghosts]
-    for name, control in (("positive", results.controls.positive), ("negative", results.controls.negative)):
-        if not 0 <= control.k <= control.n:
-            found.append(f"the {name} control counts {control.k} of {control.n}")
-    return tuple(found)
+def _from_the_future(results: Results, now: datetime) -> Iterable[str]:
+    finished = moment(results.run.finished)
+    if finished is not None and finished - now > CLOCK_SLACK:
+        yield "the results are dated in the future"
 
 
-def _error(policy: Policy, now: datetime, problems: Sequence[str], *, run: str, results_sha256: str | None) -> Verdict:
+def _absent(results: Results) -> list[str]:
+    """Say where attempts were due that nobody recorded, without an interruption or a refused snapshot to explain it."""
+    lacking = unexplained_steps(results)
+    if not lacking:
+        return []
+    verb = "lacks" if lacking == 1 else "lack"
+    return [f"{_steps(lacking)} {verb} attempts that were due, and nothing in the results explains it."]
+
+
+def _error(
+    policy: Policy,
+    now: datetime,
+    problems: Sequence[str],
+    results: Results | None,
+    *,
+    run: str = "",
+    results_sha256: str | None = None,
+) -> Verdict:
     more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
     return Verdict(
         verdict=Status.ERROR,
         exit_code=EXIT_CODES[Status.ERROR],
-        sentence=f"The evidence cannot be judged: {problems[0]}{more}.",
+        sentence=_ended(f"The evidence cannot be judged: {problems[0]}{more}"),
         deciding_rule=None,
-        run=run,
+        run=run if results is None else results.run.id,
         policy=policy.name,
         policy_owner=policy.owner,
         policy_digest=policy.digest,
         results_sha256=results_sha256,
+        results_digest=None if results is None else results.digest,
         evaluated_at=_stamp(now),
         evidence_age_s=None,
         valid_until=None,
@@ -1141,16 +1193,13 @@ def _duration(age: str) -> timedelta:
     return int(found[1]) * _AGE_UNITS[found[2]]
 
 
-def _time(text: str) -> datetime | None:
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
 def _stamp(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _ended(sentence: str) -> str:
+    """End a sentence with a full stop where it has no end of its own."""
+    return sentence if sentence.endswith((".", "?", "!")) else f"{sentence}."
 
 
 def _steps(n: int) -> str:

@@ -1004,6 +1004,7 @@ def _provenance_section(redacted: RedactedResult) -> dict[str, Any]:
         ("Command", run.command or "not recorded"),
         ("Seed", str(run.seed)),
         ("results.json", f"sha256:{verdict.results_sha256}" if verdict.results_sha256 else "digest not recorded"),
+        ("Content", verdict.results_digest or "no digest"),
         ("Policy", f"{verdict.policy}, {verdict.policy_digest}"),
         ("Battery", f"{run.battery.name} {run.battery.version}, {run.battery.digest}"),
         ("Model", f"{subject.model}, {subject.parameters} parameters, configuration {subject.config_digest}"),

@@ -56,6 +56,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "coverage",
             "overhead",
             "min_tokens",
+            "digest",
         }
     ),
     scores.RunInfo: frozenset(
@@ -65,7 +66,17 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
     scores.Subject: frozenset({"model", "config_digest", "parameters", "code_commit", "code_dirty", "artifacts"}),
     scores.ThreatModel: frozenset({"adversary", "sees", "knows", "granted"}),
     scores.Regime: frozenset(
-        {"dtype", "training_mode", "dropout", "hidden", "trainable", "accumulation", "max_grad_norm", "batch_size"}
+        {
+            "dtype",
+            "training_mode",
+            "dropout",
+            "hidden",
+            "trainable",
+            "accumulation",
+            "max_grad_norm",
+            "batch_size",
+            "declared_defenses",
+        }
     ),
     scores.StepRecord: frozenset(
         {
@@ -79,6 +90,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "verification",
             "loss",
             "shipped_defense",
+            "n_sentences",
         }
     ),
     scores.Verification: frozenset({"status", "relative_error", "scale", "sigma", "note", "absent", "noiseless"}),

@@ -84,12 +84,20 @@ def print_verdict(verdict: Verdict, *, quiet: bool = False, console: Console | N
     console.print()
     for rule in verdict.rules[:_MOST_RULES]:
         line = Text()
-        line.append(f"{rule.status:<13}", style=_COLOURS[rule.status])
-        line.append(rule.id + (" (warning only)" if rule.level == "warn" else ""))
+        shown, colour = _status(rule)
+        line.append(f"{shown:<13}", style=colour)
+        line.append(rule.id)
         line.append(f"  {plain(_seen(rule))}", style="dim")
         console.print(line)
     if len(verdict.rules) > _MOST_RULES:
         console.print(Text(f"and {len(verdict.rules) - _MOST_RULES} more rules in the report", style="dim"))
+
+
+def _status(rule: RuleVerdict) -> tuple[str, str]:
+    """Return word and colour of a rule's status: a rule that only warns says WARN where another would not pass."""
+    if rule.level == "warn" and rule.status is not Status.PASS:
+        return "WARN", "yellow"
+    return rule.status, _COLOURS[rule.status]
 
 
 def _console(console: Console | None) -> Console:

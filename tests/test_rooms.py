@@ -19,7 +19,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit",
         "leakaudit.budget",
         "leakaudit.canaries",
+        "leakaudit.catalogue",
         "leakaudit.config",
+        "leakaudit.consistency",
         "leakaudit.errors",
         "leakaudit.gate",
         "leakaudit.leash",
@@ -28,6 +30,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit.reports.*",
         "leakaudit.scores",
         "leakaudit.stats",
+        "leakaudit.strict_json",
         "leakaudit.strict_yaml",
     ),
     "core": (
@@ -103,6 +106,7 @@ COMPANIONS = {"transformers": frozenset({"accelerate"}), "lightning": frozenset(
 two names."""
 
 WITHOUT_TORCH = (
+    "leakaudit.catalogue",
     "leakaudit.gate",
     "leakaudit.reports.page",
     "leakaudit.scores",

@@ -126,7 +126,10 @@ def rich_audit(text: str = "ordinary") -> tuple[Results, list[scores.JournalEntr
         subject=Subject(model=text, config_digest=text, parameters=3, code_commit=text, artifacts=({"sha256": text},)),
         threat_model=ThreatModel(adversary=text, sees=text, knows=(text,), granted=(text,)),
         coverage=Coverage(
-            not_tested=(NotTested(what=text, why=text),), not_run=(NotTested(what=text, why=text),), total_steps=9
+            not_tested=(NotTested(what=text, why=text),),
+            not_run=(NotTested(what=f"not {text}", why=text),),
+            audited_steps=4,
+            total_steps=9,
         ),
         utility=(Utility(defense="prune", metric=text, value=0.8, baseline=0.9),),
     )
