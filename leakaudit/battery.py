@@ -36,6 +36,7 @@ from leakaudit.classifiers import ArrayClassifier, array_batch
 from leakaudit.client import ClientStep, defenses_found, make_batch, verify, with_random_state
 from leakaudit.config import AuditConfig, PluginSpec
 from leakaudit.errors import AnatomyError, ResultsError, SnapshotError
+from leakaudit.json_lines import split_lines
 from leakaudit.metrics.reachability import Reached, ReachedSequence, reachability, unknown
 from leakaudit.metrics.scoring import Scored, ScoredSequence, score
 from leakaudit.metrics.semantic_similarity import SemanticSimilarity, with_similarity
@@ -461,9 +462,9 @@ class Audit:
         """Drop what a killed worker left of its last line, so that the next one starts on a line of its own."""
         if not self._journal_path.exists():
             return
-        text = self._journal_path.read_text(encoding="utf-8", errors="replace")
+        content = self._journal_path.read_bytes()
         kept = "".join(entry.model_dump_json() + "\n" for entry in self._entries)
-        if len(text.splitlines()) != len(self._entries) or (text and not text.endswith("\n")):
+        if len(split_lines(content)) != len(self._entries) or (content and not content.endswith(b"\n")):
             write_private(self._journal_path, kept)
 
     # ------------------------------------------------------------------ steps and controls

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from leakaudit.errors import ResultsError
+from leakaudit.json_lines import split_lines
 
 SCHEMA = "leakaudit.results/1.1"
 """1.1 added what was in reach: of attempts, sequences and summaries. A reader of 1.0 ignores it, and 1.0 is read as without."""
@@ -457,7 +458,7 @@ def load_journal(path: Path) -> list[JournalEntry]:
     """
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = split_lines(path.read_bytes())
     entries = []
     for number, line in enumerate(lines, start=1):
         try:

@@ -16,7 +16,7 @@ from torch import nn
 from leakaudit.classifiers import ArrayClassifier, NoText, array_batch, array_facts, array_recipe, load_auxiliary
 from leakaudit.client import ClientStep, with_random_state
 from leakaudit.errors import ConfigError, DataError
-from leakaudit.simulate import frozen_parameters
+from leakaudit.simulate import MAX_CLASSES, frozen_parameters
 from leakaudit.snapshot import Provenance, Snapshot, StepRecipe, Truth
 
 
@@ -72,6 +72,13 @@ class ArraySimulator:
         if "inputs" not in inputs:
             raise DataError(f"the data holds {', '.join(sorted(inputs))}; a classifier of arrays takes `inputs`")
         self._inputs = inputs["inputs"].float()
+        if len(self._labels) == 0:
+            raise DataError("the data holds no examples")
+        if int(self._labels.max()) >= MAX_CLASSES:
+            raise DataError(
+                f"the data has a label above {MAX_CLASSES - 1:,}, the largest class that is taken; renumber the classes from 0 "
+                "without gaps"
+            )
         classes = what.num_labels or max(2, int(self._labels.max()) + 1)
         if int(self._labels.min()) < 0 or int(self._labels.max()) >= classes:
             raise DataError(

@@ -22,6 +22,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit.config",
         "leakaudit.errors",
         "leakaudit.gate",
+        "leakaudit.json_lines",
         "leakaudit.leash",
         "leakaudit.registry",
         "leakaudit.reports.*",
