@@ -10,8 +10,6 @@ import functools
 import logging
 import math
 import os
-import shlex
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -32,6 +30,7 @@ from leakaudit.client import public_facts
 from leakaudit.config import AuditConfig, load_config
 from leakaudit.errors import LeakAuditError, ModelError, SnapshotError, SpoolError
 from leakaudit.gate import load_policy
+from leakaudit.invocation import training_command
 from leakaudit.models import ModelRecipe, can_rebuild, plain_name, unwrapped
 from leakaudit.registry import attacks, defenses
 from leakaudit.scores import Attempt, Overhead, Score, load_journal
@@ -189,8 +188,7 @@ class AuditRun:
         peers = stack.peers
         place = Place(folder or config.out_dir.absolute())
         if spool is None and _writes(peers):
-            command = shlex.join([Path(sys.executable).name, *sys.argv])
-            spool, place = settle(place.folder, config, stack.tokenizer, command)
+            spool, place = settle(place.folder, config, stack.tokenizer, training_command())
         config = config.model_copy(update={"out_dir": place.folder})
         spool = spool or Spool(config.out_dir / "spool")
         rate = float(layers_of(stack.optimizer)[-1].param_groups[0]["lr"]) if stack.observe == "delta" else None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
+import hashlib
+import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -173,6 +175,32 @@ def _below_the_adapters(model: nn.Module) -> frozenset[str]:
     )
 
 
+def source_digest(what: Any, model: nn.Module, tokenizer: str = "") -> str:
+    """Return the SHA-256 of all that simulated steps depend on, wherever the files lie.
+
+    Args:
+        what: a `Simulation` or `ArraySimulation`; the content of its data file counts, its path does not.
+        model: as it is before the first step.
+        tokenizer: facts about it.
+    """
+    options = {
+        field.name: repr(getattr(what, field.name)) for field in fields(what) if field.name not in ("model", "data")
+    }
+    digest = hashlib.sha256(json.dumps([options, tokenizer, _architecture(model)], default=str).encode())
+    digest.update(what.data.read_bytes())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _architecture(model: nn.Module) -> dict[str, Any]:
+    """Return a model's configuration without where it was loaded from."""
+    config: Any = getattr(model, "config", None)
+    found: dict[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
+    return {key: value for key, value in found.items() if key != "_name_or_path"}
+
+
 class Simulator:
     """Makes the snapshots of a simulation, one client step at a time."""
 
@@ -195,6 +223,8 @@ class Simulator:
         self._frozen = frozen | frozen_parameters(self.model, what.freeze)
         if not {name for name, _ in self.model.named_parameters()} - self._frozen:
             raise ConfigError("--freeze leaves no parameter to share, so there is no update to attack")
+        self.digest = source_digest(what, self.model, vocabulary_of(self.tokenizer, self.model).model_dump_json())
+        """SHA-256 of all that the steps depend on: options, data, weights and tokenizer; known to whoever has the data."""
         if what.lora_warmup:
             self._warm_up(examples)
         self._recipe = ModelRecipe.of(self.model)
@@ -216,8 +246,8 @@ class Simulator:
 
     def __iter__(self) -> Iterator[Snapshot]:
         """Yield one snapshot after another; weights stay as they are, so every step is a first step."""
-        for index, rows in enumerate(self.batches):
-            yield self._snapshot(index, rows)
+        for index in range(len(self)):
+            yield self.snapshot(index)
 
     def _batch(self, rows: Sequence[Example], turn: int) -> MicroBatch:
         """Return one micro-batch, in training mode with a random state of its own."""
@@ -243,8 +273,13 @@ class Simulator:
         self.model.zero_grad(set_to_none=True)
         self.model.eval()
 
-    def _snapshot(self, index: int, rows: Sequence[Example]) -> Snapshot:
-        what = self.what
+    def snapshot(self, index: int) -> Snapshot:
+        """Return one step, the same whenever it is asked for.
+
+        Args:
+            index: its number from 0.
+        """
+        what, rows = self.what, self.batches[index]
         training = what.mode == "train"
         sends: dict[str, Any] = {}
         if what.learning_rate is not None:

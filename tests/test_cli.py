@@ -107,7 +107,7 @@ def test_simulate_prints_the_summaries_and_nothing_else_on_stdout(audited: tuple
     assert document["granted"] == []
     assert Path(document["results"]).samefile(out / "results.json")
     assert Path(document["report"]).samefile(out / "report.html")
-    assert "plan: 2 steps, 12 attempts" in result.stderr
+    assert "plan: 2 steps x 2 attacks x 3 defences = 12 attempts, at most 6 min at 30 s each" in result.stderr
 
 
 def test_simulate_measures_what_is_true(audited: tuple[Path, Result]) -> None:
@@ -194,7 +194,7 @@ def test_fewer_full_batches_than_steps_are_announced(model: Path, data: Path, tm
     """Four rows make one batch of three."""
     result = _simulate(model, data, tmp_path / "out", "--steps", 9, "--batch-size", 3, "--attacks", "embedding-rows")
     assert result.exit_code == 0
-    assert "the data has 1 full batches of 3; 9 were asked for" in result.stderr
+    assert "the data has 1 full batch of 3; 9 were asked for" in result.stderr
 
 
 def test_what_is_granted_is_printed(model: Path, data: Path, tmp_path: Path) -> None:

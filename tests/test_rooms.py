@@ -22,6 +22,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit.config",
         "leakaudit.errors",
         "leakaudit.gate",
+        "leakaudit.invocation",
         "leakaudit.json_lines",
         "leakaudit.leash",
         "leakaudit.registry",
@@ -29,6 +30,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit.scores",
         "leakaudit.stats",
         "leakaudit.strict_yaml",
+        "leakaudit.threads",
     ),
     "core": (
         "leakaudit.active_server",
@@ -51,6 +53,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "battery": (
         "leakaudit.battery",
         "leakaudit.devices",
+        "leakaudit.run_folder",
         "leakaudit.simulate",
         "leakaudit.simulate_arrays",
         "leakaudit.worker",
@@ -61,9 +64,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit.__main__",
         "leakaudit.cli",
         "leakaudit.cli_prior",
+        "leakaudit.cli_progress",
         "leakaudit.cli_snapshots",
         "leakaudit.command",
         "leakaudit.doctor",
+        "leakaudit.stopping",
     ),
 }
 """Room -> its modules; `.*` takes the package and everything below it."""
