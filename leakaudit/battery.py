@@ -72,7 +72,7 @@ from leakaudit.scores import (
     to_json,
     write_private,
 )
-from leakaudit.snapshot import Granted, Observation, Snapshot, StepRecipe, Truth
+from leakaudit.snapshot import DeclaredDefense, Granted, Observation, Snapshot, StepRecipe, Truth
 
 logger = logging.getLogger(__name__)
 
@@ -558,7 +558,7 @@ class Audit:
             n_tokens_bucket=bucket(sum(map(len, sequences))),
             verification=verification,
             loss=provenance.loss,
-            shipped_defense="+".join(d.name for d in shipped) or "none",
+            shipped_defense="+".join(map(_with_strength, shipped)) or "none",
         )
         self._state.steps.append(record)
         self._state.subject = self._state.subject or _subject(snapshot)
@@ -765,6 +765,20 @@ def _battery(config: AuditConfig, attacks: list[tuple[str, Any]], defenses: list
         attacks=tuple(label for label, _ in attacks),
         defenses=tuple(label for label, _ in defenses),
         budget_s=config.budget_s,
+    )
+
+
+def _with_strength(defense: DeclaredDefense) -> str:
+    """Return a declared defence with its numbers, such as `gaussian-noise(scale=0.1)`."""
+    numbers = {
+        key: value
+        for key, value in defense.parameters.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    return (
+        f"{defense.name}({', '.join(f'{key}={value:g}' for key, value in numbers.items())})"
+        if numbers
+        else defense.name
     )
 
 
