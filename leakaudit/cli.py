@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from leakaudit.cli_prior import prior as prior_group
-from leakaudit.cli_progress import Pace, counted, plan, shown
+from leakaudit.cli_progress import Pace, plan, shown
 from leakaudit.cli_snapshots import snapshots as snapshots_group
 from leakaudit.command import EXISTING, IDENTITY_HELP, clear_errors, public_command
 from leakaudit.errors import ConfigError, RedactionError, ResultsError
 from leakaudit.stopping import Request, Stopped, exit_code, stop_on_signals
 from leakaudit.threads import threads_to_take, wait_passively
+from leakaudit.wording import counted
 
 if TYPE_CHECKING:
     from leakaudit.battery import Audit
@@ -87,7 +88,7 @@ def _with_options(specs: tuple[PluginSpec, ...], options: tuple[str, ...]) -> tu
     return tuple(spec.model_copy(update={"options": {**spec.options, **added[spec.name]}}) for spec in specs)
 
 
-@main.command()
+@main.command(short_help="Attack client steps made of a model and a data file.")
 @click.option(
     "--model",
     "model",
@@ -234,7 +235,7 @@ def simulate(
     def steps_of() -> Steps:
         simulator = _simulator(**given)
         if len(simulator) < steps:
-            full = counted(len(simulator), "full batch").replace("batchs", "batches")
+            full = counted(len(simulator), "full batch", "full batches")
             click.echo(f"the data has {full} of {batch_size * local_steps}; {steps} were asked for", err=True)
         return Steps(simulator.digest, simulator.tokenizer, range(len(simulator)), simulator.snapshot)
 
@@ -425,7 +426,7 @@ def _print_outcome(results: Results, out: Path, as_json: bool) -> None:
     print_summary(out)
 
 
-@main.command()
+@main.command(short_help="Audit a spool's snapshots, beside training or after it.")
 @click.argument("spool", type=EXISTING)
 @click.option("--once", is_flag=True, help="Audit what is there and stop, without waiting for more.")
 @click.option("--device", help="cpu, cuda, cuda:1 or auto; overrides the audit's own setting.")
@@ -453,7 +454,7 @@ def worker(spool: Path, once: bool, device: str | None, identity: Path | None, i
     sys.exit(run_worker(spool_of(spool), once=once, device=device, identities=keys, idle_limit_s=idle_limit))
 
 
-@main.command()
+@main.command(short_help="Attack kept snapshots once.")
 @click.argument("snapshots", type=EXISTING, nargs=-1, required=True)
 @click.option("--tokenizer", type=EXISTING, help="Folder of the tokenizer; default: the one kept in the spool.")
 @click.option("--config", "config_path", type=EXISTING, help="YAML of the audit: attacks, defences, budget.")
@@ -531,7 +532,7 @@ def _kept_tokenizer(snapshot: Path) -> Path:
     raise ConfigError(f"{snapshot}: no tokenizer folder beside it; give one with --tokenizer")
 
 
-@main.command()
+@main.command(short_help="Render the HTML report of a run again.")
 @click.argument("run_dir", type=EXISTING)
 @click.option("--text", "text", type=click.Choice(["hash", "masked", "full"]), default="masked", show_default=True)
 @click.option("--policy", type=EXISTING, help="YAML policy; default: the built-in one.")
@@ -564,7 +565,7 @@ def report(run_dir: Path, text: str, policy: Path | None, output: Path | None, a
     click.echo(str(path))
 
 
-@main.command()
+@main.command(short_help="Judge a run by a policy; the exit code tells.")
 @click.argument("run_dir", type=EXISTING)
 @click.option("--policy", type=EXISTING, help="YAML policy; default: the built-in one.")
 @click.option("--soft-fail", is_flag=True, help="Exit 0 whatever the verdict; the verdict itself stays.")
@@ -598,7 +599,7 @@ def gate(run_dir: Path, policy: Path | None, soft_fail: bool, quiet: bool, as_js
     sys.exit(0 if soft_fail else exit_code(verdict))
 
 
-@main.command()
+@main.command(short_help="Check this machine and a configuration.")
 @click.option("--config", "config_path", type=EXISTING, help="YAML of the audit to check as well.")
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as one JSON document.")
 @clear_errors
@@ -645,7 +646,7 @@ def catalogue(kind: str, fields: tuple[str, ...], as_json: bool) -> None:
         click.echo()
 
 
-@main.command("attacks")
+@main.command("attacks", short_help="List the attacks.")
 @click.option("--json", "as_json", is_flag=True)
 @clear_errors
 def attacks_command(as_json: bool) -> None:
@@ -653,7 +654,7 @@ def attacks_command(as_json: bool) -> None:
     catalogue("attacks", ("goal", "threat_model", "source"), as_json)
 
 
-@main.command("defenses")
+@main.command("defenses", short_help="List the defences.")
 @click.option("--json", "as_json", is_flag=True)
 @clear_errors
 def defenses_command(as_json: bool) -> None:
@@ -661,7 +662,7 @@ def defenses_command(as_json: bool) -> None:
     catalogue("defenses", ("protects", "cost", "source"), as_json)
 
 
-@main.command()
+@main.command(short_help="Print the JSON Schema of a file.")
 @click.argument("what", type=click.Choice(["results", "policy", "config", "verdict"]))
 @clear_errors
 def schema(what: str) -> None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from leakaudit.wording import counted, duration
+
 if TYPE_CHECKING:
     from leakaudit.scores import JournalEntry
 
@@ -29,33 +31,6 @@ def plan(steps: int, attacks: int, defenses: int, budget_s: float) -> str:
     factors = [counted(steps, "step"), counted(attacks, "attack"), counted(defenses, "defence")]
     total = steps * attacks * defenses
     return f"plan: {' x '.join(factors)} = {counted(total, 'attempt')}, at most {duration(total * budget_s)} at {budget_s:g} s each"
-
-
-def counted(number: int, one: str) -> str:
-    """Return a number with its noun.
-
-    >>> counted(1, "step"), counted(2, "step")
-    ('1 step', '2 steps')
-    """
-    return f"{number} {one}" if number == 1 else f"{number} {one}s"
-
-
-def duration(seconds: float) -> str:
-    """Return a length of time in words, as precise as an estimate is.
-
-    >>> [duration(s) for s in (4, 50, 89, 3600, 13200, 190000)]
-    ['4 s', '50 s', '1 min', '1 h', '3 h 40 min', '2 d 5 h']
-    """
-    if seconds < 60:
-        return f"{max(1, round(seconds))} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 24:
-        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    days, hours = divmod(hours, 24)
-    return f"{days} d {hours} h" if hours else f"{days} d"
 
 
 class Pace:

@@ -62,7 +62,7 @@ def _open(path: Path) -> Spool:
     return Spool.open(spool_of(path))[0]
 
 
-@click.group()
+@click.group(short_help="List, check, hold and remove kept snapshots.")
 def snapshots() -> None:
     """List, check, hold and remove the snapshots of an audit. They hold the private batch."""
 

@@ -589,6 +589,16 @@ def test_help_lists_every_command_without_loading_torch() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize("group", [(), ("snapshots",), ("prior",)])
+def test_no_sentence_of_the_help_is_cut(group: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 80 columns every command has a whole sentence."""
+    monkeypatch.setenv("COLUMNS", "80")
+    text = _run(*group, "--help").stdout
+    commands = text.partition("Commands:")[2].strip().split("\n")
+    assert commands and "..." not in text
+    assert all(re.fullmatch(r" *[a-z]+  +[A-Z].*\.", line) for line in commands), text
+
+
 def test_doctor_recovers_a_known_sentence_on_this_machine() -> None:
     """Every check is a sentence; none fails where the tests run."""
     result = _run("doctor", "--json")

@@ -31,6 +31,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit.stats",
         "leakaudit.strict_yaml",
         "leakaudit.threads",
+        "leakaudit.wording",
     ),
     "core": (
         "leakaudit.active_server",

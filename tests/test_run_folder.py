@@ -32,7 +32,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("given")
     tiny.bert(seed=1).save_pretrained(folder / "model")  # type: ignore[operator]
     tiny.bert_tokenizer().save_pretrained(folder / "model")
-    rows = [{"text": text, "label": n % 2} for n, text in enumerate(TEXTS * 10)]
+    rows = [{"text": text, "label": n % 2} for n, text in enumerate(TEXTS * 50)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder / "model", folder / "rows.jsonl"
 
@@ -207,8 +207,8 @@ def _running(arguments: list[str], *before: str) -> Iterator[subprocess.Popen[st
 
 
 def _slow(given: tuple[Path, Path], out: Path) -> list[str]:
-    """Return a command that finishes attempts for half a minute."""
-    return _arguments(given, out, "--attacks", "idlg,tag(steps=20,restarts=1)", "--steps", 40)
+    """Return a command of many short attempts."""
+    return _arguments(given, out, "--attacks", "idlg", "--steps", 200)
 
 
 def _attempts(out: Path) -> int:
@@ -225,9 +225,9 @@ def test_a_signal_stops_with_a_report_of_what_is_finished(
     """As a time limit, a container's end and a closed terminal send them; the same command goes on."""
     out = tmp_path / "out"
     with _running(_slow(given, out)) as process:
-        until(lambda: _attempts(out) >= 3)
+        until(lambda: _attempts(out) >= 3, 120)
         process.send_signal(number)
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == code, stderr
     assert "Traceback" not in stderr and "the same command goes on with the rest" in stderr
     found = _results(out)
@@ -235,13 +235,22 @@ def test_a_signal_stops_with_a_report_of_what_is_finished(
     assert (out / "report.html").exists() and "report.html" in stdout
     gate = CliRunner().invoke(main, ["gate", str(out)])
     assert gate.exit_code in (3, 4), gate.output  # never a pass on so few steps
+
+
+def test_a_stopped_audit_is_gone_on_with(given: tuple[Path, Path], tmp_path: Path) -> None:
+    """By the same command, as the same audit."""
+    out = tmp_path / "out"
     with _running(_slow(given, out)) as process:
-        done = len(found["attempts"])
-        until(lambda: _attempts(out) > done)
+        until(lambda: _attempts(out) >= 3, 120)
         process.send_signal(signal.SIGTERM)
-        _, stderr = process.communicate(timeout=60)
-    assert f"resuming: {done} of 160 attempts are done" in stderr
-    assert _results(out)["run"]["id"] == found["run"]["id"]
+        process.communicate(timeout=120)
+    before = _results(out)
+    done = len(before["attempts"])
+    again = CliRunner().invoke(main, _slow(given, out), catch_exceptions=False)
+    assert again.exit_code == 0 and f"resuming: {done} of 400 attempts are done" in again.stderr
+    found = _results(out)
+    assert (found["run"]["id"], found["run"]["interrupted"]) == (before["run"]["id"], False)
+    assert found["attempts"][:done] == before["attempts"] and len(found["attempts"]) == 400
 
 
 def test_a_signal_before_the_first_attempt_leaves_nothing_behind_to_gate(
@@ -250,10 +259,10 @@ def test_a_signal_before_the_first_attempt_leaves_nothing_behind_to_gate(
     """There is nothing to write."""
     out = tmp_path / "out"
     with _running(_arguments(given, out, "--attacks", "tag(steps=100000)", "--budget", 100)) as process:
-        until(lambda: (out / "state.json").exists())
+        until(lambda: (out / "state.json").exists(), 120)
         time.sleep(0.5)
         process.send_signal(signal.SIGTERM)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=120)
     assert process.returncode == 143 and "stopped before an attempt was finished" in stderr
     assert not (out / "results.json").exists()
 
@@ -289,9 +298,9 @@ def test_timeout_stops_it_gently(given: tuple[Path, Path], tmp_path: Path) -> No
     """The tool that most nightly jobs use: it sends its signal to the process and to its group."""
     out = tmp_path / "out"
     with _running(_slow(given, out), "timeout", "600") as process:
-        until(lambda: _attempts(out) >= 1)
+        until(lambda: _attempts(out) >= 1, 120)
         process.send_signal(signal.SIGTERM)  # it hands this on as it does when time is up
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=120)
     assert "the same command goes on with the rest" in stderr
     assert (out / "report.html").exists()
 
