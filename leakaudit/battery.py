@@ -228,6 +228,11 @@ class Audit:
         """Control steps that are still to be run."""
         return max(0, self.config.controls - len(self._state.controls))
 
+    def catch_up(self) -> None:
+        """Read the journal again: what stopped the audit may have come between writing a line and noting it here."""
+        self._entries = load_journal(self._journal_path)
+        self._cut_torn_line()
+
     def report_to(self, report: Callable[[JournalEntry], None]) -> None:
         """Call `report` after every finished attempt from now on."""
         self._report = report
@@ -319,9 +324,8 @@ class Audit:
         from leakaudit.gate import to_json as verdict_json
         from leakaudit.reports.page import write_report
 
-        if interrupted:  # between writing a line and noting it here, too
-            self._entries = load_journal(self._journal_path)
-            self._cut_torn_line()
+        if interrupted:
+            self.catch_up()
         results = self._results(skipped, total_steps, overhead or Overhead(), interrupted, code)
         text = json.dumps(to_json(results), indent=1, ensure_ascii=False, allow_nan=False)
         write_private(self.folder / "results.json", text)

@@ -378,6 +378,7 @@ def _run_steps(audit: Audit, steps: Steps, stop: Request) -> KeyboardInterrupt |
                     audit.step(steps.snapshot(number))
                     pace.end_step()
     except KeyboardInterrupt as interrupt:
+        audit.catch_up()
         if not audit.entries:
             raise
         return interrupt
