@@ -3,7 +3,7 @@
 An `Audit` is one run folder (0700):
 
     journal.jsonl    one line per finished attempt, appended and synced; what a killed audit resumes from
-    state.json       run key, audited steps, controls
+    state.json       run key, what is audited, audited steps, controls
     results.json     the product (`leakaudit.results/1.1`), verdict.json, report.html: written by `finish`
 """
 

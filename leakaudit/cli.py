@@ -21,7 +21,7 @@ import click
 from leakaudit.cli_prior import prior as prior_group
 from leakaudit.cli_progress import Pace, plan, shown
 from leakaudit.cli_snapshots import snapshots as snapshots_group
-from leakaudit.command import EXISTING, IDENTITY_HELP, clear_errors, public_command
+from leakaudit.command import EXISTING, IDENTITY_HELP, clear_errors, public_command, say
 from leakaudit.errors import ConfigError, RedactionError, ResultsError
 from leakaudit.stopping import Request, Stopped, exit_code, stop_on_signals
 from leakaudit.threads import threads_to_take, wait_passively
@@ -303,7 +303,7 @@ def _audit(
             steps = steps_of()
             results, stopped = _run(config, steps, stop, resume, _public_command(config, shown_options or {}))
         except Stopped as early:
-            click.echo("stopped before an attempt was finished: there is nothing to write", err=True)
+            say("stopped before an attempt was finished: there is nothing to write")
             sys.exit(exit_code(early))
         _print_outcome(results, config.out_dir, as_json)
     sys.exit(0 if stopped is None else exit_code(stopped))
@@ -335,19 +335,19 @@ def _run(
     device = choose_device(config.device)
     with run_folder(config.out_dir, wanted, resume) as note:
         audit = Audit(config.out_dir, config, steps.tokenizer, device=device, command=command, source=source)
-        click.echo(plan(len(steps.numbers), len(battery.attacks), len(battery.defenses), config.budget_s), err=True)
-        click.echo(f"computes on {device.type} with {counted(torch.get_num_threads(), 'CPU thread')}", err=True)
+        say(plan(len(steps.numbers), len(battery.attacks), len(battery.defenses), config.budget_s))
+        say(f"computes on {device.type} with {counted(torch.get_num_threads(), 'CPU thread')}")
         if note:
-            click.echo(note, err=True)
+            say(note)
         stopped = _run_steps(audit, steps, stop)
         if stopped is not None:
-            click.echo("stopped: writing what is finished; a second signal ends at once", err=True)
+            say("stopped: writing what is finished; a second signal ends at once")
         total = len(steps.numbers) if steps.planned else None
         stop.finish()
         results = audit.finish(total_steps=total, interrupted=stopped is not None)
         if stopped is not None:
             done = f"{len(audit.entries)} of {counted(wanted.attempts, 'attempt')}"
-            click.echo(f"{done} are finished and written; the same command goes on with the rest", err=True)
+            say(f"{done} are finished and written; the same command goes on with the rest")
     return results, stopped
 
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from leakaudit.command import say
 from leakaudit.wording import counted, duration
 
 if TYPE_CHECKING:
@@ -157,6 +156,6 @@ def _lines(pace: Pace) -> Iterator[Callable[[JournalEntry], None]]:
             return
         last, estimated = now, bool(left)
         where = f"{pace.done} of {counted(pace.total, 'attempt')} done, the last one {entry.attempt.attack} on {entry.attempt.step}"
-        click.echo(f"{where}; {left}" if left else where, err=True)
+        say(f"{where}; {left}" if left else where)
 
     yield show

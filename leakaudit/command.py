@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -23,6 +24,12 @@ EXISTING = click.Path(path_type=Path)
 IDENTITY_HELP = (
     "File with the private key that opens encrypted snapshots, or - to read it from stdin; else LEAKAUDIT_IDENTITY."
 )
+
+
+def say(line: str) -> None:
+    """Print a line on stderr; nobody who listens is no reason to stop."""
+    with contextlib.suppress(OSError):
+        click.echo(line, err=True)
 
 
 def clear_errors(command: Callable[P, R]) -> Callable[P, R]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
 import pytest
 
+from leakaudit.cli import main
 from leakaudit.errors import DataError
 from leakaudit.priors.loading import read_texts
 from leakaudit.scores import JournalEntry, Sample, load_journal
@@ -99,3 +101,9 @@ def test_a_plain_text_may_hold_any_line_break(tmp_path: Path) -> None:
         "Two dogs.",
         "Three.",
     ]
+
+
+def test_the_option_and_the_data_have_the_same_bound_on_classes() -> None:
+    """The command line is read before torch is loaded, so it has a number of its own."""
+    (option,) = [parameter for parameter in main.commands["simulate"].params if parameter.name == "num_labels"]
+    assert isinstance(option.type, click.IntRange) and option.type.max == MAX_CLASSES

@@ -315,3 +315,20 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_nobody_who_reads_the_progress_is_no_reason_to_stop(given: tuple[Path, Path], tmp_path: Path) -> None:
+    """As under `2>&1 | head`, or after a closed connection: results are still written."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    arguments = [*_arguments(given, tmp_path / "out", "--attacks", "idlg", "--steps", 2), "--json"]
+    with os.fdopen(writer, "wb") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "leakaudit", *arguments],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=closed,
+            check=False,
+        )
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["interrupted"] is False and (tmp_path / "out" / "report.html").exists()
