@@ -87,7 +87,7 @@ def _public_words(parameter: click.Parameter, value: Any) -> list[str]:
     return [word for one in shown for word in (option, one)]
 
 
-def _public_value(kind: click.ParamType, value: Any) -> str:
+def _public_value(kind: click.ParamType[Any], value: Any) -> str:
     if isinstance(kind, click.Choice) or (isinstance(value, int | float) and not isinstance(value, str)):
         return str(value)
     return PATH if isinstance(value, Path) else TEXT
