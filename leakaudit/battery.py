@@ -3,7 +3,7 @@
 An `Audit` is one run folder (0700):
 
     journal.jsonl    one line per finished attempt, appended and synced; what a killed audit resumes from
-    state.json       run key, audited steps, controls
+    state.json       run key, what is audited, audited steps, controls
     results.json     the product (`leakaudit.results/1.2`), verdict.json, report.html: written by `finish`
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import itertools
 import json
 import logging
 import os
@@ -19,13 +20,13 @@ import secrets
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from leakaudit import __version__
 from leakaudit.active_server import named_server, on_active_server
@@ -36,6 +37,8 @@ from leakaudit.classifiers import ArrayClassifier, array_batch
 from leakaudit.client import ClientStep, make_batch, with_random_state
 from leakaudit.config import AuditConfig, PluginSpec
 from leakaudit.errors import AnatomyError, ResultsError, SnapshotError
+from leakaudit.invocation import public_label, public_reason
+from leakaudit.json_lines import split_lines
 from leakaudit.metrics.ngrams import strip
 from leakaudit.metrics.reachability import Reached, ReachedSequence, reachability, unknown
 from leakaudit.metrics.scoring import Scored, ScoredSequence, score
@@ -82,6 +85,9 @@ NEVER_TESTED = (
 )
 """What no audit of this version says anything about."""
 
+JOURNAL, STATE = "journal.jsonl", "state.json"
+"""What an audit that goes on is made of again."""
+
 NO_TEXT_TO_READ = not_applicable("the model classifies arrays: its batches hold no text")
 
 
@@ -104,12 +110,53 @@ class _State(BaseModel):
     run: str
     started: str
     battery: str
-    key: str = ""
+    key: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     """Hex of the run's HMAC key; destroyed when the audit finishes."""
+    source: str = ""
+    """Digest of what is audited, where that is known before the first step; destroyed when the audit finishes: of a text that is
+    guessed the same digest can be made."""
+    finished: bool = False
+    """The audit came to its end; what is added later is another part of it."""
     steps: list[StepRecord] = []
     controls: list[_Controls] = []
     subject: Subject | None = None
     regime: Regime | None = None
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """An audit that did not come to its end, or one that is to run: what tells whether two are the same."""
+
+    battery: str
+    """Digest of attacks, defences, knobs, budget, seed and version."""
+    source: str
+    """Digest of what is audited."""
+    attempts: int
+    """Those that are finished; of one that is to run, all."""
+
+    def same_as(self, other: Unfinished) -> bool:
+        """Return whether one is the rest of the other."""
+        return bool(self.source) and (self.battery, self.source) == (other.battery, other.source)
+
+
+def unfinished(folder: Path) -> Unfinished | None:
+    """Return the audit in a folder that did not come to its end; None where there is none, or none that can be read."""
+    try:
+        state = _State.model_validate_json((folder / STATE).read_bytes())
+        done = len(load_journal(folder / JOURNAL))
+    except (OSError, ValidationError, ResultsError):
+        return None
+    return None if state.finished else Unfinished(state.battery, state.source, done)
+
+
+def battery_of(config: AuditConfig) -> Battery:
+    """Return the battery of a configuration: its members and the digest over all knobs.
+
+    Raises:
+        ConfigError: a plugin or an option does not exist.
+    """
+    attacks = _create(attack_registry, config.attacks, by_name=True)
+    return _battery(config, attacks, _create(defense_registry, config.defenses, by_name=False))
 
 
 class Audit:
@@ -125,6 +172,7 @@ class Audit:
         report: Callable[[JournalEntry], None] | None = None,
         command: str = "",
         key: bytes | None = None,
+        source: str = "",
     ) -> None:
         """Open a run folder, or go on with one.
 
@@ -137,9 +185,10 @@ class Audit:
             command: how the audit was started, for the report.
             key: of the hashes of private text; it is never written down. None to make one and keep it in `state.json` until
                 the audit is over.
+            source: digest of what is audited, by which an unfinished audit of the same is known.
 
         Raises:
-            ResultsError: the folder holds the results of another battery.
+            ResultsError: the folder holds the results of another battery, or a state or a journal that cannot be read.
             RedactionError: text mode full on a CI machine.
         """
         from leakaudit.reports.redaction import refuse_full_in_ci
@@ -155,6 +204,7 @@ class Audit:
         self._report = report or (lambda entry: None)
         self._command = command
         self._given_key = key
+        self._source = source
         self._attacks = _create(attack_registry, config.attacks, by_name=True)
         self._defenses = _create(defense_registry, config.defenses, by_name=False)
         self._server = None if config.server is None else named_server(config.server.name, config.server.options)
@@ -165,20 +215,38 @@ class Audit:
 
     @property
     def _journal_path(self) -> Path:
-        return self.folder / "journal.jsonl"
+        return self.folder / JOURNAL
 
     @property
     def _state_path(self) -> Path:
-        return self.folder / "state.json"
+        return self.folder / STATE
 
     @property
     def entries(self) -> tuple[JournalEntry, ...]:
         """Every finished attempt so far."""
         return tuple(self._entries)
 
+    @property
+    def controls_left(self) -> int:
+        """Control steps that are still to be run."""
+        return max(0, self.config.controls - len(self._state.controls))
+
+    def catch_up(self) -> None:
+        """Read the journal again: what stopped the audit may have come between writing a line and noting it here."""
+        self._entries = load_journal(self._journal_path)
+        self._cut_torn_line()
+
     def report_to(self, report: Callable[[JournalEntry], None]) -> None:
         """Call `report` after every finished attempt from now on."""
         self._report = report
+
+    def has_audited(self, step: int) -> bool:
+        """Return whether every attempt on a step is finished, and its control if it has one."""
+        name = f"st-{step:06d}"
+        controls = {control.step for control in self._state.controls}
+        controlled = name in controls or len(controls) >= self.config.controls
+        pairs = ((attack, defense) for defense, _ in self._defenses for attack, _ in self._attacks)
+        return controlled and all(self._done(name, *pair) for pair in pairs)
 
     def step(self, snapshot: Snapshot) -> None:
         """Verify one snapshot, then run every attempt on it that the journal does not hold yet, then the controls.
@@ -278,6 +346,8 @@ class Audit:
         from leakaudit.gate import to_json as verdict_json
         from leakaudit.reports.page import write_report
 
+        if interrupted:
+            self.catch_up()
         results = sealed(self._results(skipped, total_steps, overhead or Overhead(), interrupted, code))
         text = json.dumps(to_json(results), indent=1, ensure_ascii=False, allow_nan=False)
         write_private(self.folder / "results.json", text)
@@ -293,8 +363,9 @@ class Audit:
             verdict=verdict,
             allow_full=self.config.allow_full,
         )
-        if not self.config.keep_snapshots and not interrupted:  # an interrupted audit goes on under the same key
-            self._state.key = ""
+        if not interrupted:  # an interrupted audit goes on under the same key
+            self._state.finished, self._state.source = True, ""
+            self._state.key = self._state.key if self.config.keep_snapshots else ""
             self._save_state()
         return results
 
@@ -311,12 +382,15 @@ class Audit:
             )
             fits = fits and attack.applies(seen)
             if not fits:
-                return self._failed(step, label, defense, AttemptStatus.NOT_APPLICABLE, fits.reason, start)
+                return self._failed(
+                    step, label, defense, AttemptStatus.NOT_APPLICABLE, public_reason(fits.reason, attack), start
+                )
             guess = attack(seen, self._generator(step, label, defense), Budget(self.config.budget_s))
             seconds = time.perf_counter() - start
             scored = self._score(guess, truth, seen)
         except AnatomyError as error:
-            return self._failed(step, label, defense, AttemptStatus.NOT_APPLICABLE, str(error), start)
+            reason = public_reason(str(error), attack)
+            return self._failed(step, label, defense, AttemptStatus.NOT_APPLICABLE, reason, start)
         except Exception as error:
             if self._on_gpu and isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -490,9 +564,9 @@ class Audit:
         """Drop what a killed worker left of its last line, so that the next one starts on a line of its own."""
         if not self._journal_path.exists():
             return
-        text = self._journal_path.read_text(encoding="utf-8", errors="replace")
+        content = self._journal_path.read_bytes()
         kept = "".join(entry.model_dump_json() + "\n" for entry in self._entries)
-        if len(text.splitlines()) != len(self._entries) or (text and not text.endswith("\n")):
+        if len(split_lines(content)) != len(self._entries) or (content and not content.endswith(b"\n")):
             write_private(self._journal_path, kept)
 
     # ------------------------------------------------------------------ steps and controls
@@ -517,7 +591,7 @@ class Audit:
             n_tokens_bucket=bucket(sum(map(len, sequences))),
             verification=verification,
             loss=provenance.loss,
-            shipped_defense="+".join(d.name for d in shipped) or "none",
+            shipped_defense="+".join(map(_with_strength, shipped)) or "none",
             n_sentences=_sentences(snapshot, self.config.min_tokens),
         )
         self._state.steps.append(record)
@@ -653,10 +727,16 @@ class Audit:
                 started=_now(),
                 battery=self.battery.digest,
                 key=self._fresh_key(),
+                source=self._source,
             )
             write_private(self._state_path, state.model_dump_json())
             return state
-        state = _State.model_validate_json(self._state_path.read_text(encoding="utf-8"))
+        try:
+            state = _State.model_validate_json(self._state_path.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise ResultsError(
+                f"{self._state_path}: cannot be read ({type(error).__name__}); give another folder, or remove this one"
+            ) from None
         state.key = state.key or self._fresh_key()  # destroyed at the end: what is added later has another key
         if state.battery != self.battery.digest:
             raise ResultsError(
@@ -687,13 +767,19 @@ class Audit:
 
 
 def _create(registry: Any, specs: Iterable[PluginSpec], *, by_name: bool) -> list[tuple[str, Any]]:
-    """Build plugins under the labels the results use: the bare name where that is unambiguous and `by_name`."""
+    """Build plugins under the labels that the results use: the bare name where that is unambiguous and `by_name`.
+
+    Paths and free texts among the knobs are not shown; where that makes two labels alike, the later ones are numbered.
+    """
     specs = list(specs)
     names = [spec.name for spec in specs]
-    built = []
+    built: list[tuple[str, Any]] = []
     for spec in specs:
-        label = spec.name if by_name and names.count(spec.name) == 1 else spec.label
-        built.append((label, registry.create(spec.name, spec.options)))
+        made = registry.create(spec.name, spec.options)
+        label = spec.name if by_name and names.count(spec.name) == 1 else public_label(spec, made)
+        taken = {known for known, _ in built}
+        others = (f"{label} #{number}" for number in itertools.count(2))
+        built.append((label if label not in taken else next(name for name in others if name not in taken), made))
     return built
 
 
@@ -713,6 +799,20 @@ def _battery(config: AuditConfig, attacks: list[tuple[str, Any]], defenses: list
         attacks=tuple(label for label, _ in attacks),
         defenses=tuple(label for label, _ in defenses),
         budget_s=config.budget_s,
+    )
+
+
+def _with_strength(defense: DeclaredDefense) -> str:
+    """Return a declared defence with its numbers, such as `gaussian-noise(scale=0.1)`."""
+    numbers = {
+        key: value
+        for key, value in defense.parameters.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    return (
+        f"{defense.name}({', '.join(f'{key}={value:g}' for key, value in numbers.items())})"
+        if numbers
+        else defense.name
     )
 
 

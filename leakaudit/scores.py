@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from pydantic_core import to_json as as_json_text
 
 from leakaudit.errors import ResultsError
+from leakaudit.json_lines import split_lines
 from leakaudit.strict_json import parse_json, place, read_bounded, short
 
 SCHEMA = "leakaudit.results/1.2"
@@ -596,7 +597,7 @@ def load_journal(path: Path) -> list[JournalEntry]:
     """
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = split_lines(path.read_bytes())
     entries = []
     for number, line in enumerate(lines, start=1):
         try:

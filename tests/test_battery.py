@@ -802,3 +802,14 @@ def test_the_recipe_of_an_unreplayable_loss_is_stamped_unverifiable_and_attacked
     assert record.verification.status is VerificationStatus.UNVERIFIABLE
     assert "custom loss" in record.verification.note
     assert audit.entries[0].attempt.status is AttemptStatus.RAN
+
+
+def test_an_attempt_that_was_written_when_a_signal_came_is_in_the_results(tmp_path: Path) -> None:
+    """A signal may come between the line in the journal and the note of it."""
+    audit = _audit(tmp_path, "fake-guess")
+    audit.step(_snapshot(0))
+    audit._entries.clear()
+    assert len(audit.finish(interrupted=True).attempts) == 1
+    audit._entries.clear()
+    audit.catch_up()
+    assert len(audit.entries) == 1

@@ -24,6 +24,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit.consistency",
         "leakaudit.errors",
         "leakaudit.gate",
+        "leakaudit.invocation",
+        "leakaudit.json_lines",
         "leakaudit.leash",
         "leakaudit.recovery",
         "leakaudit.registry",
@@ -32,6 +34,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit.stats",
         "leakaudit.strict_json",
         "leakaudit.strict_yaml",
+        "leakaudit.threads",
+        "leakaudit.wording",
     ),
     "core": (
         "leakaudit.active_server",
@@ -55,6 +59,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "battery": (
         "leakaudit.battery",
         "leakaudit.devices",
+        "leakaudit.run_folder",
         "leakaudit.simulate",
         "leakaudit.simulate_arrays",
         "leakaudit.worker",
@@ -65,9 +70,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit.__main__",
         "leakaudit.cli",
         "leakaudit.cli_prior",
+        "leakaudit.cli_progress",
         "leakaudit.cli_snapshots",
         "leakaudit.command",
         "leakaudit.doctor",
+        "leakaudit.stopping",
     ),
 }
 """Room -> its modules; `.*` takes the package and everything below it."""
