@@ -13,24 +13,26 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import torch
 from torch import nn
 
 from leakaudit.callbacks.arrays import array_pass, for_labels, labels_only
+from leakaudit.callbacks.boundary import entry
 from leakaudit.callbacks.distributed import peers_of
 from leakaudit.callbacks.private_sgd import PrivateSgd, private_sgd
 from leakaudit.callbacks.recorder import Kept, Observe, Peers, Recorder, layers_of
 from leakaudit.callbacks.side_process import SideProcess, attacked_when, by_hand, say
+from leakaudit.callbacks.unaudited import folder_of, mark
 from leakaudit.classifiers import ArrayClassifier, NoText, array_facts, array_recipe
 from leakaudit.client import public_facts
 from leakaudit.config import AuditConfig, load_config
-from leakaudit.errors import LeakAuditError, ModelError, SnapshotError, SpoolError
+from leakaudit.errors import LeakAuditError, ModelError, SnapshotError, SpoolError, type_and_place
 from leakaudit.gate import load_policy
 from leakaudit.models import ModelRecipe, can_rebuild, plain_name, unwrapped
 from leakaudit.registry import attacks, defenses
@@ -47,10 +49,10 @@ from leakaudit.spool import Place, Spool, Totals, settle
 
 logger = logging.getLogger(__name__)
 
-P = ParamSpec("P")
 Source = AuditConfig | Mapping[str, Any] | Path | str | None
 
 OFF_SWITCH = "LEAKAUDIT_DISABLED"
+SWITCHED_OFF = f"{OFF_SWITCH} is set"
 
 SPARE_DISK = 3
 """Free disk that a snapshot asks for, in sizes of the model: it takes two, weights and update."""
@@ -223,14 +225,15 @@ class AuditRun:
         )
         try:
             run.recorder.install()
+            if _writes(peers):
+                say(_plan(config, stack.total_steps) + (f"; {place.note}" if place.note else ""))
+                if private is None and (why := unused_private_model(stack.model)):
+                    say(why)
         except BaseException:
+            run.recorder.remove(patience_s=0.0)
             if _writes(peers):
                 spool.discard()
             raise
-        if _writes(peers):
-            say(_plan(config, stack.total_steps) + (f"; {place.note}" if place.note else ""))
-            if private is None and (why := unused_private_model(stack.model)):
-                say(why)
         return run
 
     # ------------------------------------------------------------------ steps
@@ -353,10 +356,10 @@ class AuditRun:
             return
         counters = self.recorder.counters
         if counters.kept == 0:
-            self.side.stop()
-            self.spool.discard()
             missed = self.skipped + self.too_full + counters.failed + counters.not_finite
-            say(f"kept no step, so there is nothing to report: the run had {steps} steps, {missed} were missed")
+            why = f"kept no step, so there is nothing to report: the run had {steps} steps, {missed} were missed"
+            self._leave_empty(why)
+            say(why)
             return
         totals = self.totals(steps, interrupted=False)
         if self.spool.gone():
@@ -381,11 +384,16 @@ class AuditRun:
         if self.dead or not _writes(self.stack.peers):
             return
         if self.recorder.counters.kept == 0:
-            self.side.stop()
-            self.spool.discard()
+            self._leave_empty(f"{what} before a step was kept")
             return
         self.spool.finish(self.totals(None, interrupted=True))
         say(f"{what}; {self.recorder.counters.kept} steps were kept; {self.side.carry_on()}")
+
+    def _leave_empty(self, why: str) -> None:
+        """Leave a folder that says why there are no results."""
+        self.side.stop()
+        self.spool.discard()
+        mark(self.config.out_dir, why)
 
     def stop(self) -> None:
         """Take everything off a run whose audit is over, without waiting for anything."""
@@ -423,9 +431,9 @@ class AuditRun:
         except OSError:
             return  # nothing is finished yet, or somebody cleared up
         attempts: dict[str, list[Attempt]] = {}
-        for entry in entries:
-            if entry.attempt.defense == "none":
-                attempts.setdefault(entry.attempt.step, []).append(entry.attempt)
+        for line in entries:
+            if line.attempt.defense == "none":
+                attempts.setdefault(line.attempt.step, []).append(line.attempt)
         for step, found in attempts.items():
             if step not in self.logged and len(found) == len(self.config.attacks):
                 self.logged.add(step)
@@ -443,50 +451,64 @@ class AuditRun:
 
 
 class Guarded:
-    """What every adapter is: at most one audited run at a time, and no problem of the audit ever reaches training."""
+    """What every adapter is: at most one audited run at a time, and no problem of the audit ever reaches training.
 
-    def __init__(self) -> None:
-        """Begin idle."""
-        self._off = ""
-        """Why the audit of this run is off; empty while it is on."""
-        self._run: AuditRun | None = None
-        self._folder: Path | None = None
-        self._kept = 0
-        self._left: list[Spool] = []
-        """Spools with steps that are still to be audited; they say that this process lives for as long as they do."""
+    Its state stands in the class until it changes, so that an adapter needs no constructor that could fail.
+    """
+
+    config: Source = None
+    """A YAML file, the object, a mapping, or None for the defaults."""
+    _off = ""
+    """Why the audit of this run is off; empty while it is on."""
+    _run: AuditRun | None = None
+    _folder: Path | None = None
+    _kept = 0
+    _left: tuple[Spool, ...] = ()
+    """Spools with steps that are still to be audited; they say that this process lives for as long as they do."""
 
     @property
     def folder(self) -> Path | None:
         """Folder of the audit (results.json, report.html), known once training has begun."""
         return self._folder
 
-    def _open(self, source: Source, stack: Callable[[], Stack]) -> None:
+    def _open(self, stack: Callable[[], Stack]) -> None:
         """Begin a run, or go on with the spool of one that never kept a step."""
+        self._off = ""
         spool, folder = self._leave_earlier_run()
         if self._off:
             return  # because that went wrong, and has been said
         if os.environ.get(OFF_SWITCH):
-            self._off = OFF_SWITCH
+            self._switch_off(SWITCHED_OFF)
             return
-        self._run = _together(lambda: AuditRun.begin(configuration(source), stack(), spool, folder))
+        self._run = _together(lambda: AuditRun.begin(configuration(self.config), stack(), spool, folder))
         self._folder = self._run.config.out_dir
 
+    @entry
     def _close(self, steps: int) -> None:
+        """End a run that came to its end."""
         run = self._run
         if run is None:
             return
         run.end(steps)
         self._kept, self._run, self._off = run.kept, None, run.dead
         if run.spool.waiting():
-            self._left.append(run.spool)
+            self._left = (*self._left, run.spool)
 
+    @entry
     def _break(self, what: str) -> None:
+        """End a run that an exception ended."""
         run = self._run
         if run is None:
             return
         run.break_off(what)
         self._kept, self._run = run.kept, None
-        self._left.append(run.spool)
+        self._left = (*self._left, run.spool)
+
+    @entry
+    def _remind(self) -> None:
+        """Say again at the end of training why it was not audited, if it was not."""
+        if self._off and self._off != SWITCHED_OFF:
+            say(f"this run was not audited: {self._off}")
 
     def _leave_earlier_run(self) -> tuple[Spool | None, Path | None]:
         """Come away from a run that never came to its end; return its spool and folder if nothing was put into them.
@@ -503,44 +525,57 @@ class Guarded:
         self._kept, self._run = run.kept, None
         return run.spool, run.config.out_dir
 
+    def _fail(self, error: Exception) -> None:
+        """Switch the audit off; only our own exceptions are known to hold no private text in their message."""
+        ours = isinstance(error, LeakAuditError)
+        self._switch_off(f"{type(error).__name__}: {error}" if ours else type_and_place(error))
+
     def _switch_off(self, reason: str) -> None:
         """Stop auditing, say why once, and leave training alone.
 
         In a distributed run the other processes still ask this one at every step that is due, so it stays to answer no.
         """
-        run = self._run
+        run, said = self._run, bool(self._off) or (self._run is not None and bool(self._run.dead))
         if run is not None and run.stack.peers is not None:
-            run.recorder.give_in()
-            run.side.stop()
             run.dead = run.dead or reason
         else:
-            self._off, self._run = reason, None
-            if run is not None:
-                run.stop()
-        logger.warning("leakaudit is off for this run: %s", reason)
+            self._off, self._run = self._off or reason, None
+        notes = list(self._come_away(run, reason))
+        if not said:
+            logger.warning(
+                "leakaudit is off for this run: %s; training goes on without it", "; ".join([reason, *notes])
+            )
 
-
-def never_raises(method: Callable[P, None]) -> Callable[P, None]:
-    """Keep every problem of the audit out of the training run: one warning, then the audit is off.
-
-    Ctrl-C is no problem of the audit and goes through.
-    """
-
-    @functools.wraps(method)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
-        audit: Any = args[0]
-        if audit._off:
-            return
+    def _come_away(self, run: AuditRun | None, reason: str) -> Iterator[str]:
+        """Take everything off a run and mark its folder; yield what came of it, a clause each."""
         try:
-            method(*args, **kwargs)
+            if run is not None and run.stack.peers is not None:
+                run.recorder.give_in()
+                run.side.stop()
+            elif run is not None:
+                run.stop()
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}" if isinstance(error, LeakAuditError) else type(error).__name__
-            try:
-                audit._switch_off(reason)
-            except Exception as again:
-                logger.warning("leakaudit could not be switched off cleanly: %s", type(again).__name__)
+            yield f"it could not be switched off cleanly ({type_and_place(error)})"
+        if run is not None and (run.recorder.counters.kept or not _writes(run.stack.peers)):
+            return  # what was kept stays, or another process sees to it
+        folder = folder_of(self.config) if run is None else run.config.out_dir
+        try:
+            yield from _marked(folder, reason)
+        except Exception as error:
+            yield f"what is in {folder} is of an earlier run, and cannot be marked so ({type_and_place(error)})"
 
-    return guarded
+
+def _marked(folder: Path | None, reason: str) -> Iterator[str]:
+    """Mark the folder of a run that is not audited; yield what became of an earlier audit there.
+
+    A run that is switched off leaves a folder alone that does not exist.
+    """
+    if folder is None:
+        yield "its folder is not known, so results of an earlier run may lie there"
+    elif _writes(peers_of()) and (reason != SWITCHED_OFF or folder.exists()):
+        place = mark(folder, reason)
+        if place.note:
+            yield place.note
 
 
 def _recipe(model: nn.Module, config: AuditConfig) -> tuple[ModelRecipe, AuditConfig]:

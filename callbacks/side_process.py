@@ -365,8 +365,12 @@ class SideProcess:
 
 
 def say(line: str) -> None:
-    """Tell the user one thing on stderr; loggers at their default level would swallow it."""
-    print(f"leakaudit: {line}", file=sys.stderr, flush=True)
+    """Tell the user one thing on stderr; loggers at their default level would swallow it.
+
+    Nothing is said where stderr is closed, or a pipe that nobody reads.
+    """
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(f"leakaudit: {line}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -252,7 +252,7 @@ def _check_policy(path: Path) -> None:
     load_policy(path)
 
 
-RUN_FILES = ("journal.jsonl", "state.json", "results.json", "verdict.json", "report.html")
+RUN_FILES = ("not_audited.json", "journal.jsonl", "state.json", "results.json", "verdict.json", "report.html")
 
 
 def _clear_old_run(out: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from leakaudit.errors import ResultsError
+from leakaudit.not_audited import refuse_unaudited
 
 SCHEMA = "leakaudit.results/1.1"
 """1.1 added what was in reach: of attempts, sequences and summaries. A reader of 1.0 ignores it, and 1.0 is read as without."""
@@ -430,10 +431,12 @@ def load_results(path: Path) -> Results:
     """Read and check `results.json`.
 
     Raises:
-        ResultsError: the file is missing, is no JSON, does not fit the schema, or is of another major version.
+        ResultsError: the file is missing, is no JSON, does not fit the schema, or is of another major version; or the latest run
+            in its folder was not audited.
     """
     if path.is_dir():
         path = path / "results.json"
+    refuse_unaudited(path.parent)
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

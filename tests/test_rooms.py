@@ -23,6 +23,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit.errors",
         "leakaudit.gate",
         "leakaudit.leash",
+        "leakaudit.not_audited",
         "leakaudit.registry",
         "leakaudit.reports.*",
         "leakaudit.scores",
