@@ -194,23 +194,45 @@ class AuditRun:
             spool, place = settle(place.folder, config, stack.tokenizer, command)
         config = config.model_copy(update={"out_dir": place.folder})
         spool = spool or Spool(config.out_dir / "spool")
-        rate = float(layers_of(stack.optimizer)[-1].param_groups[0]["lr"]) if stack.observe == "delta" else None
+        try:
+            run = cls._begin_in(spool, config, stack, model, recipe, facts, private)
+            if _writes(peers):
+                say(_plan(config, stack.total_steps) + (f"; {place.note}" if place.note else ""))
+                if private is None and (why := unused_private_model(stack.model)):
+                    say(why)
+        except BaseException:
+            if _writes(peers):
+                spool.discard()
+            raise
+        return run
+
+    @classmethod
+    def _begin_in(
+        cls,
+        spool: Spool,
+        config: AuditConfig,
+        stack: Stack,
+        model: nn.Module,
+        recipe: ModelRecipe,
+        facts: PublicFacts,
+        private: PrivateSgd | None,
+    ) -> AuditRun:
+        """Set the hooks of a run whose spool is there."""
+        moving = layers_of(stack.optimizer)[-1].param_groups
         recorder = Recorder(
             model,
             stack.optimizer,
             functools.partial(_write, spool, private is not None),
             called=stack.model if stack.called is None else stack.called,
             scaler=stack.scaler,
-            peers=peers,
+            peers=stack.peers,
             observe=stack.observe,
             local_steps=stack.local_steps,
-            learning_rate=rate,
+            learning_rate=float(moving[0]["lr"]) if stack.observe == "delta" else None,
             max_bytes=config.max_spool_gb * 1e9,
             **_words_of(model),
         )
-        moved = {
-            id(p) for group in layers_of(stack.optimizer)[-1].param_groups for p in group["params"] if p.requires_grad
-        }
+        moved = {id(p) for group in moving for p in group["params"] if p.requires_grad}
         run = cls(
             config=config,
             spool=spool,
@@ -223,17 +245,7 @@ class AuditRun:
             private=private,
             outside=len(moved - {id(p) for p in model.parameters()}),
         )
-        try:
-            run.recorder.install()
-            if _writes(peers):
-                say(_plan(config, stack.total_steps) + (f"; {place.note}" if place.note else ""))
-                if private is None and (why := unused_private_model(stack.model)):
-                    say(why)
-        except BaseException:
-            run.recorder.remove(patience_s=0.0)
-            if _writes(peers):
-                spool.discard()
-            raise
+        recorder.install()
         return run
 
     # ------------------------------------------------------------------ steps
@@ -352,9 +364,13 @@ class AuditRun:
             SpoolError: somebody removed the spool.
         """
         self.recorder.remove()
-        if self.dead or not _writes(self.stack.peers):
+        if not _writes(self.stack.peers):
             return
         counters = self.recorder.counters
+        if self.dead:
+            if counters.kept == 0:
+                self._leave_empty(self.dead)
+            return
         if counters.kept == 0:
             missed = self.skipped + self.too_full + counters.failed + counters.not_finite
             why = f"kept no step, so there is nothing to report: the run had {steps} steps, {missed} were missed"
@@ -554,10 +570,12 @@ class Guarded:
                 run.side.stop()
             elif run is not None:
                 run.stop()
+                if run.untouched():
+                    run.spool.discard()
         except Exception as error:
             yield f"it could not be switched off cleanly ({type_and_place(error)})"
-        if run is not None and (run.recorder.counters.kept or not _writes(run.stack.peers)):
-            return  # what was kept stays, or another process sees to it
+        if run is not None and (run.stack.peers is not None or run.recorder.counters.kept or run.spool.entries()):
+            return  # what was kept stays; where others take part, the end says that nothing was
         folder = folder_of(self.config) if run is None else run.config.out_dir
         try:
             yield from _marked(folder, reason)
