@@ -25,6 +25,7 @@ from torch import nn
 from leakaudit.callbacks.arrays import array_pass, for_labels, labels_only
 from leakaudit.callbacks.boundary import entry
 from leakaudit.callbacks.distributed import peers_of
+from leakaudit.callbacks.fitness import beyond, check_tensors, fitting, foreign_tensors
 from leakaudit.callbacks.private_sgd import PrivateSgd, private_sgd
 from leakaudit.callbacks.recorder import Kept, Observe, Peers, Recorder, layers_of
 from leakaudit.callbacks.side_process import SideProcess, attacked_when, by_hand, say
@@ -34,7 +35,7 @@ from leakaudit.client import public_facts
 from leakaudit.config import AuditConfig, load_config
 from leakaudit.errors import LeakAuditError, ModelError, SnapshotError, SpoolError, type_and_place
 from leakaudit.gate import load_policy
-from leakaudit.models import ModelRecipe, can_rebuild, plain_name, unwrapped
+from leakaudit.models import ModelRecipe, can_rebuild, dtype_of, plain_name, unwrapped
 from leakaudit.registry import attacks, defenses
 from leakaudit.scores import Attempt, Overhead, Score, load_journal
 from leakaudit.snapshot import (
@@ -183,7 +184,9 @@ class AuditRun:
         if isinstance(model, ArrayClassifier):
             config = for_labels(config)
         _check_plugins(config)
+        check_tensors(model)
         recipe, config = _recipe(model, config)
+        foreign = frozenset() if config.schedule == "inline" else foreign_tensors(model, recipe)
         private = private_sgd(stack.optimizer)
         declared = _declared(config, private)
         facts = _facts(stack, model, declared)
@@ -195,9 +198,11 @@ class AuditRun:
         config = config.model_copy(update={"out_dir": place.folder})
         spool = spool or Spool(config.out_dir / "spool")
         try:
-            run = cls._begin_in(spool, config, stack, model, recipe, facts, private)
+            run = cls._begin_in(spool, config, stack, model, recipe, facts, private, foreign)
             if _writes(peers):
                 say(_plan(config, stack.total_steps) + (f"; {place.note}" if place.note else ""))
+                if more := beyond(foreign, recipe.class_name):
+                    say(more)
                 if private is None and (why := unused_private_model(stack.model)):
                     say(why)
         except BaseException:
@@ -216,13 +221,14 @@ class AuditRun:
         recipe: ModelRecipe,
         facts: PublicFacts,
         private: PrivateSgd | None,
+        foreign: frozenset[str],
     ) -> AuditRun:
         """Set the hooks of a run whose spool is there."""
         moving = layers_of(stack.optimizer)[-1].param_groups
         recorder = Recorder(
             model,
             stack.optimizer,
-            functools.partial(_write, spool, private is not None),
+            functools.partial(_write, spool, private is not None, foreign),
             called=stack.model if stack.called is None else stack.called,
             scaler=stack.scaler,
             peers=stack.peers,
@@ -743,14 +749,16 @@ def _check_plugins(config: AuditConfig) -> None:
         load_policy(config.policy)
 
 
-def _write(spool: Spool, private: bool, kept: Kept) -> None:
+def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> None:
     """Write a kept step into the spool; runs in the recorder's thread and takes everything from `kept`.
 
     Args:
         spool: takes it.
         private: whether the optimizer is one of Opacus, whose loaders put a batch of nobody's data in place of an empty draw.
+        foreign: tensors that the model, made again, will not have.
         kept: the step.
     """
+    kept = fitting(kept, foreign)
     facts, provenance, recipe = kept.manifest.facts, kept.manifest.provenance, kept.manifest.recipe
     autocast = recipe.autocast or AUTOCAST.get(kept.autocast) if kept.autocast else recipe.autocast
     again = sum(batch.again for batch in kept.truth.micro_batches)
@@ -771,7 +779,7 @@ def _write(spool: Spool, private: bool, kept: Kept) -> None:
         raise SnapshotError(
             "its batch is what the loader puts in the place of an empty Poisson draw, and nobody's data"
         )
-    everything = (*facts.shared, *facts.frozen)
+    everything = [name for name in (*facts.shared, *facts.frozen) if name not in foreign]
     manifest = kept.manifest.model_copy(
         update={
             "recipe": recipe,
@@ -840,7 +848,7 @@ def _facts(stack: Stack, model: nn.Module, declared: tuple[DeclaredDefense, ...]
     known: dict[str, Any] = {
         "training": True,
         "batch_size_bound": stack.batch_size_bound,
-        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "dtype": str(dtype_of(model)).removeprefix("torch."),
         "stage": "protected" if declared else "raw",
         "defenses": declared,
     }
