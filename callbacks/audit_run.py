@@ -28,7 +28,7 @@ from leakaudit.callbacks.distributed import peers_of
 from leakaudit.callbacks.fitness import beyond, check_tensors, fitting, foreign_tensors
 from leakaudit.callbacks.private_sgd import PrivateSgd, private_sgd
 from leakaudit.callbacks.recorder import Kept, Observe, Peers, Recorder, layers_of
-from leakaudit.callbacks.side_process import SideProcess, attacked_when, by_hand, say
+from leakaudit.callbacks.side_process import SideProcess, attacked_when, say, what_stays
 from leakaudit.callbacks.unaudited import folder_of, mark
 from leakaudit.classifiers import ArrayClassifier, NoText, array_facts, array_recipe
 from leakaudit.client import public_facts
@@ -391,14 +391,13 @@ class AuditRun:
         self.log_results()
         self.side.stop()
         where = self.side.outcome()
-        left = self.spool.waiting()
         say(
             f"{where}; {counters.kept} steps kept, {self.skipped} skipped because the battery was busy, "
             f"{counters.not_finite} not finite, {counters.failed + self.too_full} failed; "
             f"training was held up for {totals.overhead.blocked_s:.2f} s of {totals.overhead.training_s:.0f} s"
         )
-        if left and not self.side.detached:
-            say(f"{left} kept steps are not audited to the end: {by_hand(self.spool)} goes on with them")
+        if not self.side.detached and (stays := what_stays(self.spool)):
+            say(stays)
 
     def break_off(self, what: str) -> None:
         """End the audit of a run that an exception ended: what was kept is audited for as long as this process lives."""
@@ -410,6 +409,8 @@ class AuditRun:
             return
         self.spool.finish(self.totals(None, interrupted=True))
         say(f"{what}; {self.recorder.counters.kept} steps were kept; {self.side.carry_on()}")
+        if stays := what_stays(self.spool):
+            say(stays)
 
     def _leave_empty(self, why: str) -> None:
         """Leave a folder that says why there are no results."""
