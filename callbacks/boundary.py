@@ -11,10 +11,11 @@ import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Insider(Protocol):
@@ -22,9 +23,6 @@ class Insider(Protocol):
 
     def _fail(self, error: Exception) -> None:
         """Take an exception of one of its entries: say once what it costs the audit, and end what cannot go on."""
-
-
-S = TypeVar("S", bound=Insider)
 
 
 class _LastResort(contextlib.suppress, ContextDecorator):
@@ -38,18 +36,18 @@ last_resort = _LastResort(Exception)
 """Decorator of a function that may be called from outside and calls entries: it returns None where it fails itself."""
 
 
-def entry(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R | None]:
-    """Return a method that hands its exceptions to `_fail` of its object, and returns None then."""
+def entry(method: F) -> F:
+    """Return a method that hands its exceptions to `_fail` of its object, an `Insider`, and returns None then."""
 
     @functools.wraps(method)
-    def guarded(self: S, *args: P.args, **kwargs: P.kwargs) -> R | None:
+    def guarded(self: Insider, *args: Any, **kwargs: Any) -> Any:
         try:
             return method(self, *args, **kwargs)
         except Exception as error:
             self._fail(error)
         return None
 
-    return last_resort(guarded)
+    return cast(F, last_resort(guarded))
 
 
 def around(

@@ -55,7 +55,7 @@ class LeakAuditCallback(Guarded, TrainerCallback, ExportableState):
         return self._state() or {"args": {}, "attributes": {}}
 
     @entry
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, Any] | None:
         config = self.config
         stored = config.model_dump(mode="json") if isinstance(config, AuditConfig) else config
         kept = self._kept if self._run is None else self._run.kept

@@ -69,7 +69,7 @@ class LeakAuditCallback(Guarded, Callback):
         return self._state() or {}
 
     @entry
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, Any] | None:
         return {"kept": self._kept if self._run is None else self._run.kept}
 
     @entry

@@ -49,7 +49,7 @@ def _tracing(each_call: Callable[[FrameType], None]) -> Iterator[Callable[[], No
         yield arm
     finally:
         sys.settrace(before)
-        threading.settrace(before)  # type: ignore[arg-type]
+        threading.settrace(before)
 
 
 def reached(training: Callable[[Callable[[], None]], object]) -> list[CodeType]:

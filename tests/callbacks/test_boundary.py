@@ -328,7 +328,7 @@ class Owner:
         raise error  # the guard itself breaks
 
     @entry
-    def work(self, error: BaseException | None) -> str:
+    def work(self, error: BaseException | None) -> str | None:
         if error is not None:
             raise error
         return "done"
@@ -347,7 +347,8 @@ def test_an_entry_keeps_exceptions_in_and_lets_ctrl_c_out() -> None:
 
 def test_what_the_users_function_raises_and_returns_goes_through_unchanged() -> None:
     """Around it, and at its end."""
-    owner, mine, told = Owner(), UserError("mine"), []
+    owner, mine = Owner(), UserError("mine")
+    told: list[BaseException] = []
 
     def call(error: BaseException | None) -> str:
         if error is not None:
