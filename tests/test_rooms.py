@@ -27,6 +27,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit.reports.*",
         "leakaudit.scores",
         "leakaudit.stats",
+        "leakaudit.strict_json",
         "leakaudit.strict_yaml",
     ),
     "core": (
@@ -40,6 +41,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit.retention",
         "leakaudit.sealing",
         "leakaudit.snapshot",
+        "leakaudit.snapshot_content",
         "leakaudit.snapshot_files",
         "leakaudit.spool",
         "leakaudit.tensor_stream",

@@ -1,0 +1,148 @@
+"""JSON -> plain data, or one sentence that says what is wrong and where.
+
+Python's own reader keeps the last of two equal keys, takes NaN for a number and gives up on a deep file with an exception
+of its own. A file that somebody judges a training run by must not be read in two ways.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+MAX_BYTES = 256 * 1024 * 1024
+"""Our choice: a thousand steps of eight sequences under twenty attacks fill about a quarter of it."""
+MAX_DEPTH = 30
+"""As in `strict_yaml`: ours end at eight."""
+MAX_DIGITS = 19
+"""Of a whole number: what fits into 64 bits."""
+
+_Path = tuple[str | int, ...]
+
+
+def read_bounded(path: Path, limit: int = MAX_BYTES) -> bytes:
+    """Return the content of a regular file of at most `limit` bytes.
+
+    Raises:
+        ValueError: it is larger, or is no regular file.
+        OSError: it cannot be read.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):  # before it is opened: a pipe would wait for a writer
+        raise ValueError("is no regular file")
+    with path.open("rb") as file:
+        raw = file.read(limit + 1)
+    if len(raw) > limit:
+        raise ValueError(f"is larger than {limit // 1024 // 1024} MiB; is it the right file?")
+    return raw
+
+
+def parse_json(raw: bytes) -> Any:
+    """Return the data of a JSON document in UTF-8.
+
+    Raises:
+        ValueError: it is no JSON, or holds what can be read in more than one way or not at all: a key twice, a number that
+            is not finite or has more than `MAX_DIGITS` digits, half a surrogate pair, more than `MAX_DEPTH` levels.
+
+    >>> parse_json(b'{"a": 1, "a": 2}')
+    Traceback (most recent call last):
+    ...
+    ValueError: the key 'a' stands twice at the top
+    """
+    try:
+        text = raw.decode("utf-8-sig")
+        data = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_constant=_refuse_constant,
+            parse_int=_whole,
+            parse_float=_fraction,
+        )
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise ValueError(f"line {line} is not UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not readable as JSON (line {error.lineno}: {error.msg})") from None
+    except RecursionError:
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep") from None
+    _check(data)
+    return data
+
+
+class _Twice(dict[str, Any]):
+    """An object that has a key twice; the walk over the finished data knows where it stands."""
+
+    key = ""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    twice = _Twice(found)
+    keys = [key for key, _ in pairs]
+    twice.key = next(key for key in keys if keys.count(key) > 1)
+    return twice
+
+
+def _refuse_constant(word: str) -> float:
+    raise ValueError(f"{word} is no finite number")
+
+
+def _whole(digits: str) -> int:
+    if len(digits.lstrip("-")) > MAX_DIGITS:
+        raise ValueError(f"a whole number of {len(digits.lstrip('-'))} digits; at most {MAX_DIGITS} are read")
+    return int(digits)
+
+
+def _fraction(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{short(digits)} is no finite number")
+    return number
+
+
+def _check(data: Any) -> None:
+    for path, value in walk(data):
+        if len(path) > MAX_DEPTH:
+            raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
+        if isinstance(value, _Twice):
+            raise ValueError(f"the key {short(value.key)} stands twice {place(path)}")
+        if isinstance(value, str) and not _is_text(value):
+            raise ValueError(f"the text {place(path)} holds half a surrogate pair, which is no character")
+        if isinstance(value, dict) and not all(map(_is_text, value)):
+            raise ValueError(f"a key {place(path)} holds half a surrogate pair, which is no character")
+
+
+def _is_text(word: str) -> bool:
+    return word.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in word)
+
+
+def walk(data: Any) -> Iterator[tuple[_Path, Any]]:
+    """Yield every value of `data` with its path, the outermost first, without recursion."""
+    waiting: list[tuple[_Path, Any]] = [((), data)]
+    while waiting:
+        path, value = waiting.pop()
+        yield path, value
+        if isinstance(value, dict):
+            waiting += [((*path, key), below) for key, below in reversed(value.items())]
+        elif isinstance(value, list):
+            waiting += [((*path, index), value[index]) for index in range(len(value) - 1, -1, -1)]
+
+
+def place(path: _Path) -> str:
+    """Write a path for a sentence.
+
+    >>> place(("attempts", 3, "events")), place(())
+    ('in attempts[3].events', 'at the top')
+    """
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+    return f"in {short(text)[1:-1]}" if text else "at the top"
+
+
+def short(word: object) -> str:
+    """Return `repr(word)`, cut where it is long: a message is one line, whatever the file holds."""
+    text = repr(word)
+    return text if len(text) <= 60 else text[:56] + "..." + text[0]
