@@ -63,6 +63,7 @@ from leakaudit.scores import (
     Subject,
     TextMode,
     ThreatModel,
+    Verification,
     VerificationStatus,
     load_journal,
     summarise,
@@ -105,6 +106,8 @@ class _State(BaseModel):
     """Hex of the run's HMAC key; destroyed when the audit finishes."""
     steps: list[StepRecord] = []
     controls: list[_Controls] = []
+    lost: dict[str, str] = {}
+    """Steps that were kept and could not be audited to the end -> why."""
     subject: Subject | None = None
     regime: Regime | None = None
 
@@ -230,6 +233,33 @@ class Audit:
             for label, attack in todo:
                 self._append(self._attempt(record.id, label, attack, defense_label, seen, truth))
         self._run_controls(record, client, truth)
+
+    def lose(self, step: int, reason: str) -> None:
+        """Note a step that was kept and cannot be audited: every attempt on it that is still due has the status `error`.
+
+        Args:
+            step: optimizer step.
+            reason: in a clause, without text of the batch and without a path.
+        """
+        step_id = f"st-{step:06d}"
+        if all(record.id != step_id for record in self._state.steps):
+            self._state.steps.append(
+                StepRecord(
+                    id=step_id,
+                    step=step,
+                    phase=_phase(step, None),
+                    snapshot=f"hmac-{self._keyed(f'lost {step_id}'.encode(), digits=64)}",
+                    n_sequences=0,
+                    n_tokens_bucket="unknown",
+                    verification=Verification(status=VerificationStatus.UNVERIFIABLE, note=reason),
+                )
+            )
+        self._state.lost[step_id] = reason
+        self._save_state()
+        for defense, _ in self._defenses:
+            for label, _ in self._attacks:
+                if not self._done(step_id, label, defense):
+                    self._append(self._failed(step_id, label, defense, AttemptStatus.ERROR, reason))
 
     def finish(
         self,
@@ -600,10 +630,10 @@ class Audit:
 
     def _coverage(self, skipped: int, total_steps: int | None) -> Coverage:
         ran = {spec.name for spec in self.config.attacks}
+        lost = [(f"step {int(step[3:])}", why) for step, why in self._state.lost.items()]
+        servers = _servers_not_tested(self.config.server)
         return Coverage(
-            not_tested=tuple(
-                NotTested(what=what, why=why) for what, why in (*_servers_not_tested(self.config.server), *NEVER_TESTED)
-            ),
+            not_tested=tuple(NotTested(what=what, why=why) for what, why in (*lost, *servers, *NEVER_TESTED)),
             not_run=tuple(
                 NotTested(what=name, why="known to the tool, not in this battery")
                 for name in attack_registry.names()
@@ -626,7 +656,14 @@ class Audit:
             )
             write_private(self._state_path, state.model_dump_json())
             return state
-        state = _State.model_validate_json(self._state_path.read_text(encoding="utf-8"))
+        try:
+            state = _State.model_validate_json(self._state_path.read_bytes())
+            bytes.fromhex(state.key)
+        except (OSError, ValueError) as error:
+            raise ResultsError(
+                f"{self._state_path}: cannot be read ({type(error).__name__}); give another folder, or remove this file: "
+                "what is finished is then audited anew"
+            ) from None
         state.key = state.key or self._fresh_key()  # destroyed at the end: what is added later has another key
         if state.battery != self.battery.digest:
             raise ResultsError(

@@ -377,8 +377,10 @@ def worker(spool: Path, once: bool, device: str | None, identity: Path | None, i
     """
     from leakaudit.cli_snapshots import private_keys, spool_of
     from leakaudit.devices import check_device
+    from leakaudit.leash import keep_memory_private
     from leakaudit.worker import run_worker
 
+    keep_memory_private()
     if device is not None:
         check_device(device)
     keys = private_keys(identity)
@@ -405,8 +407,10 @@ def run(
     from leakaudit.classifiers import reader_in
     from leakaudit.cli_snapshots import private_keys
     from leakaudit.config import AuditConfig, load_config
+    from leakaudit.leash import keep_memory_private
     from leakaudit.snapshot import read_snapshot
 
+    keep_memory_private()
     keys = private_keys(identity)
     folders = _snapshot_folders(snapshots)
     kept_tokenizer = tokenizer or _kept_tokenizer(folders[0])

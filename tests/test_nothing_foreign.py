@@ -76,7 +76,7 @@ def test_no_command_runs_the_code_of_a_folder_or_asks(tmp_path: Path, command: s
     """A real process whose input says yes."""
     folder = foreign(tmp_path / "foreign")
     data = tmp_path / "data.jsonl"
-    data.write_text('{"text": "the dog", "label": 0}\n' * 4)
+    data.write_text('{"text": "the old dog chased a cat near the river .", "label": 0}\n' * 4)
     sound = tmp_path / "sound"
     tiny.bert().save_pretrained(sound)
     tiny.bert_tokenizer().save_pretrained(sound)
