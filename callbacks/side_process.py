@@ -63,6 +63,9 @@ LEAKED_PREFIXES = (
 INTERPRETER_VARIABLES = frozenset({"PYTHONINSPECT", "PYTHONSTARTUP", "PYTHONPROFILEIMPORTTIME", "PYTHONBREAKPOINT"})
 """With the first of these the side process would end in a prompt that reads its input, and never go."""
 
+LOUD_VARIABLES = frozenset({"TORCH_LOGS", "TORCH_LOGS_OUT", "TORCH_TRACE", "TORCH_COMPILE_DEBUG", "HF_DEBUG", "PYTHONVERBOSE"})
+"""They let libraries write what they compute into logs and folders."""
+
 SECRET_ENDINGS = (
     "_TOKEN",
     "_KEY",
@@ -81,9 +84,6 @@ QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "DATASETS_VERBOSITY": "error",
     "HF_HUB_VERBOSITY": "error",
-    "HF_DEBUG": "",
-    "TORCH_LOGS": "",
-    "PYTHONVERBOSE": "",
     "TOKENIZERS_PARALLELISM": "false",
     "WANDB_MODE": "disabled",
     "MLFLOW_TRACKING_URI": "",
@@ -181,8 +181,10 @@ class SideProcess:
         if self._process.returncode == NO_DISK_CODE:
             return True
         self._deaths += 1
+        if self._deaths > RESTARTS:
+            return False
         logger.warning("the audit's side process died; starting it again (%d of %d)", self._deaths, RESTARTS)
-        return self._deaths <= RESTARTS
+        return True
 
     def see_out(self) -> None:
         """Do what the configuration asks for at the end of training: wait with a countdown, detach, or leave the rest to others.
@@ -449,7 +451,7 @@ def clean_environment(threads: int) -> dict[str, str]:
     environment = {
         key: value
         for key, value in os.environ.items()
-        if key not in LEAKED_VARIABLES | INTERPRETER_VARIABLES
+        if key not in LEAKED_VARIABLES | INTERPRETER_VARIABLES | LOUD_VARIABLES
         and not key.startswith(LEAKED_PREFIXES)
         and not key.upper().endswith(SECRET_ENDINGS)
     }

@@ -180,7 +180,7 @@ class Spool:
             ) from None
         except ValueError:
             raise SpoolError(
-                f"{ascii(str(root))}: a name or text in the configuration is not UTF-8; rename it"
+                f"{str(root)!a}: a name or text in the configuration is not UTF-8; rename it"
             ) from None
         return spool
 

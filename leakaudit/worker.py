@@ -74,7 +74,7 @@ def run_worker(
         audit_factory: makes the `Audit`; replaced in tests.
 
     Returns:
-        Exit code: 0 done, 2 no key fits, 5 the results or the journal could not be written, 130 interrupted.
+        Exit code: 0 done, 1 an error of its own, 2 no key fits, 5 the results or the journal could not be written, 130 interrupted.
 
     Raises:
         SpoolError: no spool there, or another worker is at work on it.
@@ -99,6 +99,11 @@ def run_worker(
             return _loop(spool, audit_file, audit, means, once=once)
     except KeyboardInterrupt:
         return 130  # while starting: nothing was claimed
+    except LeakAuditError:
+        raise
+    except Exception as error:  # a traceback would quote its message, which may hold private values
+        _print(f"error: the worker cannot go on: {_where(error)}")
+        return 1
     finally:
         signal.signal(signal.SIGTERM, previous)
 

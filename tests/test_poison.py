@@ -12,7 +12,7 @@ import pytest
 from leakaudit.callbacks import side_process
 from leakaudit.callbacks.side_process import SideProcess
 from leakaudit.config import PluginSpec
-from leakaudit.gate import Verdict, default_policy, evaluate
+from leakaudit.gate import Status, default_policy, evaluate
 from leakaudit.models import ModelRecipe, state_of
 from leakaudit.scores import AttemptStatus, load_results
 from leakaudit.snapshot import Manifest, Provenance, write_snapshot
@@ -177,5 +177,5 @@ def test_a_step_that_nobody_could_open_is_lost_to_the_gate(tmp_path: Path) -> No
     assert len(results.steps) == 30 and [step.n_sequences for step in results.steps[15:]] == [0] * 15
     assert "<html" in (tmp_path / "audit" / "report.html").read_text()
     verdict = evaluate(results, default_policy(), now=datetime.now(UTC))
-    assert verdict.verdict is not Verdict.PASS
+    assert verdict.verdict is not Status.PASS
     assert any(rule.lost == rule.due // 2 > 0 for rule in verdict.rules)
