@@ -98,7 +98,7 @@ def poisoned(folder: Path, kind: str, deadly: set[int], steps: int, **more: Any)
     return spool, SideProcess(spool)
 
 
-@pytest.mark.parametrize("kind", ["killed", "segfault", "exit 0", "exit 1", "exit 2", "exit 5"])
+@pytest.mark.parametrize("kind", ["killed", "segfault", "exit 0", "exit 2"])
 def test_the_others_are_audited_and_reported_and_the_results_say_what_was_lost(
     tmp_path: Path, plugin: None, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,13 +118,13 @@ def test_the_others_are_audited_and_reported_and_the_results_say_what_was_lost(
 
 def test_many_deadly_snapshots_do_not_use_up_the_patience_for_the_others(tmp_path: Path, plugin: None) -> None:
     """Each is charged for its own deaths; a gate counts each as lost and never as clean."""
-    spool, side = poisoned(tmp_path, "exit 1", {0, 2, 3}, 5)
+    spool, side = poisoned(tmp_path, "exit 1", {0, 2}, 4)
     side.see_out()
     side.stop()
     results = load_results(tmp_path / "audit")
     ran = {a.step for a in results.attempts if a.attack != "embedding-rows" and a.status is AttemptStatus.RAN}
-    assert ran == {"st-000001", "st-000004"}
-    assert [step.step for step in results.steps] == [0, 1, 2, 3, 4]
+    assert ran == {"st-000001", "st-000003"}
+    assert [step.step for step in results.steps] == [0, 1, 2, 3]
     assert names(spool) == []
 
 
