@@ -63,7 +63,9 @@ LEAKED_PREFIXES = (
 INTERPRETER_VARIABLES = frozenset({"PYTHONINSPECT", "PYTHONSTARTUP", "PYTHONPROFILEIMPORTTIME", "PYTHONBREAKPOINT"})
 """With the first of these the side process would end in a prompt that reads its input, and never go."""
 
-LOUD_VARIABLES = frozenset({"TORCH_LOGS", "TORCH_LOGS_OUT", "TORCH_TRACE", "TORCH_COMPILE_DEBUG", "HF_DEBUG", "PYTHONVERBOSE"})
+LOUD_VARIABLES = frozenset(
+    {"TORCH_LOGS", "TORCH_LOGS_OUT", "TORCH_TRACE", "TORCH_COMPILE_DEBUG", "HF_DEBUG", "PYTHONVERBOSE"}
+)
 """They let libraries write what they compute into logs and folders."""
 
 SECRET_ENDINGS = (

@@ -20,7 +20,7 @@ import click
 
 from leakaudit.cli_prior import prior as prior_group
 from leakaudit.cli_snapshots import snapshots as snapshots_group
-from leakaudit.command import EXISTING, IDENTITY_HELP, clear_errors
+from leakaudit.command import EXISTING, IDENTITY_HELP, answering_nobody, clear_errors
 from leakaudit.errors import ConfigError, RedactionError, ResultsError
 
 if TYPE_CHECKING:
@@ -384,7 +384,9 @@ def worker(spool: Path, once: bool, device: str | None, identity: Path | None, i
     if device is not None:
         check_device(device)
     keys = private_keys(identity)
-    sys.exit(run_worker(spool_of(spool), once=once, device=device, identities=keys, idle_limit_s=idle_limit))
+    with answering_nobody():
+        code = run_worker(spool_of(spool), once=once, device=device, identities=keys, idle_limit_s=idle_limit)
+    sys.exit(code)
 
 
 @main.command()

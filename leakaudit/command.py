@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -21,6 +23,18 @@ EXISTING = click.Path(path_type=Path)
 IDENTITY_HELP = (
     "File with the private key that opens encrypted snapshots, or - to read it from stdin; else LEAKAUDIT_IDENTITY."
 )
+
+
+@contextmanager
+def answering_nobody() -> Iterator[None]:
+    """Close the standard input to questions: whatever a library asks is answered by the end of the input, which means no."""
+    before = sys.stdin
+    with open(os.devnull, encoding="utf-8") as nobody:
+        sys.stdin = nobody
+        try:
+            yield
+        finally:
+            sys.stdin = before
 
 
 def clear_errors(command: Callable[P, R]) -> Callable[P, R]:

@@ -179,9 +179,7 @@ class Spool:
                 f"{root}: cannot be written ({error.strerror}); set `out_dir` to a folder that can"
             ) from None
         except ValueError:
-            raise SpoolError(
-                f"{str(root)!a}: a name or text in the configuration is not UTF-8; rename it"
-            ) from None
+            raise SpoolError(f"{str(root)!a}: a name or text in the configuration is not UTF-8; rename it") from None
         return spool
 
     def _hold_trainer_lock(self) -> None:
