@@ -29,7 +29,7 @@ IDENTITY_HELP = (
 def answering_nobody() -> Iterator[None]:
     """Close the standard input to questions: whatever a library asks is answered by the end of the input, which means no."""
     before = sys.stdin
-    with open(os.devnull, encoding="utf-8") as nobody:
+    with Path(os.devnull).open(encoding="utf-8") as nobody:
         sys.stdin = nobody
         try:
             yield

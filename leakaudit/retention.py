@@ -281,7 +281,7 @@ def _in_use(spool: Spool) -> tuple[str, ...]:
 
 def _remove(spool: Spool, item: Item, why: str, now: datetime) -> None:
     """Leave a line that says so, then remove the files: a crash in between leaves a line too many rather than one too few."""
-    line = {
+    line: dict[str, Any] = {
         "snapshot": item.path.stem,
         "state": item.state,
         "created": item.created.isoformat(timespec="seconds") if item.created else None,

@@ -64,8 +64,8 @@ def check_truth(tensors: Mapping[str, Tensor], where: str, *, arrays: bool, voca
             raise _damaged(where, "too many micro-batches", f"more than {MAX_MICRO_BATCHES}")
     if sorted(batches) != list(range(len(batches))) or not batches:
         raise _damaged(where, "no micro-batches numbered from 0", f"{len(batches)} micro-batches")
-    for number, batch in batches.items():
-        _check_batch(batch, f"{where}, micro-batch {number},", arrays=arrays, vocabulary=vocabulary)
+    for index, batch in batches.items():
+        _check_batch(batch, f"{where}, micro-batch {index},", arrays=arrays, vocabulary=vocabulary)
     if (total := sum(len(batch["inputs/input_ids"]) for batch in batches.values())) > MAX_SEQUENCES:
         raise _damaged(where, "too many sequences", f"{total}, at most {MAX_SEQUENCES} are read")
 

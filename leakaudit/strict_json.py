@@ -10,6 +10,7 @@ import json
 import math
 import stat
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -105,15 +106,46 @@ def _fraction(digits: str) -> float:
 
 
 def _check(data: Any) -> None:
+    if all(map(_sound, _values(data))):
+        return  # nearly always: places are looked for only where something is wrong
     for path, value in walk(data):
-        if len(path) > MAX_DEPTH:
-            raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
-        if isinstance(value, _Twice):
-            raise ValueError(f"the key {short(value.key)} stands twice {place(path)}")
-        if isinstance(value, str) and not _is_text(value):
-            raise ValueError(f"the text {place(path)} holds half a surrogate pair, which is no character")
-        if isinstance(value, dict) and not all(map(_is_text, value)):
-            raise ValueError(f"a key {place(path)} holds half a surrogate pair, which is no character")
+        problem = _problem(value, path)
+        if problem:
+            raise ValueError(problem)
+
+
+def _values(data: Any) -> Iterator[Any]:
+    """Yield what could be wrong in `data`: every object, list and text; a level too deep comes as None."""
+    level, depth = [data] if isinstance(data, dict | list | str) else [], 0
+    while level:
+        if depth > MAX_DEPTH:
+            yield None
+            return
+        yield from level
+        below = chain.from_iterable(
+            value.values() if isinstance(value, dict) else value for value in level if not isinstance(value, str)
+        )
+        level, depth = [value for value in below if isinstance(value, dict | list | str)], depth + 1
+
+
+def _sound(value: Any) -> bool:
+    if isinstance(value, str):
+        return _is_text(value)
+    if isinstance(value, dict):
+        return not isinstance(value, _Twice) and all(map(str.isascii, value))
+    return value is not None
+
+
+def _problem(value: Any, path: _Path) -> str:
+    if len(path) > MAX_DEPTH:
+        return f"nested more than {MAX_DEPTH} levels deep"
+    if isinstance(value, _Twice):
+        return f"the key {short(value.key)} stands twice {place(path)}"
+    if isinstance(value, str) and not _is_text(value):
+        return f"the text {place(path)} holds half a surrogate pair, which is no character"
+    if isinstance(value, dict) and not all(map(_is_text, value)):
+        return f"a key {place(path)} holds half a surrogate pair, which is no character"
+    return ""
 
 
 def _is_text(word: str) -> bool:

@@ -63,7 +63,12 @@ def test_code_of_a_folder_is_refused_without_a_question(
 ) -> None:
     """With somebody at the terminal who would say yes."""
     asked: list[str] = []
-    monkeypatch.setattr("builtins.input", lambda prompt="": asked.append(prompt) or "y")
+
+    def yes(prompt: str = "") -> str:
+        asked.append(prompt)
+        return "y"
+
+    monkeypatch.setattr("builtins.input", yes)
     folder = foreign(tmp_path / "foreign")
     with pytest.raises(LeakAuditError, match=r"code of its own \(`auto_map`") as caught:
         LOADERS[loader](folder)
@@ -78,7 +83,7 @@ def test_no_command_runs_the_code_of_a_folder_or_asks(tmp_path: Path, command: s
     data = tmp_path / "data.jsonl"
     data.write_text('{"text": "the old dog chased a cat near the river .", "label": 0}\n' * 4)
     sound = tmp_path / "sound"
-    tiny.bert().save_pretrained(sound)
+    tiny.bert().save_pretrained(sound)  # type: ignore[operator]
     tiny.bert_tokenizer().save_pretrained(sound)
     common = ["simulate", "--data", str(data), "--out", str(tmp_path / "out"), "--steps", "1", "--controls", "0"]
     if command == "worker":

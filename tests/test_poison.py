@@ -73,7 +73,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def put(spool: Spool, number: int, *, deadly: bool) -> None:
     """Write a snapshot."""
     model = tiny.bert()
-    bound = {"batch_size_bound": DEADLY} if deadly else {}
+    bound: dict[str, Any] = {"batch_size_bound": DEADLY} if deadly else {}
     step = tiny.client_step(model, tiny.bert_tokenizer(), ["the old dog chased a cat ."], [1], **bound)
     write_snapshot(
         spool.slot(number),

@@ -82,7 +82,7 @@ def test_label_names_and_a_users_own_keys_are_in_no_file_at_any_log_level(
     monkeypatch.setenv("HF_HUB_VERBOSITY", "debug")
     monkeypatch.setenv("HF_DEBUG", "1")
     monkeypatch.setenv("TORCH_LOGS", "+dynamo")
-    more = {"encrypt_to": (new_identity()[0],)} if encrypted else {}
+    more: dict[str, Any] = {"encrypt_to": (new_identity()[0],)} if encrypted else {}
     spool = make(tmp_path, wait_at_end_s=240.0, keep_snapshots=True, text="full", allow_full=True, **more)
     monkeypatch.delenv("CI", raising=False)
     spool.write(1, **parts(labelled()))
