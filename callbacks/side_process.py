@@ -21,7 +21,7 @@ from typing import Any
 import leakaudit
 from leakaudit.config import AuditConfig
 from leakaudit.leash import KEY_VARIABLE, PARENT_VARIABLE
-from leakaudit.spool import DEVICE_VARIABLE, Spool
+from leakaudit.spool import DEVICE_VARIABLE, MOST_DEATHS, Spool
 from leakaudit.wording import counted
 
 logger = logging.getLogger(__name__)
@@ -64,6 +64,11 @@ LEAKED_PREFIXES = (
 INTERPRETER_VARIABLES = frozenset({"PYTHONINSPECT", "PYTHONSTARTUP", "PYTHONPROFILEIMPORTTIME", "PYTHONBREAKPOINT"})
 """With the first of these the side process would end in a prompt that reads its input, and never go."""
 
+LOUD_VARIABLES = frozenset(
+    {"TORCH_LOGS", "TORCH_LOGS_OUT", "TORCH_TRACE", "TORCH_COMPILE_DEBUG", "HF_DEBUG", "PYTHONVERBOSE"}
+)
+"""They let libraries write what they compute into logs and folders."""
+
 SECRET_ENDINGS = (
     "_TOKEN",
     "_KEY",
@@ -79,12 +84,16 @@ SECRET_ENDINGS = (
 
 QUIET = {
     "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "DATASETS_VERBOSITY": "error",
+    "HF_HUB_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
     "WANDB_MODE": "disabled",
     "MLFLOW_TRACKING_URI": "",
     "DISABLE_TELEMETRY": "1",
 }
-"""Nothing is looked up in a hub, and nobody's experiment tracking gets a second run."""
+"""Nothing is looked up in a hub, nobody's experiment tracking gets a second run, and no library writes a model's configuration or
+what it computes into the log."""
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -121,6 +130,9 @@ class SideProcess:
         """Attacks in this process, where the configuration asks for them."""
         self._process: subprocess.Popen[bytes] | None = None
         self._deaths = 0
+        """Of workers, apart from those that are charged to a snapshot."""
+        self._deaths_over: dict[str, int] = {}
+        """Snapshot -> workers that died while they attacked it."""
         self._retry_at: float | None = None
         """When a worker that could not write is tried again, on the monotonic clock; None where that is not known yet."""
         self._owner = os.getpid()
@@ -152,12 +164,30 @@ class SideProcess:
             return False
         if self._spool.attended():
             return True  # somebody started one by hand
-        if self._process is not None and self._process.returncode != NO_DISK_CODE:
-            self._deaths += 1
-            if self._deaths > RESTARTS:
-                return self._give_up(f"the side process died {self._deaths} times")
-            logger.warning("the audit's side process died; starting it again (%d of %d)", self._deaths, RESTARTS)
+        if not self._may_start_again():
+            return self._give_up(f"the side process died {self._deaths} times")
         return self._start()
+
+    def _may_start_again(self) -> bool:
+        """Count the death of a worker against the snapshot that it was attacking, or else against the worker.
+
+        A snapshot over which workers died `MOST_DEATHS` times is set aside by the next one, so a few deadly snapshots cost their own
+        audit only.
+        """
+        if self._process is None:
+            return True
+        snapshot = self._spool.abandoned()
+        over = self._deaths_over[snapshot] = self._deaths_over.get(snapshot, 0) + 1 if snapshot else 0
+        if 0 < over <= MOST_DEATHS:
+            logger.warning("the audit's side process died over snapshot %s; starting it again", Path(snapshot).stem)
+            return True
+        if self._process.returncode == NO_DISK_CODE:
+            return True
+        self._deaths += 1
+        if self._deaths > RESTARTS:
+            return False
+        logger.warning("the audit's side process died; starting it again (%d of %d)", self._deaths, RESTARTS)
+        return True
 
     def see_out(self) -> None:
         """Do what the configuration asks for at the end of training: wait with a countdown, detach, or leave the rest to others.
@@ -304,6 +334,8 @@ class SideProcess:
     def _done(self) -> bool:
         """Return whether the worker that ended is not to be started again, or not yet."""
         code = None if self._process is None else self._process.returncode
+        if code is not None and self._spool.abandoned():
+            return False  # one that ends by itself leaves nothing claimed, whatever its code
         if code == MISUSE_CODE:
             self._give_up("the side process cannot work like this")
         if code == NO_DISK_CODE:
@@ -454,7 +486,7 @@ def clean_environment(threads: int) -> dict[str, str]:
     environment = {
         key: value
         for key, value in os.environ.items()
-        if key not in LEAKED_VARIABLES | INTERPRETER_VARIABLES
+        if key not in LEAKED_VARIABLES | INTERPRETER_VARIABLES | LOUD_VARIABLES
         and not key.startswith(LEAKED_PREFIXES)
         and not key.upper().endswith(SECRET_ENDINGS)
     }

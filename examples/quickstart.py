@@ -92,8 +92,8 @@ def main() -> int:
     set_seed(7)
     hf_logging.set_verbosity_error()
     rows = [json.loads(line) for line in (HERE / "data" / "clinic_notes.jsonl").read_bytes().splitlines()]
-    tokenizer = AutoTokenizer.from_pretrained(demo_model())
-    model = AutoModelForSequenceClassification.from_pretrained(demo_model(), num_labels=4)
+    tokenizer = AutoTokenizer.from_pretrained(demo_model(), trust_remote_code=False)
+    model = AutoModelForSequenceClassification.from_pretrained(demo_model(), trust_remote_code=False, num_labels=4)
     callbacks: list[TrainerCallback] = []
     shipped = PluginSpec(name="none")
     if options.defended:

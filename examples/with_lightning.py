@@ -29,7 +29,9 @@ class WardClassifier(pl.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = AutoModelForSequenceClassification.from_pretrained(MODEL, num_labels=4).train()
+        self.encoder = AutoModelForSequenceClassification.from_pretrained(
+            MODEL, trust_remote_code=False, num_labels=4
+        ).train()
 
     def training_step(self, batch: Any, index: int) -> Tensor:
         logits = self.encoder(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
@@ -46,7 +48,7 @@ def main() -> None:
     options = parser.parse_args()
 
     pl.seed_everything(7)
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    tokenizer = AutoTokenizer.from_pretrained(MODEL, trust_remote_code=False)
     rows = [json.loads(line) for line in (HERE / "data" / "clinic_notes.jsonl").read_bytes().splitlines()]
     data = [{**tokenizer(row["text"], truncation=True, max_length=64), "labels": row["label"]} for row in rows]
     loader: Any = torch.utils.data.DataLoader(data, batch_size=2, collate_fn=DataCollatorWithPadding(tokenizer))  # type: ignore[arg-type]

@@ -34,8 +34,10 @@ def main() -> None:
 
     torch.manual_seed(7)
     warnings.filterwarnings("ignore", module=r"opacus|torch")  # hooks that Opacus sets on inputs without gradients
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    model: Any = AutoModelForSequenceClassification.from_pretrained(MODEL, num_labels=4).train()
+    tokenizer = AutoTokenizer.from_pretrained(MODEL, trust_remote_code=False)
+    model: Any = AutoModelForSequenceClassification.from_pretrained(
+        MODEL, trust_remote_code=False, num_labels=4
+    ).train()
     model.bert.embeddings.position_embeddings.weight.requires_grad_(False)  # no gradient per example (opacus issue 841)
     original = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-4)
     rows = [json.loads(line) for line in (HERE / "data" / "clinic_notes.jsonl").read_bytes().splitlines()]

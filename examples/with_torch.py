@@ -28,8 +28,8 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.manual_seed(7)
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    model = AutoModelForSequenceClassification.from_pretrained(MODEL, num_labels=4).train()
+    tokenizer = AutoTokenizer.from_pretrained(MODEL, trust_remote_code=False)
+    model = AutoModelForSequenceClassification.from_pretrained(MODEL, trust_remote_code=False, num_labels=4).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-4)
     rows = [json.loads(line) for line in (HERE / "data" / "clinic_notes.jsonl").read_bytes().splitlines()]
     data = [{**tokenizer(row["text"], truncation=True, max_length=64), "labels": row["label"]} for row in rows]

@@ -35,8 +35,8 @@ def main() -> None:
     options = parser.parse_args()
 
     set_seed(7)
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    model = AutoModelForSequenceClassification.from_pretrained(MODEL, num_labels=4)
+    tokenizer = AutoTokenizer.from_pretrained(MODEL, trust_remote_code=False)
+    model = AutoModelForSequenceClassification.from_pretrained(MODEL, trust_remote_code=False, num_labels=4)
     rows = [json.loads(line) for line in (HERE / "data" / "clinic_notes.jsonl").read_bytes().splitlines()]
     data: Any = [{**tokenizer(row["text"], truncation=True, max_length=64), "labels": row["label"]} for row in rows]
 

@@ -67,6 +67,7 @@ from leakaudit.scores import (
     Subject,
     TextMode,
     ThreatModel,
+    Verification,
     VerificationStatus,
     load_journal,
     sealed,
@@ -119,6 +120,8 @@ class _State(BaseModel):
     """The audit came to its end; what is added later is another part of it."""
     steps: list[StepRecord] = []
     controls: list[_Controls] = []
+    lost: dict[str, str] = {}
+    """Steps that were kept and could not be audited to the end -> why."""
     subject: Subject | None = None
     regime: Regime | None = None
 
@@ -320,6 +323,33 @@ class Audit:
                 )
             seen = defense(bare, seen, self._generator(step_id, declared.name))
         return seen
+
+    def lose(self, step: int, reason: str) -> None:
+        """Note a step that was kept and cannot be audited: every attempt on it that is still due has the status `error`.
+
+        Args:
+            step: optimizer step.
+            reason: in a clause, without text of the batch and without a path.
+        """
+        step_id = f"st-{step:06d}"
+        if all(record.id != step_id for record in self._state.steps):
+            self._state.steps.append(
+                StepRecord(
+                    id=step_id,
+                    step=step,
+                    phase=_phase(step, None),
+                    snapshot=f"hmac-{self._keyed(f'lost {step_id}'.encode(), digits=64)}",
+                    n_sequences=0,
+                    n_tokens_bucket="unknown",
+                    verification=Verification(status=VerificationStatus.UNVERIFIABLE, note=reason),
+                )
+            )
+        self._state.lost[step_id] = reason
+        self._save_state()
+        for defense, _ in self._defenses:
+            for label, _ in self._attacks:
+                if not self._done(step_id, label, defense):
+                    self._append(self._failed(step_id, label, defense, AttemptStatus.ERROR, reason))
 
     def finish(
         self,
@@ -704,10 +734,10 @@ class Audit:
 
     def _coverage(self, skipped: int, total_steps: int | None) -> Coverage:
         ran = {spec.name for spec in self.config.attacks}
+        lost = [(f"step {int(step[3:])}", why) for step, why in self._state.lost.items()]
+        servers = _servers_not_tested(self.config.server)
         return Coverage(
-            not_tested=tuple(
-                NotTested(what=what, why=why) for what, why in (*_servers_not_tested(self.config.server), *NEVER_TESTED)
-            ),
+            not_tested=tuple(NotTested(what=what, why=why) for what, why in (*lost, *servers, *NEVER_TESTED)),
             not_run=tuple(
                 NotTested(what=name, why="known to the tool, not in this battery")
                 for name in attack_registry.names()
@@ -733,9 +763,10 @@ class Audit:
             return state
         try:
             state = _State.model_validate_json(self._state_path.read_bytes())
-        except (OSError, ValidationError) as error:
+        except (OSError, ValueError) as error:
             raise ResultsError(
-                f"{self._state_path}: cannot be read ({type(error).__name__}); give another folder, or remove this one"
+                f"{self._state_path}: cannot be read ({type(error).__name__}); give another folder, or remove this file: "
+                "what is finished is then audited anew"
             ) from None
         state.key = state.key or self._fresh_key()  # destroyed at the end: what is added later has another key
         if state.battery != self.battery.digest:

@@ -21,7 +21,7 @@ import click
 from leakaudit.cli_prior import prior as prior_group
 from leakaudit.cli_progress import Pace, plan, shown
 from leakaudit.cli_snapshots import snapshots as snapshots_group
-from leakaudit.command import EXISTING, IDENTITY_HELP, clear_errors, public_command, say
+from leakaudit.command import EXISTING, IDENTITY_HELP, answering_nobody, clear_errors, public_command, say
 from leakaudit.errors import ConfigError, RedactionError, ResultsError
 from leakaudit.stopping import Request, Stopped, exit_code, stop_on_signals
 from leakaudit.threads import threads_to_take, wait_passively
@@ -479,12 +479,16 @@ def worker(spool: Path, once: bool, device: str | None, identity: Path | None, i
     """
     from leakaudit.cli_snapshots import private_keys, spool_of
     from leakaudit.devices import check_device
+    from leakaudit.leash import keep_memory_private
     from leakaudit.worker import run_worker
 
+    keep_memory_private()
     if device is not None:
         check_device(device)
     keys = private_keys(identity)
-    sys.exit(run_worker(spool_of(spool), once=once, device=device, identities=keys, idle_limit_s=idle_limit))
+    with answering_nobody():
+        code = run_worker(spool_of(spool), once=once, device=device, identities=keys, idle_limit_s=idle_limit)
+    sys.exit(code)
 
 
 @main.command(short_help="Attack kept snapshots once.")
@@ -513,8 +517,10 @@ def run(
     from leakaudit.classifiers import reader_in
     from leakaudit.cli_snapshots import private_keys
     from leakaudit.config import AuditConfig, load_config
+    from leakaudit.leash import keep_memory_private
     from leakaudit.snapshot import read_manifest, read_snapshot
 
+    keep_memory_private()
     keys = private_keys(identity)
     folders = _snapshot_folders(snapshots)
     kept_tokenizer = tokenizer or _kept_tokenizer(folders[0])

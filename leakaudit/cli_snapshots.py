@@ -53,7 +53,10 @@ def duration(text: str) -> timedelta:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([dhms])", text.strip())
     if not found:
         raise ConfigError(f"--older-than {text!r}: expected a number and a unit, such as 7d, 12h or 30m")
-    return timedelta(**{UNITS[found[2]]: float(found[1])})
+    try:
+        return timedelta(**{UNITS[found[2]]: float(found[1])})
+    except OverflowError:
+        raise ConfigError(f"--older-than {text[:40]!r}: is longer than a calendar has days") from None
 
 
 def _open(path: Path) -> Spool:
@@ -106,6 +109,7 @@ def _as_json(spool: Spool, item: Item, now: datetime) -> dict[str, Any]:
         "bytes": item.size,
         "encrypted_to": list(item.encrypted_to),
         "held": item.held,
+        "why": item.why,
         "goes": _fate(spool, item, now),
     }
 
@@ -114,7 +118,7 @@ def _row(spool: Spool, item: Item, now: datetime) -> tuple[str, ...]:
     age = item.age(now)
     return (
         item.path.stem if item.step is None else str(item.step),
-        item.state,
+        f"{item.state}: {item.why}" if item.why else item.state,
         "unknown" if age is None else _span(age),
         _size(item.size),
         ", ".join(f"{key[:12]}..." for key in item.encrypted_to) or "no key: in clear",
@@ -126,7 +130,7 @@ def _fate(spool: Spool, item: Item, now: datetime) -> str:
     """Return when a snapshot goes by itself."""
     if item.held:
         return f"held: {item.held}"
-    if item.path.suffix in (".ready", ".run", ".tmp") and not spool.config.keep_snapshots:
+    if not item.why and item.path.suffix != ".kept" and not spool.config.keep_snapshots:
         return "after its audit"
     age = item.age(now)
     if age is None:
@@ -211,7 +215,7 @@ def purge(
         now=datetime.now(UTC),
         older_than=None if whatever else limit,
         steps=steps,
-        finished_only=not whatever,
+        finished_only=not whatever and spool.under_way(),
         dry_run=dry_run,
     )
     if as_json:
@@ -220,7 +224,7 @@ def purge(
     verb = "would be removed" if dry_run else "removed"
     click.echo(f"{counted(done.removed)} {verb} ({_size(done.bytes)})" + _exceptions(done))
     if not whatever and not done.removed:
-        click.echo(f"only audited ones older than {_span(limit)} go; --all or --step N removes others")
+        click.echo(f"only those older than {_span(limit)} go; --all or --step N removes others")
     if done.key_destroyed:
         click.echo("the key of the run's hashes is destroyed: nobody can try texts against its results any more")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -30,6 +32,18 @@ def say(line: str) -> None:
     """Print a line on stderr; nobody who listens is no reason to stop."""
     with contextlib.suppress(OSError):
         click.echo(line, err=True)
+
+
+@contextmanager
+def answering_nobody() -> Iterator[None]:
+    """Close the standard input to questions: whatever a library asks is answered by the end of the input, which means no."""
+    before = sys.stdin
+    with Path(os.devnull).open(encoding="utf-8") as nobody:
+        sys.stdin = nobody
+        try:
+            yield
+        finally:
+            sys.stdin = before
 
 
 def clear_errors(command: Callable[P, R]) -> Callable[P, R]:

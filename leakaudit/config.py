@@ -11,7 +11,21 @@ from leakaudit.scores import TextMode
 
 DEVICE_PATTERN = r"^(auto|cpu|cuda(:\d+)?)$"
 
+MAX_PLUGINS = 1_000
+"""Attacks, or defences, in one audit. Our choice: each is run on each step, and a thousand take a working day on one step."""
+MAX_COUNT = 10**9
+"""Of steps, snapshots, tokens, controls. Our choice: no training run takes more."""
+MAX_SECONDS = 10**9
+"""Of a budget or a wait: 31 years."""
+MAX_DAYS = 36_500
+"""Of retention: a hundred years."""
+MAX_SEED = 2**32 - 1
+"""Largest seed that every library takes (numpy's `seed` has 32 bits)."""
+MAX_GIGABYTES = 10**6
+"""Of the spool, in units of 10^9 bytes: a petabyte."""
+
 Scalar = bool | int | FiniteFloat | str
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
 
 class PluginSpec(BaseModel):
@@ -78,28 +92,28 @@ class AuditConfig(BaseModel):
 
     out_dir: Path = Path("leakaudit-audit")
     """Folder for snapshots, results and report of the latest run; made private (0700). An earlier run's move to `<out_dir>.1`..."""
-    every_n_steps: Annotated[int, Field(ge=1)] = 100
+    every_n_steps: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 100
     """Optimizer steps between two snapshots."""
-    first_step: Annotated[int, Field(ge=0)] = 0
+    first_step: Count = 0
     """First optimizer step to keep, counted from 0."""
-    max_snapshots: Annotated[int, Field(ge=1)] = 5
+    max_snapshots: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 5
     """Snapshots to keep in one training run."""
-    attacks: Annotated[tuple[Plugin, ...], Field(min_length=1)] = DEFAULT_ATTACKS
-    defenses: Annotated[tuple[Plugin, ...], AfterValidator(_undefended_first)] = (NONE,)
+    attacks: Annotated[tuple[Plugin, ...], Field(min_length=1, max_length=MAX_PLUGINS)] = DEFAULT_ATTACKS
+    defenses: Annotated[tuple[Plugin, ...], Field(max_length=MAX_PLUGINS), AfterValidator(_undefended_first)] = (NONE,)
     """What the side process tries on each snapshot; `none` is the update as it was sent and always comes first."""
     shipped_defense: Plugin = NONE
     """The defence that the training run applies by itself, as its owner declares it; attacks know it."""
     server: Plugin | None = None
     """An active server, such as `wide-pooler(activation=selu)`: every client step is computed anew on the model that it would have sent
     out. None audits what an eavesdropper or an honest server sees. The two are never mixed in one audit."""
-    budget_s: Annotated[FiniteFloat, Field(gt=0)] = 60.0
+    budget_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_SECONDS)] = 60.0
     """Seconds for one attack on one step under one defence."""
-    seed: int = 0
-    min_tokens: Annotated[int, Field(ge=1)] = 8
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
+    min_tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 8
     """Tokens a sequence must have to count as a sentence in the event `exact_sentence`."""
     sentence_model: Path | None = None
     """Folder of an encoder of sentences, never the model under attack; scores then have `semantic_similarity`, too."""
-    controls: Annotated[int, Field(ge=0)] = 3
+    controls: Count = 3
     """Control steps in all, at most one per snapshot: an undefended canary step that must be recovered, whose reconstruction
     is also scored against the real batch, which it must not match. 29 let the gate use bounds instead of plain shares."""
     text: TextMode = TextMode.MASKED
@@ -113,7 +127,7 @@ class AuditConfig(BaseModel):
     device: Annotated[str, Field(pattern=DEVICE_PATTERN)] = "auto"
     """Where the side process computes: cpu, cuda, cuda:1... `auto` takes another GPU than the trainer's if one is idle, the
     trainer's own if there is room on it, else the CPU."""
-    threads: Annotated[int, Field(ge=1)] = 1
+    threads: Annotated[int, Field(ge=1, le=4096)] = 1
     """CPU threads of the side process."""
     nice: Annotated[int, Field(ge=0, le=19)] = 10
     """Scheduling priority of the side process; 19 yields to everything."""
@@ -123,11 +137,11 @@ class AuditConfig(BaseModel):
     at_end: Literal["wait", "detach", "leave"] = "wait"
     """What the end of training does about steps that are not audited yet: `wait` for the side process, `detach` it so that it
     goes on alone, or `leave` them to `leakaudit worker` on this machine or another."""
-    wait_at_end_s: Annotated[FiniteFloat, Field(ge=0)] = 600.0
+    wait_at_end_s: Annotated[FiniteFloat, Field(ge=0, le=MAX_SECONDS)] = 600.0
     """How long the end of training waits for the side process to finish."""
-    max_spool_gb: Annotated[FiniteFloat, Field(gt=0)] = 20.0
+    max_spool_gb: Annotated[FiniteFloat, Field(gt=0, le=MAX_GIGABYTES)] = 20.0
     """Most that kept steps may take up on the disk, in units of 10^9 bytes; a step that does not fit is not kept."""
-    retention_days: Annotated[FiniteFloat, Field(gt=0)] = 7.0
+    retention_days: Annotated[FiniteFloat, Field(gt=0, le=MAX_DAYS)] = 7.0
     """Age at which kept snapshots are removed by whatever next runs in their folder; `leakaudit snapshots hold` exempts them."""
     encrypt_to: tuple[Annotated[str, Field(pattern=r"^age1[0-9a-z]+$")], ...] = ()
     """Public keys (age format) that snapshots are encrypted to; who has none of the private keys cannot read them once the run

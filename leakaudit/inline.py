@@ -77,7 +77,7 @@ class InlineAudit:
             while (claimed := self._spool.claim()) is not None:
                 try:
                     keep = self._spool.config.keep_snapshots
-                    self._refused += not audit_one(self._spool, self._audit, claimed, self._means, keep=keep)
+                    self._refused += audit_one(self._spool, self._audit, claimed, self._means, keep=keep)
                 except BaseException:  # Ctrl-C, or a full disk: the step is not lost
                     self._spool.give_back(claimed)
                     raise

@@ -7,6 +7,7 @@ end, too; and a new parent, at the next look. It may have said `detach` before: 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import threading
 import time
@@ -31,7 +32,30 @@ LAST_WORDS_SECONDS = 0.5
 KEY_SECONDS = 60.0
 """How long the key of the run is waited for; the trainer sends it at once."""
 
+PR_SET_DUMPABLE = 4
+"""Linux, prctl(2): whether a crash of this process may write its memory to a file, and others of the same user may look into it."""
+
 _leash: Leash | None = None
+
+
+def keep_memory_private() -> None:
+    """See to it that a crash of this process leaves no copy of its memory: it holds the private batch and the run's key.
+
+    No core file (`RLIMIT_CORE` 0) and, on Linux, not dumpable at all, which holds against a program that collects core dumps, too.
+    Elsewhere, and where it is not allowed, as far as it goes. Only for processes of our own: the training process is the user's.
+    """
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def offer_memory() -> None:
+    """Let this process be the first to be ended when memory runs out, where the system lets us."""
+    with contextlib.suppress(OSError):  # not Linux
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def leash() -> Leash:
@@ -54,6 +78,8 @@ class Leash:
         self._heard = threading.Condition()
         self._detached = False
         if self.parent:
+            offer_memory()  # before the next line: a process that is not dumpable may not write there any more
+            keep_memory_private()  # before the key of the run is read
             threading.Thread(target=self._watch_parent, daemon=True).start()
             threading.Thread(target=self._listen, daemon=True).start()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import importlib
+import inspect
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +16,6 @@ from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from leakaudit.errors import ModelError
@@ -88,8 +89,7 @@ class ModelRecipe(BaseModel):
             return cls(class_name=name, made_by=made_by, arguments=arguments)
         if (exported := _exported(model)) is not None:
             # Where it was loaded from is no part of the architecture, and may name a person or a project.
-            config: Any = model.config
-            public = {key: value for key, value in config.to_dict().items() if key != "_name_or_path"}
+            public = architecture(model.config)
             # `model.to(torch.bfloat16)` leaves the configuration behind.
             public["dtype"] = str(dtype_of(model)).removeprefix("torch.")
             return cls(class_name=exported, config=public, lora=adapted(model))
@@ -97,6 +97,65 @@ class ModelRecipe(BaseModel):
             f"{type(model).__module__}.{name} is no model class that transformers exports, so the side process "
             "cannot rebuild it; say how with `rebuilt_by(model, 'package.module:function', ...)`, or set `schedule: inline`"
         )
+
+
+PRIVATE_KEYS = frozenset(
+    {"_name_or_path", "name_or_path", "task_specific_params", "finetuning_task", "auto_map", "architectures"}
+)
+"""Keys of a configuration that decide nothing of a model's arithmetic and may name a person, a project, a task or code."""
+
+MAX_LAYERS = 10_000
+"""Most layers of a configuration. Our choice: the deepest public model has about a thousand; a configuration class alone takes
+20 s for ten millions."""
+MAX_NUMBER = 10**10
+"""Largest whole number in a configuration. Our choice: a thousand times the longest context in use."""
+MAX_LABELS = 1_000_000
+"""Most classes of a configuration, which writes a name for each. Our choice: large label sets have tens of thousands."""
+SPARE_PARAMETERS = 1_000
+"""Parameters that a model may register beyond four times those in the snapshot, for those that are replaced."""
+SPARE_NUMBERS = 2**28
+"""Numbers that it may register beyond four times those in the snapshot. Our choice: 1 GiB in float32, for masks and tables that are not
+stored."""
+
+
+def architecture(config: Any) -> dict[str, Any]:
+    """Return what of a configuration of transformers decides the model; label names become `LABEL_0`, `LABEL_1`...
+
+    Keys that the configuration's class does not declare are the user's own, and so may be private: they are left out.
+
+    Args:
+        config: a `PretrainedConfig`.
+    """
+    return _declared(type(config), config.to_dict())
+
+
+def _declared(kind: Any, found: Mapping[str, Any]) -> dict[str, Any]:
+    known = _declared_keys(kind)
+    kept = {key: value for key, value in found.items() if key in known and key not in PRIVATE_KEYS}
+    parts = getattr(kind, "sub_configs", None) or {}
+    kept |= {
+        name: _declared(_part(part), kept[name]) for name, part in parts.items() if isinstance(kept.get(name), dict)
+    }
+    if isinstance(names := kept.get("id2label"), dict):
+        kept["id2label"] = {str(number): f"LABEL_{number}" for number in range(len(names))}
+        kept["label2id"] = {f"LABEL_{number}": number for number in range(len(names))}
+    return kept
+
+
+def _part(kind: Any) -> Any:
+    """Return the class of a part of a configuration; `AutoConfig` stands for any, of which the base's keys are known."""
+    import transformers
+
+    declared = isinstance(kind, type) and issubclass(kind, transformers.PretrainedConfig)
+    return kind if declared else transformers.PretrainedConfig
+
+
+def _declared_keys(kind: Any) -> frozenset[str]:
+    """Return the keys that a class of configurations declares: fields, defaults, and what every configuration has."""
+    fields = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
+    if not fields:
+        fields = {*inspect.signature(kind).parameters, *kind().to_dict()}
+    return frozenset({*fields, *getattr(kind, "attribute_map", {}), "model_type", "output_attentions", "dtype"})
 
 
 MADE_BY = "_leakaudit_made_by"
@@ -265,11 +324,12 @@ def build_model(recipe: ModelRecipe, weights: Mapping[str, Tensor]) -> nn.Module
         ModelError: the class is unknown, or the weights do not fit it.
     """
     try:
-        model = blank_model(recipe)
+        with _no_larger_than(weights):
+            model = blank_model(recipe)
         if recipe.lora is not None:
             rebuild_lora(model, recipe.lora)
         outcome = model.load_state_dict(dict(weights), strict=False)
-    except (RuntimeError, ValueError, TypeError, AttributeError, KeyError) as error:
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, MemoryError) as error:
         raise ModelError(f"cannot rebuild {recipe.class_name} from its recipe: {type(error).__name__}") from None
     aliases = {second for _, second in tied_names(model)} | {first for first, _ in tied_names(model)}
     missing = [name for name in outcome.missing_keys if name not in aliases]
@@ -280,6 +340,40 @@ def build_model(recipe: ModelRecipe, weights: Mapping[str, Tensor]) -> nn.Module
             f"first {first!r}"
         )
     return model.eval()
+
+
+@contextmanager
+def _no_larger_than(weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Refuse a model with more parameters than its weights are there for, while it is built, before it fills the memory.
+
+    Raises:
+        ModelError: there are more than four times as many, beside what is spared.
+    """
+    most = (
+        4 * len(weights) + SPARE_PARAMETERS
+    )  # tied ones register twice, and so does a model that is tried without memory first
+    room = 4 * sum(weight.numel() for weight in weights.values()) + SPARE_NUMBERS
+    count = 0
+
+    def watch(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+        nonlocal count, room
+        if tensor is None:
+            return
+        count, room = count + 1, room - tensor.numel()
+        if count > most or room < 0:
+            raise ModelError(
+                f"the recipe makes a model that is larger than its {len(weights)} stored weights: they do not belong together"
+            )
+
+    hooks = (
+        nn.modules.module.register_module_parameter_registration_hook(watch),
+        nn.modules.module.register_module_buffer_registration_hook(watch),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def blank_model(recipe: ModelRecipe) -> nn.Module:
@@ -299,12 +393,35 @@ def _instantiated(recipe: ModelRecipe) -> nn.Module:
     kind: Any = getattr(transformers, recipe.class_name, None)
     if not hasattr(kind, "_from_config"):
         raise ModelError(f"transformers {transformers.__version__} has no class {recipe.class_name!r}")
-    config = kind.config_class.from_dict(recipe.config)
+    _check_numbers(recipe.config)
     # Every weight is loaded afterwards: initialising them first would take longer than all the rest.
     with _quiet_transformers(), torch.random.fork_rng(devices=[]), no_init_weights():
+        config = kind.config_class.from_dict(_declared(kind.config_class, recipe.config))
+        with torch.device("meta"):  # takes no memory, however large it is said to be
+            kind._from_config(config, attn_implementation="eager")
         model: nn.Module = kind._from_config(config, attn_implementation="eager")
     model.tie_weights()  # type: ignore[operator]
     return model
+
+
+def _check_numbers(config: Any, key: str = "") -> None:
+    """Refuse a configuration that would take long before it makes a single parameter.
+
+    Raises:
+        ModelError: names the key.
+    """
+    if isinstance(config, Mapping):
+        for name, value in config.items():
+            _check_numbers(value, str(name))
+    elif isinstance(config, list | tuple):
+        if "layer" in key and len(config) > MAX_LAYERS:
+            raise ModelError(f"the configuration lists {len(config)} items in {key!r}; at most {MAX_LAYERS} are read")
+        for value in config:
+            _check_numbers(value, key)
+    elif isinstance(config, int) and not isinstance(config, bool):
+        most = MAX_LAYERS if "layer" in key else MAX_LABELS if key == "num_labels" else MAX_NUMBER
+        if abs(config) > most:
+            raise ModelError(f"the configuration asks for a {key!r} of more than {most}: no model has that")
 
 
 def _made(recipe: ModelRecipe) -> nn.Module:
@@ -339,10 +456,15 @@ def load_model(
         with _quiet_transformers(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model: nn.Module = kinds[task].from_pretrained(
-                folder, attn_implementation="eager", local_files_only=True, dtype=torch.float32, **options
+                folder,
+                attn_implementation="eager",
+                dtype=torch.float32,
+                use_safetensors=True,
+                **NOTHING_FOREIGN,
+                **options,
             )
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        reason = str(error).splitlines()[0][:200]
+    except Exception as error:  # whatever a folder made by hand leads a library to
+        reason = _reason(error)
         if "ignore_mismatched_sizes" in reason:  # transformers points to a report above, which is switched off
             reason = (
                 f"its stored weights do not fit a head of {num_labels} classes; set the number of labels to its own"
@@ -350,6 +472,10 @@ def load_model(
         raise ModelError(f"{folder}: cannot be loaded for {task}: {reason}") from None
     return model.eval().to(device or "cpu")
 
+
+NOTHING_FOREIGN: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+"""What every `from_pretrained` is given: nothing is downloaded, no code of a folder runs, and nobody is asked whether it may.
+Without an explicit False, transformers asks on the terminal."""
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken", "tekken.json")
 """Where the tokenizers of transformers keep their vocabulary. Without one, `AutoTokenizer` makes an empty tokenizer without a
@@ -369,10 +495,20 @@ def load_tokenizer(folder: Path) -> Any:
 
     try:
         with _quiet_transformers():
-            return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0][:200]
-        raise ModelError(f"{folder}: no tokenizer can be loaded from it: {reason}") from None
+            return transformers.AutoTokenizer.from_pretrained(folder, **NOTHING_FOREIGN)
+    except Exception as error:  # whatever a folder made by hand leads a library to
+        raise ModelError(f"{folder}: no tokenizer can be loaded from it: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """Return why a library could not load a folder, in one short line."""
+    if "trust_remote_code" in str(error):
+        return (
+            "it needs code of its own (`auto_map` in its configuration), and none is ever run; give a folder of a class that "
+            "transformers has"
+        )
+    lines = str(error).splitlines() or [""]
+    return lines[0][:200] if isinstance(error, OSError | ValueError) and lines[0] else type(error).__name__
 
 
 def _check_folder(folder: Path) -> None:

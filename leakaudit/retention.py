@@ -19,10 +19,14 @@ from typing import Any
 
 from leakaudit.errors import LeakAuditError, SpoolError
 from leakaudit.scores import write_private
-from leakaudit.spool import HOLD, STATES, Spool, size_of
+from leakaudit.spool import HOLD, MAX_JSON_BYTES, STATES, Spool, size_of
+from leakaudit.strict_json import parse_json, read_bounded
 
 PURGED = "purged.jsonl"
 """Beside the results: one line for every snapshot that was removed by age or by hand."""
+
+MAX_MANIFEST = 16 * 1024 * 1024
+"""Bytes of `snapshot.json`, as `leakaudit.snapshot_content` has it; that one needs torch, which is not loaded to list files."""
 
 CLOCK_SLACK = timedelta(days=1)
 """How far in the future a snapshot may seem to have been made before its age counts as unknown: clocks of machines differ."""
@@ -43,6 +47,8 @@ class Item:
     encrypted_to: tuple[str, ...]
     held: str
     """Why it must not be removed; empty where it may."""
+    why: str = ""
+    """Why it is not audited; empty where it is, or where somebody is at work on it."""
 
     def age(self, now: datetime) -> timedelta | None:
         """Return its age, never negative; None where it is unknown, or where the clock has gone far backwards since."""
@@ -61,24 +67,34 @@ def items(spool: Spool) -> list[Item]:
 def _item(spool: Spool, path: Path) -> Item:
     manifest = _manifest(path)
     created = None
-    with contextlib.suppress(ValueError, TypeError):
-        created = datetime.fromisoformat(manifest.get("provenance", {}).get("created", ""))
-        created = created if created.tzinfo else created.replace(tzinfo=UTC)
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        created = datetime.fromisoformat(_below(manifest, "provenance").get("created", ""))
+        created = (created if created.tzinfo else created.replace(tzinfo=UTC)).astimezone(UTC)
     return Item(
         path=path,
         step=int(path.stem) if path.stem.isdecimal() else None,
         state=STATES[path.suffix],
         created=created or _modified(path),
         size=size_of(path),
-        encrypted_to=tuple(manifest.get("encrypted_to", ())),
+        encrypted_to=_words(manifest.get("encrypted_to")),
         held=_reason(path / HOLD) or _reason(spool.root / HOLD),
+        why=spool.why(path),
     )
+
+
+def _below(manifest: dict[str, Any], key: str) -> dict[str, Any]:
+    found = manifest.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _words(found: Any) -> tuple[str, ...]:
+    return tuple(word for word in found if isinstance(word, str)) if isinstance(found, list) else ()
 
 
 def _manifest(path: Path) -> dict[str, Any]:
     """Return `snapshot.json` as far as it can be read; a snapshot that is damaged is listed and purged all the same."""
     try:
-        found = json.loads((path / "snapshot.json").read_text(encoding="utf-8"))
+        found = parse_json(read_bounded(path / "snapshot.json", MAX_MANIFEST))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -87,17 +103,17 @@ def _manifest(path: Path) -> dict[str, Any]:
 def _modified(path: Path) -> datetime | None:
     try:
         return datetime.fromtimestamp(path.stat().st_mtime, UTC)
-    except OSError:
+    except (OSError, OverflowError, ValueError):
         return None
 
 
 def _reason(hold: Path) -> str:
     """Return why something is held; a file that cannot be read holds, too."""
     try:
-        return str(json.loads(hold.read_text(encoding="utf-8"))["reason"])
-    except FileNotFoundError:
+        return str(parse_json(read_bounded(hold, MAX_JSON_BYTES))["reason"])
+    except (FileNotFoundError, NotADirectoryError):
         return ""
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError):
         return "hold.json cannot be read"
 
 
@@ -265,7 +281,7 @@ def _in_use(spool: Spool) -> tuple[str, ...]:
 
 def _remove(spool: Spool, item: Item, why: str, now: datetime) -> None:
     """Leave a line that says so, then remove the files: a crash in between leaves a line too many rather than one too few."""
-    line = {
+    line: dict[str, Any] = {
         "snapshot": item.path.stem,
         "state": item.state,
         "created": item.created.isoformat(timespec="seconds") if item.created else None,
@@ -276,7 +292,7 @@ def _remove(spool: Spool, item: Item, why: str, now: datetime) -> None:
     if (
         item.encrypted_to
     ):  # the digest of encrypted bytes tells nothing; that of clear ones could be guessed by trying texts
-        line["digests"] = _manifest(item.path).get("digests", {})
+        line["digests"] = _below(_manifest(item.path), "digests")
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
     descriptor = os.open(spool.root.parent / PURGED, flags, 0o600)
     try:
@@ -284,7 +300,10 @@ def _remove(spool: Spool, item: Item, why: str, now: datetime) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    shutil.rmtree(item.path)
+    if item.path.is_dir() and not item.path.is_symlink():
+        shutil.rmtree(item.path)
+    else:
+        item.path.unlink()  # nothing of ours, but of our names
 
 
 def _destroy_key(spool: Spool) -> bool:
@@ -300,7 +319,7 @@ def _destroy_key(spool: Spool) -> bool:
     salted = spool.forget_salt()
     path = spool.root.parent / "state.json"
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
+        state = parse_json(read_bounded(path))
     except (OSError, ValueError):
         return salted
     if not isinstance(state, dict) or not state.get("key"):
@@ -314,9 +333,11 @@ def _destroy_key(spool: Spool) -> bool:
 
 def check_folder(spool: Spool) -> Iterator[str]:
     """Yield what is wrong with the spool's own folder and files."""
-    for path in (spool.root, *spool.root.glob("*.json")):
-        if (mode := path.stat().st_mode & 0o777) & 0o077:
-            yield f"others can read {path.name} (mode {mode:o}): chmod go= it"
+    tokenizer = spool.root / "tokenizer"
+    for path in (spool.root, *spool.root.glob("*.json"), tokenizer, *tokenizer.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):
+            if (mode := path.lstat().st_mode & 0o777) & 0o077 and not path.is_symlink():
+                yield f"others can read {path.relative_to(spool.root.parent)} (mode {mode:o}): chmod go= it"
 
 
 def check_snapshot(spool: Spool, item: Item, identities: tuple[str, ...] = ()) -> Iterator[str]:

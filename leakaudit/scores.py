@@ -622,6 +622,7 @@ def write_private(path: Path, text: str) -> None:
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(descriptor, 0o600)  # the umask may have taken more away than it should
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

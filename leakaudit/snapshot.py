@@ -13,7 +13,6 @@ On disk a snapshot is a folder (0700) of three files (0600):
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +33,9 @@ from leakaudit.errors import (
 )
 from leakaudit.models import ModelRecipe, Vocabulary, build_model
 from leakaudit.registry import defenses
+from leakaudit.snapshot_content import MAX_MANIFEST_BYTES, check_manifest, check_size, check_truth, check_update
 from leakaudit.snapshot_files import digest_of, read_tensors, stored_name, write_tensors, write_text
+from leakaudit.strict_json import parse_json, read_bounded
 
 SCHEMA = "leakaudit.snapshot/1.1"
 OBSERVED, TRUTH, MANIFEST = "observed.safetensors", "truth.safetensors", "snapshot.json"
@@ -408,6 +409,7 @@ def write_snapshot(
 
     Raises:
         SnapshotError: the folder exists, or the disk is full or not writable; nothing is left behind.
+        SnapshotDamagedError: the batch is none that `leakaudit.snapshot_content` lets pass.
     """
     if folder.exists():
         raise SnapshotError(f"{folder.name}: a snapshot of that name exists already in {folder.parent}")
@@ -415,10 +417,18 @@ def write_snapshot(
     observed = {f"update/{name}": tensor for name, tensor in update.items()}
     observed |= {f"weights/{name}": tensor for name, tensor in weights.items()}
     digests: dict[str, str] = {}
+    private = _truth_tensors(truth)
+    check_truth(
+        private,
+        f"the batch of {folder.name}",
+        arrays=manifest.facts.input_shape is not None,
+        vocabulary=manifest.facts.vocabulary.size,
+    )
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(mode=0o700)
-        for name, tensors in ((OBSERVED, observed), (TRUTH, _truth_tensors(truth))):
+        temporary.chmod(0o700)  # a umask may have taken away more than it should
+        for name, tensors in ((OBSERVED, observed), (TRUTH, private)):
             stored, digest = write_tensors(temporary / name, tensors, recipients)
             digests[stored] = digest
         complete = manifest.model_copy(update={"digests": digests, "encrypted_to": tuple(recipients)})
@@ -464,31 +474,25 @@ def _unpacked(row: tuple[int, ...], batch: MicroBatch) -> list[tuple[int, ...]]:
     return [row[start:end] for start, end in zip(starts, [*starts[1:], len(row)], strict=True)]
 
 
-def _truth_from(tensors: Mapping[str, Tensor], folder: Path) -> Truth:
-    """Put the batch together again.
+def _truth_from(tensors: Mapping[str, Tensor]) -> Truth:
+    """Put the batch together again; `check_truth` has looked at its tensors."""
+    found: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        number, _, rest = key.partition("/")
+        found.setdefault(int(number), {})[rest] = value
+    return Truth(tuple(_micro_batch(found[number]) for number in sorted(found)))
 
-    Raises:
-        SnapshotDamagedError: a key is not one that we write, or a micro-batch has no token ids.
-    """
-    batches = []
-    if not all(key.split("/")[0].isdecimal() for key in tensors):
-        raise SnapshotDamagedError(f"{folder}: {TRUTH} holds a tensor whose name is not one of ours")
-    for index in sorted({int(key.split("/")[0]) for key in tensors}):
-        mine = {key.split("/", 1)[1]: value for key, value in tensors.items() if key.startswith(f"{index}/")}
-        batches.append(
-            MicroBatch(
-                inputs=_below("inputs/", mine),
-                rng=_below("rng/", mine),
-                num_items=mine.get("num_items"),
-                options={name: value.item() for name, value in _below("options/", mine).items()},
-                kept_back=_below("kept_back/", mine),
-                pulls=_below("pulls/", mine),
-                again="again" in mine,
-            )
-        )
-    if not batches or any("input_ids" not in batch.inputs for batch in batches):
-        raise SnapshotDamagedError(f"{folder}: {TRUTH} holds a batch without `input_ids`, or none")
-    return Truth(tuple(batches))
+
+def _micro_batch(mine: Mapping[str, Tensor]) -> MicroBatch:
+    return MicroBatch(
+        inputs=_below("inputs/", mine),
+        rng=_below("rng/", mine),
+        num_items=mine.get("num_items"),
+        options={name: value.item() for name, value in _below("options/", mine).items()},
+        kept_back=_below("kept_back/", mine),
+        pulls=_below("pulls/", mine),
+        again="again" in mine,
+    )
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -500,23 +504,26 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        raw: Any = json.loads(path.read_text(encoding="utf-8"))
-        schema = str(raw["schema"])
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        content = read_bounded(path, MAX_MANIFEST_BYTES)
+        schema = str(parse_json(content)["schema"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        why = str(error) if type(error) is ValueError else type(error).__name__
         raise SnapshotDamagedError(
-            f"{path}: not readable as a snapshot manifest ({type(error).__name__}); delete the folder and keep a new step"
+            f"{path}: not readable as a snapshot manifest ({why}); delete the folder and keep a new step"
         ) from None
     if not schema.startswith("leakaudit.snapshot/1."):
         raise SnapshotVersionError(
-            f"{path}: schema {schema}; this version reads leakaudit.snapshot/1.x. Upgrade leakaudit."
+            f"{path}: schema {ascii(schema[:60])[1:-1]}; this version reads leakaudit.snapshot/1.x. Upgrade leakaudit."
         )
     try:
-        return Manifest.model_validate(raw)
+        manifest = Manifest.model_validate_json(content.removeprefix(b"\xef\xbb\xbf"), strict=True)
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise SnapshotDamagedError(
-            f"{path}: does not fit {SCHEMA} at {where} ({error.error_count()} problems)"
+            f"{path}: does not fit {SCHEMA} at {ascii(where[:200])[1:-1]} ({error.error_count()} problems)"
         ) from None
+    check_manifest(manifest, str(path))
+    return manifest
 
 
 def read_snapshot(
@@ -534,7 +541,8 @@ def read_snapshot(
     Raises:
         SnapshotSealedError: encrypted, and no key fits.
         SnapshotVersionError: written by a newer leakaudit.
-        SnapshotDamagedError: a file is missing, truncated or was changed.
+        SnapshotDamagedError: a file is missing, truncated or was changed, or what it holds is nothing that a training step has
+            (`leakaudit.snapshot_content`).
         NonFiniteUpdateError: the update holds NaN or infinity.
         ModelError: the model cannot be rebuilt.
     """
@@ -543,13 +551,20 @@ def read_snapshot(
     for name in (OBSERVED, TRUTH):
         path = _checked(folder, name, manifest)
         tensors[name] = read_tensors(path, identities, manifest.encrypted_to)
-    update = _below("update/", tensors[OBSERVED])
+    update, facts = _below("update/", tensors[OBSERVED]), manifest.facts
+    check_truth(
+        tensors[TRUTH],
+        str(folder / TRUTH),
+        arrays=facts.input_shape is not None,
+        vocabulary=facts.vocabulary.size,
+    )
+    check_update(update, str(folder / OBSERVED))
     check_finite(update)
     model = (build or build_model)(manifest.model, _below("weights/", tensors[OBSERVED]))
     _check_update_fits(update, model, manifest.facts.shared, folder)
     return Snapshot(
         observation=Observation(update=update, model=model, facts=manifest.facts),
-        truth=_truth_from(tensors[TRUTH], folder),
+        truth=_truth_from(tensors[TRUTH]),
         recipe=manifest.recipe,
         model_recipe=manifest.model,
         provenance=manifest.provenance,
@@ -561,6 +576,7 @@ def _checked(folder: Path, name: str, manifest: Manifest) -> Path:
     stored = stored_name(folder, name)
     if stored is None:
         raise SnapshotDamagedError(f"{folder}: {name} is missing; found {_listing(folder)}")
+    check_size((folder / stored).stat().st_size, str(folder / stored))
     if digest_of(folder / stored) != manifest.digests.get(stored):
         raise SnapshotDamagedError(f"{folder / stored}: its SHA-256 is not the one in {MANIFEST}: truncated or changed")
     return folder / stored

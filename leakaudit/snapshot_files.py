@@ -8,10 +8,11 @@ a short text's tensors could be guessed by trying texts.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from safetensors import SafetensorError
 from safetensors.torch import load, load_file
@@ -19,7 +20,13 @@ from torch import Tensor
 
 from leakaudit import sealing
 from leakaudit.errors import SnapshotDamagedError
+from leakaudit.strict_json import parse_json
 from leakaudit.tensor_stream import TensorStream
+
+MAX_HEADER_BYTES = 32 * 1024 * 1024
+"""Of a safetensors file. Our choice: the largest public models have below 100,000 tensors at about 150 bytes each."""
+MAX_DIMENSIONS = 64
+"""Of one tensor: what PyTorch itself can index."""
 
 
 class _Hashing:
@@ -124,9 +131,32 @@ def read_tensors(path: Path, identities: Sequence[str] = (), recipients: Sequenc
     """
     try:
         if path.suffix != sealing.SUFFIX:
+            with path.open("rb") as file:
+                _check_header(file, path)
             return load_file(path)
         with path.open("rb") as file:
             clear = sealing.decrypt(file, identities, str(path), recipients)
+        _check_header(io.BytesIO(clear), path)
         return load(clear)
-    except SafetensorError:
+    except (SafetensorError, RuntimeError, OverflowError):
         raise SnapshotDamagedError(f"{path}: not readable as safetensors") from None
+
+
+def _check_header(file: BinaryIO, path: Path) -> None:
+    """Refuse a header that describes more than a file can hold, before the library makes tensors of it.
+
+    Raises:
+        SnapshotDamagedError: too long, no JSON, or a tensor of too many dimensions.
+    """
+    length = int.from_bytes(file.read(8), "little")
+    if length > MAX_HEADER_BYTES:
+        raise SnapshotDamagedError(
+            f"{path}: its header of tensors is said to take {length} bytes; at most {MAX_HEADER_BYTES} are read"
+        )
+    try:
+        header = parse_json(file.read(length))
+        longest = max((len(entry.get("shape", ())) for entry in header.values()), default=0)
+    except (ValueError, AttributeError, TypeError):
+        raise SnapshotDamagedError(f"{path}: not readable as safetensors") from None
+    if longest > MAX_DIMENSIONS:
+        raise SnapshotDamagedError(f"{path}: holds a tensor of {longest} dimensions; at most {MAX_DIMENSIONS} are read")

@@ -40,10 +40,17 @@ from leakaudit.leash import ORPHANED
 from leakaudit.not_audited import NOT_AUDITED
 from leakaudit.scores import Overhead, write_private
 from leakaudit.sealing import Seal
+from leakaudit.strict_json import parse_json, read_bounded
 
 SCHEMA = "leakaudit.audit/1.0"
 HOLD = "hold.json"
 """Says that a snapshot, or a whole spool, must not be removed."""
+
+REASON = "reason.json"
+"""Inside a snapshot that was set aside: why."""
+
+MAX_JSON_BYTES = 1024 * 1024
+"""Of a file of the spool such as `audit.json`. Our choice: the longest configuration takes a tenth of it."""
 
 TURN_SECONDS = 10.0
 """How long a trainer waits for another one that begins in the same folder: making a spool takes well under a second."""
@@ -107,6 +114,18 @@ class Totals(BaseModel):
     interrupted: bool = False
 
 
+@dataclass(frozen=True)
+class LeftOver:
+    """A snapshot that stays on the disk although nobody is at work on it. It holds the private batch."""
+
+    path: Path
+    step: int | None
+    """None where its name does not say."""
+    state: str
+    reason: str
+    """Why it stays, in a clause."""
+
+
 class Spool:
     """One spool folder, seen from either side."""
 
@@ -147,6 +166,7 @@ class Spool:
             spool._hold_trainer_lock()
             write_private(root / ".gitignore", "*\n")
             tokenizer.save_pretrained(root / "tokenizer")
+            keep_private(root / "tokenizer")
             audit = AuditFile(
                 config=config,
                 trainer_pid=os.getpid(),
@@ -159,6 +179,8 @@ class Spool:
             raise SpoolError(
                 f"{root}: cannot be written ({error.strerror}); set `out_dir` to a folder that can"
             ) from None
+        except ValueError:
+            raise SpoolError(f"{str(root)!a}: a name or text in the configuration is not UTF-8; rename it") from None
         return spool
 
     def _hold_trainer_lock(self) -> None:
@@ -257,6 +279,37 @@ class Spool:
             return False  # nothing that anybody could go on with
         return not self.trainer_gone(audit) and (self.totals() is None or self.waiting() > 0)
 
+    def abandoned(self) -> str:
+        """Return the name of a snapshot that a worker had claimed when it died; empty where there is none.
+
+        A worker that ends by itself, whatever its exit code, leaves nothing claimed.
+        """
+        claimed = sorted(path.name for path in self.entries() if path.suffix == ".run")
+        return claimed[0] if claimed and not self.attended() else ""
+
+    def left_over(self) -> list[LeftOver]:
+        """Return the snapshots that stay on the disk unaudited, with the reason; none while a worker is at work on the rest.
+
+        They are removed by their age (`retention_days`), or with `leakaudit snapshots purge`.
+        """
+        attended = self.attended()
+        found = sorted(path for path in self.entries() if path.suffix != ".kept")
+        return [
+            LeftOver(path, int(path.stem) if path.stem.isdecimal() else None, STATES[path.suffix], self.why(path))
+            for path in found
+            if path.suffix == ".bad" or not attended
+        ]
+
+    def why(self, snapshot: Path) -> str:
+        """Return why a snapshot is not audited, in a clause; empty where it is, or where somebody is at work on it."""
+        if snapshot.suffix == ".bad":
+            return _reason_in(snapshot / REASON) or "it could not be audited"
+        if snapshot.suffix == ".kept" or self.under_way():
+            return ""
+        if snapshot.suffix == ".tmp":
+            return "the trainer ended while it was being written"
+        return "no worker is at work on it; `leakaudit worker` goes on"
+
     def purge_unfinished(self) -> None:
         """Remove what a trainer that is gone was writing when it was killed: private text that nobody will ever audit."""
         for path in self.root.glob("*.tmp"):
@@ -288,24 +341,33 @@ class Spool:
             raise SpoolError(f"{root}: is no spool (no audit.json); give the `spool` folder inside the audit's out_dir")
         spool._check_ours()
         try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-            found = str(raw.get("schema"))
+            raw = parse_json(read_bounded(path, MAX_JSON_BYTES))
+            found = ascii(str(raw.get("schema"))[:60])[1:-1]
             if not found.startswith("leakaudit.audit/1."):
                 raise SpoolError(f"{path}: schema {found}; this version reads leakaudit.audit/1.x. Upgrade leakaudit.")
             audit = AuditFile.model_validate(raw)
             spool.config = audit.config
             return spool, audit
-        except (OSError, json.JSONDecodeError, AttributeError, ValidationError) as error:
-            raise SpoolError(f"{path}: cannot be read ({type(error).__name__})") from None
+        except ValidationError as error:
+            raise SpoolError(f"{path}: cannot be read: {_first_problem(error)}") from None
+        except (OSError, ValueError, AttributeError) as error:
+            why = str(error) if type(error) is ValueError else type(error).__name__
+            raise SpoolError(f"{path}: cannot be read ({why})") from None
 
     @contextmanager
     def worker_lock(self) -> Iterator[None]:
         """Be the only worker of this spool; the lock dies with the process, however it dies.
 
         Raises:
-            SpoolError: another worker holds it.
+            SpoolError: another worker holds it, or it is a link or a folder.
         """
-        descriptor = os.open(self.root / "worker.lock", os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        lock = self.root / "worker.lock"
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        except OSError as error:
+            raise SpoolError(
+                f"{lock}: cannot be opened ({error.strerror}); it should be a plain file of yours: remove it"
+            ) from None
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -320,7 +382,7 @@ class Spool:
     def _requeue(self) -> None:
         """Put back what a killed worker had claimed; finished attempts are in the journal and are not repeated."""
         orphaned = (self.root / ORPHANED).exists()
-        for path in sorted(self.root.glob("*.run")):
+        for path in sorted(path for path in self.root.glob("*.run") if path.is_dir() and not path.is_symlink()):
             deaths = 0 if orphaned else _count_death(path / DEATHS)
             path.rename(path.with_suffix(".bad" if deaths >= MOST_DEATHS else ".ready"))
         (self.root / ORPHANED).unlink(missing_ok=True)
@@ -333,12 +395,15 @@ class Spool:
                     path.unlink()
 
     def deadly(self) -> list[Path]:
-        """Return the snapshots that were set aside because workers died over them."""
-        return sorted(path for path in self.root.glob("*.bad") if (path / DEATHS).exists())
+        """Return the snapshots that are to be set aside because workers died over them."""
+        found = (path for path in self.root.glob("*.bad") if (path / DEATHS).exists())
+        return sorted(path for path in found if not (path / REASON).exists())
 
     def claim(self) -> Path | None:
         """Take the oldest waiting snapshot, or return None."""
         for path in sorted(self.root.glob("*.ready"), key=lambda path: (len(path.name), path.name)):
+            if path.is_symlink() or not path.is_dir():
+                continue  # nothing of ours: a snapshot is a folder
             claimed = path.with_suffix(".run")
             try:
                 path.rename(claimed)
@@ -379,9 +444,11 @@ class Spool:
         if claimed.is_dir():
             _replace(claimed, claimed.with_suffix(".ready"))
 
-    def set_aside(self, claimed: Path, *, keep: bool) -> None:
-        """Get a snapshot that cannot be audited out of the way; it is only kept where snapshots are kept."""
+    def set_aside(self, claimed: Path, *, keep: bool, reason: str = "") -> None:
+        """Get a snapshot that cannot be audited out of the way; it is only kept where snapshots are kept, with the reason."""
         if keep or self.held(claimed):
+            with contextlib.suppress(OSError):
+                write_private(claimed / REASON, json.dumps({"reason": reason or "it could not be audited"}))
             _replace(claimed, claimed.with_suffix(".bad"))
         else:
             shutil.rmtree(claimed, ignore_errors=True)
@@ -392,8 +459,8 @@ class Spool:
         if not path.is_file():
             return None
         try:
-            return Totals.model_validate_json(path.read_text(encoding="utf-8"))
-        except (OSError, ValidationError):
+            return Totals.model_validate_json(read_bounded(path, MAX_JSON_BYTES))
+        except (OSError, ValueError):
             return Totals()
 
     def gone(self) -> bool:
@@ -405,6 +472,28 @@ class Spool:
         owner = self.root.stat().st_uid
         if hasattr(os, "getuid") and owner != os.getuid():
             raise SpoolError(f"{self.root}: belongs to user {owner}, not to you; give a folder of your own")
+
+
+def keep_private(folder: Path) -> None:
+    """Take from everybody else what a library wrote with the user's umask: folders 0700, files 0600."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(0o700 if path.is_dir() else 0o600)
+
+
+def _reason_in(path: Path) -> str:
+    """Return the reason in a file; empty where there is none that can be read."""
+    try:
+        return str(parse_json(read_bounded(path, MAX_JSON_BYTES))["reason"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+
+
+def _first_problem(error: ValidationError) -> str:
+    """Return where a file does not fit, without what stands there."""
+    first = error.errors()[0]
+    where = ascii(".".join(str(part) for part in first["loc"])[:200])[1:-1]
+    return f"{where}: {first['msg'][:200]} ({error.error_count()} problems)"
 
 
 def size_of(snapshot: Path) -> int:
@@ -453,7 +542,8 @@ def is_held(folder: Path) -> bool:
 
 def _replace(source: Path, target: Path) -> None:
     """Rename a folder over what may be there; nothing happens if somebody removed it meanwhile."""
-    shutil.rmtree(target, ignore_errors=True)
+    if target != source:
+        shutil.rmtree(target, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
         source.rename(target)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import logging
 import os
 import signal
 import time
@@ -25,6 +26,9 @@ from leakaudit.retention import purge_old_runs
 from leakaudit.scores import JournalEntry
 from leakaudit.sealing import IDENTITY_VARIABLE
 from leakaudit.spool import DEVICE_VARIABLE, AuditFile, Spool, Totals
+
+DIED_OVER = "workers died over its snapshot"
+"""Why a step is lost over which the process was killed, ran out of memory or crashed as a whole."""
 
 SHORTEST_POLL, LONGEST_POLL = 0.02, 0.5
 """Seconds between two looks for a new snapshot: short after the last one, then ever longer, so that waiting costs nothing."""
@@ -70,13 +74,14 @@ def run_worker(
         audit_factory: makes the `Audit`; replaced in tests.
 
     Returns:
-        Exit code: 0 done, 2 no key fits, 5 the results or the journal could not be written, 130 interrupted.
+        Exit code: 0 done, 1 an error of its own, 2 no key fits, 5 the results or the journal could not be written, 130 interrupted.
 
     Raises:
         SpoolError: no spool there, or another worker is at work on it.
         ConfigError: the audit's configuration cannot be used, or snapshots are encrypted and no key was given.
     """
     spool = Spool(root)
+    quiet_libraries()
     tied = leash()
     tied.spool = root
     previous = signal.signal(signal.SIGTERM, _interrupt)
@@ -94,6 +99,11 @@ def run_worker(
             return _loop(spool, audit_file, audit, means, once=once)
     except KeyboardInterrupt:
         return 130  # while starting: nothing was claimed
+    except LeakAuditError:
+        raise
+    except Exception as error:  # a traceback would quote its message, which may hold private values
+        _print(f"error: the worker cannot go on: {_where(error)}")
+        return 1
     finally:
         signal.signal(signal.SIGTERM, previous)
 
@@ -117,8 +127,8 @@ def _loop(spool: Spool, audit_file: AuditFile, audit: Any, means: Means, *, once
     interrupted, interrupted_trainer, refused = False, False, 0
     for path in spool.deadly():
         means.say(f"snapshot {path.stem} set aside: workers died over it; see whether it fits into memory")
-        refused += 1
-        spool.set_aside(path, keep=keep)
+        refused += not lose(audit, path, DIED_OVER)
+        spool.set_aside(path, keep=keep, reason=DIED_OVER)
     claimed: Path | None = None
     last_news, pause = time.monotonic(), SHORTEST_POLL  # a wall clock may go backwards
     try:
@@ -128,7 +138,7 @@ def _loop(spool: Spool, audit_file: AuditFile, audit: Any, means: Means, *, once
             trainer_gone = spool.trainer_gone(audit_file) or _is_overdue(last_news, means)
             claimed = spool.claim()
             if claimed is not None:
-                refused += not audit_one(spool, audit, claimed, means, keep=keep)
+                refused += audit_one(spool, audit, claimed, means, keep=keep)
                 claimed, last_news, pause = None, time.monotonic(), SHORTEST_POLL
             elif through or trainer_gone:
                 interrupted_trainer = not through and spool.totals() is None  # killed before it could say so
@@ -170,7 +180,7 @@ def write_results(
     Args:
         spool: the audit's.
         audit: it.
-        refused: snapshots that could not be audited.
+        refused: snapshots that could not be audited, of which nobody knows what step they were.
         interrupted: training or audit did not come to its end.
         means: of the worker.
         code_if_stopped: exit code where everything could be written.
@@ -204,11 +214,23 @@ def _is_overdue(last_news: float, means: Means) -> bool:
     return means.idle_limit_s is not None and time.monotonic() - last_news > means.idle_limit_s
 
 
-def audit_one(spool: Spool, audit: Any, claimed: Path, means: Means, *, keep: bool) -> bool:
+def lose(audit: Any, snapshot: Path, reason: str) -> bool:
+    """Note in the results that a step was kept and could not be audited.
+
+    Returns:
+        Whether its number is known; if not, it can only be counted.
+    """
+    if not snapshot.stem.isdecimal():
+        return False
+    audit.lose(int(snapshot.stem), reason)
+    return True
+
+
+def audit_one(spool: Spool, audit: Any, claimed: Path, means: Means, *, keep: bool) -> int:
     """Audit one snapshot; one that cannot be audited is reported and set aside, and the next one gets its turn.
 
     Returns:
-        Whether it was audited.
+        1 if it was lost and the results cannot say which step it was, else 0.
 
     Raises:
         SnapshotSealedError: it is encrypted, and no key fits.
@@ -222,15 +244,19 @@ def audit_one(spool: Spool, audit: Any, claimed: Path, means: Means, *, keep: bo
         raise
     except LeakAuditError as error:
         means.say(f"snapshot {claimed.stem} refused: {type(error).__name__}: {error}")
+        reason = type(error).__name__
     except OSError:
         raise
     except Exception as error:
-        means.say(f"snapshot {claimed.stem} refused: {_where(error)}")
+        reason = _where(error)
+        means.say(f"snapshot {claimed.stem} refused: {reason}")
     else:
         spool.release(claimed, keep=keep)
-        return True
-    spool.set_aside(claimed, keep=keep)
-    return False
+        return 0
+    reason = f"its snapshot could not be audited ({reason})"
+    unnamed = not lose(audit, claimed, reason)
+    spool.set_aside(claimed, keep=keep, reason=reason)
+    return int(unnamed)
 
 
 def _where(error: Exception) -> str:
@@ -285,11 +311,30 @@ def _no_more_asking() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+LOUD = (
+    "transformers",
+    "huggingface_hub",
+    "datasets",
+    "urllib3",
+    "filelock",
+    "tokenizers",
+    "torch",
+    "safetensors",
+    "peft",
+)
+"""Libraries that write configurations, paths or addresses into a log when they are told to."""
+
+
+def quiet_libraries() -> None:
+    """Let libraries say no more than warnings, whatever the environment asks for: the log of a worker is no private file."""
+    os.environ.update({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"})
+    for name in LOUD:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
 def _be_a_good_guest(audit_file: AuditFile) -> None:
-    """Yield processor and memory to the trainer as far as the system lets us, before anything heavy is loaded."""
+    """Yield the processor to the trainer as far as the system lets us, before anything heavy is loaded."""
     if not os.environ.get(PARENT_VARIABLE):
         return  # started by hand: a process of its own right
     with contextlib.suppress(OSError, AttributeError):  # not allowed, or a system without
         os.nice(audit_file.config.nice)
-    with contextlib.suppress(OSError):  # not Linux
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")

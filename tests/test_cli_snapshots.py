@@ -59,7 +59,7 @@ def test_purge_keeps_what_is_young_and_says_how_to_remove_it(tmp_path: Path) -> 
     spool = audited(tmp_path, 1.0, 1.0)
     said = call("snapshots", "purge", spool.root)
     assert said.stdout == (
-        "0 snapshots removed (0.0 MB)\nonly audited ones older than 7 d go; --all or --step N removes others\n"
+        "0 snapshots removed (0.0 MB)\nonly those older than 7 d go; --all or --step N removes others\n"
     )
     said = call("snapshots", "purge", spool.root, "--older-than", "12h", "--dry-run")
     assert said.stdout.startswith("2 snapshots would be removed (") and len(spool.entries()) == 2

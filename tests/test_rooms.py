@@ -49,6 +49,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit.retention",
         "leakaudit.sealing",
         "leakaudit.snapshot",
+        "leakaudit.snapshot_content",
         "leakaudit.snapshot_files",
         "leakaudit.spool",
         "leakaudit.tensor_stream",

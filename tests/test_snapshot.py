@@ -247,7 +247,7 @@ def test_a_truth_that_is_none_is_refused(tmp_path: Path, tensors: dict[str, Tens
     folder = written(tmp_path)
     save_file(tensors, folder / TRUTH)
     change_manifest(folder, lambda raw: raw["digests"].update({TRUTH: digest_of(folder / TRUTH)}))
-    with pytest.raises(SnapshotDamagedError, match=r"truth\.safetensors holds a"):
+    with pytest.raises(SnapshotDamagedError, match=r"truth\.safetensors.* holds a"):
         read_snapshot(folder)
 
 

@@ -21,7 +21,7 @@ from leakaudit.models import ModelRecipe, state_of
 from leakaudit.scores import load_journal, load_results
 from leakaudit.snapshot import OBSERVED, Manifest, Provenance, Snapshot, write_snapshot
 from leakaudit.spool import MOST_DEATHS, Spool, Totals
-from leakaudit.worker import run_worker
+from leakaudit.worker import DIED_OVER, run_worker
 from tests import tiny
 from tests.processes import until
 
@@ -73,6 +73,7 @@ class FakeAudit:
         self.act = act
         self.steps: list[int] = []
         self.finished: dict[str, Any] | None = None
+        self.lost: dict[int, str] = {}
 
     def __call__(self, *args: Any) -> FakeAudit:
         return self
@@ -80,6 +81,9 @@ class FakeAudit:
     def step(self, snapshot: Snapshot) -> None:
         self.steps.append(snapshot.provenance.step)
         self.act(snapshot.provenance.step)
+
+    def lose(self, step: int, reason: str) -> None:
+        self.lost[step] = reason
 
     def finish(self, **totals: Any) -> None:
         self.finished = totals
@@ -198,14 +202,15 @@ def test_once_does_not_wait(tmp_path: Path) -> None:
 
 
 def test_a_damaged_snapshot_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is named, counted as skipped and removed."""
+    """It is named, noted as lost and removed."""
     spool, audit = make(tmp_path, 1, 2), FakeAudit()
     (spool.slot(1) / OBSERVED).write_bytes(b"short")
     assert run_worker(spool.root, audit_factory=audit) == 0
     assert audit.steps == [2]
     assert names(spool) == []
     assert "snapshot 000001 refused: SnapshotDamagedError" in capsys.readouterr().out
-    assert audit.finished is not None and audit.finished["skipped"] == 2
+    assert audit.finished is not None and audit.finished["skipped"] == 1
+    assert audit.lost == {1: "its snapshot could not be audited (SnapshotDamagedError)"}
 
 
 def test_a_crash_of_the_battery_does_not_stop_the_others_and_quotes_nothing(
@@ -316,6 +321,7 @@ def test_a_snapshot_that_workers_die_over_is_set_aside(tmp_path: Path, capsys: p
     assert run_worker(spool.root, audit_factory=audit) == 0
     assert audit.steps == [2]
     assert names(spool) == []
+    assert audit.lost == {1: DIED_OVER}
     assert "snapshot 000001 set aside: workers died over it" in capsys.readouterr().out
 
 

