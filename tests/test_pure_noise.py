@@ -202,7 +202,7 @@ def test_under_pure_noise_a_search_guesses_nothing_that_counts(name: str) -> Non
     step, seen, size = _made("two classes")
     lengths = tuple(len(ids) for ids in step.truth.sequences())
     rng, draws = torch.Generator().manual_seed(0), SEARCHES[name]
-    events = []
+    events: list[str] = []
     for number, (kind, strength) in enumerate(islice(settings(), draws)):
         noisy = pure_noise(seen, kind, strength * size, rng).granting(Granted(lengths=lengths))
         attack = attacks[name](**SHORT.get(name, {}))

@@ -54,7 +54,7 @@ def count_in_noise(
 
 def _parts(seen: Observation, layer: OutputLayer) -> dict[str, Tensor]:
     """Return the update of the layer's weight and, where it is shared, bias, by name."""
-    return {name: seen.update[name] for name in (layer.weight, layer.bias) if name in seen.update}
+    return {name: seen.update[name] for name in (layer.weight, layer.bias) if name and name in seen.update}
 
 
 def _is_signal(seen: Observation, layer: OutputLayer, sigma: float) -> bool:

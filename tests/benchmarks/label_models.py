@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 from leakaudit.classifiers import ArrayClassifier
 
+Weights = Literal["default", "uniform"]
+"""How the weights of an untrained classifier are drawn."""
+
 SIDE = 28
 """Height and width of the pictures: MNIST's, to which the 8 x 8 digits are enlarged so that the networks are the paper's."""
 
@@ -79,7 +82,7 @@ def resnet20() -> nn.Module:
 NETWORKS = {"CNN": cnn, "LeNet": lenet, "ResNet20": resnet20}
 
 
-def fresh(name: str, seed: int, weights: Literal["default", "uniform"] = "default") -> ArrayClassifier:
+def fresh(name: str, seed: int, weights: Weights = "default") -> ArrayClassifier:
     """Return an untrained classifier, its weights drawn from `seed` by PyTorch's defaults, or uniform from -0.5 to 0.5."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

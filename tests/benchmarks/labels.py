@@ -36,7 +36,7 @@ from leakaudit.metrics.protocol import LabelCounts
 from leakaudit.registry import attacks as registry
 from leakaudit.simulate import Example, read_examples
 from leakaudit.snapshot import DeclaredDefense, Observation, StepRecipe, Truth
-from tests.benchmarks.label_models import CLASSES, digits, draw, fresh
+from tests.benchmarks.label_models import CLASSES, Weights, digits, draw, fresh
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 STEPS, RATE = 10, 0.1
@@ -340,7 +340,7 @@ def compression(pictures: Pictures, seeds: range) -> Iterator[Cell]:
                     size: int = size,
                     by_layer: bool = by_layer,
                     rounds: int = rounds,
-                    weights: str = weights,
+                    weights: Weights = weights,
                 ) -> Any:
                     return _compressed(pictures, fresh("CNN", repeat, weights), size, repeat, by_layer, rounds)
 
