@@ -74,7 +74,11 @@ def test_private_sgd_raises_the_bar_as_well(tied: bool) -> None:
     rng = torch.Generator().manual_seed(0)
     sigma = 3000 * max(float(g.abs().max()) for g in seen.update.values())
     noisy = {name: g + sigma * torch.randn(g.shape, generator=rng) for name, g in seen.update.items()}
-    knobs: dict[str, float | int | str | bool] = {"noise_multiplier": 2.0, "max_grad_norm": 2.0 * sigma, "expected_batch_size": 4.0}
+    knobs: dict[str, float | int | str | bool] = {
+        "noise_multiplier": 2.0,
+        "max_grad_norm": 2.0 * sigma,
+        "expected_batch_size": 4.0,
+    }
     declared = seen.under(DeclaredDefense(name="dp-sgd", parameters=knobs), noisy)
     assert TargetTokens()(declared, torch.Generator().manual_seed(0), Budget(600)).tokens == ()
 
