@@ -10,11 +10,9 @@ import functools
 import logging
 import math
 import os
-import shlex
-import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -32,11 +30,11 @@ from leakaudit.client import public_facts
 from leakaudit.config import AuditConfig, load_config
 from leakaudit.errors import LeakAuditError, ModelError, SnapshotError, SpoolError
 from leakaudit.gate import load_policy
+from leakaudit.invocation import training_command
 from leakaudit.models import ModelRecipe, can_rebuild, plain_name, unwrapped
 from leakaudit.registry import attacks, defenses
 from leakaudit.scores import Attempt, Overhead, Score, load_journal
 from leakaudit.snapshot import (
-    DP_SGD,
     DeclaredDefense,
     Manifest,
     Provenance,
@@ -45,6 +43,7 @@ from leakaudit.snapshot import (
     dropout_rates,
 )
 from leakaudit.spool import Place, Spool, Totals, settle
+from leakaudit.wording import counted, ordinal
 
 logger = logging.getLogger(__name__)
 
@@ -184,20 +183,19 @@ class AuditRun:
         _check_plugins(config)
         recipe, config = _recipe(model, config)
         private = private_sgd(stack.optimizer)
-        declared = (*_declared(config), *(private.declared() if private else ()))
+        declared = _declared(config, private)
         facts = _facts(stack, model, declared)
         peers = stack.peers
         place = Place(folder or config.out_dir.absolute())
         if spool is None and _writes(peers):
-            command = shlex.join([Path(sys.executable).name, *sys.argv])
-            spool, place = settle(place.folder, config, stack.tokenizer, command)
+            spool, place = settle(place.folder, config, stack.tokenizer, training_command())
         config = config.model_copy(update={"out_dir": place.folder})
         spool = spool or Spool(config.out_dir / "spool")
         rate = float(layers_of(stack.optimizer)[-1].param_groups[0]["lr"]) if stack.observe == "delta" else None
         recorder = Recorder(
             model,
             stack.optimizer,
-            functools.partial(_write, spool),
+            functools.partial(_write, spool, private is not None),
             called=stack.model if stack.called is None else stack.called,
             scaler=stack.scaler,
             peers=peers,
@@ -304,7 +302,7 @@ class AuditRun:
             outside=self.outside,
             note=now.note,
         )
-        defenses = (*_declared(self.config), *(self.private.declared() if self.private else ()))
+        defenses = _declared(self.config, self.private)
         return Manifest(
             model=self.model_recipe,
             facts=self.facts.model_copy(
@@ -357,7 +355,9 @@ class AuditRun:
             self.side.stop()
             self.spool.discard()
             missed = self.skipped + self.too_full + counters.failed + counters.not_finite
-            say(f"kept no step, so there is nothing to report: the run had {steps} steps, {missed} were missed")
+            say(
+                f"kept no step, so there is nothing to report: the run had {counted(steps, 'step')}, {missed} were missed"
+            )
             return
         totals = self.totals(steps, interrupted=False)
         if self.spool.gone():
@@ -369,12 +369,15 @@ class AuditRun:
         where = self.side.outcome()
         left = self.spool.waiting()
         say(
-            f"{where}; {counters.kept} steps kept, {self.skipped} skipped because the battery was busy, "
+            f"{where}; {counted(counters.kept, 'step')} kept, {self.skipped} skipped because the battery was busy, "
             f"{counters.not_finite} not finite, {counters.failed + self.too_full} failed; "
             f"training was held up for {totals.overhead.blocked_s:.2f} s of {totals.overhead.training_s:.0f} s"
         )
         if left and not self.side.detached:
-            say(f"{left} kept steps are not audited to the end: {by_hand(self.spool)} goes on with them")
+            say(
+                f"not audited to the end: {counted(left, 'kept step')}; {_still_there(self.spool, left)}"
+                f"{by_hand(self.spool)} goes on with it"
+            )
 
     def break_off(self, what: str) -> None:
         """End the audit of a run that an exception ended: what was kept is audited for as long as this process lives."""
@@ -386,7 +389,10 @@ class AuditRun:
             self.spool.discard()
             return
         self.spool.finish(self.totals(None, interrupted=True))
-        say(f"{what}; {self.recorder.counters.kept} steps were kept; {self.side.carry_on()}")
+        then = self.side.carry_on()
+        say(
+            f"{what}; {counted(self.recorder.counters.kept, 'step was', 'steps were')} kept; {_still_there(self.spool, self.spool.waiting())}{then}"
+        )
 
     def stop(self) -> None:
         """Take everything off a run whose audit is over, without waiting for anything."""
@@ -691,8 +697,14 @@ def _check_plugins(config: AuditConfig) -> None:
         load_policy(config.policy)
 
 
-def _write(spool: Spool, kept: Kept) -> None:
-    """Write a kept step into the spool; runs in the recorder's thread and takes everything from `kept`."""
+def _write(spool: Spool, private: bool, kept: Kept) -> None:
+    """Write a kept step into the spool; runs in the recorder's thread and takes everything from `kept`.
+
+    Args:
+        spool: takes it.
+        private: whether the optimizer is one of Opacus, whose loaders put a batch of nobody's data in place of an empty draw.
+        kept: the step.
+    """
     facts, provenance, recipe = kept.manifest.facts, kept.manifest.provenance, kept.manifest.recipe
     autocast = recipe.autocast or AUTOCAST.get(kept.autocast) if kept.autocast else recipe.autocast
     again = sum(batch.again for batch in kept.truth.micro_batches)
@@ -709,7 +721,7 @@ def _write(spool: Spool, kept: Kept) -> None:
             "note": "; ".join(notes),
         }
     )
-    if any(d.name == DP_SGD for d in facts.defenses) and _is_placeholder(kept):
+    if private and _is_placeholder(kept):
         raise SnapshotError(
             "its batch is what the loader puts in the place of an empty Poisson draw, and nobody's data"
         )
@@ -818,13 +830,22 @@ def _neftune_alpha(model: nn.Module) -> float | None:
     return None if alpha is None else float(alpha)
 
 
+def _still_there(spool: Spool, waiting: int) -> str:
+    """Say where the private batches of steps that wait for the audit lie, as a clause to go on from; empty where none does."""
+    if not waiting:
+        return ""
+    lies = "encrypted" if spool.config.encrypt_to else "in clear text"
+    return f"until it is audited, its private batch stays {lies} in {spool.root} (`leakaudit snapshots purge` removes it); "
+
+
 def _plan(config: AuditConfig, steps: int | None) -> str:
     """Return the line that says what, where, how often, and how to switch it off."""
+    every = "" if config.every_n_steps == 1 else f"{ordinal(config.every_n_steps)} "
     last = config.first_step + config.every_n_steps * (config.max_snapshots - 1)
     if steps is not None and steps <= config.first_step:
         return f"will keep no step: the run has {steps}, and `first_step` is {config.first_step}"
     return (
-        f"keeps every {config.every_n_steps}. step from {config.first_step} (up to {config.max_snapshots}, last {last}), "
+        f"keeps every {every}step from step {config.first_step} (up to {config.max_snapshots}, last {last}), "
         f"{attacked_when(config)}, report in {config.out_dir}; off with {OFF_SWITCH}=1"
     )
 
@@ -837,14 +858,16 @@ def _task(model: nn.Module) -> Any:
     return "causal-lm" if name.endswith(("ForCausalLM", "LMHeadModel")) else "other"
 
 
-def _declared(config: AuditConfig) -> tuple[DeclaredDefense, ...]:
-    """Return the shipped defence as attacks know it, its knobs converted by its own types."""
-    spec = config.shipped_defense
-    if spec.name == "none":
-        return ()
-    if spec.name == DP_SGD:
-        return (DeclaredDefense(name=DP_SGD, parameters=dict(spec.options)),)
-    return (DeclaredDefense(name=spec.name, parameters=asdict(defenses.create(spec.name, spec.options))),)
+def _declared(config: AuditConfig, private: PrivateSgd | None) -> tuple[DeclaredDefense, ...]:
+    """Return what the run's protocol declares: what its optimizer does, then the shipped defence, its knobs converted by their types.
+
+    Where both are one defence, the optimizer's own numbers count.
+    """
+    optimizer = private.declared() if private else ()
+    shipped: Any = defenses.create(config.shipped_defense.name, config.shipped_defense.options)
+    if shipped.is_identity() or any(declared.name == shipped.name for declared in optimizer):
+        return optimizer
+    return (*optimizer, shipped.declared())
 
 
 def _numbers(attempts: list[Attempt]) -> dict[str, float]:

@@ -7,7 +7,10 @@ from typing import Any
 
 from leakaudit.callbacks.recorder import layers_of
 from leakaudit.errors import SnapshotError
-from leakaudit.snapshot import DP_SGD, DeclaredDefense
+from leakaudit.snapshot import DeclaredDefense
+
+DP_SGD = "dp-sgd"
+"""The defence that says what Opacus does; its knobs are named as Opacus names them."""
 
 REPEATED = ("DPOptimizer", "DistributedDPOptimizer")
 """Classes of Opacus that clip every example's whole gradient to one bound, as Abadi et al. 2016, Algorithm 1, does."""

@@ -322,11 +322,20 @@ class Recorder:
             if self._scaler is not None:
                 armed.loss_scale = float(self._scaler.get_scale())
             earlier = [p for p in armed.passes if p.backward not in (None, backward) and not p.stepped]
-            if earlier and self._nothing_accumulated():
+            if earlier and not self._takes_examples_alone(armed) and self._nothing_accumulated():
                 gone = {id(p) for p in earlier}
                 armed.passes = [p for p in armed.passes if id(p) not in gone]
         except Exception as error:
             self._give_up(error)
+
+    def _takes_examples_alone(self, armed: _Armed) -> bool:
+        """Return whether the loop itself clips each example, and so zeroes gradients between passes whose sum is the update.
+
+        An optimizer of Opacus does that without zeroing: it keeps sums of its own beside the gradients.
+        """
+        declared = [defense for defense in armed.manifest.facts.known_defenses if defense is not None]
+        by_hand = not any(hasattr(parameter, "summed_grad") for _, parameter in self._trained())
+        return by_hand and any(defense.per_example for defense in declared)
 
     def _nothing_accumulated(self) -> bool:
         for _, parameter in self._trained():

@@ -22,6 +22,7 @@ import leakaudit
 from leakaudit.config import AuditConfig
 from leakaudit.leash import KEY_VARIABLE, PARENT_VARIABLE
 from leakaudit.spool import DEVICE_VARIABLE, MOST_DEATHS, Spool
+from leakaudit.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -280,7 +281,7 @@ class SideProcess:
                     if patience <= 0:
                         break
                     show(
-                        f"waiting for the audit: {_lines(journal)} attempts done, {patience:.0f} s of patience left "
+                        f"waiting for the audit: {counted(_lines(journal), 'attempt')} done; waits {patience:.0f} s more at most "
                         "(Ctrl-C: do not wait)"
                     )
                     time.sleep(0.2)

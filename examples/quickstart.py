@@ -91,7 +91,7 @@ def main() -> int:
 
     set_seed(7)
     hf_logging.set_verbosity_error()
-    rows = [json.loads(line) for line in (HERE / "data" / "clinic_notes.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (HERE / "data" / "clinic_notes.jsonl").read_bytes().splitlines()]
     tokenizer = AutoTokenizer.from_pretrained(demo_model(), trust_remote_code=False)
     model = AutoModelForSequenceClassification.from_pretrained(demo_model(), trust_remote_code=False, num_labels=4)
     callbacks: list[TrainerCallback] = []

@@ -49,7 +49,7 @@ def main() -> None:
 
     pl.seed_everything(7)
     tokenizer = AutoTokenizer.from_pretrained(MODEL, trust_remote_code=False)
-    rows = [json.loads(line) for line in (HERE / "data" / "clinic_notes.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (HERE / "data" / "clinic_notes.jsonl").read_bytes().splitlines()]
     data = [{**tokenizer(row["text"], truncation=True, max_length=64), "labels": row["label"]} for row in rows]
     loader: Any = torch.utils.data.DataLoader(data, batch_size=2, collate_fn=DataCollatorWithPadding(tokenizer))  # type: ignore[arg-type]
 

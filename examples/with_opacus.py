@@ -40,7 +40,7 @@ def main() -> None:
     ).train()
     model.bert.embeddings.position_embeddings.weight.requires_grad_(False)  # no gradient per example (opacus issue 841)
     original = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-4)
-    rows = [json.loads(line) for line in (HERE / "data" / "clinic_notes.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (HERE / "data" / "clinic_notes.jsonl").read_bytes().splitlines()]
     rows = rows[: 4 * options.steps]
     data = [{**tokenizer(row["text"], truncation=True, max_length=64), "labels": row["label"]} for row in rows]
     pad = DataCollatorWithPadding(tokenizer, padding="max_length", max_length=64)

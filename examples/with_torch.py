@@ -31,7 +31,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(MODEL, trust_remote_code=False)
     model = AutoModelForSequenceClassification.from_pretrained(MODEL, trust_remote_code=False, num_labels=4).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-4)
-    rows = [json.loads(line) for line in (HERE / "data" / "clinic_notes.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (HERE / "data" / "clinic_notes.jsonl").read_bytes().splitlines()]
     data = [{**tokenizer(row["text"], truncation=True, max_length=64), "labels": row["label"]} for row in rows]
     loader = iter(torch.utils.data.DataLoader(data, batch_size=2, collate_fn=DataCollatorWithPadding(tokenizer)))  # type: ignore[arg-type]
 

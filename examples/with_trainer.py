@@ -37,7 +37,7 @@ def main() -> None:
     set_seed(7)
     tokenizer = AutoTokenizer.from_pretrained(MODEL, trust_remote_code=False)
     model = AutoModelForSequenceClassification.from_pretrained(MODEL, trust_remote_code=False, num_labels=4)
-    rows = [json.loads(line) for line in (HERE / "data" / "clinic_notes.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (HERE / "data" / "clinic_notes.jsonl").read_bytes().splitlines()]
     data: Any = [{**tokenizer(row["text"], truncation=True, max_length=64), "labels": row["label"]} for row in rows]
 
     # One quick attack, so that the script is through in seconds; without these keys the battery is a whole one.

@@ -3,14 +3,15 @@
 An `Audit` is one run folder (0700):
 
     journal.jsonl    one line per finished attempt, appended and synced; what a killed audit resumes from
-    state.json       run key, audited steps, controls
-    results.json     the product (`leakaudit.results/1.1`), verdict.json, report.html: written by `finish`
+    state.json       run key, what is audited, audited steps, controls
+    results.json     the product (`leakaudit.results/1.2`), verdict.json, report.html: written by `finish`
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import itertools
 import json
 import logging
 import os
@@ -19,13 +20,13 @@ import secrets
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from leakaudit import __version__
 from leakaudit.active_server import named_server, on_active_server
@@ -33,9 +34,12 @@ from leakaudit.attacks.reconstruction import APPLIES, Attack, Reconstruction, no
 from leakaudit.budget import Budget
 from leakaudit.canaries import CANARIES
 from leakaudit.classifiers import ArrayClassifier, array_batch
-from leakaudit.client import ClientStep, defenses_found, make_batch, verify, with_random_state
+from leakaudit.client import ClientStep, make_batch, with_random_state
 from leakaudit.config import AuditConfig, PluginSpec
 from leakaudit.errors import AnatomyError, ResultsError, SnapshotError
+from leakaudit.invocation import public_label, public_reason
+from leakaudit.json_lines import split_lines
+from leakaudit.metrics.ngrams import strip
 from leakaudit.metrics.reachability import Reached, ReachedSequence, reachability, unknown
 from leakaudit.metrics.scoring import Scored, ScoredSequence, score
 from leakaudit.metrics.semantic_similarity import SemanticSimilarity, with_similarity
@@ -66,11 +70,13 @@ from leakaudit.scores import (
     Verification,
     VerificationStatus,
     load_journal,
+    sealed,
     summarise,
     to_json,
     write_private,
 )
-from leakaudit.snapshot import Granted, Observation, Snapshot, StepRecipe, Truth
+from leakaudit.snapshot import DeclaredDefense, Granted, Observation, Snapshot, StepRecipe, Truth
+from leakaudit.verification import defenses_found, defenses_left, verify
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +85,9 @@ NEVER_TESTED = (
     ("membership and attribute inference", "only text and labels of the batch are attacked"),
 )
 """What no audit of this version says anything about."""
+
+JOURNAL, STATE = "journal.jsonl", "state.json"
+"""What an audit that goes on is made of again."""
 
 NO_TEXT_TO_READ = not_applicable("the model classifies arrays: its batches hold no text")
 
@@ -102,14 +111,55 @@ class _State(BaseModel):
     run: str
     started: str
     battery: str
-    key: str = ""
+    key: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     """Hex of the run's HMAC key; destroyed when the audit finishes."""
+    source: str = ""
+    """Digest of what is audited, where that is known before the first step; destroyed when the audit finishes: of a text that is
+    guessed the same digest can be made."""
+    finished: bool = False
+    """The audit came to its end; what is added later is another part of it."""
     steps: list[StepRecord] = []
     controls: list[_Controls] = []
     lost: dict[str, str] = {}
     """Steps that were kept and could not be audited to the end -> why."""
     subject: Subject | None = None
     regime: Regime | None = None
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """An audit that did not come to its end, or one that is to run: what tells whether two are the same."""
+
+    battery: str
+    """Digest of attacks, defences, knobs, budget, seed and version."""
+    source: str
+    """Digest of what is audited."""
+    attempts: int
+    """Those that are finished; of one that is to run, all."""
+
+    def same_as(self, other: Unfinished) -> bool:
+        """Return whether one is the rest of the other."""
+        return bool(self.source) and (self.battery, self.source) == (other.battery, other.source)
+
+
+def unfinished(folder: Path) -> Unfinished | None:
+    """Return the audit in a folder that did not come to its end; None where there is none, or none that can be read."""
+    try:
+        state = _State.model_validate_json((folder / STATE).read_bytes())
+        done = len(load_journal(folder / JOURNAL))
+    except (OSError, ValidationError, ResultsError):
+        return None
+    return None if state.finished else Unfinished(state.battery, state.source, done)
+
+
+def battery_of(config: AuditConfig) -> Battery:
+    """Return the battery of a configuration: its members and the digest over all knobs.
+
+    Raises:
+        ConfigError: a plugin or an option does not exist.
+    """
+    attacks = _create(attack_registry, config.attacks, by_name=True)
+    return _battery(config, attacks, _create(defense_registry, config.defenses, by_name=False))
 
 
 class Audit:
@@ -125,6 +175,7 @@ class Audit:
         report: Callable[[JournalEntry], None] | None = None,
         command: str = "",
         key: bytes | None = None,
+        source: str = "",
     ) -> None:
         """Open a run folder, or go on with one.
 
@@ -137,9 +188,10 @@ class Audit:
             command: how the audit was started, for the report.
             key: of the hashes of private text; it is never written down. None to make one and keep it in `state.json` until
                 the audit is over.
+            source: digest of what is audited, by which an unfinished audit of the same is known.
 
         Raises:
-            ResultsError: the folder holds the results of another battery.
+            ResultsError: the folder holds the results of another battery, or a state or a journal that cannot be read.
             RedactionError: text mode full on a CI machine.
         """
         from leakaudit.reports.redaction import refuse_full_in_ci
@@ -155,6 +207,7 @@ class Audit:
         self._report = report or (lambda entry: None)
         self._command = command
         self._given_key = key
+        self._source = source
         self._attacks = _create(attack_registry, config.attacks, by_name=True)
         self._defenses = _create(defense_registry, config.defenses, by_name=False)
         self._server = None if config.server is None else named_server(config.server.name, config.server.options)
@@ -165,20 +218,38 @@ class Audit:
 
     @property
     def _journal_path(self) -> Path:
-        return self.folder / "journal.jsonl"
+        return self.folder / JOURNAL
 
     @property
     def _state_path(self) -> Path:
-        return self.folder / "state.json"
+        return self.folder / STATE
 
     @property
     def entries(self) -> tuple[JournalEntry, ...]:
         """Every finished attempt so far."""
         return tuple(self._entries)
 
+    @property
+    def controls_left(self) -> int:
+        """Control steps that are still to be run."""
+        return max(0, self.config.controls - len(self._state.controls))
+
+    def catch_up(self) -> None:
+        """Read the journal again: what stopped the audit may have come between writing a line and noting it here."""
+        self._entries = load_journal(self._journal_path)
+        self._cut_torn_line()
+
     def report_to(self, report: Callable[[JournalEntry], None]) -> None:
         """Call `report` after every finished attempt from now on."""
         self._report = report
+
+    def has_audited(self, step: int) -> bool:
+        """Return whether every attempt on a step is finished, and its control if it has one."""
+        name = f"st-{step:06d}"
+        controls = {control.step for control in self._state.controls}
+        controlled = name in controls or len(controls) >= self.config.controls
+        pairs = ((attack, defense) for defense, _ in self._defenses for attack, _ in self._attacks)
+        return controlled and all(self._done(name, *pair) for pair in pairs)
 
     def step(self, snapshot: Snapshot) -> None:
         """Verify one snapshot, then run every attempt on it that the journal does not hold yet, then the controls.
@@ -202,8 +273,10 @@ class Audit:
         truth = snapshot.truth.to(self.device)
         client = ClientStep(observation.model, truth, snapshot.recipe, observation.facts)
         record = self._record(snapshot, client)
-        facts = client.facts.model_copy(update={"defenses": defenses_found(client, record.verification)})
-        observation, client = replace(observation, facts=facts), replace(client, facts=facts)
+        left = defenses_left(client, record.verification)
+        found = defenses_found(client, record.verification, observation.update)
+        client = replace(client, facts=client.facts.model_copy(update={"defenses": found}))
+        observation = observation.declaring(found)
         if record.verification.status is VerificationStatus.MISMATCH:
             self._skip_all(
                 record, "the observed update does not come from the batch that was kept: see its verification"
@@ -212,7 +285,7 @@ class Audit:
         if self._server is not None:
             try:
                 client = on_active_server(client, self._server)
-                observation = client.observe()
+                observation = self._sent(client, left, record.id)
             except (AnatomyError, SnapshotError) as error:
                 self._skip_all(record, f"the active server {self._server.name}: {error}")
                 return
@@ -261,6 +334,23 @@ class Audit:
                 if not self._done(step_id, label, defense):
                     self._append(self._failed(step_id, label, defense, AttemptStatus.ERROR, reason))
 
+    def _sent(self, client: ClientStep, shipped: tuple[DeclaredDefense, ...], step_id: str) -> Observation:
+        """Return what would be sent of a step that nobody recorded: with the defences that the run ships.
+
+        Raises:
+            SnapshotError: a declared defence is not registered, so nobody knows what it would send.
+        """
+        bare = replace(client, facts=client.facts.model_copy(update={"defenses": ()}))
+        seen = bare.observe()
+        for declared in shipped:
+            defense = declared.known()
+            if defense is None:
+                raise SnapshotError(
+                    f"the declared {declared.name} is not registered here, so what it sends is not known"
+                )
+            seen = defense(bare, seen, self._generator(step_id, declared.name))
+        return seen
+
     def finish(
         self,
         *,
@@ -286,7 +376,9 @@ class Audit:
         from leakaudit.gate import to_json as verdict_json
         from leakaudit.reports.page import write_report
 
-        results = self._results(skipped, total_steps, overhead or Overhead(), interrupted, code)
+        if interrupted:
+            self.catch_up()
+        results = sealed(self._results(skipped, total_steps, overhead or Overhead(), interrupted, code))
         text = json.dumps(to_json(results), indent=1, ensure_ascii=False, allow_nan=False)
         write_private(self.folder / "results.json", text)
         policy = load_policy(self.config.policy) if self.config.policy else default_policy()
@@ -301,8 +393,9 @@ class Audit:
             verdict=verdict,
             allow_full=self.config.allow_full,
         )
-        if not self.config.keep_snapshots and not interrupted:  # an interrupted audit goes on under the same key
-            self._state.key = ""
+        if not interrupted:  # an interrupted audit goes on under the same key
+            self._state.finished, self._state.source = True, ""
+            self._state.key = self._state.key if self.config.keep_snapshots else ""
             self._save_state()
         return results
 
@@ -319,12 +412,15 @@ class Audit:
             )
             fits = fits and attack.applies(seen)
             if not fits:
-                return self._failed(step, label, defense, AttemptStatus.NOT_APPLICABLE, fits.reason, start)
+                return self._failed(
+                    step, label, defense, AttemptStatus.NOT_APPLICABLE, public_reason(fits.reason, attack), start
+                )
             guess = attack(seen, self._generator(step, label, defense), Budget(self.config.budget_s))
             seconds = time.perf_counter() - start
             scored = self._score(guess, truth, seen)
         except AnatomyError as error:
-            return self._failed(step, label, defense, AttemptStatus.NOT_APPLICABLE, str(error), start)
+            reason = public_reason(str(error), attack)
+            return self._failed(step, label, defense, AttemptStatus.NOT_APPLICABLE, reason, start)
         except Exception as error:
             if self._on_gpu and isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -422,14 +518,21 @@ class Audit:
             rl=numbers.get("rougeL"),
             exact=None if exact is None else exact == 1.0,
             token_recall=numbers.get("token_recall"),
-            longest_run=found.longest_run,
+            token_precision=numbers.get("token_precision"),
             min_tokens_bucket=bucket(len(ids)),
             long_enough=found.long_enough,
             confidence=found.pair.confidence,
             proved=found.pair.proved,
             reachable=reach.share,
             passes=reach.passes,
+            longest_run_share=numbers.get("longest_run"),
+            strip=self._strip(found),
         )
+
+    def _strip(self, found: ScoredSequence) -> str | None:
+        """Return which parts of a sequence came back; None where text mode hash hides that, or nothing was guessed."""
+        guessed = found.guess_pattern is not None or found.numbers.get("token_recall") is not None
+        return strip(found.true_pattern) if guessed and self.config.text is not TextMode.HASH else None
 
     def _sample(self, attempt: Attempt, scored: SequenceScore, found: ScoredSequence) -> Sample:
         full = self.config.text is TextMode.FULL
@@ -491,9 +594,9 @@ class Audit:
         """Drop what a killed worker left of its last line, so that the next one starts on a line of its own."""
         if not self._journal_path.exists():
             return
-        text = self._journal_path.read_text(encoding="utf-8", errors="replace")
+        content = self._journal_path.read_bytes()
         kept = "".join(entry.model_dump_json() + "\n" for entry in self._entries)
-        if len(text.splitlines()) != len(self._entries) or (text and not text.endswith("\n")):
+        if len(split_lines(content)) != len(self._entries) or (content and not content.endswith(b"\n")):
             write_private(self._journal_path, kept)
 
     # ------------------------------------------------------------------ steps and controls
@@ -507,7 +610,7 @@ class Audit:
             return known
         sequences = snapshot.truth.sequences()
         verification = verify(client, snapshot.observation.update)
-        shipped = defenses_found(client, verification)
+        shipped = defenses_found(client, verification, snapshot.observation.update)
         record = StepRecord(
             id=step_id,
             step=provenance.step,
@@ -518,7 +621,8 @@ class Audit:
             n_tokens_bucket=bucket(sum(map(len, sequences))),
             verification=verification,
             loss=provenance.loss,
-            shipped_defense="+".join(d.name for d in shipped) or "none",
+            shipped_defense="+".join(map(_with_strength, shipped)) or "none",
+            n_sentences=_sentences(snapshot, self.config.min_tokens),
         )
         self._state.steps.append(record)
         self._state.subject = self._state.subject or _subject(snapshot)
@@ -653,16 +757,15 @@ class Audit:
                 started=_now(),
                 battery=self.battery.digest,
                 key=self._fresh_key(),
+                source=self._source,
             )
             write_private(self._state_path, state.model_dump_json())
             return state
         try:
             state = _State.model_validate_json(self._state_path.read_bytes())
-            bytes.fromhex(state.key)
-        except (OSError, ValueError) as error:
+        except (OSError, ValidationError) as error:
             raise ResultsError(
-                f"{self._state_path}: cannot be read ({type(error).__name__}); give another folder, or remove this file: "
-                "what is finished is then audited anew"
+                f"{self._state_path}: cannot be read ({type(error).__name__}); give another folder, or remove this one"
             ) from None
         state.key = state.key or self._fresh_key()  # destroyed at the end: what is added later has another key
         if state.battery != self.battery.digest:
@@ -694,13 +797,19 @@ class Audit:
 
 
 def _create(registry: Any, specs: Iterable[PluginSpec], *, by_name: bool) -> list[tuple[str, Any]]:
-    """Build plugins under the labels the results use: the bare name where that is unambiguous and `by_name`."""
+    """Build plugins under the labels that the results use: the bare name where that is unambiguous and `by_name`.
+
+    Paths and free texts among the knobs are not shown; where that makes two labels alike, the later ones are numbered.
+    """
     specs = list(specs)
     names = [spec.name for spec in specs]
-    built = []
+    built: list[tuple[str, Any]] = []
     for spec in specs:
-        label = spec.name if by_name and names.count(spec.name) == 1 else spec.label
-        built.append((label, registry.create(spec.name, spec.options)))
+        made = registry.create(spec.name, spec.options)
+        label = spec.name if by_name and names.count(spec.name) == 1 else public_label(spec, made)
+        taken = {known for known, _ in built}
+        others = (f"{label} #{number}" for number in itertools.count(2))
+        built.append((label if label not in taken else next(name for name in others if name not in taken), made))
     return built
 
 
@@ -720,6 +829,20 @@ def _battery(config: AuditConfig, attacks: list[tuple[str, Any]], defenses: list
         attacks=tuple(label for label, _ in attacks),
         defenses=tuple(label for label, _ in defenses),
         budget_s=config.budget_s,
+    )
+
+
+def _with_strength(defense: DeclaredDefense) -> str:
+    """Return a declared defence with its numbers, such as `gaussian-noise(scale=0.1)`."""
+    numbers = {
+        key: value
+        for key, value in defense.parameters.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    return (
+        f"{defense.name}({', '.join(f'{key}={value:g}' for key, value in numbers.items())})"
+        if numbers
+        else defense.name
     )
 
 
@@ -773,6 +896,13 @@ def bucket(count: int) -> str:
     return f"{top // 2 + 1}-{top}" if top > 2 else "2"
 
 
+def _sentences(snapshot: Snapshot, min_tokens: int) -> int:
+    """Count the texts of a batch that are long enough for a sentence event, as scoring measures them."""
+    special = snapshot.observation.facts.vocabulary.wordless_ids
+    texts = _texts(snapshot.truth, snapshot.observation)
+    return sum(sum(token not in special for token in ids) >= min_tokens for ids in texts)
+
+
 def _phase(step: int, total: int | None) -> Any:
     if not total:
         return "simulated"
@@ -801,6 +931,9 @@ def _regime(snapshot: Snapshot, batch_size: int, before: Regime | None) -> Regim
         accumulation=max(1, len(snapshot.truth.micro_batches)),
         max_grad_norm=recipe.max_grad_norm,
         batch_size=size,
+        declared_defenses=tuple(
+            dict.fromkeys([*((before and before.declared_defenses) or ()), *(d.name for d in facts.defenses)])
+        ),
     )
 
 

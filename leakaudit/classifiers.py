@@ -227,7 +227,12 @@ def load_auxiliary(path: Path) -> tuple[dict[str, Tensor], Tensor]:
         raise DataError(f"{path}: no such file; `leakaudit.classifiers.save_auxiliary` writes one") from None
     except (SafetensorError, OSError, KeyError) as error:
         raise DataError(f"{path}: not readable as auxiliary data ({type(error).__name__})") from None
+    if labels.dim() != 1 or labels.is_floating_point() or labels.dtype is torch.bool:
+        raise DataError(
+            f"{path}: `labels` is a {str(labels.dtype).removeprefix('torch.')} tensor of shape {tuple(labels.shape)}; "
+            "classes are (N,) whole numbers"
+        )
     inputs = {key.removeprefix("inputs/"): value for key, value in tensors.items() if key.startswith("inputs/")}
-    if not inputs or any(len(value) != len(labels) for value in inputs.values()):
+    if not inputs or any(value.dim() == 0 or len(value) != len(labels) for value in inputs.values()):
         raise DataError(f"{path}: auxiliary data are inputs with one label each; found {len(labels)} labels")
     return inputs, labels

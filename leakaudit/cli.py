@@ -1,35 +1,42 @@
 """The command line: one function per subcommand, each of them parse, one call, print, exit code.
 
 stdout is the answer, stderr is progress and diagnostics. Heavy imports sit inside the commands.
-Exit codes: 0 PASS or done, 1 crash, 2 usage or configuration error, 3 FAIL, 4 INCONCLUSIVE, 5 ERROR, 130 interrupted.
+Exit codes: 0 PASS or done, 1 crash, 2 usage or configuration error, 3 FAIL, 4 INCONCLUSIVE, 5 ERROR, 128 + n stopped by signal n
+(130 Ctrl-C, 143 SIGTERM).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import shlex
 import shutil
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from leakaudit.cli_prior import prior as prior_group
+from leakaudit.cli_progress import Pace, plan, shown
 from leakaudit.cli_snapshots import snapshots as snapshots_group
-from leakaudit.command import EXISTING, IDENTITY_HELP, answering_nobody, clear_errors
+from leakaudit.command import EXISTING, IDENTITY_HELP, answering_nobody, clear_errors, public_command, say
 from leakaudit.errors import ConfigError, RedactionError, ResultsError
+from leakaudit.stopping import Request, Stopped, exit_code, stop_on_signals
+from leakaudit.threads import threads_to_take, wait_passively
+from leakaudit.wording import counted
 
 if TYPE_CHECKING:
     from leakaudit.battery import Audit
-    from leakaudit.config import PluginSpec
+    from leakaudit.config import AuditConfig, PluginSpec
     from leakaudit.scores import JournalEntry, Results
+    from leakaudit.snapshot import Snapshot
 
-PLAIN_LINE_SECONDS = 30.0
-"""Off a terminal, progress is one line per this many seconds: enough to see it live in a log, few enough to read."""
+RESUME_HELP = (
+    "Go on with the unfinished audit in --out, or begin anew and move it aside. Default: go on if command, data, model and "
+    "version are the very same, else begin anew."
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -81,7 +88,7 @@ def _with_options(specs: tuple[PluginSpec, ...], options: tuple[str, ...]) -> tu
     return tuple(spec.model_copy(update={"options": {**spec.options, **added[spec.name]}}) for spec in specs)
 
 
-@main.command()
+@main.command(short_help="Attack client steps made of a model and a data file.")
 @click.option(
     "--model",
     "model",
@@ -97,7 +104,7 @@ def _with_options(specs: tuple[PluginSpec, ...], options: tuple[str, ...]) -> tu
     help="JSONL with the fields `text` and `label`, or arrays as `save_auxiliary` writes them (.safetensors).",
 )
 @click.option("--task", type=click.Choice(["classification", "causal-lm"]), default="classification", show_default=True)
-@click.option("--num-labels", type=click.IntRange(min=2), help="Classes; default: the largest label plus one.")
+@click.option("--num-labels", type=click.IntRange(2, 100_000), help="Classes; default: the largest label plus one.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of fresh head, shuffle, dropout and attacks.")
@@ -137,6 +144,7 @@ def _with_options(specs: tuple[PluginSpec, ...], options: tuple[str, ...]) -> tu
 @click.option("--controls", type=click.IntRange(min=0), default=3, show_default=True, help="Control steps to run.")
 @click.option("--policy", type=EXISTING, help="YAML policy of the gate; default: the built-in one.")
 @click.option("--out", type=EXISTING, default=Path("leakaudit-out"), show_default=True, help="Folder for the results.")
+@click.option("--resume/--fresh", "resume", default=None, help=RESUME_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print the summaries as one JSON document.")
 @clear_errors
 def simulate(
@@ -167,9 +175,17 @@ def simulate(
     controls: int,
     policy: Path | None,
     out: Path,
+    resume: bool | None,
     as_json: bool,
 ) -> None:
-    """Make client steps from a model and a data file, attack them, and write results.json and report.html."""
+    """Make client steps from a model and a data file, attack them, and write results.json and report.html.
+
+    What is in --out is never overwritten: an earlier audit there moves to OUT.1, OUT.2 and so on. An audit that was stopped is gone
+    on with when the same command runs again. Ctrl-C, SIGTERM and SIGHUP stop after writing results and a report of what is
+    finished (exit 130, 143, 129); a second signal ends at once. Attacks take as many CPU threads as are idle, or
+    OMP_NUM_THREADS.
+    """
+    wait_passively()
     from leakaudit.config import AuditConfig
     from leakaudit.scores import TextMode
     from leakaudit.strict_yaml import validate_mapping
@@ -198,33 +214,32 @@ def simulate(
         from leakaudit.reports.redaction import refuse_full_in_ci
 
         refuse_full_in_ci()
-    simulator = _simulator(
-        model=model,
-        data=data,
-        task=task,
-        num_labels=num_labels,
-        batch_size=batch_size,
-        steps=steps,
-        seed=seed,
-        mode=mode,
-        freeze=_words(freeze),
-        grant=_words(grant),
-        lora_rank=lora_rank,
-        lora_targets=_words(lora_targets),
-        lora_warmup=lora_warmup,
-        local_steps=local_steps,
-        learning_rate=learning_rate,
-    )
-    if len(simulator) < steps:
-        size = batch_size * local_steps
-        click.echo(f"the data has {len(simulator)} full batches of {size}; {steps} were asked for", err=True)
-    _clear_old_run(out)
-    audit = _audit(config, simulator.tokenizer, as_json)
-    with _progress(audit, len(simulator)):
-        interrupted = _run_steps(audit, simulator)
-    results = audit.finish(total_steps=len(simulator), interrupted=interrupted)
-    _print_outcome(results, out, as_json)
-    sys.exit(130 if interrupted else 0)
+    given = {
+        "model": model,
+        "data": data,
+        "task": task,
+        "num_labels": num_labels,
+        "batch_size": batch_size,
+        "steps": steps,
+        "seed": seed,
+        "mode": mode,
+        "freeze": _words(freeze),
+        "grant": _words(grant),
+        "lora_rank": lora_rank,
+        "lora_targets": _words(lora_targets),
+        "lora_warmup": lora_warmup,
+        "local_steps": local_steps,
+        "learning_rate": learning_rate,
+    }
+
+    def steps_of() -> Steps:
+        simulator = _simulator(**given)
+        if len(simulator) < steps:
+            full = counted(len(simulator), "full batch", "full batches")
+            click.echo(f"the data has {full} of {batch_size * local_steps}; {steps} were asked for", err=True)
+        return Steps(simulator.digest, simulator.tokenizer, range(len(simulator)), simulator.snapshot)
+
+    _audit(config, steps_of, resume=resume, as_json=as_json, shown_options={"grant": grant})
 
 
 def _simulator(**given: Any) -> Any:
@@ -247,102 +262,158 @@ def _words(text: str) -> tuple[str, ...]:
 
 def _check_policy(path: Path) -> None:
     """Fail on a wrong policy before hours of attacks, not after."""
+    from leakaudit.catalogue import registered_names
     from leakaudit.gate import load_policy
 
-    load_policy(path)
+    load_policy(path, registered_names())
 
 
-RUN_FILES = ("journal.jsonl", "state.json", "results.json", "verdict.json", "report.html")
+@dataclass(frozen=True)
+class Steps:
+    """The client steps of an audit."""
+
+    digest: str
+    """Of all that they depend on."""
+    tokenizer: Any
+    numbers: Sequence[int]
+    snapshot: Callable[[int], Snapshot]
+    """Makes or reads the step of a number."""
+    planned: bool = True
+    """The run has these steps and no more; else it is not known how many it had."""
 
 
-def _clear_old_run(out: Path) -> None:
-    """Remove the files of an earlier run from the folder, and nothing else.
+def _audit(
+    config: AuditConfig,
+    steps_of: Callable[[], Steps],
+    *,
+    resume: bool | None,
+    as_json: bool,
+    shown_options: Mapping[str, str] | None = None,
+) -> None:
+    """Audit steps into the configuration's folder, print what came of it, and end the command.
+
+    Args:
+        config: attacks, defences, folder and the rest.
+        steps_of: makes or finds the steps.
+        resume: as the option says.
+        as_json: print one JSON document.
+        shown_options: options of closed types that are kept in the results as they are.
+    """
+    with stop_on_signals() as stop:
+        try:
+            steps = steps_of()
+            results, stopped = _run(config, steps, stop, resume, _public_command(config, shown_options or {}))
+        except Stopped as early:
+            say("stopped before an attempt was finished: there is nothing to write")
+            sys.exit(exit_code(early))
+        _print_outcome(results, config.out_dir, as_json)
+    sys.exit(0 if stopped is None else exit_code(stopped))
+
+
+def _run(
+    config: AuditConfig, steps: Steps, stop: Request, resume: bool | None, command: str
+) -> tuple[Results, KeyboardInterrupt | None]:
+    """Attack every step and write results, verdict and report.
+
+    Returns:
+        The results, and what stopped the audit before its end.
 
     Raises:
-        ConfigError: the folder is a file, or holds a training run's audit.
+        Stopped: before an attempt was finished.
     """
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: is a file; give a folder")
-    if (out / "spool").exists():
-        raise ConfigError(f"--out {out}: holds the audit of a training run; give another folder")
-    for name in RUN_FILES:
-        (out / name).unlink(missing_ok=True)
+    import torch
 
-
-def _audit(config: Any, tokenizer: Any, as_json: bool) -> Audit:
-    from leakaudit.battery import Audit
+    from leakaudit.battery import Audit, Unfinished, battery_of
     from leakaudit.devices import choose_device
+    from leakaudit.run_folder import run_folder
 
-    command = shlex.join(["leakaudit", *sys.argv[1:]])
+    if (threads := threads_to_take()) is not None:
+        torch.set_num_threads(threads)
+    battery = battery_of(config)
+    source = _source(config, steps)
+    size = len(battery.attacks) * len(battery.defenses)
+    wanted = Unfinished(battery.digest, source, len(steps.numbers) * size)
+    device = choose_device(config.device)
+    with run_folder(config.out_dir, wanted, resume) as note:
+        audit = Audit(config.out_dir, config, steps.tokenizer, device=device, command=command, source=source)
+        say(plan(len(steps.numbers), len(battery.attacks), len(battery.defenses), config.budget_s))
+        say(f"computes on {device.type} with {counted(torch.get_num_threads(), 'CPU thread')}")
+        if note:
+            say(note)
+        stopped = _run_steps(audit, steps, stop)
+        if stopped is not None:
+            say("stopped: writing what is finished; a second signal ends at once")
+        total = len(steps.numbers) if steps.planned else None
+        stop.finish()
+        results = audit.finish(total_steps=total, interrupted=stopped is not None)
+        if stopped is not None:
+            done = f"{len(audit.entries)} of {counted(wanted.attempts, 'attempt')}"
+            say(f"{done} are finished and written; the same command goes on with the rest")
+    return results, stopped
+
+
+def _run_steps(audit: Audit, steps: Steps, stop: Request) -> KeyboardInterrupt | None:
+    """Run the battery over the steps that are not audited yet.
+
+    Returns:
+        What stopped it, None if it came to its end.
+
+    Raises:
+        KeyboardInterrupt: stopped before an attempt was finished.
+    """
+    pairs = [(attack, defense) for defense in audit.battery.defenses for attack in audit.battery.attacks]
+    pace = Pace(len(steps.numbers), pairs, audit.controls_left)
+    pace.resume([(entry.attempt.attack, entry.attempt.defense) for entry in audit.entries])
     try:
-        return Audit(config.out_dir, config, tokenizer, device=choose_device(config.device), command=command)
-    except OSError as error:
-        raise ConfigError(f"--out {config.out_dir}: cannot be written ({error.strerror})") from None
+        with shown(pace) as finished:
 
+            def report(entry: JournalEntry) -> None:
+                finished(entry)
+                stop.check()
 
-def _run_steps(audit: Audit, snapshots: Any) -> bool:
-    """Run the battery over snapshots; on Ctrl-C stop after saving what is finished and return True."""
-    try:
-        for snapshot in snapshots:
-            audit.step(snapshot)
-    except KeyboardInterrupt:
+            audit.report_to(report)
+            for number in steps.numbers:
+                stop.check()
+                if not audit.has_audited(number):
+                    pace.begin_step()
+                    audit.step(steps.snapshot(number))
+                    pace.end_step()
+    except KeyboardInterrupt as interrupt:
+        audit.catch_up()
         if not audit.entries:
             raise
-        click.echo("interrupted: writing the results so far", err=True)
-        return True
-    return False
+        return interrupt
+    return None
 
 
-@contextmanager
-def _progress(audit: Audit, steps: int) -> Iterator[None]:
-    """Show progress on stderr: a bar on a terminal, a plain line now and then otherwise."""
-    total = steps * len(audit.battery.attacks) * len(audit.battery.defenses)
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
+def _source(config: AuditConfig, steps: Steps) -> str:
+    """Return the digest of what is audited and of what else the journal depends on beside the battery."""
+    asked = (config.text.value, config.controls, str(config.sentence_model), config.device)
+    return hashlib.sha256(repr((steps.digest, *asked)).encode()).hexdigest()
 
-        columns = (
-            TextColumn("{task.description:32}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("attempts", total=total)
 
-            def advance(entry: JournalEntry) -> None:
-                bar.update(task, advance=1, description=f"{entry.attempt.attack} / {entry.attempt.defense}"[:32])
+def _public_command(config: AuditConfig, more: Mapping[str, str]) -> str:
+    """Return this command as results may show it; plugins with the knobs that are numbers and choices."""
+    from leakaudit.battery import battery_of
 
-            audit.report_to(advance)
-            yield
-        return
-    click.echo(f"plan: {steps} steps, {total} attempts", err=True)
-    last = time.monotonic()
-    done = 0
-
-    def line(entry: JournalEntry) -> None:
-        nonlocal last, done
-        done += 1
-        if time.monotonic() - last >= PLAIN_LINE_SECONDS:
-            last = time.monotonic()
-            click.echo(f"{done}/{total} attempts, now {entry.attempt.step} {entry.attempt.attack}", err=True)
-
-    audit.report_to(line)
-    yield
+    battery = battery_of(config)
+    given = click.get_current_context().params
+    shown_options = dict(more)
+    if "attacks" in given:
+        shown_options |= {"attacks": ",".join(battery.attacks), "defenses": ",".join(battery.defenses)}
+        shown_options |= {
+            "attack_options": "",
+            "defense_options": "",
+            "server": config.server.label if config.server else "",
+        }
+    return public_command(shown_options)
 
 
 def _print_outcome(results: Results, out: Path, as_json: bool) -> None:
     verdict = json.loads((out / "verdict.json").read_text(encoding="utf-8"))
     if as_json:
         document = {
+            "interrupted": results.run.interrupted,
             "summaries": [summary.model_dump() for summary in results.summaries],
             "controls": results.controls.model_dump(),
             "verdict": verdict["verdict"],
@@ -357,7 +428,7 @@ def _print_outcome(results: Results, out: Path, as_json: bool) -> None:
     print_summary(out)
 
 
-@main.command()
+@main.command(short_help="Audit a spool's snapshots, beside training or after it.")
 @click.argument("spool", type=EXISTING)
 @click.option("--once", is_flag=True, help="Audit what is there and stop, without waiting for more.")
 @click.option("--device", help="cpu, cuda, cuda:1 or auto; overrides the audit's own setting.")
@@ -389,12 +460,13 @@ def worker(spool: Path, once: bool, device: str | None, identity: Path | None, i
     sys.exit(code)
 
 
-@main.command()
+@main.command(short_help="Attack kept snapshots once.")
 @click.argument("snapshots", type=EXISTING, nargs=-1, required=True)
 @click.option("--tokenizer", type=EXISTING, help="Folder of the tokenizer; default: the one kept in the spool.")
 @click.option("--config", "config_path", type=EXISTING, help="YAML of the audit: attacks, defences, budget.")
 @click.option("--out", type=EXISTING, default=Path("leakaudit-out"), show_default=True)
 @click.option("--identity", type=EXISTING, help=IDENTITY_HELP)
+@click.option("--resume/--fresh", "resume", default=None, help=RESUME_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print the summaries as one JSON document.")
 @clear_errors
 def run(
@@ -403,14 +475,19 @@ def run(
     config_path: Path | None,
     out: Path,
     identity: Path | None,
+    resume: bool | None,
     as_json: bool,
 ) -> None:
-    """Attack kept SNAPSHOTS once: snapshot folders, or a spool or folder that holds some."""
+    """Attack kept SNAPSHOTS once: snapshot folders, or a spool or folder that holds some.
+
+    An earlier audit in --out moves to OUT.1, OUT.2 and so on, and one that was stopped is gone on with, as with `simulate`.
+    """
+    wait_passively()
     from leakaudit.classifiers import reader_in
     from leakaudit.cli_snapshots import private_keys
     from leakaudit.config import AuditConfig, load_config
     from leakaudit.leash import keep_memory_private
-    from leakaudit.snapshot import read_snapshot
+    from leakaudit.snapshot import read_manifest, read_snapshot
 
     keep_memory_private()
     keys = private_keys(identity)
@@ -419,13 +496,26 @@ def run(
     config = (load_config(config_path) if config_path else AuditConfig()).model_copy(update={"out_dir": out})
     if config.policy is not None:
         _check_policy(config.policy)
-    _clear_old_run(out)
-    audit = _audit(config, reader_in(kept_tokenizer), as_json)
-    with _progress(audit, len(folders)):
-        interrupted = _run_steps(audit, (read_snapshot(folder, keys) for folder in folders))
-    results = audit.finish(interrupted=interrupted)
-    _print_outcome(results, out, as_json)
-    sys.exit(130 if interrupted else 0)
+
+    def steps_of() -> Steps:
+        numbered: dict[int, Path] = {}
+        for folder in folders:
+            step = read_manifest(folder).provenance.step
+            if step in numbered:
+                raise ConfigError(
+                    f"{numbered[step]} and {folder} are both step {step}; an audit has every step once: audit them one by one"
+                )
+            numbered[step] = folder
+        described = b"".join((folder / "snapshot.json").read_bytes() for folder in folders)
+        return Steps(
+            hashlib.sha256(described).hexdigest(),
+            reader_in(kept_tokenizer),
+            sorted(numbered),
+            lambda step: read_snapshot(numbered[step], keys),
+            planned=False,
+        )
+
+    _audit(config, steps_of, resume=resume, as_json=as_json)
 
 
 def _snapshot_folders(paths: tuple[Path, ...]) -> list[Path]:
@@ -450,7 +540,7 @@ def _kept_tokenizer(snapshot: Path) -> Path:
     raise ConfigError(f"{snapshot}: no tokenizer folder beside it; give one with --tokenizer")
 
 
-@main.command()
+@main.command(short_help="Render the HTML report of a run again.")
 @click.argument("run_dir", type=EXISTING)
 @click.option("--text", "text", type=click.Choice(["hash", "masked", "full"]), default="masked", show_default=True)
 @click.option("--policy", type=EXISTING, help="YAML policy; default: the built-in one.")
@@ -461,14 +551,15 @@ def report(run_dir: Path, text: str, policy: Path | None, output: Path | None, a
     """Render the HTML report of RUN_DIR (a folder with results.json)."""
     from datetime import UTC, datetime
 
+    from leakaudit.catalogue import names_for
     from leakaudit.gate import default_policy, load_policy
     from leakaudit.reports.page import write_report
-    from leakaudit.scores import TextMode
+    from leakaudit.scores import TextMode, load_results
 
     if not run_dir.is_dir():
         raise ResultsError(f"{run_dir}: no such folder; give the folder that holds results.json")
     mode = TextMode(text)
-    rules = load_policy(policy) if policy else default_policy()
+    rules = load_policy(policy, names_for(load_results(run_dir))) if policy else default_policy()
     if mode is TextMode.FULL and policy is not None and not rules.report.allow_full:
         raise RedactionError(f"{policy}: does not allow text mode full (report.allow_full: true)")
     path = write_report(
@@ -483,7 +574,7 @@ def report(run_dir: Path, text: str, policy: Path | None, output: Path | None, a
     click.echo(str(path))
 
 
-@main.command()
+@main.command(short_help="Judge a run by a policy; the exit code tells.")
 @click.argument("run_dir", type=EXISTING)
 @click.option("--policy", type=EXISTING, help="YAML policy; default: the built-in one.")
 @click.option("--soft-fail", is_flag=True, help="Exit 0 whatever the verdict; the verdict itself stays.")
@@ -492,22 +583,26 @@ def report(run_dir: Path, text: str, policy: Path | None, output: Path | None, a
 @clear_errors
 def gate(run_dir: Path, policy: Path | None, soft_fail: bool, quiet: bool, as_json: bool) -> None:
     """Judge RUN_DIR (a folder with results.json, or the file) by a policy: exit 0 PASS, 3 FAIL, 4 INCONCLUSIVE, 5 ERROR."""
-    import hashlib
     from datetime import UTC, datetime
 
+    from leakaudit.catalogue import names_for
     from leakaudit.gate import default_policy, evaluate, exit_code, load_policy, to_json, unreadable
-    from leakaudit.scores import load_results, write_private
+    from leakaudit.scores import read_results, write_private
 
-    rules = load_policy(policy) if policy else default_policy()
     file = run_dir / "results.json" if run_dir.is_dir() else run_dir
     now = datetime.now(UTC)
     try:
-        results = load_results(file)
-        verdict = evaluate(results, rules, now=now, results_sha256=hashlib.sha256(file.read_bytes()).hexdigest())
+        results, sha256 = read_results(file)
     except ResultsError as error:
-        verdict = unreadable(str(error), rules, now=now)
+        verdict = unreadable(str(error), load_policy(policy) if policy else default_policy(), now=now)
     else:
-        write_private(file.parent / "verdict.json", json.dumps(to_json(verdict), indent=1))
+        rules = load_policy(policy, names_for(results)) if policy else default_policy()
+        verdict = evaluate(results, rules, now=now, results_sha256=sha256)
+    try:
+        if file.exists():
+            write_private(file.parent / "verdict.json", json.dumps(to_json(verdict), indent=1))
+    except OSError as error:
+        click.echo(f"verdict.json was not written ({error.strerror or type(error).__name__})", err=True)
     if as_json:
         click.echo(json.dumps(to_json(verdict), indent=1))
     else:
@@ -517,7 +612,7 @@ def gate(run_dir: Path, policy: Path | None, soft_fail: bool, quiet: bool, as_js
     sys.exit(0 if soft_fail else exit_code(verdict))
 
 
-@main.command()
+@main.command(short_help="Check this machine and a configuration.")
 @click.option("--config", "config_path", type=EXISTING, help="YAML of the audit to check as well.")
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as one JSON document.")
 @clear_errors
@@ -564,7 +659,7 @@ def catalogue(kind: str, fields: tuple[str, ...], as_json: bool) -> None:
         click.echo()
 
 
-@main.command("attacks")
+@main.command("attacks", short_help="List the attacks.")
 @click.option("--json", "as_json", is_flag=True)
 @clear_errors
 def attacks_command(as_json: bool) -> None:
@@ -572,7 +667,7 @@ def attacks_command(as_json: bool) -> None:
     catalogue("attacks", ("goal", "threat_model", "source"), as_json)
 
 
-@main.command("defenses")
+@main.command("defenses", short_help="List the defences.")
 @click.option("--json", "as_json", is_flag=True)
 @clear_errors
 def defenses_command(as_json: bool) -> None:
@@ -580,7 +675,7 @@ def defenses_command(as_json: bool) -> None:
     catalogue("defenses", ("protects", "cost", "source"), as_json)
 
 
-@main.command()
+@main.command(short_help="Print the JSON Schema of a file.")
 @click.argument("what", type=click.Choice(["results", "policy", "config", "verdict"]))
 @clear_errors
 def schema(what: str) -> None:

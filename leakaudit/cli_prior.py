@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from leakaudit.priors.training import Progress
 
 
-@click.group()
+@click.group(short_help="Make and try priors of language.")
 def prior() -> None:
     """Make and try priors: what an attack knows about the language of a text."""
 
 
-@prior.command("list", short_help="List them: what each is, what an attacker must have for it.")
+@prior.command("list", short_help="List the priors.")
 @click.option("--json", "as_json", is_flag=True)
 @clear_errors
 def list_command(as_json: bool) -> None:
@@ -31,7 +31,7 @@ def list_command(as_json: bool) -> None:
     catalogue("priors", ("knows", "source"), as_json)
 
 
-@prior.command(short_help="Make one of a text file.")
+@prior.command(short_help="Train a prior on a text file.")
 @click.option("--text", "text", type=EXISTING, required=True, help="Text file, or JSONL with the field `text`.")
 @click.option(
     "--tokenizer",
@@ -121,7 +121,7 @@ def _progress() -> Any:
     return line
 
 
-@prior.command(short_help="Print what one thinks of texts.")
+@prior.command(short_help="Score texts with a prior.")
 @click.option("--prior", "what", default="ngram", show_default=True, help="Name with knobs, file or folder.")
 @click.option("--tokenizer", type=EXISTING, required=True, help="Folder of the victim's tokenizer.")
 @click.option("--text", "text", type=EXISTING, help="Text file or JSONL; prints the perplexity over all of it.")

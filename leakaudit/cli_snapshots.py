@@ -65,7 +65,7 @@ def _open(path: Path) -> Spool:
     return Spool.open(spool_of(path))[0]
 
 
-@click.group()
+@click.group(short_help="List, check, hold and remove kept snapshots.")
 def snapshots() -> None:
     """List, check, hold and remove the snapshots of an audit. They hold the private batch."""
 
@@ -152,7 +152,7 @@ def _size(size: int) -> str:
     return f"{size / 1e6:.1f} MB" if size < 1e9 else f"{size / 1e9:.1f} GB"
 
 
-@snapshots.command(short_help="Check that they are whole, unchanged, private and encrypted as asked.")
+@snapshots.command(short_help="Check that they are whole, private and encrypted as asked.")
 @click.argument("audit", type=EXISTING)
 @click.option("--identity", type=EXISTING, help=IDENTITY_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as one JSON document.")

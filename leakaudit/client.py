@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -13,11 +12,7 @@ from torch import Tensor, nn
 
 from leakaudit.errors import DataError, SnapshotError
 from leakaudit.models import Task, outputs_of, tied_names, vocabulary_of
-from leakaudit.scores import Verification, VerificationStatus
 from leakaudit.snapshot import (
-    DP_SGD,
-    NOISES,
-    DeclaredDefense,
     MicroBatch,
     Observation,
     PublicFacts,
@@ -27,27 +22,6 @@ from leakaudit.snapshot import (
     check_finite,
     dropout_rates,
 )
-
-TOLERANCE = {"bf16": 3e-2, "bfloat16": 3e-2, "fp16": 1e-2, "float16": 1e-2}
-"""Relative error up to which a recomputed update counts as the same, by autocast or else the weights' precision. Our choice: autocast steps
-were measured at 5e-3 (bf16) with eager instead of fused attention; a wrong batch is above 0.3."""
-
-FLOAT32_TOLERANCE = 1e-3
-"""The same for every other precision: float32 steps were measured at 1e-8 to 1e-6."""
-
-NOISE_TOLERANCE = 0.1
-"""Relative error up to which a residual's standard deviation is the declared one."""
-
-STANDARD_ERRORS = 5.0
-"""How far the projection of a noised update on the recomputed one may lie from 1, in standard errors: by chance it does so
-once in two million steps, while the update of another batch, hidden in however much noise, projects on less than 1."""
-
-FACTOR_TOLERANCE = 1e-3
-"""How near a factor must lie to a known one to be given its name. Our choice: two such factors are never that close."""
-
-SAME_DIRECTION = 0.2
-"""Cosine between observed and recomputed update below which a step whose random state was not kept is a mismatch. Our
-choice: another dropout mask leaves 0.8 or more at the usual rate of 0.1."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +40,7 @@ class ClientStep:
         return cls(snapshot.observation.model, snapshot.truth, snapshot.recipe, snapshot.observation.facts)
 
     def update(self) -> dict[str, Tensor]:
-        """Run the step: forward and backward of every micro-batch, then clipping.
+        """Run the step: forward and backward of every micro-batch, then clipping; no declared defence is applied.
 
         Where the protocol sends a difference of weights (`view` is `delta`), every micro-batch is one local step of plain SGD,
         and the result is (weights before - weights after) / (learning rate * local steps), as federated averaging sends it
@@ -78,27 +52,13 @@ class ClientStep:
         Raises:
             SnapshotError: the loss cannot be replayed.
         """
-        if self.recipe.loss == "unsupported":
-            raise SnapshotError(
-                f"the loss of this step cannot be replayed: {self.recipe.note or 'custom loss function'}"
-            )
+        self._check_replayable()
         with self._trained() as parameters:
             if self.facts.view == "delta":
                 return self._local_steps(parameters)
-            if private := self.facts.declared(DP_SGD):
-                return self._private(parameters, private)
             self._accumulate(parameters)
             self._clip(parameters)
             return _gradients(parameters)
-
-    def raw(self) -> dict[str, Tensor]:
-        """Run the step without the declared defence: what clipping per example, noise or pruning keeps off the wire.
-
-        Raises:
-            SnapshotError: the loss cannot be replayed.
-        """
-        undefended = self.facts.model_copy(update={"defenses": ()})
-        return replace(self, facts=undefended).update()
 
     @contextmanager
     def _trained(self) -> Iterator[dict[str, nn.Parameter]]:
@@ -119,24 +79,46 @@ class ClientStep:
                 if parameter.grad is not None:
                     parameter.grad.div_(divisor)
 
-    def _private(self, parameters: Mapping[str, nn.Parameter], private: DeclaredDefense) -> dict[str, Tensor]:
-        """Clip every example's gradient, add them up and divide by the expected batch size; the noise is not added.
+    def clipped_per_example(self, bound: float, *, divisor: float, summed: bool) -> dict[str, Tensor]:
+        """Run the step, clip every example's gradient, add them up and divide; no noise is added.
 
-        Source: Abadi et al. 2016, Algorithm 1, with the divisor L of its line "Add noise". An example's gradient is B times its
-        share in the gradient of the micro-batch's mean loss, as Opacus takes it. Examples meet only in the loss, so its share
-        is what the rows of the outputs that belong to it are pulled by.
+        Source: Abadi et al. 2016, Algorithm 1. An example's gradient is B times its share in the gradient of the micro-batch's mean
+        loss, as Opacus takes it. Examples meet only in the loss, so its share is what the rows of the outputs that belong to it are
+        pulled by.
+
+        Args:
+            bound: norm to which an example's gradient is clipped; infinite for none.
+            divisor: of the sum, such as the expected batch size.
+            summed: whether the loss of a micro-batch is the sum over its examples, not their mean.
+
+        Returns:
+            Parameter name -> (sum of clipped gradients) / divisor, for the shared parameters, float32.
+
+        Raises:
+            SnapshotError: the loss cannot be replayed, the examples' gradients cannot be told apart, or the update is a difference
+                of weights after local steps.
         """
-        bound, expected = float(private.parameters["max_grad_norm"]), float(private.parameters["expected_batch_size"])
-        total = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()}
-        for batch in self.truth.micro_batches:
-            share = 1 if private.parameters.get("loss_reduction") == "sum" else len(batch.inputs["input_ids"])
-            for example in self._per_example(batch, parameters, share):
-                norm = torch.stack([g.norm() for g in example.values()]).norm()
-                factor = float((bound / (norm + 1e-6)).clamp(max=1.0))  # 1e-6 as in Opacus' `clip_and_accumulate`
-                for name, gradient in example.items():
-                    total[name] += factor * gradient
-        divisor = expected * self.recipe.processes
+        self._check_replayable()
+        if self.facts.view == "delta":
+            raise SnapshotError(
+                "the update is a difference of weights after local steps, and clipping each example belongs inside each of them"
+            )
+        with self._trained() as parameters:
+            total = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()}
+            for batch in self.truth.micro_batches:
+                share = 1 if summed else len(batch.inputs["input_ids"])
+                for example in self._per_example(batch, parameters, share):
+                    norm = torch.stack([g.norm() for g in example.values()]).norm()
+                    factor = float((bound / (norm + 1e-6)).clamp(max=1.0))  # 1e-6 as in Opacus' `clip_and_accumulate`
+                    for name, gradient in example.items():
+                        total[name] += factor * gradient
         return {name: gradient / divisor for name, gradient in total.items()}
+
+    def _check_replayable(self) -> None:
+        if self.recipe.loss == "unsupported":
+            raise SnapshotError(
+                f"the loss of this step cannot be replayed: {self.recipe.note or 'custom loss function'}"
+            )
 
     def _per_example(
         self, batch: MicroBatch, parameters: Mapping[str, nn.Parameter], share: float
@@ -411,203 +393,3 @@ def make_batch(tokenizer: Any, texts: list[str], labels: list[int] | None, task:
 def with_random_state(batch: MicroBatch, seed: int) -> MicroBatch:
     """Return the batch with the random state that `seed` gives, so that a simulated step with dropout can be repeated."""
     return replace(batch, rng={"cpu": torch.Generator().manual_seed(seed).get_state()})
-
-
-def verify(step: ClientStep, observed: Mapping[str, Tensor]) -> Verification:
-    """Recompute a step and stamp the observed update (architecture, honesty rule 2).
-
-    The factor is k = <observed, recomputed> / <recomputed, recomputed>; the relative error is taken after it.
-
-    Args:
-        step: where the update is said to come from.
-        observed: parameter name -> observed update.
-    """
-    if step.recipe.loss == "unsupported":
-        return Verification(
-            status=VerificationStatus.STOCHASTIC, note=f"not recomputed: {step.recipe.note or 'custom loss function'}"
-        )
-    try:
-        return _stamp(step, observed)
-    except SnapshotError as error:
-        return Verification(status=VerificationStatus.MISMATCH, note=f"cannot be recomputed: {error}")
-    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError, AttributeError) as error:
-        # The type only: a message of the model's own code may quote its inputs.
-        return Verification(status=VerificationStatus.MISMATCH, note=f"recomputing raised {type(error).__name__}")
-
-
-def _stamp(step: ClientStep, observed: Mapping[str, Tensor]) -> Verification:
-    tolerance = TOLERANCE.get(step.recipe.autocast or step.facts.dtype, FLOAT32_TOLERANCE)
-    noise = step.facts.noise
-    if noise == DP_SGD:
-        bare = _compared(step, observed, step.raw())
-        if bare.error <= tolerance:
-            return _verified(bare, f"the declared {noise} is not in the update: it was sent undefended")
-    found = _compared(step, observed, step.update())
-    if found.norm == 0.0 or float(found.seen.norm()) == 0.0:
-        return Verification(
-            status=VerificationStatus.MISMATCH, note="the observed or the recomputed update is all zero"
-        )
-    sigma = _declared_sigma(step, found.own)
-    if found.error <= tolerance:
-        return _verified(found, f"the declared {noise} is not in the update" if sigma else "")
-    if found.scale > 0 and found.scaled_error <= tolerance:
-        return Verification(
-            status=VerificationStatus.SCALED,
-            relative_error=found.scaled_error,
-            scale=found.scale,
-            note=_why_scaled(step, found),
-        )
-    residual = found.seen - found.own
-    if sigma and _is_noise(residual, found.own, sigma, tolerance):
-        return Verification(
-            status=VerificationStatus.NOISED,
-            relative_error=found.error,
-            scale=1.0,
-            sigma=float(residual.std()),
-            note="as declared",
-        )
-    cosine = float(found.seen @ found.own) / (found.norm * float(found.seen.norm()))
-    if step.recipe.training and step.facts.dropout and not _repeats_dropout(step) and cosine >= SAME_DIRECTION:
-        return Verification(
-            status=VerificationStatus.STOCHASTIC,
-            relative_error=found.error,
-            scale=found.scale,
-            note=f"dropout state was not kept; cosine {cosine:.2f}",
-        )
-    return Verification(
-        status=VerificationStatus.MISMATCH,
-        relative_error=found.error,
-        scale=found.scale,
-        note=f"cosine {cosine:.2f} with the update recomputed from the kept batch",
-    )
-
-
-def defenses_found(step: ClientStep, stamp: Verification) -> tuple[DeclaredDefense, ...]:
-    """Return the declared defences without noise that is declared and not in the update.
-
-    Where a step comes out the same when it is computed again without noise, no noise was added to it, whatever the protocol says
-    (this happened to users of Opacus who trained through a trainer that stepped the wrong optimizer). Such a step is audited as
-    what it is: undefended.
-    """
-    same = stamp.status in (VerificationStatus.VERIFIED, VerificationStatus.SCALED)
-    return tuple(
-        defense for defense in step.facts.defenses if not (same and defense.name in NOISES and _has_noise(defense))
-    )
-
-
-def _has_noise(defense: DeclaredDefense) -> bool:
-    return any(float(defense.parameters.get(knob, 0.0) or 0.0) > 0 for knob in ("sigma", "scale", "noise_multiplier"))
-
-
-@dataclass(frozen=True)
-class _Compared:
-    """An observed and a recomputed update, entry by entry."""
-
-    seen: Tensor
-    """(entries,), float64."""
-    own: Tensor
-    """(entries,), float64."""
-    norm: float
-    """Of the recomputed one."""
-    error: float
-    """||seen - own|| / ||own||; infinite where own is zero."""
-    scale: float
-    """k = <seen, own> / <own, own>."""
-    scaled_error: float
-    """||seen - k own|| / (|k| ||own||)."""
-
-
-def _compared(step: ClientStep, observed: Mapping[str, Tensor], recomputed: Mapping[str, Tensor]) -> _Compared:
-    check_finite(recomputed)
-    kept = _mask_of_pruned(step, observed)
-    seen = torch.cat([observed[name].double().flatten() for name in recomputed])
-    own = torch.cat([(recomputed[name] * kept.get(name, 1.0)).double().flatten() for name in recomputed])
-    norm = float(own.norm())
-    k = float(seen @ own) / norm**2 if norm else 0.0
-    return _Compared(
-        seen=seen,
-        own=own,
-        norm=norm,
-        error=float((seen - own).norm()) / norm if norm else float("inf"),
-        scale=k,
-        scaled_error=float((seen - k * own).norm()) / (abs(k) * norm) if k else float("inf"),
-    )
-
-
-def _verified(found: _Compared, note: str) -> Verification:
-    return Verification(status=VerificationStatus.VERIFIED, relative_error=found.error, scale=1.0, note=note)
-
-
-def _why_scaled(step: ClientStep, found: _Compared) -> str:
-    """Name the factor where it is one that trainers are known for."""
-    k, windows, processes = found.scale, len(step.truth.micro_batches), step.recipe.processes
-    norm = float(found.seen.norm())
-    round_norm = float(f"{norm:.1g}")
-    named = [
-        (k, windows, "the number of micro-batches"),
-        (k, 1 / windows, "one over the number of micro-batches"),
-        (k, processes, "the number of processes"),
-        (k, 1 / processes, "one over the number of processes"),
-    ]
-    for value, known, name in named:
-        if known != 1 and abs(value - known) <= FACTOR_TOLERANCE * known:
-            return f"the factor is {name}"
-    exponent = math.log2(1 / k)
-    if step.recipe.autocast == "fp16" and exponent >= 1 and abs(exponent - round(exponent)) <= FACTOR_TOLERANCE:
-        return f"one over 2^{round(exponent)}, as of a GradScaler that the audit was not told of"
-    if k < 1 and abs(norm - round_norm) <= FACTOR_TOLERANCE * round_norm:
-        return f"as if clipped to a norm of {round_norm:g}"
-    return ""
-
-
-def _mask_of_pruned(step: ClientStep, observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the entries that a declared pruning left, so that only they are compared."""
-    if step.facts.declared("prune") is None:
-        return {}
-    return {name: (tensor != 0).to(tensor.dtype) for name, tensor in observed.items()}
-
-
-def _declared_sigma(step: ClientStep, recomputed: Tensor) -> float | None:
-    """Return the standard deviation of the noise that the protocol declares, in the update's units, or None.
-
-    Declared as `sigma`, or as `scale`: a multiple of the root mean square of the whole update; for private SGD noise multiplier
-    times clipping bound over the expected batch size (Abadi et al. 2016, Algorithm 1).
-    """
-    if private := step.facts.declared(DP_SGD):
-        sums = float(private.parameters["noise_multiplier"]) * float(private.parameters["max_grad_norm"])
-        return sums / float(private.parameters["expected_batch_size"]) or None
-    declared = step.facts.declared("gaussian-noise")
-    if declared is None:
-        return None
-    sigma, scale = declared.parameters.get("sigma"), declared.parameters.get("scale")
-    if isinstance(sigma, float | int) and sigma > 0:
-        return float(sigma)
-    if isinstance(scale, float | int) and scale > 0:
-        return float(scale) * float(recomputed.square().mean().sqrt())
-    return None
-
-
-def _is_noise(residual: Tensor, recomputed: Tensor, sigma: float, tolerance: float) -> bool:
-    """Return whether `residual` is what noise of `sigma` leaves: as large as declared, and unrelated to the update.
-
-    Independent noise projects on the update g with the standard deviation sigma / |g| in units of g. Without this second
-    look, noise far above the signal would hide an update of another batch.
-
-    Args:
-        residual: (entries,), observed minus recomputed.
-        recomputed: (entries,).
-        sigma: declared standard deviation.
-        tolerance: relative error of the recomputation itself.
-    """
-    if abs(float(residual.std()) - sigma) > NOISE_TOLERANCE * sigma:
-        return False
-    norm = float(recomputed.norm())
-    return abs(float(residual @ recomputed)) / norm**2 <= tolerance + STANDARD_ERRORS * sigma / norm
-
-
-def _repeats_dropout(step: ClientStep) -> bool:
-    """Return whether the kept random states give the client's dropout masks again, on the kind of device that drew them."""
-    if not step.recipe.kept_rng:
-        return False
-    here = next(step.model.parameters()).device.type
-    return all(batch.rng and ("cuda" if "cuda" in batch.rng else "cpu") == here for batch in step.truth.micro_batches)

@@ -8,6 +8,8 @@ What a verdict rests on:
 - Success proves, failure bounds. One recovered text is a fact; that nothing was recovered only bounds the leak rate.
 - A step is evidence only if an attack that could have shown the event really ran on it. Not applicable, crashed,
   skipped and not run are no evidence, and so never a pass. Neither is a step that fails verification.
+- A step that cannot be verified is attacked all the same: what comes back from it is proof, and where nothing comes back it
+  counts as nothing.
 - Verdict = the worst of the rules at level `error`: ERROR > FAIL > INCONCLUSIVE > PASS. Rules at level `warn` are shown
   and never change it.
 """
@@ -27,7 +29,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from leakaudit import stats
+from leakaudit import catalogue, stats
+from leakaudit.consistency import CLOCK_SLACK, contradictions, moment, unexplained_steps
+from leakaudit.recovery import in_words, recovered
 from leakaudit.scores import (
     Attempt,
     AttemptStatus,
@@ -35,11 +39,11 @@ from leakaudit.scores import (
     Fraction,
     Results,
     Score,
+    SequenceScore,
     StepRecord,
     TextMode,
-    VerificationStatus,
 )
-from leakaudit.strict_yaml import read_yaml
+from leakaudit.strict_yaml import problem_at, read_yaml
 
 SHIPPED = "shipped"
 """The scope word for what the training run really sends."""
@@ -49,8 +53,6 @@ ANY = "any"
 
 _AGE = re.compile(r"([1-9][0-9]{0,5})([mhd])")
 _AGE_UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
-_CLOCK_SLACK = timedelta(hours=1)
-"""How far ahead another machine's clock may be."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- policy
@@ -63,7 +65,9 @@ def _check_age(text: str) -> str:
 
 
 Age = Annotated[str, AfterValidator(_check_age)]
-Event = Literal["exact_sentence", "exact_sequence", "all_words", "label_counts"]
+Event = Literal["exact_sentence", "exact_sequence", "all_words", "most_words", "in_reach", "label_counts"]
+"""`in_reach` is the gate's own: a sentence came back, or a search gave up that would have accepted it. The others stand in the
+attempts."""
 RuleId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
 
 
@@ -209,9 +213,12 @@ class Policy(_Policy):
         ids = [rule.id for rule in self.rules]
         twice = sorted({name for name in ids if ids.count(name) > 1})
         if twice:
-            raise ValueError(f"two rules are called {twice[0]!r}; each needs its own id")
+            second = ids.index(twice[0], ids.index(twice[0]) + 1)
+            raise problem_at(("rules", second, "id"), f"two rules are called {twice[0]!r}; each needs its own id")
         if all(rule.level == "warn" for rule in self.rules):
-            raise ValueError("every rule is at level warn, so nothing could ever fail; set one to level: error")
+            raise problem_at(
+                ("rules",), "every rule is at level warn, so nothing could ever fail; set one to level: error"
+            )
         return self
 
     @property
@@ -221,24 +228,55 @@ class Policy(_Policy):
         return "sha256:" + hashlib.sha256(plain.encode()).hexdigest()
 
 
-def load_policy(path: Path) -> Policy:
+def load_policy(path: Path, names: catalogue.Names | None = None) -> Policy:
     """Read a policy from a YAML file.
+
+    Args:
+        path: the file.
+        names: the attacks, defences and metrics that there are; None to leave the policy's names unchecked.
 
     Raises:
         ConfigError: every problem at once, each with file, line and what to write instead.
     """
-    return read_yaml(path, Policy)
+    return read_yaml(path, Policy, check=None if names is None else lambda policy: _unknown_names(policy, names))
+
+
+def _unknown_names(policy: Policy, names: catalogue.Names) -> Iterable[tuple[tuple[str | int, ...], str]]:
+    """Yield place and problem of every name that nothing has: a rule on it could never be decided."""
+    for index, rule in enumerate(policy.rules):
+        at: tuple[str | int, ...] = ("rules", index)
+        attacks = () if rule.scope.attacks is None else rule.scope.attacks
+        asked = [((*at, "scope", "attack"), "attack", name, names.attacks) for name in attacks]
+        asked.append(((*at, "scope", "defense"), "defence", rule.scope.defense, names.defenses | {SHIPPED}))
+        if rule.metric is not None:
+            asked.append(((*at, "metric"), "metric", rule.metric, names.metrics))
+        for path, kind, name, known in asked:
+            problem = catalogue.unknown(name, known)
+            if problem:
+                yield path, f"rule {rule.id!r}: the {kind} {problem}"
 
 
 def default_policy() -> Policy:
-    """Return the policy used where none is given: no sentence verbatim, at most 5 % of steps, in what is shipped."""
+    """Return the policy used where none is given, for what is shipped.
+
+    No sentence verbatim at all. In at most 5 % of the steps (our choice: what 59 clean steps can show at 95 %) may a sentence come
+    back, every word of the batch, most words of a text, or a text be in reach of a search that gave up. Label counts only warn,
+    because how much they tell depends on what the classes are. Where no attack can tell what was in reach, the verdict is open.
+
+    `overlap` asks for the 95th percentile of ROUGE-L instead of the largest value, because text can overlap by chance: of 1,000
+    sentences of each of seven public corpora, the best of seven unrelated texts overlapped by more than 0.5 for 0 to 0.6 % (a maximum over 60
+    steps would so fail one clean run in six), and for up to 6 % of sentences made from templates.
+    """
     return Policy(
         schema="leakaudit.policy/1",
         name="built-in default",
         rules=(
             Rule(id="no-sentence-verbatim", severity="critical", event="exact_sentence", max_count=0),
             Rule(id="sentence-rate", severity="high", event="exact_sentence", max_rate=0.05),
-            Rule(id="worst-overlap", severity="medium", level="warn", metric="rougeL", statistic="max", max_value=0.5),
+            Rule(id="all-words-rate", severity="high", event="all_words", max_rate=0.05),
+            Rule(id="most-words-rate", severity="high", event="most_words", max_rate=0.05),
+            Rule(id="in-reach-rate", severity="high", event="in_reach", max_rate=0.05),
+            Rule(id="overlap", severity="medium", metric="rougeL", statistic="p95", max_value=0.5),
             Rule(id="label-counts", severity="medium", level="warn", event="label_counts", max_rate=0.20),
         ),
     )
@@ -313,6 +351,8 @@ class RuleVerdict(_Verdict):
     """Attempts that were due."""
     left_out: int
     """Steps that hold nothing the event could be about (no sentence long enough)."""
+    silent: int = 0
+    """Unverifiable steps from which nothing came back that the rule is about: no evidence, and in no other number here."""
     reasons: tuple[str, ...]
     """Why the rule could not pass, beside its own numbers."""
     sentence: str
@@ -369,6 +409,8 @@ class Verdict(_Verdict):
     policy_digest: str
     results_sha256: str | None
     """Of the file, as `sha256sum` prints it."""
+    results_digest: str | None = None
+    """The digest that the results name and that was found to be right; it does not depend on the layout of the file."""
     evaluated_at: str
     evidence_age_s: FiniteFloat | None
     valid_until: str | None
@@ -377,6 +419,8 @@ class Verdict(_Verdict):
     """Audited steps."""
     unverified_steps: int
     """Steps left out because their update does not come from the batch that was kept."""
+    unverifiable_steps: int = 0
+    """Steps that were attacked although they could not be verified: proof where text came back, else no evidence."""
     rules: tuple[RuleVerdict, ...]
     """Worst first."""
     controls: tuple[ControlVerdict, ...]
@@ -414,33 +458,36 @@ def evaluate(results: Results, policy: Policy, *, now: datetime, results_sha256:
     Returns:
         The verdict; ERROR where the results contradict themselves.
     """
-    problems = _contradictions(results)
+    problems = (*contradictions(results), *_from_the_future(results, now))
     if problems:
-        return _error(policy, now, problems, run=results.run.id, results_sha256=results_sha256)
+        return _error(policy, now, problems, results, results_sha256=results_sha256)
     controls = _judge_controls(results, policy)
     age, age_gap = _judge_age(results, policy, now)
     gaps = [c.sentence for c in controls if c.state in ("not run", "failed", "unproven")]
     gaps += [age_gap] if age_gap else []
+    gaps += _absent(results)
     broken = next((c.sentence for c in controls if c.name == "negative" and c.state == "failed"), None)
 
     rules = _judge_rules(results, policy, SHIPPED, gaps, broken)
     overall, deciding = _overall(rules)
-    finished = _time(results.run.finished)
+    finished = moment(results.run.finished)
     return Verdict(
         verdict=overall,
         exit_code=EXIT_CODES[overall],
-        sentence=" ".join([deciding.sentence, *deciding.reasons]),
+        sentence=" ".join([deciding.sentence, *_also_came_back(results, deciding), *deciding.reasons]),
         deciding_rule=deciding.id,
         run=results.run.id,
         policy=policy.name,
         policy_owner=policy.owner,
         policy_digest=policy.digest,
         results_sha256=results_sha256,
+        results_digest=results.digest,
         evaluated_at=_stamp(now),
         evidence_age_s=age.total_seconds() if age is not None else None,
         valid_until=_stamp(finished + _duration(policy.evidence.max_age)) if finished else None,
         steps=len(results.steps),
         unverified_steps=sum(not _usable(step) for step in results.steps),
+        unverifiable_steps=sum(_usable(step) and not step.verification.status.bounds for step in results.steps),
         rules=tuple(sorted(rules, key=_order)),
         controls=controls,
         alternatives=tuple(_alternatives(results, policy, gaps, broken)),
@@ -450,7 +497,7 @@ def evaluate(results: Results, policy: Policy, *, now: datetime, results_sha256:
 
 def unreadable(problem: str, policy: Policy, *, now: datetime, run: str = "") -> Verdict:
     """Return the ERROR verdict for evidence that cannot be read at all, so that machines still get one document."""
-    return _error(policy, now, (problem,), run=run, results_sha256=None)
+    return _error(policy, now, (problem,), None, run=run)
 
 
 def percent(value: float, beside: float | None = None) -> str:
@@ -499,8 +546,14 @@ class _Evidence:
     lost: int
     due: int
     left_out: int
+    silent: int
+    """Unverifiable steps that prove nothing."""
+    bounding: int
+    """Steps among `values` that are verified; the others count because something came back from them."""
     problem: str
     """Why there is no evidence at all, where there is none."""
+    repeated: int = 0
+    """Steps whose update is that of another step: both are one piece of evidence."""
     fates: Mapping[str, int] = field(default_factory=dict)
     """What became of the texts the event could be about, as `SequenceScore.fate` has it, by the attack that got furthest."""
 
@@ -514,36 +567,44 @@ def _gather(results: Results, rule: Rule, defense: str) -> _Evidence:
     unable = {a.attack for a in everywhere if a.status is AttemptStatus.RAN} - able
     asked = [name for name in wanted if name not in unable]
 
-    by_step: dict[str, list[Attempt]] = {step.id: [] for step in results.steps}
+    first = _first_of_its_kind(results.steps)
+    by_step: dict[str, list[Attempt]] = {name: [] for name in first.values()}
     for attempt in everywhere:
         if attempt.defense == defense and attempt.attack in asked:
-            by_step[attempt.step].append(attempt)
+            by_step[first[attempt.step]].append(attempt)
     values: dict[str, float] = {}
-    worst: tuple[tuple[float, int, float], Worst] | None = None
-    censored = finished = lost = due = left_out = 0
+    worst: tuple[tuple[float, float, float], Worst] | None = None
+    censored = finished = lost = due = left_out = silent = bounding = 0
     attacks: set[str] = set()
     at_risk = _steps_at_risk(results, rule)
-    for step in results.steps:
+    for step in (step for step in results.steps if step.id in by_step):
         attempts = by_step[step.id]
-        due += len(asked)
-        lost += sum(_lost([a for a in attempts if a.attack == name], step, rule, able) for name in asked)
+        if _usable(step) and not step.verification.status.bounds:
+            attempts = [a for a in attempts if _could_show(a, rule) and _proves(a, rule)]
+            if not attempts:
+                silent += 1
+                continue
+        else:
+            due += len(asked)
+            lost += sum(_lost([a for a in attempts if a.attack == name], step, rule, able) for name in asked)
         if not _usable(step):
             continue
         evidence = [a for a in attempts if _is_evidence(a, rule, able)]
         if evidence and step.id not in at_risk:
             left_out += 1
             continue
+        bounding += bool(evidence) and step.verification.status.bounds
         for attempt in evidence:
             value = _value(attempt, rule)
             finished += 1
             censored += attempt.status is AttemptStatus.BUDGET_EXHAUSTED and value == 0
             attacks.add(attempt.attack)
             values[step.id] = max(values.get(step.id, 0.0), value)
-            longest = max((s.longest_run or 0 for s in attempt.sequences), default=0)
+            longest = max((s.longest_run_share or 0.0 for s in attempt.sequences), default=0.0)
             rank = (value, longest, -attempt.wall_s)
             if value > 0 and (worst is None or rank > worst[0]):
                 shown = value if rule.metric else None
-                worst = (rank, Worst(step=step.id, attack=attempt.attack, wall_s=attempt.wall_s, value=shown))
+                worst = (rank, Worst(step=attempt.step, attack=attempt.attack, wall_s=attempt.wall_s, value=shown))
     return _Evidence(
         values=values,
         worst=worst[1] if worst else None,
@@ -553,9 +614,20 @@ def _gather(results: Results, rule: Rule, defense: str) -> _Evidence:
         lost=lost,
         due=due,
         left_out=left_out,
-        problem="" if values else _why_nothing(results, rule, defense, wanted, known, left_out),
+        silent=silent,
+        bounding=bounding,
+        problem="" if values else _why_nothing(results, rule, defense, wanted, known, left_out, silent),
+        repeated=len(results.steps) - len(by_step),
         fates=_fates([a for step in by_step if step in values for a in by_step[step]], rule),
     )
+
+
+def _first_of_its_kind(steps: Iterable[StepRecord]) -> dict[str, str]:
+    """Map each step to the first one with the same update: the same evidence under two names is one piece of evidence."""
+    names: dict[tuple[str, str, int, int | None], str] = {}
+    return {
+        s.id: names.setdefault((s.snapshot, s.verification.status, s.n_sequences, s.n_sentences), s.id) for s in steps
+    }
 
 
 def _fates(attempts: Iterable[Attempt], rule: Rule) -> dict[str, int]:
@@ -564,7 +636,7 @@ def _fates(attempts: Iterable[Attempt], rule: Rule) -> dict[str, int]:
     best: dict[tuple[str, str], int] = {}
     for attempt in attempts:
         for sequence in attempt.sequences:
-            if sequence.fate is None or (rule.event == "exact_sentence" and not sequence.long_enough):
+            if sequence.fate is None or (rule.event in _ABOUT_SENTENCES and not sequence.long_enough):
                 continue
             key = (attempt.step, sequence.id)
             best[key] = max(best.get(key, 0), order.index(sequence.fate))
@@ -587,7 +659,16 @@ def _could_show(attempt: Attempt, rule: Rule) -> bool:
         return isinstance(attempt.scores.get("label_accuracy"), Score)
     if rule.event == "all_words":
         return isinstance(attempt.scores.get("token_recall"), Score)
-    return any(sequence.exact is not None for sequence in attempt.sequences)
+    return any(_tells(sequence, rule.event) for sequence in attempt.sequences)
+
+
+def _tells(sequence: SequenceScore, event: str | None) -> bool:
+    """Whether what is known of a sequence decides an event on sequences."""
+    if event == "in_reach":
+        return sequence.fate is not None
+    if event == "most_words":
+        return sequence.token_recall is not None and sequence.token_precision is not None
+    return sequence.exact is not None
 
 
 def _is_evidence(attempt: Attempt, rule: Rule, able: set[str]) -> bool:
@@ -598,7 +679,19 @@ def _is_evidence(attempt: Attempt, rule: Rule, able: set[str]) -> bool:
     return out_of_time and rule.event is not None and attempt.attack in able
 
 
+def _proves(attempt: Attempt, rule: Rule) -> bool:
+    """Whether what came back proves something by itself: an event, or a score above the limit on the largest one.
+
+    Means and percentiles need the steps that did not leak as well, so one score proves nothing of them.
+    """
+    if rule.metric is None:
+        return _value(attempt, rule) > 0
+    return rule.statistic == "max" and _value(attempt, rule) > rule.threshold
+
+
 def _value(attempt: Attempt, rule: Rule) -> float:
+    if rule.event == "in_reach":
+        return float(any(s.long_enough and s.fate in ("recovered", "search gave up") for s in attempt.sequences))
     if rule.metric is None:
         return float(rule.event in attempt.events)
     score = attempt.scores.get(rule.metric)
@@ -606,12 +699,12 @@ def _value(attempt: Attempt, rule: Rule) -> float:
 
 
 def _steps_at_risk(results: Results, rule: Rule) -> set[str]:
-    """Return the steps that the event could be about: for `exact_sentence`, those with a sentence long enough.
+    """Return the steps that the event could be about: for an event on sentences, those with one that is long enough.
 
     A step of short texts has nothing to lose, so counting it as clean would dilute the rate.
     """
     everything = {step.id for step in results.steps}
-    if rule.event != "exact_sentence":
+    if rule.event not in _ABOUT_SENTENCES:
         return everything
     short: dict[str, bool] = {}
     for attempt in results.attempts:
@@ -631,11 +724,11 @@ def _lost(attempts: Sequence[Attempt], step: StepRecord, rule: Rule, able: set[s
 
 
 def _usable(step: StepRecord) -> bool:
-    return step.verification.status is not VerificationStatus.MISMATCH
+    return step.verification.status.attacked
 
 
 def _why_nothing(
-    results: Results, rule: Rule, defense: str, wanted: Sequence[str], known: Sequence[str], left_out: int
+    results: Results, rule: Rule, defense: str, wanted: Sequence[str], known: Sequence[str], left_out: int, silent: int
 ) -> str:
     unknown = [name for name in wanted if name not in known]
     attempts = [a for a in results.attempts if a.defense == defense and a.attack in wanted]
@@ -651,6 +744,10 @@ def _why_nothing(
     if not attempts:
         columns = sorted({a.defense for a in results.attempts})
         return f"defence {defense!r} was not tested{_near(defense, columns)}"
+    if silent:
+        return f"{_steps(silent)} cannot be verified, and nothing came back from {'it' if silent == 1 else 'them'}"
+    if rule.event == "in_reach" and attempts and not left_out:
+        return "no attack that finished can tell what was in reach of its search"
     if left_out:
         return f"no audited step holds a sentence of {results.min_tokens}+ tokens"
     states: dict[str, int] = {}
@@ -686,7 +783,7 @@ def _judge(
     evidence = _gather(results, rule, _OBSERVED if defense == SHIPPED else defense)
     confidence = policy.statistics.confidence
     if rule.metric is None:
-        outcome = _judge_event(rule, list(evidence.values.values()), confidence)
+        outcome = _judge_event(rule, list(evidence.values.values()), confidence, evidence.silent)
     else:
         outcome = _judge_metric(rule, list(evidence.values.values()), confidence)
     unmet = [*_shortfalls(evidence, policy), *gaps] if evidence.values else list(gaps)
@@ -721,6 +818,7 @@ def _judge(
         lost=evidence.lost,
         due=evidence.due,
         left_out=evidence.left_out,
+        silent=evidence.silent,
         reasons=tuple(reasons),
         sentence=" ".join(said),
         worst=evidence.worst,
@@ -743,11 +841,12 @@ class _Outcome:
     method: str = ""
 
 
-def _judge_event(rule: Rule, leaked: Sequence[float], confidence: float) -> _Outcome:
+def _judge_event(rule: Rule, leaked: Sequence[float], confidence: float, silent: int = 0) -> _Outcome:
+    """Judge a rule on an event. Silent steps count against a FAIL only: they may be clean, and nothing shows that they are."""
     n, k = len(leaked), sum(value > 0 for value in leaked)
     if n == 0:
         return _Outcome(Status.INCONCLUSIVE, n=0, k=0)
-    lower, upper = stats.lower_bound(k, n, confidence), stats.upper_bound(k, n, confidence)
+    lower, upper = stats.lower_bound(k, n + silent, confidence), stats.upper_bound(k, n, confidence)
     method = "Clopper-Pearson, one-sided"
     if rule.max_rate is None:
         status = Status.FAIL if k > rule.threshold else Status.PASS
@@ -786,19 +885,22 @@ def _judge_metric(rule: Rule, values: Sequence[float], confidence: float) -> _Ou
 def _shortfalls(evidence: _Evidence, policy: Policy) -> list[str]:
     """Say where a rule's evidence stays below the policy's floor."""
     floor, found = policy.evidence, []
-    n = len(evidence.values)
+    n = evidence.bounding
     if n < floor.min_steps:
         found.append(f"The policy asks for {floor.min_steps} steps of evidence; there {_are(n)}.")
+        if evidence.repeated:
+            repeat = "step repeats" if evidence.repeated == 1 else "steps repeat"
+            found.append(f"{evidence.repeated} {repeat} the update of another step and did not count again.")
     if evidence.due and evidence.lost / evidence.due > floor.max_error_share:
         share = percent(evidence.lost / evidence.due, floor.max_error_share)
         found.append(
-            f"{evidence.lost} of {evidence.due} attempts ({share}) crashed, were skipped or had no usable update; "
+            f"{evidence.lost} of {_attempts(evidence.due)} ({share}) crashed, were skipped or had no usable update; "
             f"the policy allows {percent(floor.max_error_share)}."
         )
     if evidence.finished and evidence.censored / evidence.finished > floor.max_censored:
         share = percent(evidence.censored / evidence.finished, floor.max_censored)
         found.append(
-            f"{evidence.censored} of {evidence.finished} attempts ({share}) ran out of time; "
+            f"{evidence.censored} of {_attempts(evidence.finished)} ({share}) ran out of time; "
             f"the policy allows {percent(floor.max_censored)}."
         )
     return found
@@ -808,11 +910,37 @@ _EVENT_WORDS = {
     "exact_sentence": (
         "at least one sentence of {tokens}+ tokens was recovered exactly",
         "was a sentence of {tokens}+ tokens recovered exactly",
+        "no sentence of {tokens}+ tokens was recovered exactly",
     ),
-    "exact_sequence": ("at least one whole text was recovered exactly", "was a whole text recovered exactly"),
-    "all_words": ("every word of the batch was named", "was every word of the batch named"),
-    "label_counts": ("the label counts were recovered exactly", "were the label counts recovered exactly"),
+    "exact_sequence": (
+        "at least one whole text was recovered exactly",
+        "was a whole text recovered exactly",
+        "no whole text was recovered exactly",
+    ),
+    "all_words": (
+        "every word of the batch was named",
+        "was every word of the batch named",
+        "not every word of the batch was named",
+    ),
+    "most_words": (
+        "at least half of the words of a text of {tokens}+ tokens came back",
+        "did half of the words of a text of {tokens}+ tokens come back",
+        "less than half of the words of each text of {tokens}+ tokens came back",
+    ),
+    "in_reach": (
+        "a text of {tokens}+ tokens was in reach of an attack",
+        "was a text of {tokens}+ tokens in reach of an attack",
+        "no text of {tokens}+ tokens was in reach of an attack",
+    ),
+    "label_counts": (
+        "the label counts were recovered exactly",
+        "were the label counts recovered exactly",
+        "the label counts were not recovered exactly",
+    ),
 }
+"""Event -> what happened, the same after "in none of the steps", and what did not happen in the only step."""
+_ABOUT_SENTENCES = ("exact_sentence", "most_words", "in_reach")
+"""Events that only texts of at least `min_tokens` tokens can have."""
 _METRIC_WORDS = {
     "rouge1": "ROUGE-1",
     "rouge2": "ROUGE-2",
@@ -835,14 +963,14 @@ def _sentence(
     """Say what was seen and what the policy allows, in sentences made of numbers."""
     sure = percent(confidence)
     if outcome.n == 0:
-        return [f"There is no evidence {where}: {evidence.problem}. Not tested is not a pass."]
+        return [f"There is no evidence {where}: {_ended(evidence.problem)} Not tested is not a pass."]
     if rule.metric is not None:
         return _metric_sentence(rule, outcome, sure, where, status)
-    seen, unseen = (words.format(tokens=results.min_tokens) for words in _EVENT_WORDS[rule.event or ""])
+    seen, unseen, none_seen = (words.format(tokens=results.min_tokens) for words in _EVENT_WORDS[rule.event or ""])
     k, n, limit = outcome.k or 0, outcome.n, rule.max_rate
     low, high = percent(outcome.lower or 0.0, limit), percent(outcome.upper or 0.0, limit)
     if n == 1 and k == 0:
-        observed = f"1 client step audited, no leak seen {where}: the leak rate may be anything up to {sure}."
+        observed = f"1 client step audited: {none_seen} {where}. The rate may be anything up to {sure}."
     elif n == 1:
         observed = f"In the one audited client step {seen} {where}."
     elif k == 0:
@@ -857,6 +985,8 @@ def _sentence(
     said = [observed, f"Policy allows {allowed}."]
     if evidence.left_out:
         said.insert(1, f"Not counted: {_steps(evidence.left_out)} without a sentence that long.")
+    if evidence.silent:
+        said.insert(1, f"Not counted: {_unverifiable(evidence.silent)} from which nothing of the kind came back.")
     if status is Status.INCONCLUSIVE and outcome.more:
         said.append(f"{outcome.more} more clean steps would decide.")
     if status is not Status.FAIL and rule.event in ("exact_sentence", "exact_sequence"):
@@ -865,7 +995,7 @@ def _sentence(
 
 
 def _reach_sentence(fates: Mapping[str, int]) -> list[str]:
-    """Say whether what did not come back was protected, or whether the search gave up; nothing where no attack can tell."""
+    """Say whether what did not come back could have been found by these attacks; nothing where no attack can tell."""
     gave_up, out = fates.get("search gave up", 0), fates.get("out of reach", 0)
     if gave_up:
         verb = "was" if gave_up == 1 else "were"
@@ -874,8 +1004,16 @@ def _reach_sentence(fates: Mapping[str, int]) -> list[str]:
             f"{which} that did not come back {verb} in reach of an attack whose search gave up: that is no protection."
         ]
     if out:
-        return ["What did not come back was out of reach of the attacks that can tell."]
+        return ["What did not come back cannot be found by these attacks; another attack may find it."]
     return []
+
+
+def _also_came_back(results: Results, deciding: RuleVerdict) -> list[str]:
+    """Say what came back beside what the deciding rule asks about, where that rule saw nothing."""
+    if deciding.defense != SHIPPED or deciding.k:
+        return []
+    found = in_words(recovered(results))
+    return [f"But {found} came back."] if found else []
 
 
 def _metric_sentence(rule: Rule, outcome: _Outcome, sure: str, where: str, status: Status) -> list[str]:
@@ -960,12 +1098,13 @@ def _judge_negative(control: Control, asked: NegativeControl, confidence: float)
 
 def _judge_age(results: Results, policy: Policy, now: datetime) -> tuple[timedelta | None, str]:
     """Return the age of the evidence, and what is wrong with it."""
-    finished = _time(results.run.finished)
+    finished = moment(results.run.finished)
     if finished is None:
         return None, "The results do not say when the audit finished, so their age is unknown."
     age = now - finished
-    if age < -_CLOCK_SLACK:
-        return age, "The results are dated in the future."
+    started = moment(results.run.started)
+    if started is not None and finished < started - CLOCK_SLACK:  # no contradiction: a clock may be set back meanwhile
+        return age, "The audit finished before it started, by its own clock, so its age is unknown."
     if age > _duration(policy.evidence.max_age):
         old = f"{age.total_seconds() / 86400:.1f} days"
         return age, f"The evidence is {old} old; the policy allows {policy.evidence.max_age}."
@@ -979,8 +1118,8 @@ def _overall(rules: Sequence[RuleVerdict]) -> tuple[Status, RuleVerdict]:
 
 
 def _order(rule: RuleVerdict) -> tuple[int, int, int]:
-    """Worst status first, rules that decide before warnings, then severity; equal ones keep the policy's order."""
-    return -_BADNESS[rule.status], rule.level != "error", _SEVERITY[rule.severity]
+    """Rules that decide before warnings, then the worst status, then severity; equal ones keep the policy's order."""
+    return rule.level != "error", -_BADNESS[rule.status], _SEVERITY[rule.severity]
 
 
 def _alternatives(results: Results, policy: Policy, gaps: Sequence[str], broken: str | None) -> Iterable[Alternative]:
@@ -1000,33 +1139,42 @@ def _alternatives(results: Results, policy: Policy, gaps: Sequence[str], broken:
         yield Alternative(defense=defense, status=overall, open_rules=still_open, naive=naive, rules=figures)
 
 
-def _contradictions(results: Results) -> tuple[str, ...]:
-    """Say where the results cannot be true, which is no question of evidence any more."""
-    ids = [step.id for step in results.steps]
-    found = [f"step {name} is recorded twice" for name in sorted({name for name in ids if ids.count(name) > 1})]
-    strangers = sorted({a.step for a in results.attempts} - set(ids))
-    found += [f"attempts on step {name}, which is not recorded" for name in strangers]
-    ran = (AttemptStatus.RAN, AttemptStatus.BUDGET_EXHAUSTED)
-    ghosts = sorted({(a.step, a.attack) for a in results.attempts if a.events and a.status not in ran})
-    found += [f"attack {attack} on step {step} did not run and yet leaked" for step, attack in ghosts]
-    for name, control in (("positive", results.controls.positive), ("negative", results.controls.negative)):
-        if not 0 <= control.k <= control.n:
-            found.append(f"the {name} control counts {control.k} of {control.n}")
-    return tuple(found)
+def _from_the_future(results: Results, now: datetime) -> Iterable[str]:
+    finished = moment(results.run.finished)
+    if finished is not None and finished - now > CLOCK_SLACK:
+        yield "the results are dated in the future"
 
 
-def _error(policy: Policy, now: datetime, problems: Sequence[str], *, run: str, results_sha256: str | None) -> Verdict:
+def _absent(results: Results) -> list[str]:
+    """Say where attempts were due that nobody recorded, without an interruption or a refused snapshot to explain it."""
+    lacking = unexplained_steps(results)
+    if not lacking:
+        return []
+    verb = "lacks" if lacking == 1 else "lack"
+    return [f"{_steps(lacking)} {verb} attempts that were due, and nothing in the results explains it."]
+
+
+def _error(
+    policy: Policy,
+    now: datetime,
+    problems: Sequence[str],
+    results: Results | None,
+    *,
+    run: str = "",
+    results_sha256: str | None = None,
+) -> Verdict:
     more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
     return Verdict(
         verdict=Status.ERROR,
         exit_code=EXIT_CODES[Status.ERROR],
-        sentence=f"The evidence cannot be judged: {problems[0]}{more}.",
+        sentence=_ended(f"The evidence cannot be judged: {problems[0]}{more}"),
         deciding_rule=None,
-        run=run,
+        run=run if results is None else results.run.id,
         policy=policy.name,
         policy_owner=policy.owner,
         policy_digest=policy.digest,
         results_sha256=results_sha256,
+        results_digest=None if results is None else results.digest,
         evaluated_at=_stamp(now),
         evidence_age_s=None,
         valid_until=None,
@@ -1045,20 +1193,25 @@ def _duration(age: str) -> timedelta:
     return int(found[1]) * _AGE_UNITS[found[2]]
 
 
-def _time(text: str) -> datetime | None:
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
 def _stamp(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
+def _ended(sentence: str) -> str:
+    """End a sentence with a full stop where it has no end of its own."""
+    return sentence if sentence.endswith((".", "?", "!")) else f"{sentence}."
+
+
 def _steps(n: int) -> str:
     return "1 step" if n == 1 else f"{n} steps"
+
+
+def _attempts(n: int) -> str:
+    return "1 attempt" if n == 1 else f"{n} attempts"
+
+
+def _unverifiable(n: int) -> str:
+    return "1 unverifiable step" if n == 1 else f"{n} unverifiable steps"
 
 
 def _are(n: int) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar, get_type_hints
@@ -83,7 +84,6 @@ class Registry(Generic[Plugin]):
         """
         plugin = self[name]
         knobs = {field.name: field for field in dataclasses.fields(plugin) if field.init}
-        hints = get_type_hints(plugin)
         values = {}
         for key, value in (options or {}).items():
             if key not in knobs:
@@ -93,7 +93,7 @@ class Registry(Generic[Plugin]):
                     f"{self.kind} {name!r} has no option {key!r}; {hint}it has: {', '.join(knobs) or 'none'}"
                 )
             try:
-                values[key] = TypeAdapter(hints[key]).validate_python(value)
+                values[key] = _adapter(plugin, key).validate_python(value)
             except ValidationError as error:
                 problem = error.errors()[0]["msg"]
                 raise ConfigError(f"{self.kind} {name!r}, option {key!r}: {problem}") from None
@@ -109,6 +109,12 @@ class Registry(Generic[Plugin]):
         import_module(self._home)
         for entry_point in entry_points(group=ENTRY_POINT_GROUP):
             entry_point.load()
+
+
+@cache
+def _adapter(plugin: type, key: str) -> TypeAdapter[Any]:
+    """Return what checks one knob of a plugin; made once, because observations look their defences up again and again."""
+    return TypeAdapter(get_type_hints(plugin)[key])
 
 
 attacks: Registry[Any] = Registry("attack", "leakaudit.attacks")

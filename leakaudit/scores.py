@@ -1,4 +1,4 @@
-"""The results of an audit: what `results.json` holds, schema `leakaudit.results/1.1`.
+"""The results of an audit: what `results.json` holds, schema `leakaudit.results/1.2`.
 
 Numbers are fractions from 0 to 1. A number that does not exist is a `Missing` with its reason, never a zero.
 This file is written in text mode `hash`: no text, no token ids, no label names, no class counts. What a masked or full
@@ -7,22 +7,47 @@ report shows beyond that stands in the private journal (`journal.jsonl`, mode 06
 
 from __future__ import annotations
 
+import difflib
+import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic_core import to_json as as_json_text
 
 from leakaudit.errors import ResultsError
+from leakaudit.json_lines import split_lines
+from leakaudit.strict_json import parse_json, place, read_bounded, short
 
-SCHEMA = "leakaudit.results/1.1"
-"""1.1 added what was in reach: of attempts, sequences and summaries. A reader of 1.0 ignores it, and 1.0 is read as without."""
+SCHEMA = "leakaudit.results/1.2"
+"""1.1 added what was in reach: of attempts, sequences and summaries. 1.2 added the digest, which it requires, the precision of
+a sequence, the number of sentences of a step and the declared defences. A reader of an earlier version ignores what it does not
+know, and an earlier file is read as without. Whoever adds a key raises the version: a file of this version or an earlier one
+that holds an unknown key is refused."""
 
 Fraction = Annotated[FiniteFloat, Field(ge=0.0, le=1.0)]
 """A share of something, 0 to 1."""
+Count = Annotated[int, Field(ge=0)]
+"""How many there are."""
+Amount = Annotated[FiniteFloat, Field(ge=0.0)]
+"""How much there is: seconds, a norm."""
+
+LENGTHS = (
+    "Lengths are given as power-of-two ranges; scores and other figures of an attack are exact numbers, from which a length can "
+    "sometimes be worked out."
+)
+"""What every output says of the lengths of private texts: documents and reports repeat it word by word."""
+
+STRIP_CELLS = 16
+"""Cells of a `Strip`. Our choice: fine enough to show where a text leaked, and the same for every length."""
+
+Strip = Annotated[str, Field(pattern=rf"^[0-4a-d]{{{STRIP_CELLS}}}$")]
+"""Which parts of a text came back, one character for each sixteenth of it, in order. `0`: nothing of it. `1` to `4`: up to so many
+quarters of it came back, most of them beside a right neighbour. `a` to `d`: the same, most of them alone."""
 
 
 class TextMode(StrEnum):
@@ -31,7 +56,7 @@ class TextMode(StrEnum):
     HASH = "hash"
     """Keyed hashes and numbers only."""
     MASKED = "masked"
-    """Also how many tokens there are and which of them were recovered; no characters, no ids."""
+    """Also which sixteenths of a text were recovered; no characters, no ids, lengths as ranges."""
     FULL = "full"
     """The text itself."""
 
@@ -78,7 +103,7 @@ class VerificationStatus(StrEnum):
 
 
 class _Model(BaseModel):
-    """Readers ignore keys they do not know: 1.x only ever adds."""
+    """Keys that a later version added are left out; `load_results` refuses unknown keys in files of this version and before."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -86,8 +111,8 @@ class _Model(BaseModel):
 class Score(_Model):
     """One measured number."""
 
-    value: FiniteFloat
-    n: int = 1
+    value: Fraction
+    n: Annotated[int, Field(ge=1)] = 1
     """How many sequences (or labels) it is the mean over."""
 
 
@@ -104,35 +129,41 @@ class Verification(_Model):
     """The stamp a snapshot gets before it is attacked."""
 
     status: VerificationStatus
-    relative_error: FiniteFloat | None = None
+    relative_error: Amount | None = None
     """||observed - recomputed|| / ||recomputed|| over all shared parameters, after `scale` was taken out."""
     scale: FiniteFloat | None = None
     """Least-squares factor between observed and recomputed update."""
-    sigma: FiniteFloat | None = None
+    sigma: Amount | None = None
     """Estimated standard deviation of declared noise, in update units."""
     note: str = ""
+    absent: tuple[str, ...] = ()
+    """Declared defences that are not in the update; the step is audited without them."""
+    noiseless: tuple[str, ...] = ()
+    """Declared defences whose noise is not in the update; the step is audited without that noise."""
 
 
 class StepRecord(_Model):
-    """One audited client step. Sizes are buckets, because exact lengths are private."""
+    """One audited client step. Sizes are given as ranges (see `LENGTHS`)."""
 
     id: str
     """`st-` and the optimizer step, zero-padded, so that names sort by time."""
-    step: int
+    step: Count
     """Optimizer step, counted from 0."""
-    epoch: float | None = None
+    epoch: Amount | None = None
     phase: Literal["early", "middle", "late", "simulated"] = "simulated"
     """Third of the planned run that the step fell into."""
     snapshot: str
     """`hmac-sha256:` of what was observed, under the run's key: of a text that is guessed the update can be computed, and a plain
     digest would say whether the guess was right. `sha256:` in results of before."""
-    n_sequences: int
+    n_sequences: Count
     n_tokens_bucket: str
     """Number of tokens in the batch as a power-of-two range such as `33-64`."""
     verification: Verification
     loss: FiniteFloat | None = None
     shipped_defense: str = "none"
-    """The defence that the training run itself applied, as its owner declares it."""
+    """The defence that the training run itself applied, as its owner declares it; several are joined by `+`."""
+    n_sentences: Count | None = None
+    """Sequences that are long enough for a sentence event; None in results before 1.2, and for arrays 0."""
 
 
 class SequenceScore(_Model):
@@ -149,8 +180,13 @@ class SequenceScore(_Model):
     token_precision: Fraction | None = None
     """Share of the guessed tokens that stand in the true sequence, with counts; for a bag of tokens, share of the bag that stands
     anywhere in the batch. None in results before 1.2."""
-    longest_run: int | None
-    """Longest run of consecutive tokens of the true sequence found in the guess; None in a bag-of-tokens attack."""
+    longest_run: int | None = None
+    """Tokens of the longest run. Read from results before 1.2 and no longer written, because it is a length."""
+    longest_run_share: Fraction | None = None
+    """Longest run of consecutive tokens of the true sequence found in the guess, as a share of the sequence; None in a
+    bag-of-tokens attack."""
+    strip: Strip | None = None
+    """Which parts of the sequence came back; None in text mode hash, and in results before 1.2."""
     min_tokens_bucket: str
     """Length of the true sequence as a power-of-two range such as `9-16`."""
     long_enough: bool = False
@@ -168,7 +204,8 @@ class SequenceScore(_Model):
     def fate(self) -> Literal["recovered", "search gave up", "out of reach"] | None:
         """What became of the sequence; None where the attack guesses no sequences or does not say what was in reach.
 
-        The attack's own test decides where there is one; else a sequence was in reach if every token was a candidate.
+        The attack's own test decides where there is one; else a sequence was in reach if every token was a candidate. The
+        value `out of reach` is kept for readers of earlier results: it means "not by these attacks", and another may reach it.
         """
         if self.exact is None or self.exact:
             return "recovered" if self.exact else None
@@ -194,15 +231,16 @@ class Attempt(_Model):
     """The attack was told the defence's parameters."""
     granted: tuple[str, ...] = ()
     """What the threat model gave the attack beyond the update: `labels`, `lengths`."""
-    wall_s: FiniteFloat = 0.0
-    gpu_s: FiniteFloat = 0.0
+    wall_s: Amount = 0.0
+    gpu_s: Amount = 0.0
     events: tuple[str, ...] = ()
     """`exact_sentence`: a sequence of at least `min_tokens` tokens came back exactly. `exact_sequence`: any sequence.
-    `all_words`: every token of the batch was named, in whatever order. `label_counts`: the class counts came back
-    exactly."""
+    `all_words`: every token of the batch was named, in whatever order, and at least half of what was named is true. `most_words`: at
+    least half of the tokens of a sequence of `min_tokens` tokens or more came back, in whatever order, and at least half of what was
+    guessed is true. `label_counts`: the class counts came back exactly, and the attack could tell them from chance."""
     sequences: tuple[SequenceScore, ...] = ()
     scores: dict[str, Measured] = {}
-    """Metric name -> number or reason: `rouge1`, `rouge2`, `rougeL`, `exact`, `token_recall`, `label_accuracy`."""
+    """Metric name -> number or reason: `rouge1`, `rouge2`, `rougeL`, `exact`, `token_recall`, `token_precision`, `label_accuracy`."""
     facts: dict[str, FiniteFloat] = {}
     """What the attack says of itself, by name: `rank`, `candidates`, `loss`..."""
     reachable_tokens: Measured | None = None
@@ -220,8 +258,8 @@ class Attempt(_Model):
 class Control(_Model):
     """k of n control steps. A positive control must be recovered, a negative one must not."""
 
-    k: int = 0
-    n: int = 0
+    k: Count = 0
+    n: Count = 0
     note: str = ""
 
 
@@ -233,24 +271,30 @@ class Controls(_Model):
 
 
 class Summary(_Model):
-    """One attack under one defence over all steps: fractions, or None where there is no number."""
+    """One attack under one defence over all attacked steps: fractions, or None where there is no number.
+
+    A description and no evidence: unverifiable steps and attempts that ran out of time are in it, while the gate's bounds
+    leave out what proves nothing.
+    """
 
     attack: str
     defense: str
-    steps: int
+    steps: Count
     """Steps with a scored attempt."""
-    sequences: int
+    sequences: Count
     exact_rate: Fraction | None
     r1: Fraction | None
     r2: Fraction | None
     rl: Fraction | None
     token_recall: Fraction | None
     label_accuracy: Fraction | None
-    seconds_per_step: FiniteFloat | None
+    seconds_per_step: Amount | None
     """Median over scored attempts."""
-    status_counts: dict[str, int]
+    status_counts: dict[str, Count]
     reachable_tokens: Fraction | None = None
     reachable_sequences: Fraction | None = None
+    token_precision: Fraction | None = None
+    """None where nothing was named, and in results before 1.2."""
 
 
 class Utility(_Model):
@@ -274,10 +318,10 @@ class Coverage(_Model):
 
     not_tested: tuple[NotTested, ...] = ()
     not_run: tuple[NotTested, ...] = ()
-    audited_steps: int = 0
-    skipped_snapshots: int = 0
+    audited_steps: Count = 0
+    skipped_snapshots: Count = 0
     """Steps that were due but skipped because the battery was busy."""
-    total_steps: int | None = None
+    total_steps: Count | None = None
 
 
 class Battery(_Model):
@@ -288,7 +332,7 @@ class Battery(_Model):
     digest: str
     attacks: tuple[str, ...]
     defenses: tuple[str, ...]
-    budget_s: FiniteFloat
+    budget_s: Amount
     """Seconds each attempt was allowed."""
 
 
@@ -315,7 +359,7 @@ class Subject(_Model):
     model: str
     """Class of the model."""
     config_digest: str
-    parameters: int
+    parameters: Count
     code_commit: str | None = None
     code_dirty: bool | None = None
     artifacts: tuple[dict[str, str], ...] = ()
@@ -335,21 +379,23 @@ class Regime(_Model):
 
     dtype: str = "float32"
     training_mode: bool
-    dropout: FiniteFloat
+    dropout: Fraction
     """Largest dropout rate in the model."""
-    hidden: int | None
+    hidden: Count | None
     trainable: str
     """`all`, or what is frozen."""
-    accumulation: int = 1
-    max_grad_norm: FiniteFloat | None = None
-    batch_size: int | None = None
+    accumulation: Annotated[int, Field(ge=1)] = 1
+    max_grad_norm: Amount | None = None
+    batch_size: Count | None = None
+    declared_defenses: tuple[str, ...] | None = None
+    """Names of the defences that the run declares; every step's `shipped_defense` is made of these. None in results before 1.2."""
 
 
 class Overhead(_Model):
     """What the audit cost the training run, in seconds of the training process."""
 
-    blocked_s: FiniteFloat = 0.0
-    training_s: FiniteFloat | None = None
+    blocked_s: Amount = 0.0
+    training_s: Amount | None = None
 
 
 class Results(_Model):
@@ -367,8 +413,11 @@ class Results(_Model):
     utility: tuple[Utility, ...] = ()
     coverage: Coverage = Coverage()
     overhead: Overhead = Overhead()
-    min_tokens: int = 8
+    min_tokens: Annotated[int, Field(ge=1)] = 8
     """Tokens a sequence must have to count as a sentence in `exact_sentence`."""
+    digest: str | None = None
+    """`sha256:` over everything else in the file: shows that the file is as it was written. It guards against accidents, not
+    against somebody who computes it anew; for that, sign the file. None in results before 1.2, and before they are sealed."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
@@ -420,33 +469,124 @@ class JournalEntry(_Model):
 
 
 def load_results(path: Path) -> Results:
-    """Read and check `results.json`.
+    """Read and check `results.json`; see `read_results`."""
+    return read_results(path)[0]
+
+
+def read_results(path: Path) -> tuple[Results, str]:
+    """Read `results.json` as strictly as a policy is read.
+
+    Args:
+        path: the file, or the folder that holds it.
+
+    Returns:
+        The results, and the SHA-256 of the file in hex.
 
     Raises:
-        ResultsError: the file is missing, is no JSON, does not fit the schema, or is of another major version.
+        ResultsError: the file is missing, is no strict JSON, does not fit the schema, is of another major version, holds a key
+            that its version does not know, or was changed after it was written.
     """
     if path.is_dir():
         path = path / "results.json"
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = read_bounded(path)
+        data = parse_json(raw)
     except FileNotFoundError:
         raise ResultsError(f"{path}: no such file; `leakaudit run` or `leakaudit simulate` writes one") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, MemoryError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
         raise ResultsError(
-            f"{path}: not readable as JSON ({type(error).__name__}); was the audit interrupted?"
+            f"{path}: {why or type(error).__name__}; was the audit interrupted, or the file edited?"
         ) from None
-    found = raw.get("schema") if isinstance(raw, dict) else None
-    if not isinstance(found, str) or not found.startswith("leakaudit.results/"):
-        raise ResultsError(f"{path}: is no leakaudit results file (no `schema: leakaudit.results/1.x`)")
-    if found.removeprefix("leakaudit.results/").split(".")[0] != "1":
-        raise ResultsError(f"{path}: schema {found}; this version reads leakaudit.results/1.x. Upgrade leakaudit.")
     try:
-        return Results.model_validate(raw)
+        return _results_of(data), hashlib.sha256(raw).hexdigest()
+    except ValueError as error:
+        raise ResultsError(f"{path}: {error}") from None
+
+
+def _results_of(data: Any) -> Results:
+    """Turn strict JSON data into results.
+
+    Raises:
+        ValueError: says why not.
+    """
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if not isinstance(schema, str) or not schema.startswith("leakaudit.results/"):
+        raise ValueError("is no leakaudit results file (no `schema: leakaudit.results/1.x`)")
+    version = _version(schema)
+    if version is None or version[0] != 1:
+        raise ValueError(f"schema {short(schema)[1:-1]}; this version reads leakaudit.results/1.x. Upgrade leakaudit.")
+    try:
+        # JSON's strict mode is the one that takes a list for a tuple and a word for an enum, but no text for a number
+        results = Results.model_validate_json(as_json_text(data), strict=True)
     except ValidationError as error:
-        where = ".".join(str(part) for part in error.errors()[0]["loc"])
-        raise ResultsError(
-            f"{path}: does not fit {SCHEMA}: {where}: {error.errors()[0]['msg']} ({error.error_count()} problems)"
-        ) from None
+        first = error.errors(include_url=False)[0]
+        where = short(".".join(str(part) for part in first["loc"]))[1:-1]
+        raise ValueError(f"does not fit {SCHEMA}: {where}: {first['msg']} ({error.error_count()} problems)") from None
+    if version <= _OWN:
+        for problem in _unknown_keys(data, results.model_dump(mode="json", by_alias=True), ()):
+            raise ValueError(problem)
+    if results.digest is None and version >= _SEALED:
+        raise ValueError(f"has no digest, which {schema} requires: it was changed after it was written")
+    if results.digest is not None and results.digest != digest_of(data):
+        raise ValueError("was changed after it was written: its content does not have the digest that it names")
+    return results
+
+
+def _version(schema: str) -> tuple[int, int] | None:
+    major, dot, minor = schema.removeprefix("leakaudit.results/").partition(".")
+    known = all(part.isascii() and part.isdigit() and len(part) < 5 for part in (major, minor))
+    return (int(major), int(minor)) if dot and known else None
+
+
+_OWN = (1, 2)
+_SEALED = (1, 2)
+"""First version that requires a digest."""
+
+
+def minor_version(results: Results) -> int:
+    """Return the x of `leakaudit.results/1.x`."""
+    version = _version(results.schema_)
+    return version[1] if version else _OWN[1]
+
+
+def _unknown_keys(data: Any, read: Any, path: tuple[str | int, ...]) -> Iterator[str]:
+    """Yield a sentence for each key of `data` that is not in `read`, which is what was understood of it."""
+    if isinstance(data, dict) and isinstance(read, dict):
+        for key, value in data.items():
+            if key in read:
+                yield from _unknown_keys(value, read[key], (*path, key))
+                continue
+            near = difflib.get_close_matches(key, read, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            yield f"unknown key {short(key)} {place(path)}{hint}"
+    elif isinstance(data, list) and isinstance(read, list):
+        for index, (value, understood) in enumerate(zip(data, read, strict=True)):
+            yield from _unknown_keys(value, understood, (*path, index))
+
+
+def digest_of(data: Mapping[str, Any]) -> str:
+    """Return the digest of results as plain JSON data, whatever digest they name.
+
+    SHA-256 over the JSON text with sorted keys, without spaces, in ASCII; a number without a fraction is written as a whole one,
+    so that a tool that prints 1.0 as 1 changes nothing.
+    """
+    content = {key: _canonical(value) for key, value in data.items() if key != "digest"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _canonical(below) for key, below in value.items()}
+    if isinstance(value, list):
+        return [_canonical(below) for below in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def sealed(results: Results) -> Results:
+    """Return `results` with their digest."""
+    return results.model_copy(update={"digest": digest_of(results.model_dump(mode="json", by_alias=True))})
 
 
 def load_journal(path: Path) -> list[JournalEntry]:
@@ -457,7 +597,7 @@ def load_journal(path: Path) -> list[JournalEntry]:
     """
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = split_lines(path.read_bytes())
     entries = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -470,8 +610,8 @@ def load_journal(path: Path) -> list[JournalEntry]:
 
 
 def to_json(results: Results) -> dict[str, Any]:
-    """Return `results` as plain JSON data, keys as in the schema."""
-    return results.model_dump(mode="json", by_alias=True)
+    """Return `results` as plain JSON data, keys as in the schema, with the digest of what they hold now."""
+    return sealed(results).model_dump(mode="json", by_alias=True)
 
 
 def write_private(path: Path, text: str) -> None:
@@ -527,6 +667,7 @@ def _summarise_group(attack: str, defense: str, attempts: list[Attempt]) -> Summ
         status_counts=counts,
         reachable_tokens=pooled(a.reachable_tokens for a in scored),
         reachable_sequences=pooled(a.reachable_sequences for a in scored),
+        token_precision=_pooled(scored, "token_precision"),
     )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import json
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -16,12 +17,17 @@ from torch import nn
 
 from leakaudit.client import ClientStep, make_batch, public_facts, with_random_state
 from leakaudit.errors import ConfigError, DataError
+from leakaudit.json_lines import numbered_objects, text_of
 from leakaudit.lora import add_lora, is_adapter
 from leakaudit.models import ModelRecipe, Task, load_model, load_tokenizer, vocabulary_of
 from leakaudit.snapshot import Granted, MicroBatch, Provenance, Snapshot, StepRecipe, Truth
 
 MAX_LENGTH = 512
 """Longest sequence in tokens, unless the model takes fewer: what trainers of BERT-like encoders use."""
+
+MAX_CLASSES = 100_000
+"""Most classes of a classifier. Our choice: a head of so many classes has 0.3 GB at hidden size 768, and an audit holds several
+copies of it; a larger label is mostly an identifier that stands in the wrong field."""
 
 WARMUP_LEARNING_RATE = 1e-3
 """Of AdamW in `--lora-warmup`. Our choice: adapters are usually trained at 1e-4 to 1e-3."""
@@ -93,37 +99,36 @@ def read_examples(path: Path, task: Task) -> list[Example]:
     """Read a JSONL file with the field `text`, and for classification `label`.
 
     Raises:
-        DataError: the file is missing or empty, a line is no JSON object, or a field is missing; names the line, never its
-            content.
+        DataError: the file is missing or empty, a line is no JSON object, or a field is missing or of no use; names the line,
+            never its content.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; give a JSONL file with one object per line") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not readable as UTF-8 text ({type(error).__name__})") from None
-    examples = [_example(path, n, line, task) for n, line in enumerate(lines, start=1) if line.strip()]
+    examples = [_example(path, number, row, task) for number, row in numbered_objects(path)]
     if not examples:
         raise DataError(f"{path}: holds no rows")
     return examples
 
 
-def _example(path: Path, number: int, line: str, task: Task) -> Example:
-    try:
-        row: Any = json.loads(line)
-    except json.JSONDecodeError:
-        raise DataError(f"{path}:{number}: is no JSON object") from None
-    if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-        found = ", ".join(sorted(map(str, row))) if isinstance(row, dict) else type(row).__name__
-        raise DataError(f"{path}:{number}: looked for the field 'text' with a string, found {found or 'no fields'}")
+def _example(path: Path, number: int, row: Mapping[str, Any], task: Task) -> Example:
+    text = text_of(path, number, dict(row))
+    if task != "classification":
+        return Example(text, None)
     label = row.get("label")
-    if task == "classification" and (not isinstance(label, int) or isinstance(label, bool) or label < 0):
+    if problem := _label_problem(label):
+        raise DataError(f"{path}:{number}: classification needs the field 'label' with a {problem}")
+    return Example(text, label)
+
+
+def _label_problem(label: object) -> str:
+    """Return what is expected of a label and what was found instead; empty where it is a class."""
+    expected = f"class from 0 to {MAX_CLASSES - 1:,}"
+    if not isinstance(label, int) or isinstance(label, bool):
         kind = "nothing" if label is None else type(label).__name__
-        raise DataError(
-            f"{path}:{number}: classification needs the field 'label' with a class from 0 up, found {kind}; "
-            "use --task causal-lm for texts without classes"
-        )
-    return Example(row["text"], label if task == "classification" else None)
+        return f"{expected}, found {kind}; use --task causal-lm for texts without classes"
+    if label < 0:
+        return f"{expected}, found a negative number; leave out rows without a class"
+    if label >= MAX_CLASSES:
+        return f"{expected}, found a larger number; renumber the classes from 0 without gaps"
+    return ""
 
 
 def batches(examples: Sequence[Example], batch_size: int, steps: int, seed: int) -> list[list[Example]]:
@@ -170,6 +175,32 @@ def _below_the_adapters(model: nn.Module) -> frozenset[str]:
     )
 
 
+def source_digest(what: Any, model: nn.Module, tokenizer: str = "") -> str:
+    """Return the SHA-256 of all that simulated steps depend on, wherever the files lie.
+
+    Args:
+        what: a `Simulation` or `ArraySimulation`; the content of its data file counts, its path does not.
+        model: as it is before the first step.
+        tokenizer: facts about it.
+    """
+    options = {
+        field.name: repr(getattr(what, field.name)) for field in fields(what) if field.name not in ("model", "data")
+    }
+    digest = hashlib.sha256(json.dumps([options, tokenizer, _architecture(model)], default=str).encode())
+    digest.update(what.data.read_bytes())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _architecture(model: nn.Module) -> dict[str, Any]:
+    """Return a model's configuration without where it was loaded from."""
+    config: Any = getattr(model, "config", None)
+    found: dict[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
+    return {key: value for key, value in found.items() if key != "_name_or_path"}
+
+
 class Simulator:
     """Makes the snapshots of a simulation, one client step at a time."""
 
@@ -192,6 +223,8 @@ class Simulator:
         self._frozen = frozen | frozen_parameters(self.model, what.freeze)
         if not {name for name, _ in self.model.named_parameters()} - self._frozen:
             raise ConfigError("--freeze leaves no parameter to share, so there is no update to attack")
+        self.digest = source_digest(what, self.model, vocabulary_of(self.tokenizer, self.model).model_dump_json())
+        """SHA-256 of all that the steps depend on: options, data, weights and tokenizer; known to whoever has the data."""
         if what.lora_warmup:
             self._warm_up(examples)
         self._recipe = ModelRecipe.of(self.model)
@@ -213,8 +246,8 @@ class Simulator:
 
     def __iter__(self) -> Iterator[Snapshot]:
         """Yield one snapshot after another; weights stay as they are, so every step is a first step."""
-        for index, rows in enumerate(self.batches):
-            yield self._snapshot(index, rows)
+        for index in range(len(self)):
+            yield self.snapshot(index)
 
     def _batch(self, rows: Sequence[Example], turn: int) -> MicroBatch:
         """Return one micro-batch, in training mode with a random state of its own."""
@@ -240,8 +273,13 @@ class Simulator:
         self.model.zero_grad(set_to_none=True)
         self.model.eval()
 
-    def _snapshot(self, index: int, rows: Sequence[Example]) -> Snapshot:
-        what = self.what
+    def snapshot(self, index: int) -> Snapshot:
+        """Return one step, the same whenever it is asked for.
+
+        Args:
+            index: its number from 0.
+        """
+        what, rows = self.what, self.batches[index]
         training = what.mode == "train"
         sends: dict[str, Any] = {}
         if what.learning_rate is not None:

@@ -16,7 +16,7 @@ from torch import nn
 from leakaudit.classifiers import ArrayClassifier, NoText, array_batch, array_facts, array_recipe, load_auxiliary
 from leakaudit.client import ClientStep, with_random_state
 from leakaudit.errors import ConfigError, DataError
-from leakaudit.simulate import frozen_parameters
+from leakaudit.simulate import MAX_CLASSES, frozen_parameters, source_digest
 from leakaudit.snapshot import Provenance, Snapshot, StepRecipe, Truth
 
 
@@ -72,6 +72,13 @@ class ArraySimulator:
         if "inputs" not in inputs:
             raise DataError(f"the data holds {', '.join(sorted(inputs))}; a classifier of arrays takes `inputs`")
         self._inputs = inputs["inputs"].float()
+        if len(self._labels) == 0:
+            raise DataError("the data holds no examples")
+        if int(self._labels.max()) >= MAX_CLASSES:
+            raise DataError(
+                f"the data has a label above {MAX_CLASSES - 1:,}, the largest class that is taken; renumber the classes from 0 "
+                "without gaps"
+            )
         classes = what.num_labels or max(2, int(self._labels.max()) + 1)
         if int(self._labels.min()) < 0 or int(self._labels.max()) >= classes:
             raise DataError(
@@ -79,6 +86,8 @@ class ArraySimulator:
             )
         self.model = _classifier(what, classes)
         self._check_output()
+        self.digest = source_digest(what, self.model)
+        """SHA-256 of all that the steps depend on: options, data and weights; known to whoever has the data."""
         self._frozen = frozen_parameters(self.model, what.freeze)
         order = list(range(len(self._labels)))
         random.Random(what.seed).shuffle(order)
@@ -106,11 +115,16 @@ class ArraySimulator:
 
     def __iter__(self) -> Iterator[Snapshot]:
         """Yield one snapshot after another; weights stay as they are, so every step is a first step."""
-        for index, rows in enumerate(self._batches):
-            yield self._snapshot(index, rows)
+        for index in range(len(self)):
+            yield self.snapshot(index)
 
-    def _snapshot(self, index: int, rows: list[int]) -> Snapshot:
-        what, training = self.what, self.what.mode == "train"
+    def snapshot(self, index: int) -> Snapshot:
+        """Return one step, the same whenever it is asked for.
+
+        Args:
+            index: its number from 0.
+        """
+        what, training, rows = self.what, self.what.mode == "train", self._batches[index]
         made = []
         for turn in range(what.local_steps):
             part = torch.tensor(rows[turn * what.batch_size : (turn + 1) * what.batch_size])

@@ -24,8 +24,15 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
-from leakaudit.errors import NonFiniteUpdateError, SnapshotDamagedError, SnapshotError, SnapshotVersionError
+from leakaudit.errors import (
+    ConfigError,
+    NonFiniteUpdateError,
+    SnapshotDamagedError,
+    SnapshotError,
+    SnapshotVersionError,
+)
 from leakaudit.models import ModelRecipe, Vocabulary, build_model
+from leakaudit.registry import defenses
 from leakaudit.snapshot_content import MAX_MANIFEST_BYTES, check_manifest, check_size, check_truth, check_update
 from leakaudit.snapshot_files import digest_of, read_tensors, stored_name, write_tensors, write_text
 from leakaudit.strict_json import parse_json, read_bounded
@@ -41,18 +48,22 @@ class _Facts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-DP_SGD = "dp-sgd"
-"""Name under which clipping per example with noise is declared: `noise_multiplier`, `max_grad_norm`, `expected_batch_size`."""
-
-NOISES = ("gaussian-noise", "laplace-noise", "relative-noise", DP_SGD)
-"""Defences that are in an update only if it does not come out the same when it is computed again."""
-
-
 class DeclaredDefense(_Facts):
     """A defence that the protocol declares, so that an adversary knows it (architecture, honesty rule 5)."""
 
     name: str
     parameters: dict[str, float | int | str | bool] = {}
+
+    def known(self) -> Any:
+        """Return the registered `leakaudit.defenses.protocol.Defense` with these knobs; None where there is none that has them.
+
+        A protocol outside this project may declare what no plugin implements. Whoever asks then knows nothing about the update:
+        any part of it may be noise, and any of its zeros may have been put there.
+        """
+        try:
+            return defenses.create(self.name, self.parameters)
+        except ConfigError:
+            return None
 
 
 class DeclaredServer(_Facts):
@@ -119,9 +130,9 @@ class PublicFacts(_Facts):
         return next((d for d in self.defenses if d.name == name), None)
 
     @property
-    def noise(self) -> str:
-        """The declared noise, by name; empty for none."""
-        return next((name for name in NOISES if self.declared(name)), "")
+    def known_defenses(self) -> tuple[Any, ...]:
+        """The declared defences as plugins, in the order in which they are applied; None for one that is not registered."""
+        return tuple(declared.known() for declared in self.defenses)
 
     @property
     def noise_sigma(self) -> float:
@@ -145,19 +156,58 @@ class Observation:
 
     @property
     def noise_sigma(self) -> float:
-        """Standard deviation of the declared additive noise on every entry, in the update's units; 0 without noise."""
-        return self.facts.noise_sigma
+        """Standard deviation of the declared additive noise on every entry, in the update's units; 0 without noise.
+
+        The declared defences know it. Under a declared defence that is not registered it is the root mean square of the whole
+        update, which no noise on it can exceed.
+        """
+        sigma = 0.0
+        for defense in self.facts.known_defenses:
+            sigma = _root_mean_square(self.update) if defense is None else defense.noise(self.update, sigma)
+        return float(sigma)
+
+    @property
+    def zeroed(self) -> bool:
+        """Whether a declared defence may have set entries to zero, so that a zero says nothing about the gradient there.
+
+        True under a declared defence that is not registered.
+        """
+        return any(defense is None or defense.zeroed for defense in self.facts.known_defenses)
+
+    @property
+    def resized(self) -> bool:
+        """Whether a declared defence changed the length of the update by an unknown factor: signs, clipping of each example.
+
+        True under a declared defence that is not registered.
+        """
+        return any(defense is None or defense.resized for defense in self.facts.known_defenses)
+
+    @property
+    def clipping_bound(self) -> float | None:
+        """Smallest norm to which the protocol clips the update or the gradient of each example; None where it clips neither."""
+        bounds = [self.facts.max_grad_norm, *(d.clipping_bound for d in self.facts.known_defenses if d is not None)]
+        return min((bound for bound in bounds if bound is not None), default=None)
 
     def under(self, defense: DeclaredDefense, update: Mapping[str, Tensor]) -> Observation:
         """Return this observation with another update, as a declared defence leaves it."""
+        facts = self.facts.model_copy(update={"defenses": (*self.facts.defenses, defense)})
+        return replace(self, facts=facts)._sending(update)
+
+    def declaring(self, defenses: tuple[DeclaredDefense, ...]) -> Observation:
+        """Return this observation with these declared defences.
+
+        Parameters that one of them withholds are frozen, where a recorder saw zeros; what was sent is seen, whatever is declared.
+        """
+        seen = replace(self, facts=self.facts.model_copy(update={"defenses": defenses}))
+        known = [defense for defense in seen.facts.known_defenses if defense is not None]
+        gone = frozenset().union(*(defense.withheld(self.model) for defense in known))
+        return seen._sending({name: g for name, g in self.update.items() if name not in gone or bool(g.any())})
+
+    def _sending(self, update: Mapping[str, Tensor]) -> Observation:
+        """Return this observation with another update; parameters that have none in it are frozen."""
         gone = [name for name in self.facts.shared if name not in update]
-        facts = self.facts.model_copy(
-            update={
-                "defenses": (*self.facts.defenses, defense),
-                "shared": tuple(name for name in self.facts.shared if name in update),
-                "frozen": (*self.facts.frozen, *gone),
-            }
-        )
+        shared = tuple(name for name in self.facts.shared if name in update)
+        facts = self.facts.model_copy(update={"shared": shared, "frozen": (*self.facts.frozen, *gone)})
         return replace(self, update=update, facts=facts)
 
     def granting(self, granted: Granted) -> Observation:
@@ -317,6 +367,11 @@ class Snapshot:
     recipe: StepRecipe
     model_recipe: ModelRecipe
     provenance: Provenance
+
+
+def _root_mean_square(update: Mapping[str, Tensor]) -> float:
+    squares = sum(float(tensor.double().square().sum()) for tensor in update.values())
+    return math.sqrt(squares / max(1, sum(tensor.numel() for tensor in update.values())))
 
 
 def check_finite(update: Mapping[str, Tensor]) -> None:

@@ -522,6 +522,23 @@ def _is_locked(path: Path) -> bool | None:
     return False
 
 
+def is_held(folder: Path) -> bool:
+    """Return whether an audit from the command line is at work in a folder: it holds the folder's own lock."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _replace(source: Path, target: Path) -> None:
     """Rename a folder over what may be there; nothing happens if somebody removed it meanwhile."""
     if target != source:
@@ -566,14 +583,14 @@ def settle(wanted: Path, config: AuditConfig, tokenizer: Any, command: str = "")
         SpoolError: `wanted` is a link, or cannot be written.
         ConfigError: the keys that snapshots are to be encrypted to cannot be used.
     """
-    with _turn(wanted.parent):
+    with turn(wanted.parent):
         place = make_room(wanted)
         settled = config.model_copy(update={"out_dir": place.folder})
         return Spool.create(place.folder / "spool", settled, tokenizer, command), place
 
 
 @contextmanager
-def _turn(folder: Path) -> Iterator[None]:
+def turn(folder: Path) -> Iterator[None]:
     """Be the only one who looks for a place in `folder`, as far as its file system has locks; needs no file of its own."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -611,7 +628,7 @@ def make_room(wanted: Path) -> Place:
     if not _holds_audit(wanted):
         return Place(wanted)
     spool = Spool(wanted / "spool")
-    if spool.under_way():
+    if spool.under_way() or is_held(wanted):
         return _beside(wanted, "the audit there is still under way")
     aside, number = wanted, 0
     while aside.exists() or aside.is_symlink():

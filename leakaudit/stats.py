@@ -20,8 +20,14 @@ if TYPE_CHECKING:
 MIN_STEPS_FOR_BOOTSTRAP = 30
 """Below this a bootstrap interval is too short to be believed. Our choice, as in garak and in most textbooks."""
 
+MIN_STEPS_FOR_SIGN_TEST = 5
+"""Steps in which a defence made a difference. With fewer, even the smallest possible p-value (1/16 for four) is above 5 %."""
+
 _MOST_STEPS = 10_000_000
 """Where the search for "how many steps would decide" gives up."""
+
+_DIGITS = 12
+"""Digits of a bound. 1 - 0.95 is above 0.05 by rounding alone, and a bound above its limit by rounding alone is not above it."""
 
 _RESAMPLES = 9_999
 """Bootstrap resamples; scipy's own default."""
@@ -64,7 +70,7 @@ def upper_bound(k: int, n: int, confidence: float = 0.95) -> float:
         return 1.0
     from scipy.special import betaincinv
 
-    return float(betaincinv(k + 1, n - k, confidence))
+    return round(float(betaincinv(k + 1, n - k, confidence)), _DIGITS)
 
 
 def lower_bound(k: int, n: int, confidence: float = 0.95) -> float:
@@ -80,7 +86,7 @@ def lower_bound(k: int, n: int, confidence: float = 0.95) -> float:
         return 0.0
     from scipy.special import betaincinv
 
-    return float(betaincinv(k, n - k + 1, 1.0 - confidence))
+    return round(float(betaincinv(k, n - k + 1, 1.0 - confidence)), _DIGITS)
 
 
 def steps_needed(k: int, max_rate: float, confidence: float = 0.95) -> int | None:
@@ -224,6 +230,9 @@ def percentile(values: Sequence[float], quantile: float = 0.95) -> float:
 
 def sign_test(stopped: int, opened: int) -> float:
     """Return the exact one-sided p-value that a defence stops leaks, from the steps in which it made a difference.
+
+    Only finished steps may be counted. A step in which the search ran out of time under the defence was not stopped by it, so
+    counting it tests the clock instead of the defence; below `MIN_STEPS_FOR_SIGN_TEST` the number should not be shown.
 
     Under "no effect" a step that leaks one way only is as likely to be one kind as the other, so the count is
     Binomial(stopped + opened, 1/2). Source: McNemar 1947 in its exact form.

@@ -19,14 +19,14 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails, to_json
+from pydantic_core import ErrorDetails, PydanticCustomError, to_json
 
 from leakaudit.errors import ConfigError
 
@@ -49,7 +49,16 @@ _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "o
 _NOTHING = {"", "~", "null", "Null", "NULL"}
 
 
-def read_yaml(path: Path, model: type[Model]) -> Model:
+Check = Callable[[Model], Iterable[tuple[_Path, str]]]
+"""Looks for problems that the model cannot know of; yields the place and the message of each."""
+
+
+def problem_at(path: _Path, message: str) -> PydanticCustomError:
+    """Return what a model's validator raises to name a place within the model, whose line then stands in the message."""
+    return PydanticCustomError("problem_at", "{message}", {"path": path, "message": message})
+
+
+def read_yaml(path: Path, model: type[Model], check: Check[Model] | None = None) -> Model:
     """Read the YAML file at `path` as a `model`.
 
     The model and the models within it should forbid extra keys: that is what finds a misspelt one.
@@ -57,6 +66,7 @@ def read_yaml(path: Path, model: type[Model]) -> Model:
     Args:
         path: a file of at most `MAX_BYTES`, UTF-8.
         model: what it must hold. Types are strict: text is never taken for a number.
+        check: what else must hold of it.
 
     Returns:
         The validated model.
@@ -64,17 +74,22 @@ def read_yaml(path: Path, model: type[Model]) -> Model:
     Raises:
         ConfigError: with one line a problem, each `file:line: what is wrong and what to write instead`.
     """
-    return parse_yaml(_read_text(path), model, source=str(path))
+    return parse_yaml(_read_text(path), model, str(path), check)
 
 
-def parse_yaml(text: str, model: type[Model], source: str) -> Model:
+def parse_yaml(text: str, model: type[Model], source: str, check: Check[Model] | None = None) -> Model:
     """Read `text` as a `model`; `source` is the name used in messages. See `read_yaml`."""
     document = _Document(source)
     node = _compose(text, source)
     data = document.build(node, (), 0) if node is not None else None
     if data is None and not document.problems:
         raise ConfigError(f"{source}: is empty; expected keys: {', '.join(_keys(model))}")
-    return _validate(data, model, document)
+    valid = _validate(data, model, document)
+    for path, message in check(valid) if check else ():
+        document.problem(path, message)
+    if document.problems:
+        raise document.fail()
+    return valid
 
 
 def validate_mapping(data: Mapping[str, Any], model: type[Model], source: str) -> Model:
@@ -270,7 +285,9 @@ def _deepest(errors: list[ErrorDetails], data: Any) -> Iterator[tuple[_Path, Err
     paths = {path for path, _ in found}
     seen: set[_Path] = set()
     for path, error in found:
-        outdone = len(error["loc"]) > len(path) and any(p != path and p[: len(path)] == path for p in paths)
+        deeper = any(p != path and p[: len(path)] == path for p in paths)
+        # a list whose items are wrong is "too short" as well, because pydantic counts the right ones
+        outdone = deeper and (len(error["loc"]) > len(path) or error["type"] == "too_short")
         if path not in seen and not outdone:
             seen.add(path)
             yield path, error
@@ -278,6 +295,8 @@ def _deepest(errors: list[ErrorDetails], data: Any) -> Iterator[tuple[_Path, Err
 
 def _resolve(error: ErrorDetails, data: Any) -> _Path:
     """Follow pydantic's location through the data, leaving out its names for the alternatives of a union."""
+    if error["type"] == "problem_at":
+        return tuple(error["ctx"]["path"])
     path: list[str | int] = []
     here = data
     for part in error["loc"]:
@@ -303,6 +322,10 @@ def _message(path: _Path, error: ErrorDetails, data: Any, model: type[BaseModel]
         return f"{_named(path)}expected text, but YAML reads {word or 'nothing'} as {_kind(error['input'])}; " + (
             f'write "{word}" in quotes' if word else "write a word"
         )
+    if kind in ("literal_error", "enum") and isinstance(error["input"], str):
+        known = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
+        near = difflib.get_close_matches(error["input"], known, n=1)
+        return f"{_named(path)}{_plain_words(error)}" + (f"; did you mean {near[0]!r}?" if near else "")
     if kind.endswith("_type") and not isinstance(error["input"], Mapping | list):
         found = f", found {_short(error['input'])}" if error["input"] is not None else ", found nothing"
         return f"{_named(path)}{_plain_words(error)}{found}"

@@ -11,22 +11,28 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from markupsafe import Markup, escape
 
 INK, MUTED, HAIRLINE = "#23211e", "#5e5a52", "#dcd7cb"
-LEAK, CLEAN, LATE, CRASH, BAND = "#a11d1d", "#17603c", "#7d4a00", "#54308a", "#b9b2a3"
+LEAK, WORDS, LABELS = "#a11d1d", "#ad4324", "#8c5a3c"
+"""A sentence, words, labels: from the worst on."""
+CLEAN, LATE, CRASH, BAND = "#17603c", "#7d4a00", "#54308a", "#b9b2a3"
 """The style sheet knows these values: change them in both places (a test compares)."""
 
-COLOURS = (INK, MUTED, HAIRLINE, LEAK, CLEAN, LATE, CRASH, BAND)
+COLOURS = (INK, MUTED, HAIRLINE, LEAK, WORDS, LABELS, CLEAN, LATE, CRASH, BAND)
 
 STATES: dict[str, tuple[str, str, bool]] = {
-    "leak": ("square", LEAK, True),
-    "no leak seen": ("circle", CLEAN, False),
-    "budget exhausted": ("triangle-up", LATE, False),
+    "sentence leaked": ("square", LEAK, True),
+    "words leaked": ("diamond", WORDS, True),
+    "labels leaked": ("triangle-down", LABELS, True),
+    "in reach, not found": ("diamond", LATE, False),
+    "out of time": ("triangle-up", LATE, False),
+    "no leak event": ("circle", CLEAN, False),
     "error": ("cross", CRASH, True),
     "not applicable": ("M-1,-0.18H1V0.18H-1Z", MUTED, True),
+    "unverifiable": ("M-0.18,-1H0.18V1H-0.18Z", MUTED, True),
     "not run": ("M-0.5,-0.5L0.5,0.5M0.5,-0.5L-0.5,0.5", MUTED, False),
 }
 """Cell state -> shape, colour, whether the shape is filled."""
@@ -58,7 +64,8 @@ class RateBar:
     lower: float | None
     upper: float | None
     note: str
-    leaks: bool
+    found: Literal["leak", "clean", "open"]
+    """Whether it leaked, did not leak in steps that were all searched to the end, or nobody can tell."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +161,14 @@ def step_chart(marks: Sequence[StepMark], shares: Sequence[tuple[int, float | No
     return _draw({"vconcat": [above, below], "spacing": 8}, title)
 
 
+_DOTS: dict[str, dict[str, Any]] = {
+    "leak": {"shape": "square", "color": LEAK},
+    "clean": {"shape": "circle", "color": CLEAN},
+    "open": {"shape": "circle", "filled": False, "stroke": LATE, "strokeWidth": 1.6, "fill": "transparent"},
+}
+"""A rate that is open is drawn hollow: more time might move it."""
+
+
 def rate_chart(bars: Sequence[RateBar], limit: float | None, limit_name: str, title: str) -> Markup:
     """Draw rates with their bounds, one a row, against a limit."""
     rows = [
@@ -163,7 +178,7 @@ def rate_chart(bars: Sequence[RateBar], limit: float | None, limit_name: str, ti
             "lower": bar.rate if bar.lower is None else bar.lower,
             "upper": bar.rate if bar.upper is None else bar.upper,
             "note": bar.note,
-            "leaks": bar.leaks,
+            "found": bar.found,
         }
         for bar in bars
     ]
@@ -187,16 +202,14 @@ def rate_chart(bars: Sequence[RateBar], limit: float | None, limit_name: str, ti
             "mark": {"type": "bar", "height": 10, "color": BAND, "cornerRadius": 5},
             "encoding": {"x": x | {"field": "lower"}, "x2": {"field": "upper"}, "y": y},
         },
-        {
-            "transform": [{"filter": "datum.leaks"}],
-            "mark": dot | {"shape": "square", "color": LEAK},
-            "encoding": {"x": x, "y": y},
-        },
-        {
-            "transform": [{"filter": "!datum.leaks"}],
-            "mark": dot | {"shape": "circle", "color": CLEAN},
-            "encoding": {"x": x, "y": y},
-        },
+        *(
+            {
+                "transform": [{"filter": f"datum.found === {json.dumps(found)}"}],
+                "mark": dot | looks,
+                "encoding": {"x": x, "y": y},
+            }
+            for found, looks in _DOTS.items()
+        ),
         {
             "mark": {"type": "text", "color": INK, "fontSize": 12} | aside,
             "encoding": {"y": y, "text": {"field": "note"}} | ({"y": {"value": -7}} if one else {}),

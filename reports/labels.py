@@ -1,12 +1,13 @@
 """The report's part on labels: how many of each class were recovered, how surely, and when in the run.
 
 Shapes data for `templates/labels.html.j2`. What may be shown was decided by redaction: class counts come only from `LabelView`s, whose
-names are letters unless the mode is full; everything else is rates.
+counts are there in mode full only; everything else is rates. A step that cannot be verified counts where its labels came back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from statistics import fmean
 from typing import Any
 
@@ -25,9 +26,9 @@ MOST_STEPS = 24
 """Steps whose counts are shown in full."""
 
 LEADS = {
-    TextMode.HASH: "Class counts are not shown in this mode.",
-    TextMode.MASKED: "Classes are named by how often they occur; their real names are private.",
-    TextMode.FULL: "",
+    TextMode.HASH: "How many examples each class had is private; a report in text mode full shows it.",
+    TextMode.MASKED: "How many examples each class had is private; a report in text mode full shows it.",
+    TextMode.FULL: "Below stands how many examples of each class the batch held, and how many were recovered.",
 }
 
 READINGS = (("label_accuracy", "labels right"), ("label_classes", "by class"), ("label_excess", "above chance"))
@@ -37,38 +38,46 @@ READINGS = (("label_accuracy", "labels right"), ("label_classes", "by class"), (
 def label_section(redacted: RedactedResult) -> dict[str, Any]:
     """Return what the template needs; `labels` is empty where no attack guessed labels."""
     steps = {step.id: step.step for step in redacted.results.steps}
+    bounding = {step.id for step in redacted.results.steps if step.verification.status.bounds}
     attempts = [
         a
         for a in redacted.results.attempts
-        if a.defense == OBSERVED and isinstance(a.scores.get("label_accuracy"), Score)
+        if a.defense == OBSERVED
+        and isinstance(a.scores.get("label_accuracy"), Score)
+        and (a.step in bounding or "label_counts" in a.events)
     ]
+    verified = [a for a in attempts if a.step in bounding]
     views = [view for view in redacted.labels if view.defense == OBSERVED]
     tables = _tables(views, steps)
     hidden = len(tables) - len(tables[:MOST_STEPS])
     return {
-        "labels": _rates(attempts),
+        "labels": _rates(attempts, bounding),
         "labels_head": [heading for _, heading in READINGS],
-        "labels_lead": f"How many examples of each class the batch held, true and recovered. {LEADS[redacted.mode]}",
-        "labels_chart": _chart(attempts, steps),
-        "labels_by_step": _by_step(attempts, steps)[:200],
-        "labels_attacks": list(dict.fromkeys(a.attack for a in attempts)),
+        "labels_lead": f"How well attacks read how many examples of each class the batch held. {LEADS[redacted.mode]}",
+        "labels_chart": _chart(verified, steps),
+        "labels_by_step": _by_step(verified, steps)[:200],
+        "labels_attacks": list(dict.fromkeys(a.attack for a in verified)),
         "labels_counts": tables[:MOST_STEPS],
         "labels_more": f"{hidden} more steps are in the private journal." if hidden else "",
     }
 
 
-def _rates(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
-    """Return one row an attack: exact count vectors with their bounds, and means with theirs where there are steps enough."""
+def _rates(attempts: Sequence[Attempt], bounding: AbstractSet[str]) -> list[dict[str, Any]]:
+    """Return one row an attack: exact count vectors with their bounds, and means with theirs where there are steps enough.
+
+    Rates and means are over the verified steps: those of the others that leaked were chosen by their leak, so they are named apart.
+    """
     rows = []
     for attack in dict.fromkeys(a.attack for a in attempts):
-        mine = [a for a in attempts if a.attack == attack]
+        mine = [a for a in attempts if a.attack == attack and a.step in bounding]
+        others = sum(a.attack == attack and a.step not in bounding for a in attempts)
         exact = sum("label_counts" in a.events for a in mine)
         low, high = stats.lower_bound(exact, len(mine)), stats.upper_bound(exact, len(mine))
         rows.append(
             {
                 "attack": attack,
                 "granted": ", ".join(sorted({name for a in mine for name in a.granted})) or "nothing",
-                "exact": f"{exact} of {len(mine)}",
+                "exact": f"{exact} of {len(mine)}" + (f" and {others} unverifiable" if others else ""),
                 "bounds": f"{percent(low)} to {percent(high)}",
                 "means": [_mean([a.scores.get(name) for a in mine]) for name, _ in READINGS],
             }

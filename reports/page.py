@@ -12,12 +12,14 @@ import os
 import stat
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, Literal
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -26,7 +28,7 @@ from leakaudit import stats
 from leakaudit.errors import RedactionError
 from leakaudit.gate import (
     Alternative,
-    Figures,
+    EvidencePolicy,
     Policy,
     RuleVerdict,
     Status,
@@ -36,17 +38,20 @@ from leakaudit.gate import (
     number,
     percent,
 )
+from leakaudit.recovery import Severity, amount, is_silent, join, severity
 from leakaudit.reports.charts import STATES, RateBar, StepMark, rate_chart, step_chart
+from leakaudit.reports.comparison import compare, outcomes
 from leakaudit.reports.labels import label_section
-from leakaudit.reports.redaction import Recovered, RedactedResult, Run, SequenceView, redact
+from leakaudit.reports.redaction import Recovered, RedactedResult, SequenceView, redact
 from leakaudit.scores import (
+    LENGTHS,
     Attempt,
     AttemptStatus,
     Missing,
     Results,
     Score,
+    StepRecord,
     TextMode,
-    TokenMatch,
     Verification,
     VerificationStatus,
     load_journal,
@@ -57,7 +62,7 @@ from leakaudit.scores import (
 
 BANNERS = {
     TextMode.HASH: "HASHES ONLY: keyed hashes and numbers, no training text",
-    TextMode.MASKED: "MASKED: no training text in this file; token counts and matches are real",
+    TextMode.MASKED: "MASKED: no training text in this file; which parts of a text came back is real",
     TextMode.FULL: "CONTAINS REAL TRAINING TEXT: do not share",
 }
 MEANINGS = {
@@ -68,29 +73,44 @@ MEANINGS = {
 }
 _OBSERVED = "none"
 _FINISHED = (AttemptStatus.RAN, AttemptStatus.BUDGET_EXHAUSTED)
+_SEARCHED = ("no leak event", "out of time", "in reach, not found")
+"""States of attacks that ran and found nothing that counts."""
 _SHARES = (("rougeL", "ROUGE-L"), ("token_recall", "token recall"), ("label_accuracy", "label accuracy"))
 _EVENTS = {
     "exact_sentence": "a sentence",
     "exact_sequence": "a whole text",
     "all_words": "every word",
+    "most_words": "most words of a text",
+    "in_reach": "a text in reach",
     "label_counts": "the label counts",
 }
-_FATES = {"search gave up": "in reach, the search gave up", "out of reach": "out of reach"}
+_FATES = {"search gave up": "in reach, but the search gave up", "out of reach": "not by these attacks"}
+_LEAKS = {
+    Severity.SENTENCE: "sentence leaked",
+    Severity.WORDS: "words leaked",
+    Severity.LABELS: "labels leaked",
+}
+_MOST_CENSORED = EvidencePolicy().max_censored
+"""Share of the attempts that may run out of time before a cell counts as not finished: the policy's own default."""
 _MOST_ROWS = 200
 
 GLOSSARY = (
     ("Client step", "One optimizer step of one client: the batch and the update that was sent for it. The unit of all rates."),
-    ("Leak", "Something fixed before the audit came back: a sentence word for word, a whole text, or the exact label counts."),
+    ("Leak", "Something fixed before the audit came back. From the least to the worst: the exact label counts, every word of the batch or most words of a text, a whole text word for word."),
+    ("No leak event", "None of these came back, and no search was cut off. The numbers beside it say how much did come back."),
     ("Bounds", "The lowest and highest leak rate that the counts are compatible with: one-sided Clopper-Pearson."),
-    ("Budget exhausted", "The attack ran out of its time. Counted as no leak, and marked, because more time might have found one."),
+    ("Out of time", "The attack was stopped at its time limit. More time might find more, so such a step says nothing of what a defence stops."),
     ("Not applicable", "The attack says that it cannot work here, and why. It is no evidence that nothing leaks."),
+    ("Unverifiable", "A step that cannot be computed again, so nobody knows whether its update comes from the kept batch. What comes back from it is proof of a leak; where nothing comes back, it is no evidence."),
     ("Positive control", "An undefended step with known text that must be recovered. If it is not, the audit is blind."),
     ("Negative control", "An update of another batch. If the text is \"recovered\" from that, the scores are wrong."),
     ("ROUGE-1, -2, -L", "Overlap of recovered and true text in words, in pairs of words, and in the longest common order; 1 is all."),
+    ("Token recall", "Share of the true tokens that were recovered, in whatever order."),
+    ("Token precision", "Share of the recovered tokens that are right. A guess of every word has full recall and no precision."),
     ("In reach", "Tokens that were among an attack's candidates; sequences that would have passed its own test, had it tried them."),
     ("Search gave up", "The text was in reach, and the attack did not find it. More time or a better search might: no protection."),
-    ("Out of reach", "The attack could not have found the text, however long it searched. Another attack may."),
-    ("Token recall", "Share of the true tokens that were recovered, in whatever order."),
+    ("Not by these attacks", "The attacks that were run could not have found the text, however long they searched. Another attack may."),
+    ("Lengths", LENGTHS),
     ("embedding-rows", "Reads which words were in the batch from which rows of the embedding received a gradient."),
     ("span", "Tests which sentences lie in the space that a layer's gradient spans. Where it applies it is exact."),
     ("tag", "Searches for inputs whose gradient looks like the observed one."),
@@ -124,7 +144,7 @@ def write_report(
     """Render the run in `run_dir` and write the report, readable by its owner only.
 
     Args:
-        run_dir: folder with `results.json` and, for modes masked and full, `journal.jsonl`.
+        run_dir: folder with `results.json` and, for mode full, `journal.jsonl`.
         mode: how much text to show; the policy's choice if None.
         now: the time of judgement, with time zone; used only if no verdict is given.
         policy: the rules; the built-in policy if None.
@@ -149,7 +169,7 @@ def write_report(
         verdict = evaluate(results, policy, now=now, results_sha256=digest)
     redacted = redact(
         results,
-        load_journal(run_dir / "journal.jsonl"),
+        load_journal(run_dir / "journal.jsonl") if mode is TextMode.FULL else [],
         verdict,
         mode,
         allow_full=allow_full or policy.report.allow_full,
@@ -195,14 +215,30 @@ def _finalize(value: Any) -> Any:
     return value if isinstance(value, Markup) or not isinstance(value, str) else visible(value)
 
 
-def in_words(runs: Sequence[Run]) -> str:
-    """Say what a row of blocks shows, for a reader who hears it."""
-    counts = {match: sum(run.tokens for run in runs if run.match is match) for match in TokenMatch}
-    total = sum(counts.values())
+def strip_in_words(strip: str) -> str:
+    """Say what a strip shows, for a reader who hears it."""
+    whole, none = sum(cell in "4d" for cell in strip), strip.count("0")
+    order = sum(cell in "1234" for cell in strip)
     return (
-        f"{_count(total, 'token')}, {counts[TokenMatch.BIGRAM]} right beside a right neighbour, "
-        f"{counts[TokenMatch.UNIGRAM]} right alone, {counts[TokenMatch.WRONG]} not"
+        f"of {len(strip)} equal parts of the text {whole} came back, {len(strip) - whole - none} in part, {none} not; "
+        f"{order} of them in order"
     )
+
+
+_BARS = "▁▂▄▆█"
+
+
+def strip_runs(strip: str) -> list[tuple[str, str]]:
+    """Return a strip as (kind, bars): `b` came back in order, `u` without order, `.` did not come back."""
+    return [(kind, "".join(map(_bar, cells))) for kind, cells in groupby(strip, key=_kind)]
+
+
+def _kind(cell: str) -> str:
+    return "." if cell == "0" else "b" if cell.isdigit() else "u"
+
+
+def _bar(cell: str) -> str:
+    return _BARS[int(cell) if cell.isdigit() else " abcd".index(cell)]
 
 
 @cache
@@ -215,7 +251,7 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"plain": plain, "in_words": in_words}
+    environment.filters |= {"plain": plain, "strip_in_words": strip_in_words, "strip_runs": strip_runs}
     return environment
 
 
@@ -267,6 +303,8 @@ def _page(redacted: RedactedResult) -> dict[str, Any]:
     page |= _matrix_section(results) | _defense_section(results, verdict) | _confidence_section(results, verdict)
     page |= _coverage_section(results, verdict) | _cost_section(results) | _provenance_section(redacted)
     page["glossary"] = GLOSSARY
+    page["sources"] = "results.json and the private journal" if page["full"] else "results.json alone"
+    page["lengths"] = LENGTHS
     page["contents"] = [
         ("rules", "Rules"),
         ("risk", "Top risk"),
@@ -303,14 +341,14 @@ def _headline(verdict: Verdict) -> Markup | None:
     limiting = next(companions, None) if rule.kind == "max_count" else rule
     limit = limiting.threshold if limiting is not None else None
     if rule.k is None:
-        rate, leaks = rule.observed, rule.observed > rule.threshold
+        rate, leaks, late = rule.observed, rule.observed > rule.threshold, False
         note = f"{rule.subject} {number(rule.observed, rule.threshold)}"
     else:
-        rate, leaks = rule.k / rule.n, rule.k > 0
+        rate, leaks, late = rule.k / rule.n, rule.k > 0, rule.censored > 0
         note = f"{rule.k} of {rule.n} steps"
     note += f", {percent(rule.confidence)} bounds {_bounds(rule)}" if rule.upper is not None else ""
     text = "" if limiting is None else f"{limiting.id} allows {percent(limiting.threshold)}"
-    bar = RateBar("", rate, rule.lower, rule.upper, plain(note), leaks)
+    bar = RateBar("", rate, rule.lower, rule.upper, plain(note), "leak" if leaks else "open" if late else "clean")
     return rate_chart([bar], limit, text, plain(f"{note}; {text}" if text else note))
 
 
@@ -321,7 +359,8 @@ def _facts(results: Results, verdict: Verdict) -> list[Fact]:
     counts = [(sum(rule.status is status for rule in deciding), word) for status, word in words.items()]
     total = results.coverage.total_steps
     of = f"of {total} in the run" if total else ""
-    unverified = f"{verdict.unverified_steps} left out, unverified" if verdict.unverified_steps else ""
+    unverified = [f"{verdict.unverified_steps} left out, from another batch"] if verdict.unverified_steps else []
+    unverified += [f"{verdict.unverifiable_steps} unverifiable"] if verdict.unverifiable_steps else []
     age = _age(verdict.evidence_age_s) + " old" if verdict.evidence_age_s is not None else "of unknown age"
     controls = ", ".join(f"{c.name} {c.k}/{c.n}" for c in verdict.controls) or "not judged"
     trouble = ", ".join(f"{c.name} {c.state}" for c in verdict.controls if c.state != "ok")
@@ -331,7 +370,7 @@ def _facts(results: Results, verdict: Verdict) -> list[Fact]:
             ", ".join(f"{n} {word}" for n, word in counts if n) or "none judged",
             f"and {_count(warned, 'warning')}" if warned else "",
         ),
-        Fact("Client steps audited", str(len(results.steps)), "; ".join(x for x in (of, unverified) if x)),
+        Fact("Client steps audited", str(len(results.steps)), "; ".join(x for x in (of, *unverified) if x)),
         Fact("Controls", controls, trouble or ("both as they should be" if verdict.controls else "")),
         Fact("Evidence", age, f"valid until {_date(verdict.valid_until)}" if verdict.valid_until else ""),
         Fact("Policy", verdict.policy, _short(verdict.policy_digest)),
@@ -351,6 +390,8 @@ class RuleRow:
     seen: str
     bounds: str
     limit: str
+    word: str
+    """The status, or WARN for a rule at level warn that does not hold."""
     evidence: str
     """Anchor of what speaks most against the rule, or nothing."""
 
@@ -363,7 +404,9 @@ def _rule_row(rule: RuleVerdict, anchors: dict[tuple[str, str], str]) -> RuleRow
     else:
         seen = number(rule.observed, rule.threshold) if rule.observed is not None else "no evidence"
         limit = number(rule.threshold)
-    return RuleRow(rule, seen, _bounds(rule), limit, _evidence(rule, anchors))
+    warns = rule.level == "warn" and rule.status is Status.FAIL
+    word = "WARN" if warns else rule.status.value
+    return RuleRow(rule, seen, _bounds(rule), limit, word, _evidence(rule, anchors))
 
 
 def _evidence(rule: RuleVerdict, anchors: dict[tuple[str, str], str]) -> str:
@@ -453,27 +496,34 @@ def _utility(results: Results, defense: str) -> str:
 
 
 def _step_section(results: Results) -> dict[str, Any]:
-    shipped = [a for a in results.attempts if a.defense == _OBSERVED]
-    usable = [s for s in results.steps if s.verification.status is not VerificationStatus.MISMATCH]
+    usable = [s for s in results.steps if s.verification.status.attacked]
     attacks = attack_names(results)
-    metric, name = next(
-        ((key, word) for key, word in _SHARES if any(isinstance(a.scores.get(key), Score) for a in shipped)), _SHARES[0]
-    )
     by_step: dict[str, list[Attempt]] = {step.id: [] for step in usable}
-    for attempt in shipped:
-        by_step[attempt.step].append(attempt)
+    for attempt in results.attempts:
+        if attempt.defense == _OBSERVED:
+            by_step[attempt.step].append(attempt)
+    silent = {step.id for step in usable if is_silent(step, by_step[step.id])}
+    measure, name = (
+        (_text_share, "share of the text")
+        if any(_text_share(a) is not None for a in results.attempts)
+        else (
+            _label_share,
+            "share of the labels",
+        )
+    )
     marks, shares, table = [], [], []
     for step in usable:
         attempts = by_step[step.id]
-        found = [score.value for a in attempts if isinstance(score := a.scores.get(metric), Score)]
-        share = max(found) if found else None
+        found = [share for a in attempts if (share := measure(a)) is not None]
+        share = max(found) if found and step.id not in silent else None
         states = [_state([a for a in attempts if a.attack == attack]) for attack in attacks]
+        if step.id in silent:
+            states = ["unverifiable" if state in _SEARCHED else state for state in states]
         marks += [StepMark(step.step, plain(attack), state) for attack, state in zip(attacks, states, strict=True)]
         shares.append((step.step, share))
-        shown = "no number" if share is None else number(share)
+        shown = "no number" if share is None else percent(share)
         table.append({"step": step.step, "phase": step.phase, "share": shown, "states": states})
-    leaked = [step.step for step in usable if any(a.leaked for a in by_step[step.id])]
-    lead = _steps_lead(len(usable), leaked)
+    lead = _steps_lead([step for step in usable if step.id not in silent], by_step, len(silent))
     chart = None
     if len(usable) > 1 and attacks:
         chart = step_chart(marks, shares, plain(lead), name)
@@ -483,37 +533,72 @@ def _step_section(results: Results) -> dict[str, Any]:
         "steps_lead": lead,
         "steps_chart": chart,
         "steps_table": table[:_MOST_ROWS],
-        "steps_gap": f"A dotted upright line is a step without a number for {name}, which is not the same as 0%." * gap,
+        "steps_gap": f"A dotted upright line is a step without a number for the {name}, which is not the same as 0%."
+        * gap,
         "states": [name for name in STATES if any(mark.state == name for mark in marks)],
-        "share_name": f"{name} of the best attack",
+        "share_name": f"{name.capitalize()} that came back, by the best attack",
     }
 
 
-def _steps_lead(n: int, leaked: Sequence[int]) -> str:
-    if n == 0:
-        return "No step could be audited."
-    if not leaked:
-        return f"No leak was seen in {_count(n, 'audited step')}."
-    if n == 1:
-        return f"One step was audited, step {leaked[0]}, and it leaked. One step says nothing of how often."
-    if len(leaked) == 1:
-        return f"1 of {n} audited steps leaked: step {leaked[0]}."
-    return (
-        f"{len(leaked)} of {n} audited steps leaked, the first at step {min(leaked)}, the last at step {max(leaked)}."
+def _text_share(attempt: Attempt) -> float | None:
+    """Return how much of the batch's text an attack got by the measure that shows most of it, None where it guesses no text."""
+    found = [share for s in attempt.sequences if (share := amount(s)) is not None]
+    return fmean(found) if found else None
+
+
+def _label_share(attempt: Attempt) -> float | None:
+    found = attempt.scores.get("label_accuracy")
+    return found.value if isinstance(found, Score) else None
+
+
+def _steps_lead(steps: Sequence[StepRecord], by_step: Mapping[str, Sequence[Attempt]], silent: int) -> str:
+    """Say in how many steps what leaked, each step by the worst of it."""
+    aside = (
+        f" {_count(silent, 'unverifiable step')} from which nothing came back {_be(silent)} not counted."
+        if silent
+        else ""
     )
+    if not steps:
+        return f"No step could be audited.{aside}"
+    worst = {step.step: severity(by_step[step.id]) for step in steps}
+    leaked = [number for number, found in worst.items() if found]
+    kinds = [
+        f"{what} in {sum(found is level for found in worst.values())}"
+        for level, what in (
+            (Severity.SENTENCE, "a sentence"),
+            (Severity.WORDS, "words"),
+            (Severity.LABELS, "only labels"),
+        )
+        if level in worst.values()
+    ]
+    if not leaked:
+        gave_up = sum(any(s.fate == "search gave up" for a in by_step[step.id] for s in a.sequences) for step in steps)
+        reach = f" In {gave_up} of them a text was in reach of a search that gave up." if gave_up else ""
+        return f"No leak event in {_count(len(steps), 'audited step')}.{reach}{aside}"
+    if len(steps) == 1:
+        what = {Severity.SENTENCE: "a sentence", Severity.WORDS: "words", Severity.LABELS: "labels"}[worst[leaked[0]]]
+        return (
+            f"One step was audited, step {leaked[0]}, and it leaked {what}. One step says nothing of how often.{aside}"
+        )
+    when = (
+        f"step {leaked[0]}" if len(leaked) == 1 else f"the first at step {min(leaked)}, the last at step {max(leaked)}"
+    )
+    return f"{len(leaked)} of {len(steps)} audited steps leaked, {when}: {join(kinds)}.{aside}"
 
 
 def _state(attempts: Sequence[Attempt]) -> str:
     """Return the cell state that says most of these attempts."""
-    if any(a.leaked for a in attempts):
-        return "leak"
+    worst = severity(attempts)
+    if worst:
+        return _LEAKS[worst]
+    if any(s.fate == "search gave up" for a in attempts for s in a.sequences):
+        return "in reach, not found"
+    finished = [a for a in attempts if a.status in _FINISHED]
+    if finished:
+        late = sum(a.status is AttemptStatus.BUDGET_EXHAUSTED for a in finished)
+        return "out of time" if late > _MOST_CENSORED * len(finished) else "no leak event"
     states = {a.status for a in attempts}
-    for status, word in (
-        (AttemptStatus.RAN, "no leak seen"),
-        (AttemptStatus.BUDGET_EXHAUSTED, "budget exhausted"),
-        (AttemptStatus.ERROR, "error"),
-        (AttemptStatus.NOT_APPLICABLE, "not applicable"),
-    ):
+    for status, word in ((AttemptStatus.ERROR, "error"), (AttemptStatus.NOT_APPLICABLE, "not applicable")):
         if status in states:
             return word
     return "not run"
@@ -530,8 +615,8 @@ def _sample_section(redacted: RedactedResult, anchors: dict[tuple[str, str], str
         lead = "No attack that guesses text finished, so there is nothing to compare."
     else:
         lead = {
-            TextMode.HASH: "Keyed hashes stand for the texts; lengths are ranges.",
-            TextMode.MASKED: "One block is one token. How many there are and which came back is real; the words are not here.",
+            TextMode.HASH: f"Keyed hashes stand for the texts. {LENGTHS}",
+            TextMode.MASKED: f"A strip is one text in sixteen equal parts; the words are not here. {LENGTHS}",
             TextMode.FULL: "This is the text of the training batch. Treat it as the data it is.",
         }[redacted.mode]
         lead += f" {exact} of {shown} below came back word for word. For each, the attack that got most of it is shown."
@@ -539,7 +624,9 @@ def _sample_section(redacted: RedactedResult, anchors: dict[tuple[str, str], str
     return {
         "samples": [_sample(view, steps, anchors) for view in redacted.sequences],
         "samples_lead": lead,
-        "samples_more": f"{_count(more, 'further sequence')} got less; results.json has the numbers." if more else "",
+        "samples_more": f"{_count(more, 'further text')} came back to a lesser part; results.json has the numbers."
+        if more
+        else "",
     }
 
 
@@ -551,11 +638,13 @@ def _sample(view: SequenceView, steps: dict[str, int], anchors: dict[tuple[str, 
         "hmac": view.hmac,
         "length": view.length,
         "true": next((item.true for item in view.recovered if item.true is not None), None),
+        "words": "word for word" if view.recovered[0].scores.exact else "",
         "recovered": [
             {
                 "ships": item.defense == _OBSERVED,
                 "defense": item.defense,
                 "guess": item.guess,
+                "strip": item.strip,
                 "scores": item.scores,
                 "caption": _sample_caption(item),
             }
@@ -565,20 +654,15 @@ def _sample(view: SequenceView, steps: dict[str, int], anchors: dict[tuple[str, 
 
 
 def _sample_caption(item: Recovered) -> str:
-    found, words = item.scores, []
-    if item.true is not None:
-        total = sum(run.tokens for run in item.true)
-        taken = sum(run.tokens for run in item.true if run.match is not TokenMatch.WRONG)
-        words.append(f"{taken} of {_count(total, 'token')}")
-    elif found.token_recall is not None:
-        words.append(f"token recall {percent(found.token_recall)}")
-    if found.longest_run is not None:
-        words.append(f"longest run {found.longest_run}")
-    words += [
-        f"{name} {value:.2f}" for name, value in (("ROUGE-1", found.r1), ("ROUGE-2", found.r2)) if value is not None
-    ]
-    if found.exact:
-        words.insert(0, "word for word")
+    found = item.scores
+    shares = (("token recall", found.token_recall), ("precision", found.token_precision))
+    words = ["word for word"] if found.exact else []
+    words += [f"{name} {percent(value)}" for name, value in shares if value is not None]
+    if found.longest_run_share is not None and not found.exact:
+        words.append(f"longest run {percent(found.longest_run_share)} of the text")
+    rouge = (("ROUGE-1", found.r1), ("ROUGE-2", found.r2), ("ROUGE-L", found.rl))
+    words += [f"{name} {value:.2f}" for name, value in rouge if value is not None]
+    words += ["words without order"] if found.exact is None and found.token_recall is not None else []
     words += [_FATES[found.fate]] if found.fate in _FATES else []
     late = ", out of time" if item.status is AttemptStatus.BUDGET_EXHAUSTED else ""
     proved = ", proved by re-simulation" if found.proved else ""
@@ -599,7 +683,7 @@ class Cell:
     @property
     def css(self) -> str:
         """The state as a class name."""
-        return self.state.replace(" ", "-")
+        return self.state.replace(",", "").replace(" ", "-")
 
 
 def _matrix_section(results: Results) -> dict[str, Any]:
@@ -609,12 +693,13 @@ def _matrix_section(results: Results) -> dict[str, Any]:
         cells = [cell_for(results, attack, d) for d in defenses]
         table.append({"name": attack, "cells": cells, "worst": False})
     if len(attacks) > 1:
-        cells = [_cell([a for a in results.attempts if a.defense == d], d, whole=True) for d in defenses]
+        cells = [_cell(results, [a for a in results.attempts if a.defense == d], d, whole=True) for d in defenses]
         table.append({"name": "any of them", "cells": cells, "worst": True})
     shipped = sorted({step.shipped_defense for step in results.steps} - {_OBSERVED})
     note = f"as the run ships it: {', '.join(shipped)}" if shipped else "as the run ships it"
     lead = (
-        "One cell is one attack under one defence over all verified steps; the outlined column is what the run ships."
+        "One cell is one attack under one defence over all steps that are evidence. Every cell says what came back. The outlined "
+        "column is what the run ships."
     )
     if not table:
         lead = "No attack was run."
@@ -636,60 +721,94 @@ def _grants(results: Results, defense: str) -> str:
 
 def cell_for(results: Results, attack: str, defense: str) -> Cell:
     """Return what `attack` came to under `defense` over all steps."""
-    return _cell([a for a in results.attempts if (a.attack, a.defense) == (attack, defense)], defense)
+    return _cell(results, [a for a in results.attempts if (a.attack, a.defense) == (attack, defense)], defense)
 
 
-def _cell(attempts: Sequence[Attempt], defense: str, *, whole: bool = False) -> Cell:
-    state = _state(attempts)
-    finished = [a for a in attempts if a.status in _FINISHED]
-    steps, leaked = {a.step for a in finished}, {a.step for a in finished if a.leaked}
-    lines: list[str] = []
-    if state in ("leak", "no leak seen"):
-        lines.append(f"{len(leaked)} of {_count(len(steps), 'step')}")
-        if len(steps) > 1:
-            lines.append(f"rate at most {percent(stats.upper_bound(len(leaked), len(steps)))}")
-        events = dict.fromkeys(event for a in finished for event in a.events)
-        lines += [", ".join(_EVENTS.get(event, event) for event in events)] if events else []
-        lines += [] if whole else _mean_score(finished)
-        lines += [] if whole else _reach_lines(finished)
-        if any(a.sequences for a in finished) and all(s.exact is None for a in finished for s in a.sequences):
-            lines.append("guesses words, so it cannot show a sentence")
-    elif state == "budget exhausted":
-        lines.append(f"nothing in time on {_count(len(steps), 'step')}")
-        lines += [] if whole else _reach_lines(finished)
-    else:
+def _cell(results: Results, attempts: Sequence[Attempt], defense: str, *, whole: bool = False) -> Cell:
+    """Sum up attempts. Unverifiable steps are in no number: those that leaked are named apart, the others are no evidence."""
+    bounding = {step.id for step in results.steps if step.verification.status.bounds}
+    firm = [a for a in attempts if a.step in bounding]
+    others = [a for a in attempts if a.step not in bounding and a.status in _FINISHED]
+    proof = {a.step for a in others if severity([a])}
+    silent = {a.step for a in others} - proof
+    state = _state([*firm, *(a for a in others if a.step in proof)])
+    if silent and not proof and not any(a.status in _FINISHED for a in firm):
+        state = "unverifiable"
+    lines = _rate_lines(firm, len(proof), state)
+    finished = [a for a in firm if a.status in _FINISHED] or [a for a in others if a.step in proof]
+    if not whole:
+        lines += [*_measure_lines(finished), *_reach_lines(finished)]
+    if not finished and not silent:
         mine = [a.reason for a in attempts if a.reason and a.status.value.replace("_", " ") == state]
         skipped = [a.reason for a in attempts if a.reason and a.status is AttemptStatus.SKIPPED]
         lines += list(dict.fromkeys(mine or (skipped if state == "not run" else [])))[:2]
-    counts = {
-        word: sum(a.status is status for a in attempts)
-        for status, word in (
-            (AttemptStatus.BUDGET_EXHAUSTED, "out of time"),
-            (AttemptStatus.ERROR, "crashed"),
-            (AttemptStatus.NOT_APPLICABLE, "not applicable"),
-            (AttemptStatus.SKIPPED, "skipped"),
-        )
-    }
-    if state in ("leak", "no leak seen") and not whole:
-        lines += [f"{n} {word}" for word, n in counts.items() if n]
+    if silent:
+        lines.append(f"{_count(len(silent), 'unverifiable step')} without a leak: no evidence")
+    if finished and not whole:
+        lines += _lost_lines(attempts)
     return Cell(state, tuple(lines), ships=defense == _OBSERVED)
 
 
-def _mean_score(attempts: Sequence[Attempt]) -> list[str]:
-    """Return the mean of the score that describes an attack best: text in order, else words, else labels."""
-    for metric, name in _SHARES:
-        found = [score for a in attempts if isinstance(score := a.scores.get(metric), Score)]
-        weight = sum(score.n for score in found)
-        if weight:
-            mean = sum(score.value * score.n for score in found) / weight
-            return [f"mean {name} {number(mean)}"]
-    return []
+def _rate_lines(firm: Sequence[Attempt], proofs: int, state: str) -> list[str]:
+    """Say on how many verified steps it leaked and what, what bound that gives, and how much was not finished."""
+    finished = [a for a in firm if a.status in _FINISHED]
+    steps, leaked = {a.step for a in finished}, {a.step for a in finished if severity([a])}
+    late = {a.step for a in finished if a.status is AttemptStatus.BUDGET_EXHAUSTED} - leaked
+    extra = f"{_count(proofs, 'unverifiable step')}" if proofs else ""
+    lines = []
+    if steps and (leaked or len(late) < len(steps)):
+        lines.append(f"{len(leaked)} of {_count(len(steps), 'step')}" + (f" and {extra}" if extra else ""))
+    elif extra:
+        lines.append(extra)
+    if len(steps) > 1 and not late and state != "in reach, not found":
+        k, n = len(leaked), len(steps)
+        least, most = percent(stats.lower_bound(k, n)), percent(stats.upper_bound(k, n))
+        lines.append(f"rate at least {least}" if 2 * k >= n else f"rate at most {most}")
+    events = dict.fromkeys(event for a in finished for event in a.events if event in _EVENTS)
+    if events:
+        lines.append("leaked: " + ", ".join(_EVENTS[event] for event in events))
+    if late:
+        lines.append(_late_line([a for a in finished if a.step in late], len(late), len(steps)))
+    return lines
+
+
+def _late_line(attempts: Sequence[Attempt], late: int, steps: int) -> str:
+    """Say how many steps ran out of time, and how much of their text had come back by then."""
+    on = f"out of time on {late} of {_count(steps, 'step')}"
+    recall = pooled(a.scores.get("token_recall") for a in attempts if a.status is AttemptStatus.BUDGET_EXHAUSTED)
+    return on if recall is None else f"{on}; until then {percent(recall)} of the tokens came back"
+
+
+def _measure_lines(attempts: Sequence[Attempt]) -> list[str]:
+    """Return the means that say how much came back: of text in order and in any order, or of labels."""
+    rouge = pooled(a.scores.get("rougeL") for a in attempts)
+    recall = pooled(a.scores.get("token_recall") for a in attempts)
+    precise = [s.token_precision for a in attempts for s in a.sequences if s.token_precision is not None]
+    labels = pooled(a.scores.get("label_accuracy") for a in attempts)
+    words = [f"ROUGE-L {number(rouge)}"] if rouge is not None else []
+    words += [f"token recall {percent(recall)}"] if recall is not None else []
+    words += [f"precision {percent(fmean(precise))}"] if precise else []
+    lines = ["mean " + ", ".join(words)] if words else []
+    lines += [f"mean label accuracy {number(labels)}"] if labels is not None else []
+    if recall is not None and rouge is None and all(s.exact is None for a in attempts for s in a.sequences):
+        lines.append("names words without their order, so it cannot show a sentence")
+    return lines
+
+
+def _lost_lines(attempts: Sequence[Attempt]) -> list[str]:
+    words = (
+        (AttemptStatus.ERROR, "crashed"),
+        (AttemptStatus.NOT_APPLICABLE, "not applicable"),
+        (AttemptStatus.SKIPPED, "skipped"),
+    )
+    counts = [(sum(a.status is status for a in attempts), word) for status, word in words]
+    return [f"{_count(n, 'attempt')} {word}" for n, word in counts if n]
 
 
 def _reach_lines(attempts: Sequence[Attempt]) -> list[str]:
     """Say what was in reach, and of what did not come back whether the search gave up; nothing where nobody asked."""
     shares = [("tokens", pooled(a.reachable_tokens for a in attempts))]
-    shares += [("sequences", pooled(a.reachable_sequences for a in attempts))]
+    shares += [("texts", pooled(a.reachable_sequences for a in attempts))]
     words = [f"{percent(share)} of the {what}" for what, share in shares if share is not None]
     if not words:
         asked = any(isinstance(a.reachable_tokens, Missing) for a in attempts)
@@ -697,7 +816,7 @@ def _reach_lines(attempts: Sequence[Attempt]) -> list[str]:
         return ["what was in reach is not known"] if asked and lost else []
     fates: Counter[str | None] = Counter(s.fate for a in attempts for s in a.sequences)
     missed = [f"{fates[fate]} {said}" for fate, said in _FATES.items() if fates[fate]]
-    return ["in reach: " + ", ".join(words), *(["did not come back: " + ", ".join(missed)] if missed else [])]
+    return ["in reach: " + ", ".join(words), *(["did not come back: " + "; ".join(missed)] if missed else [])]
 
 
 # ---------------------------------------------------------------------------------------------------------- defences
@@ -709,72 +828,85 @@ def _defense_section(results: Results, verdict: Verdict) -> dict[str, Any]:
     rule = rule or next((r for r in verdict.rules if r.k is not None), None)
     if rule is None or not verdict.alternatives:
         return {"defense_rows": [], "defense_chart": None, "defense_lead": ""}
-    shipped = Figures.model_validate({name: getattr(rule, name) for name in Figures.model_fields})
-    figures = {_OBSERVED: shipped} | {
-        a.defense: next(f for f in a.rules if f.id == rule.id) for a in verdict.alternatives
-    }
-    before = _leaks_by_step(results, _OBSERVED, rule.subject)
+    figures = [_OBSERVED, *(a.defense for a in verdict.alternatives)]
+    found = {defense: outcomes(results, defense, rule.subject, rule.attacks) for defense in figures}
     rows, bars = [], []
-    for defense, found in figures.items():
+    for defense, seen in found.items():
         ships = defense == _OBSERVED
-        k, n, lower, upper = found.k or 0, found.n, found.lower or 0.0, found.upper or 1.0
-        paired = _paired(before, _leaks_by_step(results, defense, rule.subject))
+        k, n, late = seen.leaked, seen.finished, seen.open
+        lower, upper = stats.lower_bound(k, n + late), stats.upper_bound(k, n)  # what is not finished may be either
+        note = f"{k} of {n + late}" + (f", {late} not finished" if late else "")
         rows.append(
             {
                 "name": defense,
-                "seen": f"{k} of {n}" if n else "no evidence",
+                "seen": note if n + late else "no evidence",
                 "bounds": f"{percent(lower)} to {percent(upper)}" if n > 1 else "none",
-                "paired": "this is what is shipped" if ships else paired,
+                "paired": "this is what is shipped" if ships else compare(found[_OBSERVED], seen),
                 "attacker": "sees the update as sent" if ships else _grants(results, defense) or "knows the defence",
             }
         )
-        if n > 1:
-            bars.append(RateBar(plain(defense), k / n, lower, upper, f"{k} of {n}", k > 0))
+        if n + late > 1:
+            state = _bar_state(k, n, late)
+            bars.append(RateBar(plain(defense), k / (n + late), lower, upper, note, state))
     limit = rule.threshold if rule.kind == "max_rate" else None
     text = f"{rule.id} allows {percent(limit)}" if limit is not None else ""
     lead = f"Share of steps in which {_EVENTS.get(rule.subject, rule.subject)} came back (rule {rule.id})."
+    if any(seen.open for seen in found.values()):
+        lead += " A step that was not finished takes no part in the sign test, and a hollow dot means that there are such steps."
     chart = rate_chart(bars, limit, text, plain(lead)) if len(bars) > 1 else None
     return {"defense_rows": rows, "defense_chart": chart, "defense_lead": lead}
 
 
-def _leaks_by_step(results: Results, defense: str, event: str) -> dict[str, bool]:
-    found: dict[str, bool] = {}
-    for a in results.attempts:
-        if a.defense == defense and a.status in _FINISHED:
-            found[a.step] = found.get(a.step, False) or event in a.events
-    return found
-
-
-def _paired(before: dict[str, bool], after: dict[str, bool]) -> str:
-    both = [step for step in before if step in after]
-    if not both:
-        return "no step was tested both ways"
-    stopped = sum(before[step] and not after[step] for step in both)
-    opened = sum(after[step] and not before[step] for step in both)
-    total = sum(before[step] for step in both)
-    words = f"stopped {stopped} of {_count(total, 'leak')}" if total else "there was no leak to stop"
-    words += f", opened {opened}" if opened else ""
-    return words + (f" (sign test p = {stats.sign_test(stopped, opened):.2g})" if stopped + opened > 1 else "")
+def _bar_state(leaked: int, finished: int, unfinished: int) -> Literal["leak", "clean", "open"]:
+    if leaked:
+        return "leak"
+    return "open" if unfinished or finished < stats.MIN_STEPS_FOR_SIGN_TEST else "clean"
 
 
 # ------------------------------------------------------------------------------------- confidence, coverage, cost, origin
 
 
 def _confidence_section(results: Results, verdict: Verdict) -> dict[str, Any]:
-    n = len(results.steps) - verdict.unverified_steps
+    n = sum(step.verification.status.bounds for step in results.steps)
     if n == 0:
-        text = "No client step could be used, so nothing can be said of how often text leaks."
+        text = "No client step could be verified, so nothing can be said of how often text leaks. "
     elif n == 1:
-        text = "1 step audited: what leaked in it is a fact, and what did not leak in it bounds nothing. "
+        text = "1 step was verified: what leaked in it is a fact, and what did not leak in it bounds nothing. "
         text += "The leak rate may be anything up to 95%."
     else:
         clean = percent(stats.upper_bound(0, n))
-        text = f"{n} client steps were audited. Had none of them leaked, the leak rate could still be up to {clean}. "
+        text = f"{n} client steps were verified and audited. Had none of them leaked, the leak rate could still be up to {clean}. "
     if n != 1:
         text += "It takes 59 steps without a leak to bound the rate by 5%, and 299 to bound it by 1%."
-    lines = [control.sentence for control in verdict.controls]
+    lines = [line for line in [_unverifiable_line(results)] if line]
+    lines += [control.sentence for control in verdict.controls]
     lines += [f"Note on the {name} control: {c.note}" for name, c in _notes(results)]
     return {"confidence": text, "controls": lines}
+
+
+def _unverifiable_line(results: Results) -> str:
+    """Say how many steps cannot be verified, why, and what that does to the bounds; nothing where all can be."""
+    found = [
+        step for step in results.steps if step.verification.status.attacked and not step.verification.status.bounds
+    ]
+    if not found:
+        return ""
+    reasons = Counter(step.verification.note or "no reason was recorded" for step in found)
+    why = "; ".join(f"{reason} ({_count(n, 'step')})" for reason, n in reasons.items())
+    n = len(found)
+    return (
+        f"{n} of {_count(len(results.steps), 'step')} cannot be verified: {why}. What came back from {_them(n)} stands in the batch and "
+        f"counts as a leak. Where nothing came back, {_them(n, subject=True)} {'counts' if n == 1 else 'count'} as nothing: the bounds, the "
+        "evidence that the policy asks for and the tests of defences rest on the other steps."
+    )
+
+
+def _them(n: int, *, subject: bool = False) -> str:
+    return "it" if n == 1 else "they" if subject else "them"
+
+
+def _be(n: int) -> str:
+    return "is" if n == 1 else "are"
 
 
 def _notes(results: Results) -> Iterable[tuple[str, Any]]:
@@ -872,6 +1004,7 @@ def _provenance_section(redacted: RedactedResult) -> dict[str, Any]:
         ("Command", run.command or "not recorded"),
         ("Seed", str(run.seed)),
         ("results.json", f"sha256:{verdict.results_sha256}" if verdict.results_sha256 else "digest not recorded"),
+        ("Content", verdict.results_digest or "no digest"),
         ("Policy", f"{verdict.policy}, {verdict.policy_digest}"),
         ("Battery", f"{run.battery.name} {run.battery.version}, {run.battery.digest}"),
         ("Model", f"{subject.model}, {subject.parameters} parameters, configuration {subject.config_digest}"),

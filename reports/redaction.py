@@ -4,9 +4,11 @@ Renderers accept a `RedactedResult` and nothing else. It is built field by field
 has rated is not in it, so that a new field is private until somebody decides otherwise.
 
     mode      what the reader learns beyond scores
-    hash      a keyed hash and a length bucket for each sequence
-    masked    how many tokens there were and which of them were recovered; class counts, without names
-    full      the text and the class names
+    hash      a keyed hash and a range of lengths for each sequence
+    masked    also which sixteenths of each sequence were recovered
+    full      the text and the class counts, from the private journal
+
+The first two are made from results.json alone. What they say of lengths: `leakaudit.scores.LENGTHS`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from pydantic import BaseModel
 from leakaudit import scores
 from leakaudit.errors import RedactionError
 from leakaudit.gate import Verdict
+from leakaudit.recovery import amount
 from leakaudit.scores import (
     Attempt,
     AttemptStatus,
@@ -33,7 +36,6 @@ from leakaudit.scores import (
     SequenceScore,
     TextMode,
     TokenMatch,
-    VerificationStatus,
 )
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -54,6 +56,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "coverage",
             "overhead",
             "min_tokens",
+            "digest",
         }
     ),
     scores.RunInfo: frozenset(
@@ -63,7 +66,17 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
     scores.Subject: frozenset({"model", "config_digest", "parameters", "code_commit", "code_dirty", "artifacts"}),
     scores.ThreatModel: frozenset({"adversary", "sees", "knows", "granted"}),
     scores.Regime: frozenset(
-        {"dtype", "training_mode", "dropout", "hidden", "trainable", "accumulation", "max_grad_norm", "batch_size"}
+        {
+            "dtype",
+            "training_mode",
+            "dropout",
+            "hidden",
+            "trainable",
+            "accumulation",
+            "max_grad_norm",
+            "batch_size",
+            "declared_defenses",
+        }
     ),
     scores.StepRecord: frozenset(
         {
@@ -77,9 +90,10 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "verification",
             "loss",
             "shipped_defense",
+            "n_sentences",
         }
     ),
-    scores.Verification: frozenset({"status", "relative_error", "scale", "sigma", "note"}),
+    scores.Verification: frozenset({"status", "relative_error", "scale", "sigma", "note", "absent", "noiseless"}),
     scores.Attempt: frozenset(
         {
             "step",
@@ -109,13 +123,15 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "rl",
             "exact",
             "token_recall",
-            "longest_run",
+            "token_precision",
             "min_tokens_bucket",
             "long_enough",
             "confidence",
             "proved",
             "reachable",
             "passes",
+            "longest_run_share",
+            "strip",
         }
     ),
     scores.Score: frozenset({"value", "n"}),
@@ -131,6 +147,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "r2",
             "rl",
             "token_recall",
+            "token_precision",
             "label_accuracy",
             "seconds_per_step",
             "status_counts",
@@ -185,8 +202,7 @@ class Run:
 
     match: TokenMatch
     tokens: int
-    text: str | None
-    """The text in mode full; None where only the number of tokens may be known."""
+    text: str
 
 
 @dataclass(frozen=True)
@@ -198,10 +214,12 @@ class Recovered:
     status: AttemptStatus
     scores: SequenceScore
     wall_s: float
+    strip: str | None
+    """Which parts of the sequence came back (`leakaudit.scores.Strip`); None in mode hash, or where the results do not say."""
     true: tuple[Run, ...] | None
-    """The true sequence with what this attack took of it marked; None in mode hash or without a journal."""
+    """The true text with what this attack took of it marked; None but in mode full."""
     guess: tuple[Run, ...] | None
-    """The guess; None for a bag of tokens too."""
+    """The guessed text; None for a bag of tokens too."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +230,7 @@ class SequenceView:
     sequence: str
     hmac: str
     length: str
-    """Number of tokens where the mode shows it, else its bucket."""
+    """Number of tokens as a power-of-two range."""
     recovered: tuple[Recovered, ...]
     """One for each defence, what the run ships first."""
 
@@ -226,7 +244,7 @@ class LabelView:
     defense: str
     accuracy: float | None
     rows: tuple[tuple[str, int, int], ...] | None
-    """(class, true count, recovered count); None in mode hash or without a journal."""
+    """(class, true count, recovered count); None but in mode full."""
 
 
 @dataclass(frozen=True)
@@ -261,7 +279,7 @@ def redact(
 
     Args:
         results: the audit, as in results.json.
-        journal: the private journal; only modes masked and full use it.
+        journal: the private journal; only mode full uses it.
         verdict: what the gate said of these results.
         mode: how much text may be shown.
         allow_full: the policy's leave (`report.allow_full`), needed for mode full.
@@ -275,10 +293,10 @@ def redact(
     Raises:
         RedactionError: mode full without leave, in CI, or with a journal that holds no text.
     """
-    entries = list(journal) if mode is not TextMode.HASH else []
+    entries = list(journal) if mode is TextMode.FULL else []
     if mode is TextMode.FULL:
         _check_full(entries, allow_full, allow_full_in_ci, os.environ if environ is None else environ)
-    public = _public_results(results)
+    public = _public_results(results, mode)
     sequences = _sequences(public, entries, mode)
     return RedactedResult(
         mode=mode,
@@ -312,7 +330,9 @@ def _check_full(
         raise RedactionError("text mode full was asked for, but the policy does not allow it (report.allow_full: true)")
     if not allow_full_in_ci:
         refuse_full_in_ci(environ)
-    if not any(sample.true_tokens is not None for entry in entries for sample in entry.samples):
+    samples = [sample for entry in entries for sample in entry.samples]
+    only_labels = not samples and any(entry.labels for entry in entries)  # a model of arrays has no text to hold
+    if not only_labels and not any(sample.true_tokens is not None for sample in samples):
         raise RedactionError(
             "text mode full was asked for, but the journal holds no text; run the audit again with text mode full"
         )
@@ -340,9 +360,9 @@ def _allowed_value(value: Any) -> Any:
     return value
 
 
-def _public_results(results: Results) -> Results:
+def _public_results(results: Results, mode: TextMode) -> Results:
     public = allowed(results)
-    unverified = {s.id for s in public.steps if s.verification.status is VerificationStatus.MISMATCH}
+    unverified = {s.id for s in public.steps if not s.verification.status.attacked}
     environment = {k: v for k, v in public.run.environment.items() if k in _ENVIRONMENT}
     run = public.run.model_copy(
         update={"command": clean_command(public.run.command), "environment": dict(sorted(environment.items()))}
@@ -352,12 +372,15 @@ def _public_results(results: Results) -> Results:
         update={
             "run": run,
             "subject": public.subject.model_copy(update={"artifacts": artifacts}),
-            "attempts": tuple(_public_attempt(a) for a in public.attempts if a.step not in unverified),
+            "attempts": tuple(_public_attempt(a, mode) for a in public.attempts if a.step not in unverified),
         }
     )
 
 
-def _public_attempt(attempt: Attempt) -> Attempt:
+def _public_attempt(attempt: Attempt, mode: TextMode) -> Attempt:
+    if mode is TextMode.HASH:
+        hidden = tuple(s.model_copy(update={"strip": None}) for s in attempt.sequences)
+        attempt = attempt.model_copy(update={"sequences": hidden})
     if attempt.status is not AttemptStatus.ERROR:
         return attempt
     found = _ERROR_TYPE.match(attempt.reason)
@@ -415,62 +438,56 @@ def _sequences(results: Results, entries: Sequence[JournalEntry], mode: TextMode
             attempt, found = by_defense[defense]
             kept_of_it = samples.get((step, attempt.attack, defense, sequence, str(attempt.seed)))
             recovered.append(_recovered(attempt, found, kept_of_it, mode))
-        true = next((r.true for r in recovered if r.true is not None), None)
         first = recovered[0].scores
-        length = str(sum(run.tokens for run in true)) if true is not None else first.min_tokens_bucket
-        views.append(SequenceView(step, sequence, first.hmac, length, tuple(recovered)))
+        views.append(SequenceView(step, sequence, first.hmac, first.min_tokens_bucket, tuple(recovered)))
     return sorted(views, key=lambda view: (*(-x for x in _gain(view.recovered[0].scores)), view.step, view.sequence))
 
 
 def _gain(found: SequenceScore) -> tuple[float, float, float]:
-    """How much an attack got of a sequence, for ordering: exact before more text before more words."""
-    return float(found.exact or False), found.rl or 0.0, found.token_recall or 0.0
+    """How much an attack got of a sequence, for ordering: exact before more of it by any measure, then more of it in order."""
+    return float(found.exact or False), amount(found) or 0.0, found.rl or 0.0
 
 
 def _recovered(attempt: Attempt, found: SequenceScore, sample: Sample | None, mode: TextMode) -> Recovered:
     true = guess = None
-    if sample is not None and mode is not TextMode.HASH:
-        full = mode is TextMode.FULL
-        true = runs(sample.true_pattern, sample.true_tokens if full else None)
+    if sample is not None and mode is TextMode.FULL and sample.true_tokens is not None:
+        true = runs(sample.true_pattern, sample.true_tokens)
         if sample.guess_pattern is not None:
-            guess = runs(sample.guess_pattern, sample.guess_tokens if full else None)
-    return Recovered(attempt.attack, attempt.defense, attempt.status, found, attempt.wall_s, true, guess)
+            guess = runs(sample.guess_pattern, sample.guess_tokens or ())
+    return Recovered(attempt.attack, attempt.defense, attempt.status, found, attempt.wall_s, found.strip, true, guess)
 
 
-def runs(pattern: str, tokens: Sequence[str] | None = None) -> tuple[Run, ...]:
+def runs(pattern: str, tokens: Sequence[str]) -> tuple[Run, ...]:
     """Join neighbouring tokens of the same class.
 
     Args:
-        pattern: one `TokenMatch` a token; anything else counts as wrong.
-        tokens: display strings, one a token, or None to show their number only. A pattern of another length does not
-            belong to these tokens, and then nothing is marked as recovered.
+        pattern: one `TokenMatch` a token; anything else counts as wrong. A pattern of another length does not belong to these
+            tokens, and then nothing is marked as recovered.
+        tokens: display strings, one a token.
 
     Returns:
         Runs that cover the tokens in order.
     """
     known = {match.value for match in TokenMatch}
     matches = [TokenMatch(mark if mark in known else ".") for mark in pattern]
-    if tokens is not None and len(tokens) != len(matches):
+    if len(tokens) != len(matches):
         matches = [TokenMatch.WRONG] * len(tokens)
-    pieces = _pieces(tokens) if tokens is not None else [None] * len(matches)
     joined: list[Run] = []
-    for match, piece in zip(matches, pieces, strict=True):
+    for match, piece in zip(matches, _pieces(tokens), strict=True):
         if joined and joined[-1].match is match:
-            last = joined[-1]
-            text = None if piece is None else (last.text or "") + piece
-            joined[-1] = Run(match, last.tokens + 1, text)
+            joined[-1] = Run(match, joined[-1].tokens + 1, joined[-1].text + piece)
         else:
             joined.append(Run(match, 1, piece))
     return tuple(joined)
 
 
-def _pieces(tokens: Sequence[str]) -> list[str | None]:
+def _pieces(tokens: Sequence[str]) -> list[str]:
     """Write tokens so that joining them gives text, by the three usual marks of sub-word tokenizers.
 
     `##ing` goes on with the word; a leading U+0120 or U+2581 starts a word; where neither is used, every token is a word.
     """
     starts = any(token[:1] in ("\u0120", "\u2581") for token in tokens)
-    pieces: list[str | None] = []
+    pieces: list[str] = []
     for token in tokens:
         if starts:
             pieces.append(" " + token[1:] if token[:1] in ("\u0120", "\u2581") else token)

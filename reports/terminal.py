@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
+from rich.cells import cell_len
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 from leakaudit.errors import ResultsError
-from leakaudit.gate import RuleVerdict, Status, Verdict
+from leakaudit.gate import RuleVerdict, Status, Verdict, number
 from leakaudit.reports.page import MEANINGS, attack_names, cell_for, defense_names, plain
 from leakaudit.reports.redaction import RedactedResult, redact
-from leakaudit.scores import TextMode, load_results
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+from leakaudit.scores import AttemptStatus, Results, TextMode, load_results, pooled
 
 _COLOURS = {Status.PASS: "green", Status.FAIL: "red", Status.INCONCLUSIVE: "yellow", Status.ERROR: "magenta"}
-_STATES = {"leak": "red", "no leak seen": "green", "budget exhausted": "yellow", "error": "magenta"}
-_MOST_RULES = 6
-_MOST_DEFENSES = 4
+_STATES = {
+    "sentence leaked": "bold red",
+    "words leaked": "red",
+    "labels leaked": "dark_orange",
+    "in reach, not found": "yellow",
+    "out of time": "yellow",
+    "no leak event": "green",
+    "error": "magenta",
+}
+_MOST_RULES = 8
+_SENT = "none"
+"""The update as it was sent."""
 
 
 def print_summary(run_dir: Path, console: Console | None = None) -> None:
@@ -47,12 +56,10 @@ def print_audit(redacted: RedactedResult, console: Console, report: Path | None 
 
     Text from the results is printed as text: no markup is read from it, and control characters appear as their codes.
     """
-    from rich.text import Text
-
     print_verdict(redacted.verdict, console=console)
     if attack_names(redacted.results):
         console.print()
-        console.print(_matrix(redacted))
+        _print_matrix(redacted.results, console)
     if report is not None:
         console.print()
         console.print(Text(f"report: {plain(str(report))}"), soft_wrap=True)
@@ -60,8 +67,6 @@ def print_audit(redacted: RedactedResult, console: Console, report: Path | None 
 
 def print_verdict(verdict: Verdict, *, quiet: bool = False, console: Console | None = None) -> None:
     """Print a verdict in its own numbers, and under it each rule; only the verdict if `quiet`."""
-    from rich.text import Text
-
     console = _console(console)
     head = Text()
     head.append(f" {verdict.verdict} ", style=f"bold reverse {_COLOURS[verdict.verdict]}")
@@ -76,8 +81,9 @@ def print_verdict(verdict: Verdict, *, quiet: bool = False, console: Console | N
     console.print()
     for rule in verdict.rules[:_MOST_RULES]:
         line = Text()
-        line.append(f"{rule.status:<13}", style=_COLOURS[rule.status])
-        line.append(rule.id + (" (warning only)" if rule.level == "warn" else ""))
+        word, colour = _said(rule)
+        line.append(f"{word:<13}", style=colour)
+        line.append(rule.id)
         line.append(f"  {plain(_seen(rule))}", style="dim")
         console.print(line)
     if len(verdict.rules) > _MOST_RULES:
@@ -85,32 +91,105 @@ def print_verdict(verdict: Verdict, *, quiet: bool = False, console: Console | N
 
 
 def _console(console: Console | None) -> Console:
-    from rich.console import Console
-
     return console or Console(highlight=False)
+
+
+def _said(rule: RuleVerdict) -> tuple[str, str]:
+    """Return the word and the colour of a rule: one that only warns never fails."""
+    if rule.level == "warn" and rule.status in (Status.FAIL, Status.ERROR):
+        return "WARN", "yellow"
+    return rule.status.value, _COLOURS[rule.status]
 
 
 def _seen(rule: RuleVerdict) -> str:
     if rule.k is not None:
-        return f"{rule.k} of {rule.n} steps" if rule.n else "no evidence"
+        return f"{rule.k} of {_counted(rule.n, 'step')}" if rule.n else "no evidence"
     return f"{rule.subject} {rule.observed:.2f}" if rule.observed is not None else "no evidence"
 
 
-def _matrix(redacted: RedactedResult) -> Table:
-    from rich.table import Table
-    from rich.text import Text
+@dataclass(frozen=True)
+class _Cell:
+    """What one attack came to under one defence."""
 
-    results = redacted.results
-    defenses = defense_names(results)[:_MOST_DEFENSES]
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column(Text("attack"))
+    state: str
+    counts: str
+    """How many steps leaked, or why there is nothing to count; may be empty."""
+    measured: str
+    """What came back, in the numbers that the attack has; may be empty."""
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return tuple(line for line in (", ".join(filter(None, [self.state, self.counts])), self.measured) if line)
+
+
+_MEASURES = (
+    ("rougeL", "ROUGE-L"),
+    ("token_recall", "recall"),
+    ("token_precision", "precision"),
+    ("label_accuracy", "labels"),
+)
+_FINISHED = (AttemptStatus.RAN, AttemptStatus.BUDGET_EXHAUSTED)
+_PADDING = 1
+"""Blanks beside a column, on its right."""
+
+
+def _cell(results: Results, attack: str, defense: str) -> _Cell:
+    attempts = [a for a in results.attempts if (a.attack, a.defense) == (attack, defense)]
+    finished = [a for a in attempts if a.status in _FINISHED]
+    found = cell_for(results, attack, defense)
+    if not finished:
+        return _Cell(plain(found.state), plain(", ".join(found.lines[:1])), "")
+    steps, leaked = {a.step for a in finished}, {a.step for a in finished if a.leaked}
+    counts = [f"{len(leaked)} of {_counted(len(steps), 'step')}"]
+    late = sum(a.status is AttemptStatus.BUDGET_EXHAUSTED for a in finished)
+    counts += [f"{late} out of time"] if late else []
+    means = [(name, pooled(a.scores.get(metric) for a in finished)) for metric, name in _MEASURES]
+    measured = ", ".join(f"{name} {number(mean)}" for name, mean in means if mean is not None)
+    return _Cell(plain(found.state), ", ".join(counts), measured)
+
+
+def _counted(n: int, one: str) -> str:
+    return f"{n} {one}" if n == 1 else f"{n} {one}s"
+
+
+def _title(results: Results, defense: str) -> str:
+    """Return what a defence is called: the update as it was sent is named after what the run ships."""
+    if defense != _SENT:
+        return plain(defense)
+    shipped = sorted({step.shipped_defense for step in results.steps} - {_SENT})
+    return plain(f"as shipped: {', '.join(shipped)}") if shipped else _SENT
+
+
+def _print_matrix(results: Results, console: Console) -> None:
+    """Print every attack under every defence: side by side where that fits, else one defence below the other."""
+    attacks, defenses = attack_names(results), defense_names(results)
+    cells = {(a, d): _cell(results, a, d) for a in attacks for d in defenses}
+    widths = [max(map(cell_len, map(plain, ["attack", *attacks])))]
     for defense in defenses:
-        table.add_column(Text(plain(defense)))
+        lines = [line for attack in attacks for line in cells[attack, defense].lines]
+        widths.append(max(map(cell_len, [_title(results, defense), *lines])))
+    if sum(widths) + _PADDING * len(widths) <= console.width:
+        console.print(_side_by_side(results, attacks, defenses, cells))
+        return
+    for defense in defenses:
+        console.print(Text(_title(results, defense), style="bold", overflow="fold"))
+        for attack in attacks:
+            cell = cells[attack, defense]
+            row = Text.assemble((f"{plain(attack)}: ", "dim"), _coloured(cell, "; "))
+            console.print(Padding(row, (0, 0, 0, 2)), overflow="fold")
 
-    def cell(attack: str, defense: str) -> Text:
-        found = cell_for(results, attack, defense)
-        return Text(plain(", ".join([found.state, *found.lines[:1]])), style=_STATES.get(found.state, "dim"))
 
-    for attack in attack_names(results):
-        table.add_row(Text(plain(attack)), *(cell(attack, defense) for defense in defenses))
+def _side_by_side(
+    results: Results, attacks: list[str], defenses: list[str], cells: dict[tuple[str, str], _Cell]
+) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, _PADDING, 0, 0), header_style="dim")
+    table.add_column(Text("attack"), overflow="fold")
+    for defense in defenses:
+        table.add_column(Text(_title(results, defense)), overflow="fold")
+    for attack in attacks:
+        table.add_row(Text(plain(attack)), *(_coloured(cells[attack, defense], "\n") for defense in defenses))
     return table
+
+
+def _coloured(cell: _Cell, between: str) -> Text:
+    return Text(between.join(cell.lines), style=_STATES.get(cell.state, "dim"))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
+from leakaudit.consistency import shown_events
 from leakaudit.gate import Policy
 from leakaudit.scores import (
     Attempt,
@@ -14,6 +16,7 @@ from leakaudit.scores import (
     Battery,
     Control,
     Controls,
+    Coverage,
     JournalEntry,
     LabelSample,
     Measured,
@@ -28,6 +31,7 @@ from leakaudit.scores import (
     Subject,
     Verification,
     VerificationStatus,
+    sealed,
     summarise,
 )
 
@@ -70,8 +74,25 @@ def sequence(name: str = "sq-0", recall: float = 0.0, *, long_enough: bool = Tru
         rl=None if bag else recall,
         exact=None if bag else recall == 1.0,
         token_recall=recall,
-        longest_run=None if bag else round(12 * recall),
-        min_tokens_bucket="9-16",
+        token_precision=recall,
+        longest_run_share=None if bag else recall,
+        strip=("d" if bag else "4") * round(16 * recall) + "0" * (16 - round(16 * recall)),
+        min_tokens_bucket="9-16" if long_enough else "5-8",
+        long_enough=long_enough,
+    )
+
+
+def unguessed(name: str = "sq-0", *, long_enough: bool = True) -> SequenceScore:
+    """Build the score of one sequence by an attack that guesses labels only."""
+    return SequenceScore(
+        id=name,
+        hmac="9f" * 8,
+        r1=None,
+        r2=None,
+        rl=None,
+        exact=None,
+        token_recall=None,
+        min_tokens_bucket="9-16" if long_enough else "5-8",
         long_enough=long_enough,
     )
 
@@ -93,31 +114,59 @@ def attempt(
     share = recall if recall is not None else (1.0 if leaks else 0.1)
     sequences: tuple[SequenceScore, ...] = ()
     scores: dict[str, Measured] = {}
-    events: tuple[str, ...] = ()
     if ran and kind == "text":
         sequences = (sequence(recall=share, long_enough=long_enough),)
-        scores = {name: Score(value=share) for name in ("rouge1", "rouge2", "rougeL", "exact", "token_recall")}
-        events = (("exact_sentence", "exact_sequence") if long_enough else ("exact_sequence",)) if leaks else ()
+        names = ("rouge1", "rouge2", "rougeL", "token_recall", "token_precision")
+        scores = {name: Score(value=share) for name in names}
+        scores["exact"] = Score(value=float(share == 1.0))
     elif ran and kind == "bag":
         sequences = (sequence(recall=share, long_enough=long_enough, bag=True),)
-        scores = {"token_recall": Score(value=share), "rougeL": Missing(missing="a bag of words has no order")}
+        scores = {"token_recall": Score(value=share), "token_precision": Score(value=share)}
+        scores["rougeL"] = Missing(missing="a bag of words has no order")
     elif ran:
+        sequences = (unguessed(long_enough=long_enough),)
         scores = {"label_accuracy": Score(value=share)}
-        events = ("label_counts",) if leaks else ()
     fields: dict[str, Any] = {
         "step": step_id(number),
         "attack": attack,
         "defense": defense,
-        "seed": 7,
+        "seed": 0,
         "status": status,
         "reason": "" if ran else f"{status.value} for a test",
-        "stop": "done",
+        "stop": {AttemptStatus.RAN: "done", AttemptStatus.BUDGET_EXHAUSTED: "budget"}.get(status, ""),
         "wall_s": 1.5,
-        "events": events,
         "sequences": sequences,
         "scores": scores,
     }
-    return Attempt(**(fields | extra))
+    return Attempt(**({"events": _events(Attempt(**(fields | extra)))} | fields | extra))
+
+
+def _events(done: Attempt) -> tuple[str, ...]:
+    """Return the events that the parts of an attempt show; `tests/test_consistency.py` holds that against the scoring."""
+    return tuple(name for name, yes in shown_events(done).items() if yes)
+
+
+def of_sequences(done: Attempt, sequences: Sequence[SequenceScore]) -> Attempt:
+    """Return `done` with other sequences, and with the scores, reach and events that follow from them."""
+    fields = {"rouge1": "r1", "rouge2": "r2", "rougeL": "rl"} | {
+        n: n for n in ("exact", "token_recall", "token_precision")
+    }
+    scores = dict(done.scores) | {
+        name: mean([float(v) for s in sequences if (v := getattr(s, field)) is not None])
+        for name, field in fields.items()
+        if name in done.scores
+    }
+    reach = {
+        name: mean([float(v) for s in sequences if (v := getattr(s, field)) is not None])
+        for name, field in {"reachable_tokens": "reachable", "reachable_sequences": "passes"}.items()
+    }
+    found = done.model_copy(update={"sequences": tuple(sequences), "scores": scores} | reach)
+    return found.model_copy(update={"events": _events(found)})
+
+
+def mean(values: Sequence[float]) -> Measured:
+    """Return the score of a step whose sequences have `values`."""
+    return Score(value=fmean(values), n=len(values)) if values else Missing(missing="nothing to measure")
 
 
 def results(
@@ -129,7 +178,7 @@ def results(
     finished: str = FINISHED,
     **extra: Any,
 ) -> Results:
-    """Build the results of an audit."""
+    """Build the results of an audit: whatever follows from its parts does, and they are sealed."""
     run = RunInfo(
         id="run-20261102",
         started="2026-11-02T09:50:00Z",
@@ -149,7 +198,15 @@ def results(
         "subject": Subject(
             model="BertForSequenceClassification", config_digest="sha256:" + "cd" * 32, parameters=22_000_000
         ),
-        "regime": Regime(training_mode=True, dropout=0.1, hidden=384, trainable="all", batch_size=1),
+        "regime": Regime(
+            training_mode=True,
+            dropout=0.1,
+            hidden=384,
+            trainable="all",
+            batch_size=1,
+            declared_defenses=tuple(sorted({s.shipped_defense for s in steps} - {"none"})),
+        ),
+        "coverage": Coverage(audited_steps=len(steps)),
         "steps": tuple(steps),
         "attempts": tuple(attempts),
         "summaries": summarise(attempts),
@@ -157,7 +214,17 @@ def results(
             positive=Control(k=positive[0], n=positive[1]), negative=Control(k=negative[0], n=negative[1])
         ),
     }
-    return Results(**(fields | extra))
+    return sealed(Results(**(fields | extra)))
+
+
+def changed(found: Results, **fields: Any) -> Results:
+    """Return `found` with other fields, and with what follows from its attempts and steps made again."""
+    steps, attempts = fields.get("steps", found.steps), fields.get("attempts", found.attempts)
+    follows: dict[str, Any] = {
+        "summaries": summarise(attempts),
+        "coverage": found.coverage.model_copy(update={"audited_steps": len(steps)}),
+    }
+    return sealed(found.model_copy(update=follows | fields))
 
 
 def audit(leaks: int, clean: int, *, attack: str = "span", defense: str = "none", **extra: Any) -> Results:

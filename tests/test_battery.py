@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -27,9 +28,12 @@ from leakaudit.battery import Audit
 from leakaudit.budget import Budget
 from leakaudit.client import ClientStep
 from leakaudit.config import AuditConfig
+from leakaudit.defenses.protocol import Defense
 from leakaudit.errors import AnatomyError, ResultsError
+from leakaudit.gate import Verdict
 from leakaudit.models import ModelRecipe
 from leakaudit.registry import attack, attacks, defense, defenses
+from leakaudit.reports import write_report
 from leakaudit.scores import (
     AttemptStatus,
     JournalEntry,
@@ -169,9 +173,10 @@ class Reaches(_Fake):
 
 @defense("fake-broken")
 @dataclass(frozen=True)
-class Broken:
+class Broken(Defense):
     """Fail with private text in the message."""
 
+    identity: ClassVar[Mapping[str, Any]] = {}
     source: ClassVar[str] = "made for a test"
     protects: ClassVar[str] = "nothing"
     cost: ClassVar[str] = "nothing"
@@ -182,9 +187,10 @@ class Broken:
 
 @defense("fake-halves")
 @dataclass(frozen=True)
-class Halves:
+class Halves(Defense):
     """Halve the update."""
 
+    identity: ClassVar[Mapping[str, Any]] = {}
     source: ClassVar[str] = "made for a test"
     protects: ClassVar[str] = "nothing"
     cost: ClassVar[str] = "nothing"
@@ -447,6 +453,69 @@ def test_real_updates_are_verified_before_they_are_attacked(tmp_path: Path) -> N
     assert scaled.verification.scale == pytest.approx(3.0)
 
 
+def _shipping(snapshot: Snapshot, name: str, **knobs: Any) -> Snapshot:
+    """Return the snapshot of a run that ships a defence, as a recorder keeps it: zeros where nothing was sent."""
+    plugin = defenses.create(name, knobs)
+    seen = plugin(ClientStep.of(snapshot), snapshot.observation, torch.Generator().manual_seed(0))
+    update = {n: seen.update.get(n, torch.zeros_like(g)) for n, g in snapshot.observation.update.items()}
+    facts = snapshot.observation.facts.model_copy(update={"defenses": (plugin.declared(),)})
+    return replace(snapshot, observation=replace(snapshot.observation, update=update, facts=facts))
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[Observation]:
+    """Note what an attack is shown."""
+    shown: list[Observation] = []
+    plain = Guesses.__call__
+
+    def looking(self: Any, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
+        shown.append(seen)
+        return plain(self, seen, rng, budget)
+
+    monkeypatch.setattr(Guesses, "__call__", looking)
+    return shown
+
+
+def test_tables_that_a_run_withholds_are_not_shown_as_tables_of_zeros(tmp_path: Path, looks: list[Observation]) -> None:
+    """They are frozen, as under a simulated `freeze-embeddings`; the raw view has them again."""
+    audit = _audit(tmp_path, "fake-guess", defenses=["undefended"])
+    audit.step(_shipping(_snapshot(), "freeze-embeddings"))
+    (record,) = audit.finish().steps
+    assert record.verification.status is VerificationStatus.VERIFIED
+    assert record.shipped_defense == "freeze-embeddings"
+    sent, raw = looks
+    table = tiny.word_table(sent.model)
+    assert table not in sent.update and table in sent.facts.frozen and table not in sent.facts.shared
+    assert table in raw.facts.shared and bool(raw.update[table].any())
+
+
+def test_a_declared_defence_that_nobody_knows_is_said_and_attacked(tmp_path: Path, looks: list[Observation]) -> None:
+    """What comes back is proof; an attack is told that all of the update may be noise."""
+    snapshot = _snapshot()
+    odd = {name: g.sign() for name, g in snapshot.observation.update.items()}
+    facts = snapshot.observation.facts.model_copy(update={"defenses": (DeclaredDefense(name="secret-sauce"),)})
+    audit = _audit(tmp_path, "fake-guess")
+    audit.step(replace(snapshot, observation=replace(snapshot.observation, update=odd, facts=facts)))
+    (record,) = audit.finish().steps
+    assert record.verification.status is VerificationStatus.UNVERIFIABLE
+    assert "secret-sauce is not registered here" in record.verification.note
+    assert audit.entries[0].attempt.status is AttemptStatus.RAN
+    assert looks[0].noise_sigma > 0 and looks[0].zeroed
+
+
+def test_an_active_server_gets_what_the_run_would_send(tmp_path: Path, looks: list[Observation]) -> None:
+    """On its model the shipped noise is drawn anew, as large as declared; a step without it would promise too much."""
+    server = {"name": "wide-pooler", "options": {"width": 40, "dimension": 8}}
+    audit = _audit(tmp_path, "fake-guess", server=server)
+    audit.step(_shipping(_snapshot(), "gaussian-noise", scale=1.0))
+    audit.finish()
+    (seen,) = looks
+    assert seen.facts.server is not None and [d.name for d in seen.facts.defenses] == ["gaussian-noise"]
+    assert seen.noise_sigma > 0
+    table = seen.update[tiny.word_table(seen.model)]
+    assert bool((table != 0).all())  # without noise, the rows of words that are not there are zero
+
+
 def test_a_canary_is_recovered_and_does_not_match_the_batch(tmp_path: Path) -> None:
     """The positive control shows that the audit sees; the negative one, that it does not see what is not there."""
     audit = _audit(tmp_path, "embedding-rows", "span", controls=2)
@@ -585,7 +654,7 @@ def test_results_fit_the_published_schema_and_load_again(finished: tuple[Path, R
     folder, results = finished
     raw = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator(Results.model_json_schema(by_alias=True)).validate(raw)
-    assert raw["schema"] == "leakaudit.results/1.1"
+    assert raw["schema"] == "leakaudit.results/1.2"
     assert load_results(folder) == results
     assert {a.status for a in results.attempts} == set(AttemptStatus) - {AttemptStatus.SKIPPED}
     assert results.coverage.audited_steps == 2
@@ -682,6 +751,25 @@ def test_text_modes_decide_what_the_journal_keeps(tmp_path: Path) -> None:
     assert full.true_pattern == masked.true_pattern
 
 
+@pytest.mark.parametrize("mode", [TextMode.HASH, TextMode.MASKED])
+def test_results_give_parts_of_a_text_and_no_number_of_its_tokens(tmp_path: Path, mode: TextMode) -> None:
+    """A run of tokens beside "exact" would be the length of the text; a strip has sixteen cells whatever the length."""
+    audit = _audit(tmp_path, "fake-guess", text=mode)
+    audit.step(_snapshot())
+    audit.finish()
+    written = json.loads((tmp_path / "results.json").read_text())
+    (found,) = written["attempts"][0]["sequences"]
+    assert found["longest_run"] is None and 0.0 <= found["longest_run_share"] <= 1.0
+    assert (found["strip"] is None) == (mode is TextMode.HASH)
+    assert mode is TextMode.HASH or re.fullmatch("[0-4a-d]{16}", found["strip"])
+    private = (tmp_path / "journal.jsonl").read_bytes()
+    shown = (tmp_path / "report.html").read_bytes()
+    (tmp_path / "journal.jsonl").unlink()
+    verdict = Verdict.model_validate_json((tmp_path / "verdict.json").read_bytes())
+    again = write_report(tmp_path, mode, now=datetime.now(UTC), verdict=verdict)
+    assert private and again.read_bytes() == shown
+
+
 def test_an_audit_without_a_step_has_no_results(tmp_path: Path) -> None:
     """An empty results file would read as a clean one."""
     with pytest.raises(ResultsError, match="no step was audited, so there are no results"):
@@ -705,12 +793,23 @@ def test_the_step_record_tells_no_exact_lengths(tmp_path: Path) -> None:
     assert record.verification.status is VerificationStatus.VERIFIED
 
 
-def test_the_recipe_of_an_unreplayable_loss_is_stamped_stochastic_and_attacked(tmp_path: Path) -> None:
+def test_the_recipe_of_an_unreplayable_loss_is_stamped_unverifiable_and_attacked(tmp_path: Path) -> None:
     """A custom loss cannot be recomputed, which is no proof of a mismatch."""
     snapshot = replace(_snapshot(), recipe=StepRecipe(training=False, loss="unsupported", note="custom loss"))
     audit = _audit(tmp_path, "fake-guess")
     audit.step(snapshot)
     (record,) = audit.finish().steps
-    assert record.verification.status is VerificationStatus.STOCHASTIC
+    assert record.verification.status is VerificationStatus.UNVERIFIABLE
     assert "custom loss" in record.verification.note
     assert audit.entries[0].attempt.status is AttemptStatus.RAN
+
+
+def test_an_attempt_that_was_written_when_a_signal_came_is_in_the_results(tmp_path: Path) -> None:
+    """A signal may come between the line in the journal and the note of it."""
+    audit = _audit(tmp_path, "fake-guess")
+    audit.step(_snapshot(0))
+    audit._entries.clear()
+    assert len(audit.finish(interrupted=True).attempts) == 1
+    audit._entries.clear()
+    audit.catch_up()
+    assert len(audit.entries) == 1

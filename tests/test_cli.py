@@ -107,7 +107,7 @@ def test_simulate_prints_the_summaries_and_nothing_else_on_stdout(audited: tuple
     assert document["granted"] == []
     assert Path(document["results"]).samefile(out / "results.json")
     assert Path(document["report"]).samefile(out / "report.html")
-    assert "plan: 2 steps, 12 attempts" in result.stderr
+    assert "plan: 2 steps x 2 attacks x 3 defences = 12 attempts, at most 6 min at 30 s each" in result.stderr
 
 
 def test_simulate_measures_what_is_true(audited: tuple[Path, Result]) -> None:
@@ -194,7 +194,7 @@ def test_fewer_full_batches_than_steps_are_announced(model: Path, data: Path, tm
     """Four rows make one batch of three."""
     result = _simulate(model, data, tmp_path / "out", "--steps", 9, "--batch-size", 3, "--attacks", "embedding-rows")
     assert result.exit_code == 0
-    assert "the data has 1 full batches of 3; 9 were asked for" in result.stderr
+    assert "the data has 1 full batch of 3; 9 were asked for" in result.stderr
 
 
 def test_what_is_granted_is_printed(model: Path, data: Path, tmp_path: Path) -> None:
@@ -587,6 +587,16 @@ def test_help_lists_every_command_without_loading_torch() -> None:
     for command in ("simulate", "worker", "run", "report", "gate", "doctor", "attacks", "defenses", "schema"):
         assert re.search(rf"^  {command} ", done.stdout, re.MULTILINE), command
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("group", [(), ("snapshots",), ("prior",)])
+def test_no_sentence_of_the_help_is_cut(group: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 80 columns every command has a whole sentence."""
+    monkeypatch.setenv("COLUMNS", "80")
+    text = _run(*group, "--help").stdout
+    commands = text.partition("Commands:")[2].strip().split("\n")
+    assert commands and "..." not in "".join(commands)
+    assert all(re.fullmatch(r" *[a-z]+  +[A-Z].*\.", line) for line in commands), text
 
 
 def test_doctor_recovers_a_known_sentence_on_this_machine() -> None:

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leakaudit.client import ClientStep, make_batch, public_facts, verify, with_random_state
+from leakaudit.client import ClientStep, make_batch, public_facts, with_random_state
 from leakaudit.errors import DataError, NonFiniteUpdateError, SnapshotError
 from leakaudit.scores import VerificationStatus
 from leakaudit.snapshot import DeclaredDefense, MicroBatch, StepRecipe, Truth
+from leakaudit.verification import verify
 from tests import tiny
 
 TEXTS = ["the old dog chased a cat .", "two birds saw the red house"]
@@ -233,12 +234,12 @@ def test_nothing_is_a_mismatch() -> None:
     assert found.status is VerificationStatus.MISMATCH and "all zero" in found.note
 
 
-def test_a_loss_that_cannot_be_replayed_is_stochastic_at_best() -> None:
+def test_a_loss_that_cannot_be_replayed_is_unverifiable() -> None:
     """With its reason; nothing is recomputed."""
     one = replace(step(), recipe=StepRecipe(loss="unsupported", note="label smoothing without attach(trainer)"))
     found = verify(one, {})
-    assert found.status is VerificationStatus.STOCHASTIC
-    assert found.note == "not recomputed: label smoothing without attach(trainer)"
+    assert found.status is VerificationStatus.UNVERIFIABLE
+    assert found.note.startswith("not recomputed: ") and found.note.endswith("label smoothing without attach(trainer)")
 
 
 def dropped_out(**recipe: Any) -> tuple[ClientStep, Update]:
@@ -252,13 +253,13 @@ def dropped_out(**recipe: Any) -> tuple[ClientStep, Update]:
     return kept, kept.update()
 
 
-def test_dropout_without_its_random_state_is_stochastic() -> None:
+def test_dropout_without_its_random_state_is_unverifiable() -> None:
     """Verified with it."""
     one, update = dropped_out()
     assert verify(one, update).status is VerificationStatus.VERIFIED
     forgot = replace(one, truth=Truth((replace(one.truth.micro_batches[0], rng={}),)))
     found = verify(forgot, update)
-    assert found.status is VerificationStatus.STOCHASTIC
+    assert found.status is VerificationStatus.UNVERIFIABLE
     assert "dropout state was not kept" in found.note
 
 
@@ -270,7 +271,7 @@ def test_a_random_state_that_does_not_repeat_the_dropout_is_no_mismatch(change: 
     rng = with_random_state(one.truth.micro_batches[0], 4).rng
     rng = {**rng, "cuda": torch.zeros(16, dtype=torch.uint8)} if change == "another device" else rng
     one = replace(one, truth=Truth((replace(one.truth.micro_batches[0], rng=rng),)))
-    assert verify(one, update).status is VerificationStatus.STOCHASTIC
+    assert verify(one, update).status is VerificationStatus.UNVERIFIABLE
 
 
 def test_another_dropout_mask_than_the_kept_one_is_a_mismatch() -> None:
@@ -325,7 +326,7 @@ def test_declared_noise_that_is_not_there_is_said() -> None:
     one = step()
     found = verify(declaring(one, "gaussian-noise", scale=1.0), one.update())
     assert found.status is VerificationStatus.VERIFIED
-    assert found.note == "the declared gaussian-noise is not in the update"
+    assert found.note == "the declared gaussian-noise is not in the update: it was sent undefended"
 
 
 def test_only_what_a_declared_pruning_left_is_compared() -> None:

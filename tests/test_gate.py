@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leakaudit import gate, stats
+from leakaudit import catalogue, gate, registry, stats
 from leakaudit.errors import ConfigError
 from leakaudit.gate import Status, Verdict
-from leakaudit.scores import Attempt, AttemptStatus, Results, VerificationStatus
-from tests.factories import NOW, attempt, audit, policy, results, step
+from leakaudit.scores import Attempt, AttemptStatus, Results, Score, StepRecord, VerificationStatus
+from tests.factories import NOW, attempt, audit, changed, of_sequences, policy, results, step
 
 RED_LINE = {"id": "red-line", "severity": "critical", "event": "exact_sentence", "max_count": 0}
 RATE = {"id": "rate", "event": "exact_sentence", "max_rate": 0.05}
@@ -46,9 +46,8 @@ def test_a_rate_passes_or_fails_by_its_bounds(leaks: int, clean: int, expected: 
 
 def test_a_failed_rate_says_so_in_numbers() -> None:
     """The sentence of the design, word by word."""
-    found = audit(7, 53)
-    shipped = found.model_copy(update={"steps": tuple(step(i, shipped="noise 0.05") for i in range(60))})
-    assert judge(shipped, RATE).sentence == (
+    steps = [step(i, shipped="noise 0.05") for i in range(60)]
+    assert judge(results(steps, [attempt(i, leaks=i < 7) for i in range(60)]), RATE).sentence == (
         "In 7 of 60 audited client steps (11.7%, 95% lower bound 5.6%) at least one sentence of 8+ tokens was "
         "recovered exactly under the defence you ship (noise 0.05). Policy allows 5%."
     )
@@ -68,8 +67,8 @@ def test_an_undecided_rate_says_how_many_more_steps_would_decide() -> None:
 def test_one_step_gets_no_interval() -> None:
     """With one step there is nothing to dress up."""
     verdict = judge(audit(0, 1), RATE)
-    assert "1 client step audited, no leak seen" in verdict.sentence
-    assert "the leak rate may be anything up to 95%" in verdict.sentence
+    assert "1 client step audited: no sentence of 8+ tokens was recovered exactly" in verdict.sentence
+    assert "The rate may be anything up to 95%." in verdict.sentence
 
 
 def test_one_leak_over_the_count_is_proof() -> None:
@@ -114,7 +113,8 @@ def test_a_step_without_a_long_sentence_is_left_out() -> None:
 def test_a_step_that_fails_verification_does_not_count() -> None:
     """Neither for nor against: its update comes from another batch."""
     steps = [step(i, VerificationStatus.MISMATCH if i < 2 else VerificationStatus.VERIFIED) for i in range(70)]
-    verdict = judge(results(steps, [attempt(i, leaks=i < 2) for i in range(70)]), RED_LINE)
+    states = [AttemptStatus.SKIPPED if i < 2 else AttemptStatus.RAN for i in range(70)]
+    verdict = judge(results(steps, [attempt(i, status=state) for i, state in enumerate(states)]), RED_LINE)
     assert (verdict.unverified_steps, verdict.rules[0].k, verdict.rules[0].n) == (2, 0, 68)
     assert "2 of 70 attempts (2.9%) crashed, were skipped or had no usable update" in verdict.sentence
 
@@ -221,13 +221,17 @@ def test_controls_use_the_bound_where_it_can_be_reached(k: int, n: int, state: s
 
 
 def test_old_evidence_does_not_pass() -> None:
-    """Results older than the policy allows, from the future or without a date leave every rule open."""
+    """Results older than the policy allows or without a date leave every rule open; from the future they cannot be."""
     found, rules = audit(0, 60), policy(RED_LINE)
     assert gate.evaluate(found, rules, now=NOW + timedelta(days=6)).verdict is Status.PASS
     late = gate.evaluate(found, rules, now=NOW + timedelta(days=8))
     assert "The evidence is 8.1 days old; the policy allows 7d." in late.sentence
-    assert gate.evaluate(found, rules, now=NOW - timedelta(days=1)).verdict is Status.INCONCLUSIVE
+    early = gate.evaluate(found, rules, now=NOW - timedelta(days=1))
+    assert (early.verdict, early.problems) == (Status.ERROR, ("the results are dated in the future",))
     assert judge(audit(0, 60, finished=""), RED_LINE).verdict is Status.INCONCLUSIVE
+    backwards = changed(found, run=found.run.model_copy(update={"started": "2026-11-02T11:30:00Z"}))
+    assert "finished before it started, by its own clock" in gate.evaluate(backwards, rules, now=NOW).sentence
+    assert gate.evaluate(backwards, rules, now=NOW).verdict is Status.INCONCLUSIVE
     assert late.valid_until == "2026-11-09T10:00:00Z"
 
 
@@ -236,7 +240,7 @@ def test_warnings_never_change_the_verdict() -> None:
     warning = RED_LINE | {"id": "warning", "level": "warn", "event": "exact_sequence", "max_count": 0}
     verdict = judge(audit(3, 100), warning, {"id": "rate", "event": "exact_sentence", "max_rate": 0.5})
     assert (verdict.verdict, verdict.exit_code) == (Status.PASS, 0)
-    assert [rule.status for rule in verdict.rules] == [Status.FAIL, Status.PASS]
+    assert [(rule.id, rule.status) for rule in verdict.rules] == [("rate", Status.PASS), ("warning", Status.FAIL)]
 
 
 def test_the_worst_rule_decides() -> None:
@@ -274,7 +278,7 @@ def test_a_score_is_judged_by_its_bounds(statistic: str, limit: float, n: int, e
 def reached(number: int, attack: str = "span", *, passes: bool | None, leaks: bool = False, **extra: Any) -> Attempt:
     """Build an attempt on one text whose attack could tell whether it was in reach."""
     done = attempt(number, attack, leaks=leaks, **extra)
-    return done.model_copy(update={"sequences": tuple(s.model_copy(update={"passes": passes}) for s in done.sequences)})
+    return of_sequences(done, [s.model_copy(update={"passes": passes}) for s in done.sequences])
 
 
 def test_a_verdict_says_where_a_search_gave_up_on_what_was_in_reach() -> None:
@@ -290,10 +294,10 @@ def test_a_verdict_says_where_a_search_gave_up_on_what_was_in_reach() -> None:
     assert "The text that did not come back was in reach" in one.sentence
 
 
-def test_a_verdict_says_that_everything_was_out_of_reach_only_where_it_was() -> None:
+def test_a_verdict_says_that_these_attacks_find_nothing_only_where_they_can_tell() -> None:
     """By an attack that can tell; a text that another attack recovered did come back; without a teller nothing is said."""
     steps = [step(i) for i in range(2)]
-    out = "What did not come back was out of reach of the attacks that can tell."
+    out = "What did not come back cannot be found by these attacks; another attack may find it."
     assert out in judge(results(steps, [reached(i, passes=False) for i in range(2)]), RATE).sentence
     assert "reach" not in judge(results(steps, [attempt(i) for i in range(2)]), RATE).sentence
     both = [reached(0, passes=True), reached(1, passes=False), attempt(0, "tag", leaks=True), attempt(1, "tag")]
@@ -340,7 +344,131 @@ def test_the_default_policy_fails_on_one_sentence_and_says_what_a_pass_takes() -
     default = gate.default_policy()
     assert gate.evaluate(audit(1, 2), default, now=NOW).verdict is Status.FAIL
     assert gate.evaluate(audit(0, 3), default, now=NOW).verdict is Status.INCONCLUSIVE
-    assert gate.evaluate(audit(0, 59), default, now=NOW).verdict is Status.PASS
+    told = [reached(i, passes=False) for i in range(59)]
+    assert gate.evaluate(results([step(i) for i in range(59)], told), default, now=NOW).verdict is Status.PASS
+    untold = gate.evaluate(audit(0, 59), default, now=NOW)
+    assert untold.verdict is Status.INCONCLUSIVE
+    assert "no attack that finished can tell what was in reach of its search" in untold.sentence
+
+
+UNVERIFIABLE = VerificationStatus.UNVERIFIABLE
+
+
+@pytest.mark.parametrize("stamp", [VerificationStatus.UNVERIFIABLE, VerificationStatus.STOCHASTIC])
+def test_a_leak_of_an_unverifiable_step_is_proof(stamp: VerificationStatus) -> None:
+    """What came back stands in the batch: nobody can recover a sentence from an update that does not hold it."""
+    verdict = judge(results([step(0, stamp)], [attempt(0, leaks=True)]), RED_LINE)
+    assert (verdict.verdict, verdict.rules[0].k, verdict.unverifiable_steps) == (Status.FAIL, 1, 1)
+    assert (verdict.unverified_steps, verdict.rules[0].worst is not None) == (0, True)
+
+
+@pytest.mark.parametrize("stamp", [VerificationStatus.UNVERIFIABLE, VerificationStatus.STOCHASTIC])
+def test_an_unverifiable_step_without_a_leak_is_no_evidence(stamp: VerificationStatus) -> None:
+    """Neither in n nor in a bound nor in the floor of evidence: sixty of them are as good as none."""
+    verdict = judge(results([step(i, stamp) for i in range(60)], [attempt(i) for i in range(60)]), RED_LINE, RATE)
+    assert verdict.verdict is Status.INCONCLUSIVE
+    assert {(rule.status, rule.n, rule.silent, rule.due) for rule in verdict.rules} == {(Status.INCONCLUSIVE, 0, 60, 0)}
+    assert "60 steps cannot be verified, and nothing came back from them. Not tested is not a pass." in verdict.sentence
+    one = judge(results([step(0, stamp)], [attempt(0)]), RED_LINE)
+    assert "1 step cannot be verified, and nothing came back from it." in one.sentence
+
+
+def test_unverifiable_steps_bound_a_rate_from_neither_side() -> None:
+    """Those that leak would make the share of leaks too large, those that do not too small."""
+    steps = [step(i, UNVERIFIABLE if i < 50 else VerificationStatus.VERIFIED) for i in range(108)]
+    found = results(steps, [attempt(i, leaks=i < 5) for i in range(108)])
+    rule = judge(found, RATE).rules[0]
+    assert (rule.k, rule.n, rule.silent, rule.status) == (5, 63, 45, Status.INCONCLUSIVE)
+    assert rule.lower == stats.lower_bound(5, 108) and rule.upper == stats.upper_bound(5, 63)
+    assert "Not counted: 45 unverifiable steps from which nothing of the kind came back." in rule.sentence
+    assert "The policy asks for 59 steps of evidence; there are 58." in rule.reasons
+
+
+@pytest.mark.parametrize(
+    ("statistic", "n", "k", "expected"),
+    [
+        ("max", 60, 1, Status.FAIL),
+        ("max", 60, 0, Status.PASS),
+        ("mean", 60, 1, Status.PASS),
+        ("p95", 60, 1, Status.PASS),
+    ],
+)
+def test_a_score_of_an_unverifiable_step_counts_only_where_it_is_proof(
+    statistic: str, n: int, k: int, expected: Status
+) -> None:
+    """Above the limit on the largest score; a mean or a percentile of the steps that leaked would be biased."""
+    steps = [*(step(i) for i in range(n)), step(n, UNVERIFIABLE)]
+    attempts = [*(attempt(i, recall=0.1) for i in range(n)), attempt(n, recall=0.9 if k else 0.3)]
+    rule = {"id": "m", "metric": "rougeL", "statistic": statistic, "max_value": 0.5}
+    found = judge(results(steps, attempts), rule).rules[0]
+    assert (found.status, found.n, found.silent) == (
+        expected,
+        n + (statistic == "max") * k,
+        1 - (statistic == "max") * k,
+    )
+
+
+def of_eight(done: Attempt) -> Attempt:
+    """Return an attempt with its text eight times."""
+    if not done.sequences:
+        return done
+    texts = [done.sequences[0].model_copy(update={"id": f"sq-{i}"}) for i in range(8)]
+    means = {name: Score(value=found.value, n=8) for name, found in done.scores.items() if isinstance(found, Score)}
+    precise = texts[0].token_precision
+    means |= {} if precise is None else {"token_precision": Score(value=precise, n=8)}
+    return done.model_copy(update={"sequences": tuple(texts), "scores": dict(done.scores) | means})
+
+
+def words(number: int) -> list[Attempt]:
+    """Build what a bag attack and a label attack got of a step of eight texts, beside a search that found nothing."""
+    bag = attempt(number, "rows", kind="bag", recall=1.0, events=("all_words", "most_words"))
+    labels = attempt(number, "llg", kind="labels", leaks=True)
+    return [of_eight(bag), of_eight(labels), of_eight(attempt(number, "span", recall=0.0))]
+
+
+def eight(number: int) -> StepRecord:
+    """Build a step of eight texts."""
+    return step(number, n_sequences=8).model_copy(update={"n_tokens_bucket": "65-128"})
+
+
+def test_the_headline_says_what_came_back_beside_the_rule_that_decides() -> None:
+    """No whole sentence, and yet every word of eight texts and all labels: that is no clean step."""
+    found = results([eight(0)], words(0))
+    verdict = gate.evaluate(found, gate.default_policy(), now=NOW)
+    assert verdict.sentence.startswith("1 client step audited: no sentence of 8+ tokens was recovered exactly")
+    assert "But every word of 8 of 8 texts and all labels came back." in verdict.sentence
+    assert "leak seen" not in verdict.sentence
+    assert "But" not in judge(audit(0, 60), RED_LINE).sentence  # nothing came back
+    assert "But" not in judge(audit(3, 60), RED_LINE).sentence  # the rule itself says what did
+
+
+def test_the_built_in_policy_judges_words_overlap_and_reach_at_level_error() -> None:
+    """Sixty steps that give words, most of the text or an open search away do not pass, whatever became of the sentences."""
+    default = gate.default_policy()
+    steps = [step(i) for i in range(60)]
+
+    def verdict(attempts: list[Attempt], steps: list[StepRecord] = steps) -> tuple[Status, set[str]]:
+        found = gate.evaluate(results(steps, attempts), default, now=NOW)
+        return found.verdict, {r.id for r in found.rules if r.status is Status.FAIL and r.level == "error"}
+
+    worded = verdict([a for i in range(60) for a in words(i)], [eight(i) for i in range(60)])
+    assert worded == (Status.FAIL, {"all-words-rate", "most-words-rate"})
+    most = [attempt(i, recall=11 / 12) for i in range(60)]
+    assert verdict(most)[0] is Status.FAIL and "overlap" in verdict(most)[1]
+    told = [a.model_copy(update={"events": ("most_words",)}) for a in most]
+    assert verdict(told) == (Status.FAIL, {"overlap", "most-words-rate"})
+    open_search = [reached(i, passes=True, status=AttemptStatus.BUDGET_EXHAUSTED) for i in range(60)]
+    assert verdict(open_search) == (Status.FAIL, {"in-reach-rate"})
+    gave_up = [reached(i, passes=True) for i in range(60)]
+    assert verdict(gave_up) == (Status.FAIL, {"in-reach-rate"})
+    assert verdict([reached(i, passes=False) for i in range(60)]) == (Status.PASS, set())
+
+
+def test_a_chance_overlap_in_one_step_does_not_fail_the_built_in_policy() -> None:
+    """Unrelated short texts share half of their words now and then, so one step above 0.5 is no proof."""
+    attempts = [reached(i, passes=False, recall=0.6 if i == 0 else 0.1, long_enough=i > 0) for i in range(100)]
+    found = gate.evaluate(results([step(i) for i in range(100)], attempts), gate.default_policy(), now=NOW)
+    assert found.verdict is Status.PASS
 
 
 POLICY = """\
@@ -403,6 +531,114 @@ def test_a_mistake_in_a_policy_is_named(tmp_path: Path, old: str, new: str, mess
     path.write_text(POLICY.replace(old, new, 1))
     with pytest.raises(ConfigError, match=message):
         gate.load_policy(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problems"),
+    [
+        (
+            "exact_sentence",
+            "exact_sentense",
+            ["10: rules[0].event: input should be 'exact_sentence', ...; did you mean 'exact_sentence'?"],
+        ),
+        (
+            "id: overlap",
+            "id: no-verbatim",
+            ["12: rules[1].id: two rules are called 'no-verbatim'; each needs its own id"],
+        ),
+        (
+            "    severity: critical\n",
+            "    level: warn\n",
+            ["7: rules: every rule is at level warn, so nothing could ever fail; set one to level: error"],
+        ),
+        ("[tag, span]", "[tag, spam]", ["14: rule 'overlap': the attack 'spam' is unknown; did you mean 'span'?"]),
+        ("[tag, span]", "spam", ["14: rule 'overlap': the attack 'spam' is unknown; did you mean 'span'?"]),
+        ("shipped", "shiped", ["14: rule 'overlap': the defence 'shiped' is unknown; did you mean 'shipped'?"]),
+        (
+            "shipped",
+            "prun(share=0.9)",
+            ["14: rule 'overlap': the defence 'prun(share=0.9)' is unknown; did you mean 'prune'?"],
+        ),
+        (
+            "metric: rougeL",
+            "metric: rouge",
+            ["15: rule 'overlap': the metric 'rouge' is unknown; did you mean 'rougeL'?"],
+        ),
+    ],
+)
+def test_a_wrong_name_is_one_error_with_its_line(tmp_path: Path, old: str, new: str, problems: list[str]) -> None:
+    """Nothing else is reported for it, and above all no verdict."""
+    path = tmp_path / "gate.yaml"
+    path.write_text(POLICY.replace(old, new, 1))
+    with pytest.raises(ConfigError) as caught:
+        gate.load_policy(path, catalogue.names_for(audit(0, 1)))
+    said = re.sub(r"('exact_sentence'), .*;", r"\1, ...;", str(caught.value))
+    assert said.splitlines() == [f"{path}:{problem}" for problem in problems]
+
+
+def test_a_name_may_be_one_of_ours_of_the_results_or_of_another_package(tmp_path: Path) -> None:
+    """Known is what this package has and what stands in the results; options in brackets do not count."""
+    path = tmp_path / "gate.yaml"
+    path.write_text(POLICY.replace("[tag, span]", "[dlg, theirs]").replace("shipped", "prune(share=0.99)"))
+    theirs = results([step(0)], [attempt(0, "theirs")])
+    assert gate.load_policy(path, catalogue.names_for(theirs)).rules[1].scope.attacks == ("dlg", "theirs")
+    with pytest.raises(ConfigError, match="the attack 'theirs' is unknown; known: "):
+        gate.load_policy(path, catalogue.own_names())
+
+
+def test_every_registered_name_is_known_without_importing_it() -> None:
+    """The names stand in the source; this imports the plugins and compares."""
+    own = catalogue.own_names()
+    for kind in ("attacks", "defenses", "metrics"):
+        registered = {n for n, plugin in getattr(registry, kind) if plugin.__module__.startswith("leakaudit.")}
+        assert getattr(own, kind) - {"semantic_similarity"} == registered
+
+
+def test_a_step_in_reach_of_a_search_that_gave_up_is_judged() -> None:
+    """Sixty of sixty: no text came back, and the update protects none of them."""
+    rule = {"id": "reach", "event": "in_reach", "max_rate": 0.05}
+    steps = [step(i) for i in range(60)]
+    all_in_reach = judge(results(steps, [reached(i, passes=True) for i in range(60)]), rule)
+    assert (all_in_reach.verdict, all_in_reach.rules[0].k) == (Status.FAIL, 60)
+    assert judge(results(steps, [reached(i, passes=False) for i in range(60)]), rule).verdict is Status.PASS
+    assert judge(results(steps, [reached(i, passes=None) for i in range(60)]), rule).rules[0].n == 0
+    short = judge(results(steps, [reached(i, passes=True, long_enough=False) for i in range(60)]), rule)
+    assert (short.verdict, short.rules[0].left_out) == (Status.INCONCLUSIVE, 60)
+    came_back = judge(results(steps, [attempt(i, leaks=i < 9) for i in range(60)]), rule)
+    assert came_back.rules[0].k == 9
+
+
+def test_most_words_of_a_sentence_are_judged() -> None:
+    """Eleven of twelve tokens in every step, by a guess or a bag; a recall without its precision decides nothing."""
+    rule = {"id": "words", "event": "most_words", "max_rate": 0.05}
+    steps = [step(i) for i in range(60)]
+    for kind in ("text", "bag"):
+        assert (
+            judge(results(steps, [attempt(i, recall=11 / 12, kind=kind) for i in range(60)]), rule).verdict
+            is Status.FAIL
+        )
+        assert (
+            judge(results(steps, [attempt(i, recall=0.4, kind=kind) for i in range(60)]), rule).verdict is Status.PASS
+        )
+    unknown = [
+        of_sequences(a, [s.model_copy(update={"token_precision": None}) for s in a.sequences])
+        for a in (attempt(i, recall=11 / 12) for i in range(60))
+    ]
+    assert judge(results(steps, unknown), rule).rules[0].n == 0
+
+
+def test_sentences_end_once() -> None:
+    """No "?." where a question ends the sentence."""
+    verdict = judge(audit(0, 60), RED_LINE | {"scope": {"attack": "spam"}})
+    assert "did you mean 'span'? Not tested is not a pass." in verdict.sentence
+    assert gate.unreadable("was it edited?", policy(), now=NOW).sentence.endswith("judged: was it edited?")
+
+
+def test_a_verdict_repeats_the_digest_of_its_results() -> None:
+    """That of the content, whatever the layout of the file."""
+    found = audit(0, 60)
+    assert found.digest is not None
+    assert judge(found, RED_LINE).results_digest == found.digest
 
 
 @pytest.mark.parametrize(

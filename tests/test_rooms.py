@@ -19,16 +19,23 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit",
         "leakaudit.budget",
         "leakaudit.canaries",
+        "leakaudit.catalogue",
         "leakaudit.config",
+        "leakaudit.consistency",
         "leakaudit.errors",
         "leakaudit.gate",
+        "leakaudit.invocation",
+        "leakaudit.json_lines",
         "leakaudit.leash",
+        "leakaudit.recovery",
         "leakaudit.registry",
         "leakaudit.reports.*",
         "leakaudit.scores",
         "leakaudit.stats",
         "leakaudit.strict_json",
         "leakaudit.strict_yaml",
+        "leakaudit.threads",
+        "leakaudit.wording",
     ),
     "core": (
         "leakaudit.active_server",
@@ -45,6 +52,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit.snapshot_files",
         "leakaudit.spool",
         "leakaudit.tensor_stream",
+        "leakaudit.verification",
     ),
     "attacks": ("leakaudit.attacks.*", "leakaudit.priors.*"),
     "defenses": ("leakaudit.defenses.*",),
@@ -52,6 +60,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "battery": (
         "leakaudit.battery",
         "leakaudit.devices",
+        "leakaudit.run_folder",
         "leakaudit.simulate",
         "leakaudit.simulate_arrays",
         "leakaudit.worker",
@@ -62,9 +71,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit.__main__",
         "leakaudit.cli",
         "leakaudit.cli_prior",
+        "leakaudit.cli_progress",
         "leakaudit.cli_snapshots",
         "leakaudit.command",
         "leakaudit.doctor",
+        "leakaudit.stopping",
     ),
 }
 """Room -> its modules; `.*` takes the package and everything below it."""
@@ -103,6 +114,7 @@ COMPANIONS = {"transformers": frozenset({"accelerate"}), "lightning": frozenset(
 two names."""
 
 WITHOUT_TORCH = (
+    "leakaudit.catalogue",
     "leakaudit.gate",
     "leakaudit.reports.page",
     "leakaudit.scores",

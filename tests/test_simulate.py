@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from leakaudit.client import ClientStep, verify
+from leakaudit.client import ClientStep
 from leakaudit.errors import ConfigError, DataError, ModelError
 from leakaudit.scores import VerificationStatus
 from leakaudit.simulate import (
@@ -22,6 +22,7 @@ from leakaudit.simulate import (
     read_examples,
 )
 from leakaudit.snapshot import Snapshot
+from leakaudit.verification import verify
 from tests import tiny
 
 ROWS = [
@@ -80,12 +81,15 @@ GOOD = '{"text": "fine", "label": 0}'
         ('{"sentence": "secret"}', r":2: looked for the field 'text' with a string, found sentence$"),
         ('{"text": 7, "label": 0}', r":2: looked for the field 'text' with a string, found label, text$"),
         ("{}", r":2: looked for the field 'text' with a string, found no fields$"),
-        ('["secret"]', r":2: looked for the field 'text' with a string, found list$"),
+        ('["secret"]', r":2: is no JSON object; found list$"),
         ("secret", r":2: is no JSON object$"),
         ('{"text": "secret"}', r":2: classification needs the field 'label' .* found nothing; use --task causal-lm"),
         ('{"text": "secret", "label": "secret"}', r":2: classification needs the field 'label' .* found str;"),
         ('{"text": "secret", "label": true}', r":2: classification needs the field 'label' .* found bool;"),
-        ('{"text": "secret", "label": -1}', r":2: classification needs the field 'label' with a class from 0 up"),
+        (
+            '{"text": "secret", "label": -1}',
+            r":2: classification needs the field 'label' with a class from 0 to 99,999, found a negative number",
+        ),
         ('{"text": "secret", "label": 1.0}', r":2: classification needs the field 'label' .* found float;"),
     ],
 )
@@ -105,13 +109,13 @@ def test_an_empty_file_is_refused(tmp_path: Path, lines: list[str]) -> None:
 
 def test_a_missing_file_and_a_binary_one_are_told_apart(tmp_path: Path) -> None:
     """What to do differs."""
-    with pytest.raises(DataError, match=r"nothing\.jsonl: no such file; give a JSONL file"):
+    with pytest.raises(DataError, match=r"nothing\.jsonl: no such file; give a file with one JSON object per line"):
         read_examples(tmp_path / "nothing.jsonl", "classification")
     binary = tmp_path / "rows.bin"
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match=r"not readable as UTF-8 text \(UnicodeDecodeError\)"):
+    with pytest.raises(DataError, match=r"rows.bin:1: is not UTF-8"):
         read_examples(binary, "classification")
-    with pytest.raises(DataError, match=r"not readable as UTF-8 text \(IsADirectoryError\)"):
+    with pytest.raises(DataError, match=r"cannot be read \(Is a directory\)"):
         read_examples(tmp_path, "classification")
 
 

@@ -12,10 +12,11 @@ from torch import nn
 
 from leakaudit.classifiers import array_batch, save_auxiliary
 from leakaudit.cli import main
-from leakaudit.client import ClientStep, verify
+from leakaudit.client import ClientStep
 from leakaudit.errors import ConfigError, DataError
 from leakaudit.scores import VerificationStatus
 from leakaudit.simulate_arrays import ArraySimulation, ArraySimulator
+from leakaudit.verification import verify
 
 
 def table_classifier() -> nn.Module:
@@ -98,3 +99,21 @@ def test_what_does_not_fit_is_said(data: Path, tmp_path: Path) -> None:
         ArraySimulation(table_classifier(), data, batch_size=0)
     with pytest.raises(DataError, match="at least one example with one label each"):
         array_batch(torch.zeros(0, 6), torch.zeros(0, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (torch.tensor([0, 10**18]), r"label above 99,999.*renumber"),
+        (torch.tensor([0.0, 1.0]), r"`labels` is a float32 tensor"),
+        (torch.tensor([False, True]), r"`labels` is a bool tensor"),
+        (torch.tensor([[0], [1]]), r"of shape \(2, 1\)"),
+        (torch.tensor([], dtype=torch.int64), r"holds no examples"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused(tmp_path: Path, labels: torch.Tensor, message: str) -> None:
+    """A million million classes are an identifier in the wrong place, and would take all memory."""
+    path = tmp_path / "arrays.safetensors"
+    save_auxiliary(path, {"inputs": torch.rand(len(labels), 3)}, labels)
+    with pytest.raises(DataError, match=message):
+        ArraySimulator(ArraySimulation(model=torch.nn.Linear(3, 2), data=path))

@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import pickletools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,16 @@ from torch import Tensor
 from leakaudit.client import with_random_state
 from leakaudit.errors import NonFiniteUpdateError, SnapshotDamagedError, SnapshotError, SnapshotVersionError
 from leakaudit.models import ModelRecipe, state_of
+from leakaudit.registry import defenses
 from leakaudit.snapshot import (
     MANIFEST,
-    NOISES,
     OBSERVED,
     TRUTH,
     DeclaredDefense,
     Granted,
     Manifest,
     MicroBatch,
+    Observation,
     Provenance,
     Truth,
     dropout_rates,
@@ -339,10 +341,55 @@ def test_dropout_rates_name_every_active_dropout() -> None:
     assert set(rates.values()) == {0.25}
 
 
+def _under(seen: Observation, **declared: dict[str, Any]) -> Observation:
+    """Return the observation with declared defences; `_` in a name stands for `-`."""
+    found = tuple(DeclaredDefense(name=name.replace("_", "-"), parameters=knobs) for name, knobs in declared.items())
+    return replace(seen, facts=seen.facts.model_copy(update={"defenses": found}))
+
+
 def test_declared_noises_add_by_their_squares() -> None:
-    """Nothing declared is nothing known, and noise without a `sigma` says nothing."""
-    facts = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), ["a bird"], [1]).facts
-    assert facts.noise_sigma == 0.0
-    given: tuple[dict[str, Any], ...] = ({"sigma": 3.0}, {"sigma": 4.0}, {"noise_multiplier": 1.0})
-    noises = tuple(DeclaredDefense(name=name, parameters=knobs) for name, knobs in zip(NOISES[:3], given, strict=True))
-    assert facts.model_copy(update={"defenses": noises}).noise_sigma == pytest.approx(5.0)
+    """Nothing declared is nothing there."""
+    seen = tiny.observe([TEXT], [1])
+    assert seen.noise_sigma == 0.0
+    assert _under(seen, gaussian_noise={"sigma": 3.0}, laplace_noise={"sigma": 4.0}).noise_sigma == pytest.approx(5.0)
+
+
+def test_the_noise_of_private_sgd_is_known_from_its_declaration() -> None:
+    """Multiplier x bound / expected batch / processes; nothing has to be measured."""
+    knobs = {"noise_multiplier": 2.0, "max_grad_norm": 3.0, "expected_batch_size": 4.0, "processes": 5}
+    seen = _under(tiny.observe([TEXT], [1]), dp_sgd=knobs)
+    assert seen.noise_sigma == pytest.approx(2.0 * 3.0 / 4.0 / 5)
+    assert seen.clipping_bound == 3.0 and seen.resized and not seen.zeroed
+
+
+@pytest.mark.parametrize("name", ["gaussian-noise", "laplace-noise"])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 8.0])
+def test_relative_noise_is_read_off_the_noised_update(name: str, scale: float) -> None:
+    """As a run declares it that ships it: by its scale alone."""
+    step = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), [TEXT], [1])
+    noised = defenses.create(name, {"scale": scale})(step, step.observe(), torch.Generator().manual_seed(0))
+    declared = _under(noised, **{name: {"scale": scale}})
+    assert declared.noise_sigma == pytest.approx(noised.noise_sigma, rel=0.02)
+
+
+def test_a_defence_that_nobody_knows_is_never_taken_for_none() -> None:
+    """All of the update may be noise, and all of its zeros may have been put there."""
+    seen = tiny.observe([TEXT], [1])
+    update = torch.cat([tensor.flatten() for tensor in seen.update.values()])
+    cases: list[dict[str, dict[str, Any]]] = [
+        {"secret_sauce": {}}, {"gaussian_noise": {"noise_multiplier": 1.0}}, {"prune": {"share": 2.0}}
+    ]  # fmt: skip
+    for declared in cases:
+        under = _under(seen, **declared)
+        assert under.noise_sigma == pytest.approx(float(update.square().mean().sqrt()), rel=1e-5)
+        assert under.zeroed and under.resized
+
+
+def test_what_zeroes_and_what_resizes_is_said() -> None:
+    """Pruning zeroes; signs have no length; freezing does neither."""
+    seen = tiny.observe([TEXT], [1], max_grad_norm=7.0)
+    assert (seen.zeroed, seen.resized, seen.clipping_bound) == (False, False, 7.0)
+    assert _under(seen, prune={"share": 0.5}).zeroed and not _under(seen, prune={"share": 0.5}).resized
+    assert _under(seen, sign={}).resized and not _under(seen, sign={}).zeroed
+    frozen = _under(seen, freeze_embeddings={})
+    assert not frozen.resized and not frozen.zeroed and frozen.noise_sigma == 0.0

@@ -56,10 +56,9 @@ def gpt2_tokenizer() -> Any:
 
 def bert(num_labels: int = 2, seed: int = 0, dropout: float = 0.0, **more: Any) -> nn.Module:
     """Return a BERT classifier: 2 layers, D = 32, eager attention, eval mode."""
-    size = {"hidden_size": HIDDEN, "num_attention_heads": 2, "intermediate_size": 2 * HIDDEN}
+    size = {"hidden_size": HIDDEN, "num_attention_heads": 2, "intermediate_size": 2 * HIDDEN, "num_hidden_layers": 2}
     config = hf.BertConfig(
         vocab_size=len(VOCABULARY),
-        num_hidden_layers=2,
         max_position_embeddings=POSITIONS,
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,

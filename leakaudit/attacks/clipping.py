@@ -15,8 +15,11 @@ def scale_is_known(seen: Observation) -> bool:
     """Return whether the update has the length of the gradient.
 
     Clipping multiplies the whole update by one unknown factor. Whether it did so shows in the norm, as long as no
-    declared defence changed the norm afterwards; if one did, the factor counts as unknown.
+    declared defence changed the norm afterwards; if one did, the factor counts as unknown. A defence that keeps no length at
+    all (signs, clipping of each example) makes it unknown without a bound, too.
     """
+    if seen.resized:
+        return False
     bound = seen.facts.max_grad_norm
     if bound is None:
         return True

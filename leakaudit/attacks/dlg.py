@@ -21,7 +21,7 @@ class Dlg(PlainMatching):
     """Find embeddings x and soft labels y whose gradient g is the observed one G, then take the nearest tokens.
 
     Minimises sum_i ||G_i - g_i(x, y)||_2^2 over the shared parameters i. The published attack runs L-BFGS; LAMP compares with it under
-    Adam and TAG's learning rate, and so does this one. What else is assumed is `tag`'s.
+    Adam with TAG's loss and learning rate, at alpha = 0, and so does `preset=paper`, whose norms are not squared. What else is assumed is `tag`'s.
     """
 
     source: ClassVar[str] = "DLG (Zhu et al. 2019) as in LAMP (Balunovic et al. 2022), Sec. 5 and App. D"

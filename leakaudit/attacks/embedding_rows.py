@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
-from leakaudit.attacks.reconstruction import APPLIES, Applicability, Reconstruction, not_applicable
+from leakaudit.attacks.above_noise import rows_above_noise
+from leakaudit.attacks.reconstruction import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
 from leakaudit.budget import Budget
 from leakaudit.registry import attack
 from leakaudit.snapshot import Observation
-
-MAD_TO_DEVIATION = 1.4826
-"""A normal distribution's standard deviation divided by its median absolute deviation, 1 / NormalDist().inv_cdf(0.75)."""
 
 
 @attack("embedding-rows")
@@ -24,17 +20,21 @@ class EmbeddingRows:
     """Bag of tokens: the rows of the word embedding (V, D) that received any update.
 
     A row enters the forward pass only if its token is in the batch, so every other row's gradient is exactly 0. It says
-    neither order nor how often a word occurs. Pruning can only hide rows, never add any. Under declared noise every row is
-    non-zero; then a row counts as touched if its norm lies further above the median row than chance allows.
+    neither order nor how often a word occurs. Pruning can only hide rows, never add any.
+
+    Under noise every row is non-zero. Whoever sees a table without a single zero row, or knows of noise, asks which rows hold more than
+    noise alone explains (see `above_noise`). That needs neither the noise's name nor, for a batch of few of all tokens, its size.
 
     Not true for an embedding tied to an output head, whose softmax touches all V rows.
     """
 
     false_rows: float = 1.0
-    """Under declared noise: how many of the V rows may be named by chance. Our choice: one word too many."""
+    """Under noise: how many of the V rows may be named by chance, beside others that stand out. Our choice: one word too many. Where
+    nothing but noise is there, 99 tables of 100 name no row at all."""
 
     goal: ClassVar[Literal["text", "words", "labels"]] = "words"
     source: ClassVar[str] = "Melis et al. 2019; first stage of FILM (Gupta et al. 2022, Sec. 4.2)"
+    false_event_rate: ClassVar[float] = FALSE_EVENTS
     threat_model: ClassVar[str] = (
         "Sees one client's update; the word embedding is trained and not tied to an output head."
     )
@@ -65,22 +65,11 @@ class EmbeddingRows:
         rows = seen.update[str(name)]  # (V, D)
         vocabulary = seen.facts.vocabulary
         around = vocabulary.wordless_ids
-        touched = self._above_noise(rows) if seen.facts.declared("gaussian-noise") else (rows != 0).any(dim=1)  # (V,)
+        touched, noise = (rows != 0).any(dim=1), 0.0  # (V,)
+        if seen.noise_sigma > 0.0 or bool(touched.all()):
+            touched, noise = rows_above_noise(rows, seen.noise_sigma, self.false_rows)
         ids = [token for token in touched.nonzero().flatten().tolist() if token not in around]
-        return Reconstruction(tokens=tuple(ids), facts={"rows": float(touched.sum())})
-
-    def _above_noise(self, rows: Tensor) -> Tensor:
-        """Return (V,) whether each row's norm is an outlier among all rows.
-
-        Rows without a token hold noise alone, and over D entries the norm of noise is nearly normal. Most rows are such, so
-        median and median absolute deviation describe them, and the cut is the quantile that `false_rows` of V exceed.
-        """
-        norms = rows.norm(dim=1)  # (V,)
-        median = norms.median()
-        deviation = MAD_TO_DEVIATION * (norms - median).abs().median()
-        cut = NormalDist().inv_cdf(max(0.5, 1 - self.false_rows / len(norms)))
-        touched: Tensor = norms > median + cut * deviation
-        return touched
+        return Reconstruction(tokens=tuple(ids), facts={"rows": float(touched.sum()), "noise": noise})
 
 
 def word_embedding(seen: Observation) -> str | None:

@@ -25,7 +25,7 @@ from leakaudit.attacks.output_layer import (
     find_output_layer,
     neutral_inputs,
 )
-from leakaudit.attacks.reconstruction import APPLIES, Applicability, Reconstruction, not_applicable
+from leakaudit.attacks.reconstruction import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
 from leakaudit.budget import Budget
 from leakaudit.errors import AnatomyError
 from leakaudit.registry import attack
@@ -69,6 +69,7 @@ class FeatureLabels:
 
     goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
     source: ClassVar[str] = "derived here; instance-wise labels from features as in iLRG (Ma et al. 2023)"
+    false_event_rate: ClassVar[float] = FALSE_EVENTS
     threat_model: ClassVar[str] = "Sees one client's gradient and knows the weights; cross-entropy."
 
     def applies(self, seen: Observation) -> Applicability:
@@ -115,7 +116,8 @@ class FeatureLabels:
         facts = {"batch_rank": float(roots.wanted), "features_found": float(len(roots.features))}
         if len(roots.features) == 0:
             classes = seen.facts.num_labels or 0
-            return Reconstruction(label_counts=_even(classes, roots.wanted), stop="budget", facts=facts)
+            even = _even(classes, roots.wanted)
+            return Reconstruction(label_counts=even, counts_told=False, stop="budget", facts=facts)
         features, logits = _from_features(seen, layer, part, roots.features, dummy)
         predicted = logits.double().softmax(dim=1)  # (N, C)
         complete = len(roots.features) == roots.wanted
@@ -130,10 +132,12 @@ class FeatureLabels:
             counts, off = labels_from(gradient, predicted, head_loss(seen))
             error = max(error, off)
             facts |= {"relative_error": error, "sequences": float(sum(counts)), "proved": float(error < AGREES)}
-            return Reconstruction(label_counts=counts, stop=stop, facts=facts)
+            told = error < AGREES or seen.noise_sigma == 0.0
+            return Reconstruction(label_counts=counts, counts_told=told, stop=stop, facts=facts)
         of_all = bias_gradient(seen, layer) if shared else None
         shares = head_loss(seen).shares(predicted.mean(dim=0) - (gradient.sum(dim=0) if of_all is None else of_all))
-        return Reconstruction(label_counts=whole_counts(shares, roots.wanted), stop=stop, facts=facts | {"proved": 0.0})
+        counts, told = whole_counts(shares, roots.wanted), seen.noise_sigma == 0.0
+        return Reconstruction(label_counts=counts, counts_told=told, stop=stop, facts=facts | {"proved": 0.0})
 
     def _updates(self, seen: Observation, part: FeedForward) -> tuple[Tensor, Tensor]:
         """Return the updates of both layers.

@@ -11,8 +11,8 @@ from leakaudit.attacks.matching_attack import Evidence, Recipe, can_match, check
 from leakaudit.attacks.matching_engine import MaskPlaces
 from leakaudit.attacks.matching_hybrid import Hybrid
 from leakaudit.attacks.matching_objective import Objective
-from leakaudit.attacks.matching_search import Descent, Start
-from leakaudit.attacks.reconstruction import Applicability, Reconstruction
+from leakaudit.attacks.matching_search import Descent, Keep, Start
+from leakaudit.attacks.reconstruction import FALSE_EVENTS, Applicability, Reconstruction
 from leakaudit.budget import Budget
 from leakaudit.registry import attack
 from leakaudit.snapshot import Observation
@@ -46,12 +46,22 @@ class Settings:
     verdict_steps: int
     fill: bool
     whitened: bool
+    relative: bool
+    start_scale: float
+    squared: bool
+    label_step: float | None
+    apart: bool
+    patience: int
+    stop_early: bool
+    keep: Keep
+    denoise: bool
+    noise_rescales: bool
 
 
 PRESETS: dict[Preset, Settings] = {
     "paper": Settings(
         steps=2000,
-        learning_rate=0.2,
+        learning_rate=0.01,
         decay=0.89,
         linear=False,
         weight_decay=0.01,
@@ -72,6 +82,16 @@ PRESETS: dict[Preset, Settings] = {
         verdict_steps=0,
         fill=False,
         whitened=False,
+        relative=False,
+        start_scale=1.0,
+        squared=False,
+        label_step=0.01,
+        apart=True,
+        patience=0,
+        stop_early=False,
+        keep="last",
+        denoise=False,
+        noise_rescales=True,
     ),
     "fast": Settings(
         steps=150,
@@ -96,9 +116,19 @@ PRESETS: dict[Preset, Settings] = {
         verdict_steps=40,
         fill=True,
         whitened=False,
+        relative=True,
+        start_scale=0.0,
+        squared=True,
+        label_step=None,
+        apart=False,
+        patience=50,
+        stop_early=True,
+        keep="best",
+        denoise=True,
+        noise_rescales=False,
     ),
 }
-"""`paper`: GRAB, Sec. 5.1 (the weight decay of AdamW is PyTorch's default, as the paper names none; its step of 0.01 is 0.2 of BERT's unit).
+"""`paper`: GRAB, Sec. 5.1 (the weight decay of AdamW is PyTorch's default, as the paper names none).
 `fast`: our tuning on training sentences (CoLA), where the distance and the regulariser are those of LAMP_cos."""
 
 
@@ -119,13 +149,16 @@ class Grab:
     them. How far the true words are to be expected is known, because a guess's own gradient can be put behind dropout; a search that ends much farther off begins
     anew from noise (`attempts`). The best guesses of all rounds compete in the end, each with masks of its own. It also gives embeddings other seats (`matching_seats`).
 
-    The paper lets a padding token stand at every place, because only the longest length is known. Here the number of tokens of the batch is
-    read as a rank, and where sequences end from the span of the first block's inputs (`matching_shape`), so no place is padding.
+    `preset=paper` is the published attack with these departures. The paper lets a padding token stand at every place, because only the longest length is
+    known; here the number of tokens of the batch is read as a rank, and where sequences end from the span of the first block's inputs
+    (`matching_shape`), so candidates have the right lengths from the start and no place is padding. Line 10 of Algorithm 1, as printed, keeps the worse of two
+    results; here the better one is kept. Tokens are scored with the likeliest labels instead of soft ones. And defences are taken from the protocol,
+    not inferred from norms and zeros.
 
-    If the protocol prunes, only non-zero entries are matched (Sec. 5.5.2), or, with `fill`, what was removed is filled in first. If it clips
-    or adds noise, gradients are compared at the same length (Sec. 5.5.1); a cosine needs no length. Noise that the protocol declares is taken out of
-    matrices as far as their rank tells (`matching_noise`), and a cosine counts by how far what is left can be believed. `aware=false` leaves
-    all of that out.
+    If the protocol prunes, only non-zero entries are matched (Sec. 5.5.2), or, with `fill`, what was removed is filled in first. If it clips,
+    gradients are compared at the same length; with `noise_rescales` also if it adds noise, as the paper does (Sec. 5.5.1). A cosine needs no length.
+    With `denoise`, declared noise is taken out of matrices as far as their rank tells (`matching_noise`), and a cosine counts by how far what is left
+    can be believed. `aware=false` leaves all of that out.
     """
 
     preset: Preset = "fast"
@@ -135,7 +168,11 @@ class Grab:
     steps: int | None = None
     """n_c: continuous steps of a round."""
     learning_rate: float | None = None
-    """Adam's step, relative to the root mean square of the word embedding's entries."""
+    """Adam's step, 0.01 in the paper; with `relative`, in units of the root mean square of the word embedding's entries."""
+    relative: bool | None = None
+    """Take steps in units of the root mean square of the word embedding's entries. False in the paper."""
+    start_scale: float | None = None
+    """Standard deviation of the entries of normal starts: 1 in the paper, N(0, I); 0 makes rows as long as the word embedding's in the mean."""
     decay: float | None = None
     """Factor on it every 50 steps."""
     linear: bool | None = None
@@ -150,8 +187,12 @@ class Grab:
     """n_d: beam searches over all places in a round."""
     beams: int | None = None
     """n_b: batches that are kept at each place."""
+    apart: bool | None = None
+    """Search from each of the `beams` best orders for itself, as in the paper (Algorithm 3), instead of once from all together."""
     distance: Literal["l2", "cosine"] | None = None
-    """Distance between gradients, of each parameter: squared L2, or one minus the cosine."""
+    """Distance between gradients, of each parameter: L2, or one minus the cosine."""
+    squared: bool | None = None
+    """Square L2 distances. False in the paper as printed (Eq. 1)."""
     alpha: float | None = None
     """Weight of the L1 distance beside it (Eq. 1)."""
     length_weight: float | None = None
@@ -160,6 +201,8 @@ class Grab:
     """Learn dropout masks. False models a client without dropout: the paper's ablation."""
     mask_step: float = 0.01
     """Adam's step for masks, in absolute terms (Sec. 5.1, lambda); it falls with the other."""
+    label_step: float | None = None
+    """Adam's step for labels that are optimised, in absolute terms; it falls with the other. The paper's is lambda (Algorithm 2, line 5)."""
     mask_start: Literal["mean", "bernoulli"] | None = None
     """Masks at the start: all at 1 - p, or drawn (Algorithm 1, line 1)."""
     mask_weight: float | None = None
@@ -184,8 +227,16 @@ class Grab:
     single sentence behind dropout (README). Not in the paper."""
     words: int = 0
     """Nearest words at each place that are tried after the beam search (`matching_words`). Not in the paper."""
-    patience: int = 50
-    """Steps without a lower loss after which those of a round end. Our choice."""
+    patience: int | None = None
+    """Steps without a lower loss after which those of a round end; 0 for never, as in the paper."""
+    stop_early: bool | None = None
+    """Stop as soon as the tokens explain the update. Not in the paper."""
+    keep: Keep | None = None
+    """Return the `best` guess of all rounds, or the `last`, as the paper does; rounds then end where the beam search does not improve on the steps."""
+    denoise: bool | None = None
+    """Take declared noise out of the update. Not in the paper."""
+    noise_rescales: bool | None = None
+    """Compare gradients at the same length under declared noise, too, as the paper does (Sec. 5.5.1); an L2 distance only."""
     labels: Literal["joint", "enumerate"] = "joint"
     """Labels that are not granted: optimised with the embeddings, or each assignment tried for `trial_steps`."""
     trial_steps: int = 75
@@ -198,6 +249,7 @@ class Grab:
     """Parameters whose update is matched: patterns of names, joined by `+`, such as `*.layer.0.*`."""
 
     goal: ClassVar[Literal["text", "words", "labels"]] = "text"
+    false_event_rate: ClassVar[float] = FALSE_EVENTS
     source: ClassVar[str] = (
         "GRAB (Feng et al., CCS 2024), Algorithms 1 to 3, Sec. 5.1, 5.5; lengths, fresh masks and seats: own"
     )
@@ -211,19 +263,19 @@ class Grab:
             self,
             at_least_one=(
                 *("hybrid_rounds", "steps", "n_init", "beams"),
-                *("patience", "trial_steps", "restarts", "attempts"),
+                *("trial_steps", "restarts", "attempts"),
             ),
             not_negative=(
-                *("n_permutations", "sweeps", "words", "verdict_steps"),
+                *("n_permutations", "sweeps", "words", "verdict_steps", "patience", "start_scale"),
                 *("alpha", "length_weight", "weight_decay", "mask_step", "mask_weight"),
             ),
-            positive=("learning_rate", "decay"),
+            positive=("learning_rate", "decay", "label_step"),
         )
         self._objective()  # refuses a metric for anything but a cosine
 
     def _objective(self) -> Objective:
         chosen = self.settings()
-        return Objective(chosen.distance, l1=chosen.alpha, whitened=chosen.whitened)
+        return Objective(chosen.distance, l1=chosen.alpha, whitened=chosen.whitened, squared=chosen.squared)
 
     def settings(self) -> Settings:
         """Return the preset with the knobs that were set."""
@@ -244,8 +296,10 @@ class Grab:
                 decay=chosen.decay,
                 linear=chosen.linear,
                 weight_decay=chosen.weight_decay,
-                patience=self.patience,
+                patience=chosen.patience,
+                label_step=chosen.label_step,
                 mask_step=self.mask_step,
+                keep=chosen.keep,
             ),
             start=Start(
                 chosen.n_init,
@@ -265,6 +319,9 @@ class Grab:
                 seats=chosen.seats,
                 attempts=chosen.attempts,
                 verdict_steps=chosen.verdict_steps,
+                apart=chosen.apart,
+                keep=chosen.keep,
+                stop_early=chosen.stop_early,
             ),
             length_weight=chosen.length_weight,
             exposure=self.exposure,
@@ -274,5 +331,9 @@ class Grab:
             mask_places=chosen.mask_places,
             aware=self.aware,
             fill=chosen.fill,
+            denoise=chosen.denoise,
+            noise_rescales=chosen.noise_rescales,
+            relative=chosen.relative,
+            start_scale=chosen.start_scale,
         )
         return match(seen, recipe, rng, budget)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from leakaudit.attacks.auxiliary import Auxiliary, auxiliary_outputs, can_use
 from leakaudit.attacks.clipping import scale_is_known
+from leakaudit.attacks.counts_in_noise import count_in_noise
 from leakaudit.attacks.head_loss import HeadLoss, head_loss, mean_gradient
 from leakaudit.attacks.label_counts import (
     CountsLabels,
@@ -68,15 +69,29 @@ class GradientMixture(CountsLabels):
             DataError: the auxiliary data cannot be read.
         """
         layer, loss = find_output_layer(seen), head_loss(seen)
+        states = self._states(seen, layer)
+        gradients = [_gradients(own, loss, layer) for own in states]
+        return count_in_noise(
+            seen, layer, rng, lambda noisy: self._count(noisy, layer, loss, gradients, states[0].labels)
+        )
+
+    def _count(
+        self,
+        seen: Observation,
+        layer: OutputLayer,
+        loss: HeadLoss,
+        gradients: Sequence[tuple[Tensor, Tensor]],
+        labels: Tensor,
+    ) -> Reconstruction:
+        """Explain the update by examples of these labels, whose gradients are given as in `mixture`."""
         known = batch_size(seen, self.data_count)
         update = seen.update[layer.weight].double()  # (C, H)
         if layer.bias is not None:
             update = torch.cat([update, seen.update[layer.bias].double()[:, None]], dim=1)  # (C, H + 1)
         update = mean_gradient(update, loss, known)
-        states = self._states(seen, layer)
         sized = scale_is_known(seen)
-        weights = mixture([_gradients(own, loss, layer) for own in states], update, whole=sized)  # (N,)
-        shares = torch.zeros(len(update), dtype=torch.float64).index_add(0, states[0].labels.cpu(), weights)
+        weights = mixture(gradients, update, whole=sized)  # (N,)
+        shares = torch.zeros(len(update), dtype=torch.float64).index_add(0, labels.cpu(), weights)
         explained = float(shares.sum())
         if not sized and explained > 0:
             shares = shares / explained

@@ -7,8 +7,16 @@ from typing import ClassVar, Literal
 
 import torch
 
-from leakaudit.attacks.output_layer import bias_gradient, find_output_layer, logit_gradient, neutral_outputs
-from leakaudit.attacks.reconstruction import APPLIES, Applicability, Reconstruction, not_applicable
+from leakaudit.attacks.counts_in_noise import count_in_noise
+from leakaudit.attacks.output_layer import (
+    Neutral,
+    OutputLayer,
+    bias_gradient,
+    find_output_layer,
+    logit_gradient,
+    neutral_outputs,
+)
+from leakaudit.attacks.reconstruction import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
 from leakaudit.budget import Budget
 from leakaudit.errors import AnatomyError
 from leakaudit.registry import attack
@@ -32,6 +40,7 @@ class Idlg:
 
     goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
     source: ClassVar[str] = "iDLG (Zhao et al. 2020), as LLG (Wainakh et al. 2022, Sec. 3.2 and Eq. 9) describes it"
+    false_event_rate: ClassVar[float] = FALSE_EVENTS
     threat_model: ClassVar[str] = (
         "Sees one client's update and knows the weights; the output layer is trained with cross-entropy on one sequence."
     )
@@ -51,17 +60,22 @@ class Idlg:
             AnatomyError: there is no output layer to read.
         """
         layer = find_output_layer(seen)
+        rows_only = layer.bias is None or not bool(seen.update[layer.bias].any())
+        neutral = neutral_outputs(seen, layer, rng) if rows_only and layer.module.out_features == 2 else None
+        return count_in_noise(seen, layer, rng, lambda noisy: self._label(noisy, layer, neutral))
+
+    def _label(self, seen: Observation, layer: OutputLayer, neutral: Neutral | None) -> Reconstruction:
+        """Name the label; `neutral` is there for two classes without a bias."""
         gradient = bias_gradient(seen, layer)  # (C,)
         from_bias = gradient is not None
         rows = seen.update[layer.weight].norm(dim=1)  # (C,)
         if gradient is not None:
             label = int(gradient.argmin())
-        elif len(rows) > 2:
-            gradient, label = -rows, int(rows.argmax())
+        elif neutral is None:
+            label = int(rows.argmax())
         else:
-            gradient = logit_gradient(seen, layer, neutral_outputs(seen, layer, rng))
-            label = int(gradient.argmin())
+            label = int(logit_gradient(seen, layer, neutral).argmin())
         facts = {"from_bias": float(from_bias)}
-        if from_bias:
+        if gradient is not None:
             facts["negative_classes"] = float((gradient < 0).sum())
         return Reconstruction(label_counts=tuple(int(c == label) for c in range(len(rows))), facts=facts)

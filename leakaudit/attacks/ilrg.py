@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from leakaudit.attacks.clipping import scale_is_known
-from leakaudit.attacks.head_loss import head_loss, mean_gradient
+from leakaudit.attacks.counts_in_noise import count_in_noise
+from leakaudit.attacks.head_loss import HeadLoss, head_loss, mean_gradient
 from leakaudit.attacks.label_counts import (
     CountsLabels,
     batch_size,
@@ -19,6 +20,7 @@ from leakaudit.attacks.label_counts import (
 from leakaudit.attacks.llg import can_read
 from leakaudit.attacks.llg_star import clipping_factor
 from leakaudit.attacks.output_layer import (
+    Neutral,
     OutputLayer,
     bias_gradient,
     find_output_layer,
@@ -84,9 +86,12 @@ class Ilrg(CountsLabels):
             AnatomyError: there is no output layer to read.
         """
         layer, loss = find_output_layer(seen), head_loss(seen)
+        neutral = neutral_outputs(seen, layer, rng) if self.dummy else None
+        return count_in_noise(seen, layer, rng, lambda noisy: self._count(noisy, layer, loss, neutral))
+
+    def _count(self, seen: Observation, layer: OutputLayer, loss: HeadLoss, neutral: Neutral | None) -> Reconstruction:
         known = batch_size(seen, self.data_count)
         weight = mean_gradient(seen.update[layer.weight].double(), loss, known)  # (C, H)
-        neutral = neutral_outputs(seen, layer, rng) if self.dummy else None
         bias = bias_gradient(seen, layer) if neutral is None else logit_gradient(seen, layer, neutral)
         if bias is None:
             bias = torch.zeros_like(weight[:, 0])
@@ -95,7 +100,7 @@ class Ilrg(CountsLabels):
         trust = COMMON_TRUST if self.dummy else 1e-30
         rest = bias @ (weight - torch.outer(bias, start))
         # What the update says of features drowns in noise before what it says of counts does.
-        noisy = self.dummy and seen.facts.noise_sigma > 0.0
+        noisy = self.dummy and seen.noise_sigma > 0.0
         scale = 1.0
         if not scale_is_known(seen):
             scale = clipping_factor(

@@ -15,7 +15,7 @@ from torch import Tensor
 from leakaudit.attacks.clipping import scale_is_known
 from leakaudit.attacks.head_loss import HeadLoss, mean_gradient
 from leakaudit.attacks.output_layer import OutputLayer, bias_gradient
-from leakaudit.attacks.reconstruction import Reconstruction
+from leakaudit.attacks.reconstruction import FALSE_EVENTS, Reconstruction
 from leakaudit.snapshot import Observation
 
 LARGEST_GUESS = 64
@@ -37,6 +37,7 @@ class CountsLabels:
     """Number of sequences behind the update, granted; None takes what the protocol makes public, else it is guessed."""
 
     goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
+    false_event_rate: ClassVar[float] = FALSE_EVENTS
 
     def __post_init__(self) -> None:
         """Refuse a number of sequences that is none."""

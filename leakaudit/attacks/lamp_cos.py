@@ -9,7 +9,6 @@ from typing import ClassVar
 import torch
 
 from leakaudit.attacks.lamp import PRESETS, Lamp, Preset, Settings
-from leakaudit.attacks.matching_attack import match
 from leakaudit.attacks.matching_objective import Objective
 from leakaudit.attacks.reconstruction import Reconstruction
 from leakaudit.budget import Budget
@@ -40,16 +39,8 @@ class LampCos(Lamp):
     is not in the paper.
     """
 
-    length_weight: float = 1.0
-    """alpha_reg (App. D)."""
-    prior_weight: float = 0.2
-    """alpha_lm (App. D)."""
-
     presets: ClassVar[Mapping[Preset, Settings]] = {**PRESETS, "fast": FAST}
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
         """Match gradients until no token changes, the steps are used up or the budget is."""
-        recipe = self.recipe(
-            seen, Objective("cosine"), length_weight=self.length_weight, prior_weight=self.prior_weight
-        )
-        return match(seen, recipe, rng, budget)
+        return self.attack(seen, Objective("cosine"), rng, budget)

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
 from leakaudit.attacks.embedding_rows import word_embedding
-from leakaudit.attacks.lamp import Lamp
-from leakaudit.attacks.matching_attack import check_knobs, match
+from leakaudit.attacks.lamp import PRESETS, Lamp, Preset, Settings
+from leakaudit.attacks.matching_attack import check_knobs
 from leakaudit.attacks.matching_objective import Objective
 from leakaudit.attacks.reconstruction import Reconstruction
 from leakaudit.budget import Budget
 from leakaudit.registry import attack
 from leakaudit.snapshot import Observation
 
+LENGTH_WEIGHT, PRIOR_WEIGHT = 25.0, 60.0
+"""alpha_reg and alpha_lm of LAMP_L2+L1 (App. D); the presets of our own have the cosine's, relative to the update."""
+
 
 @attack("lamp-l1l2")
 @dataclass(frozen=True)
 class LampL1L2(Lamp):
-    """`lamp-cos` with sum_i ||G_i - g_i(x)||_2^2 + alpha ||G_i - g_i(x)||_1 in the place of the cosine.
+    """`lamp-cos` with sum_i ||G_i - g_i(x)||_2 + alpha ||G_i - g_i(x)||_1 in the place of the cosine.
 
-    The weights of regulariser and prior belong to the size of that sum, so they are relative to the observed update's: alpha_reg and
-    alpha_lm are multiplied by the distance of a zero gradient, ||G||_2^2 + alpha ||G||_1.
+    The presets of our own square the L2 norms. Their weights of regulariser and prior belong to the size of that sum, so they are relative to the
+    observed update's: alpha_reg and alpha_lm are multiplied by the distance of a zero gradient, ||G||_2^2 + alpha ||G||_1.
     """
 
     alpha: float = 0.01
     """Weight of the L1 term (App. D)."""
-    length_weight: float = 1.0
-    """alpha_reg, relative to the distance of a zero gradient."""
-    prior_weight: float = 0.2
-    """alpha_lm, likewise."""
+
+    presets: ClassVar[Mapping[Preset, Settings]] = {
+        **PRESETS,
+        "paper": replace(PRESETS["paper"], length_weight=LENGTH_WEIGHT, prior_weight=PRIOR_WEIGHT),
+        "large": replace(PRESETS["large"], length_weight=LENGTH_WEIGHT, prior_weight=PRIOR_WEIGHT),
+    }
 
     def __post_init__(self) -> None:
         """Refuse knobs that leave nothing to do, and a metric that is a cosine's."""
@@ -41,12 +48,10 @@ class LampL1L2(Lamp):
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
         """Match gradients until no token changes, the steps are used up or the budget is."""
+        unit = self._size(seen) if self.settings().relative else 1.0
+        return self.attack(seen, Objective("l2", l1=self.alpha), rng, budget, unit=unit)
+
+    def _size(self, seen: Observation) -> float:
+        """Return ||G||_2^2 + alpha ||G||_1, with both norms over everything but the word embedding."""
         matched = [update for name, update in seen.update.items() if name != word_embedding(seen)]
-        size = sum(float(update.square().sum()) + self.alpha * float(update.abs().sum()) for update in matched)
-        recipe = self.recipe(
-            seen,
-            Objective("l2", l1=self.alpha),
-            length_weight=self.length_weight * size,
-            prior_weight=self.prior_weight * size,
-        )
-        return match(seen, recipe, rng, budget)
+        return sum(float(update.square().sum()) + self.alpha * float(update.abs().sum()) for update in matched)

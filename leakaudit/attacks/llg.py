@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from leakaudit.attacks.clipping import scale_is_known
-from leakaudit.attacks.head_loss import head_loss, mean_gradient
+from leakaudit.attacks.counts_in_noise import count_in_noise
+from leakaudit.attacks.head_loss import HeadLoss, head_loss, mean_gradient
 from leakaudit.attacks.label_counts import CountsLabels, batch_size, fewest_of_each, smallest_batch
-from leakaudit.attacks.output_layer import bias_gradient, find_output_layer, own_direction
+from leakaudit.attacks.output_layer import OutputLayer, bias_gradient, find_output_layer, own_direction
 from leakaudit.attacks.reconstruction import APPLIES, Applicability, Reconstruction, not_applicable
 from leakaudit.budget import Budget
 from leakaudit.errors import AnatomyError
@@ -54,6 +55,9 @@ class Llg(CountsLabels):
             AnatomyError: there is no output layer to read.
         """
         layer, loss = find_output_layer(seen), head_loss(seen)
+        return count_in_noise(seen, layer, rng, lambda noisy: self._count(noisy, layer, loss))
+
+    def _count(self, seen: Observation, layer: OutputLayer, loss: HeadLoss) -> Reconstruction:
         bias = None if self.read == "rows" else bias_gradient(seen, layer)
         known = batch_size(seen, self.data_count)
         if self.read == "rows":

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from leakaudit.attacks.auxiliary import Auxiliary, auxiliary_outputs, can_use
 from leakaudit.attacks.clipping import scale_is_known
-from leakaudit.attacks.head_loss import head_loss, mean_gradient
+from leakaudit.attacks.counts_in_noise import count_in_noise
+from leakaudit.attacks.head_loss import HeadLoss, head_loss, mean_gradient
 from leakaudit.attacks.label_counts import (
     CountsLabels,
     batch_size,
@@ -23,7 +24,7 @@ from leakaudit.attacks.label_counts import (
 )
 from leakaudit.attacks.llg import Read, can_read, extract_labels
 from leakaudit.attacks.llg_star import clipping_factor
-from leakaudit.attacks.output_layer import Neutral, find_output_layer, logit_gradient
+from leakaudit.attacks.output_layer import Neutral, OutputLayer, find_output_layer, logit_gradient
 from leakaudit.attacks.reconstruction import Applicability, Reconstruction
 from leakaudit.budget import Budget
 from leakaudit.registry import attack
@@ -63,8 +64,11 @@ class LlgPlus(CountsLabels):
             DataError: the auxiliary data cannot be read.
         """
         layer, loss = find_output_layer(seen), head_loss(seen)
-        known = batch_size(seen, self.data_count)
         own = auxiliary_outputs(seen, layer, self.auxiliary or Path())
+        return count_in_noise(seen, layer, rng, lambda noisy: self._count(noisy, layer, loss, own))
+
+    def _count(self, seen: Observation, layer: OutputLayer, loss: HeadLoss, own: Auxiliary) -> Reconstruction:
+        known = batch_size(seen, self.data_count)
         if self.read == "rows":
             gradient = mean_gradient(seen.update[layer.weight].double().sum(dim=1), loss, known)
             counts = _from_row_sums(gradient, known or 1, own)

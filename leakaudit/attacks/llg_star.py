@@ -9,10 +9,18 @@ import torch
 from torch import Tensor
 
 from leakaudit.attacks.clipping import scale_is_known
-from leakaudit.attacks.head_loss import head_loss, mean_gradient
+from leakaudit.attacks.counts_in_noise import count_in_noise
+from leakaudit.attacks.head_loss import HeadLoss, head_loss, mean_gradient
 from leakaudit.attacks.label_counts import CountsLabels, batch_size, fewest_of_each, misfit, smallest_batch
 from leakaudit.attacks.llg import Read, can_read, extract_labels
-from leakaudit.attacks.output_layer import Dummy, find_output_layer, logit_gradient, neutral_outputs
+from leakaudit.attacks.output_layer import (
+    Dummy,
+    Neutral,
+    OutputLayer,
+    find_output_layer,
+    logit_gradient,
+    neutral_outputs,
+)
 from leakaudit.attacks.reconstruction import Applicability, Reconstruction
 from leakaudit.budget import Budget
 from leakaudit.registry import attack
@@ -58,6 +66,9 @@ class LlgStar(CountsLabels):
         """
         layer, loss = find_output_layer(seen), head_loss(seen)
         neutral = neutral_outputs(seen, layer, rng, self.dummy)
+        return count_in_noise(seen, layer, rng, lambda noisy: self._count(noisy, layer, loss, neutral))
+
+    def _count(self, seen: Observation, layer: OutputLayer, loss: HeadLoss, neutral: Neutral) -> Reconstruction:
         known = batch_size(seen, self.data_count)
         facts = {"property_1": float(neutral.positive), "batch_size_known": float(known is not None)}
         if self.read == "rows":

@@ -6,7 +6,7 @@ Letters: B sequences, C classes.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
@@ -17,11 +17,19 @@ from leakaudit.attacks.matching_engine import MaskPlaces, Matcher
 from leakaudit.attacks.matching_gradients import CandidateGradients
 from leakaudit.attacks.matching_hybrid import Hybrid, hybrid_search
 from leakaudit.attacks.matching_objective import Objective
-from leakaudit.attacks.matching_search import Descent, Found, Rounds, Start, search
+from leakaudit.attacks.matching_search import Descent, Found, Keep, Rounds, Start, search
 from leakaudit.attacks.matching_shape import BatchShape, guess_shape
 from leakaudit.attacks.output_layer import number_of_classes
+from leakaudit.attacks.precision import in_single_precision
 from leakaudit.attacks.proof import prove
-from leakaudit.attacks.reconstruction import APPLIES, Applicability, GuessedSequence, Reconstruction, not_applicable
+from leakaudit.attacks.reconstruction import (
+    APPLIES,
+    FALSE_EVENTS,
+    Applicability,
+    GuessedSequence,
+    Reconstruction,
+    not_applicable,
+)
 from leakaudit.attacks.span import Span
 from leakaudit.budget import Budget
 from leakaudit.errors import AnatomyError
@@ -62,6 +70,14 @@ class Recipe:
     """Match norms, take out noise, fill in or mask entries and weigh parameters where the protocol declares clipping, noise or pruning."""
     fill: bool = True
     """Fill in what pruning removed instead of masking it."""
+    denoise: bool = True
+    """Take declared noise out of the update."""
+    noise_rescales: bool = False
+    """Match norms under declared noise, too."""
+    relative: bool = True
+    """Take steps in units of the word embedding."""
+    start_scale: float = 0.0
+    """Standard deviation of normal starts; 0 makes rows as long as the word embedding's."""
     length_weight: float = 0.0
     """alpha_reg of LAMP's regulariser."""
     exposure: str = "*"
@@ -82,6 +98,7 @@ def can_match(seen: Observation, exposure: str, evidence: Evidence = "none") -> 
         return not_applicable(f"{type(seen.model).__name__} takes no `inputs_embeds`, so no dummy can be optimised")
     if not set(seen.update) - {word_embedding(seen)}:
         return not_applicable("no parameter beyond the word embedding has a shared update")
+    single = in_single_precision(seen)
     try:
         number_of_classes(seen)
         if evidence == "span":
@@ -90,8 +107,8 @@ def can_match(seen: Observation, exposure: str, evidence: Evidence = "none") -> 
                 return not_applicable(f"there is no evidence to start from: {reads.reason}")
             lengths: tuple[int, ...] = (PROBE_LENGTH,)
         else:
-            lengths = guess_shape(seen).lengths
-        CandidateGradients(seen, lengths, exposure.split("+"))
+            lengths = guess_shape(single).lengths
+        CandidateGradients(single, lengths, exposure.split("+"))
     except AnatomyError as error:
         return not_applicable(str(error))
     return APPLIES
@@ -105,12 +122,13 @@ def match(seen: Observation, recipe: Recipe, rng: torch.Generator, budget: Budge
     """
     read = Span()(seen, rng, budget.part(EVIDENCE_SHARE)).sequences or () if recipe.evidence == "span" else ()
     guesses = [guess.token_ids for guess in read]
+    single = in_single_precision(seen)
     if guesses and seen.facts.granted.lengths is None:
         shape = BatchShape(tuple(map(len, guesses)), "span")
     else:
-        shape = guess_shape(seen)
+        shape = guess_shape(single)
     matcher = Matcher(
-        seen,
+        single,
         shape.lengths,
         recipe.objective,
         length_weight=recipe.length_weight,
@@ -120,6 +138,10 @@ def match(seen: Observation, recipe: Recipe, rng: torch.Generator, budget: Budge
         mask_places=recipe.mask_places,
         aware=recipe.aware,
         fill=recipe.fill,
+        relative=recipe.relative,
+        start_scale=recipe.start_scale,
+        denoise=recipe.denoise,
+        noise_rescales=recipe.noise_rescales,
     )
     start = recipe.start if not guesses else replace(recipe.start, given=_fitting(guesses, shape.lengths))
     if recipe.hybrid is not None:
@@ -165,6 +187,7 @@ def reconstruct(seen: Observation, matcher: Matcher, shape: BatchShape, found: F
     return Reconstruction(
         sequences=tuple(sorted(proof.sequences, key=lambda guess: -guess.confidence)),
         label_counts=None if matcher.knows_labels else counts,
+        counts_told=proof.label_counts is not None or seen.noise_sigma == 0.0,
         stop=found.stop,
         facts=facts | found.facts | proof.facts,
     )
@@ -196,37 +219,129 @@ def with_knobs(preset: Settings, attack: object) -> Settings:
     return replace(preset, **{name: value for name, value in given.items() if value is not None})
 
 
+PlainPreset = Literal["improved", "paper", "large"]
+
+
+@dataclass(frozen=True)
+class PlainSettings:
+    """What a preset of DLG or TAG decides."""
+
+    steps: int
+    learning_rate: float
+    linear: bool
+    weight_decay: float
+    clip: float
+    relative: bool
+    start_scale: float
+    n_init: int
+    restarts: int
+    trial_steps: int
+    patience: int
+    label_step: float | None
+    squared: bool
+    keep: Keep
+    aware: bool
+
+
+PLAIN_PAPER = PlainSettings(
+    steps=2500,
+    learning_rate=0.1,
+    linear=False,
+    weight_decay=0.0,
+    clip=0.0,
+    relative=False,
+    start_scale=1.0,
+    n_init=1,
+    restarts=1,
+    trial_steps=50,
+    patience=0,
+    label_step=0.1,
+    squared=False,
+    keep="last",
+    aware=False,
+)
+
+PLAIN_PRESETS: dict[PlainPreset, PlainSettings] = {
+    "improved": replace(
+        PLAIN_PAPER,
+        learning_rate=0.5,
+        relative=True,
+        start_scale=0.0,
+        n_init=10,
+        restarts=2,
+        patience=200,
+        label_step=None,
+        squared=True,
+        keep="best",
+        aware=True,
+    ),
+    "paper": PLAIN_PAPER,
+    "large": replace(PLAIN_PAPER, steps=10_000, linear=True, weight_decay=0.01, clip=1.0),
+}
+"""`paper`: DLG and TAG as LAMP runs them on BERT-base (Sec. 5, App. D). `large`: on BERT-large, with PyTorch's weight decay of AdamW, as the paper names none.
+`improved`: as many steps with our tuning on training sentences; 10 samples cost as much as five steps, and in 50 steps the loss falls to about half."""
+
+
 @dataclass(frozen=True)
 class PlainMatching:
-    """Knobs and course of DLG and TAG: normal starts, Adam, nearest tokens at the end."""
+    """Knobs and course of DLG and TAG: normal starts, Adam, nearest tokens at the end. A knob at None is the preset's."""
 
-    steps: int = 2500
-    """Adam steps (LAMP, Sec. 5)."""
-    learning_rate: float = 0.5
-    """Adam's step, relative to the root mean square of the word embedding's entries, without decay. LAMP, App. D, gives 0.1 in absolute
-    terms, which for BERT is about 2 of that unit; 0.5 did best in our tuning on training sentences."""
-    n_init: int = 10
-    """Normal samples that are scored before the start. The papers take one; our choice of 10 costs as much as five steps."""
-    restarts: int = 2
-    """Best samples that get `trial_steps` steps side by side; the one with the lowest loss then goes on. Our choice."""
-    trial_steps: int = 50
-    """Steps in which restarts compete. Our choice: in that time the loss falls to about half."""
-    patience: int = 200
-    """Steps without a lower loss after which the attack stops as converged. Our choice."""
+    preset: PlainPreset = "improved"
+    """`paper` is the attack as LAMP compares with it on BERT-base, `large` on BERT-large; `improved` is our tuning."""
+    steps: int | None = None
+    """Adam steps."""
+    learning_rate: float | None = None
+    """Adam's step without decay; with `relative`, in units of the root mean square of the word embedding's entries."""
+    linear: bool | None = None
+    """Let it fall to zero on a straight line."""
+    weight_decay: float | None = None
+    """Of AdamW."""
+    clip: float | None = None
+    """Norm that the derivative by the embeddings is cut to; 0 for none."""
+    relative: bool | None = None
+    """Take steps in units of the root mean square of the word embedding's entries. False in the paper."""
+    start_scale: float | None = None
+    """Standard deviation of the entries of normal starts: 1 in the paper, N(0, I); 0 makes rows as long as the word embedding's in the mean."""
+    n_init: int | None = None
+    """Normal samples that are scored before the start. 1 in the paper."""
+    restarts: int | None = None
+    """Best samples that get `trial_steps` steps side by side; the one with the lowest loss then goes on. 1 in the paper."""
+    trial_steps: int | None = None
+    """Steps in which restarts compete."""
+    patience: int | None = None
+    """Steps without a lower loss after which the attack stops as converged; 0 for never, as in the paper."""
+    label_step: float | None = None
+    """Adam's step for labels that are optimised, in absolute terms; it falls with the other. The paper's is that of the embeddings."""
+    squared: bool | None = None
+    """Square L2 distances. False in the paper as printed (LAMP, L_tag)."""
+    keep: Keep | None = None
+    """Return the candidate with the `best` loss, or the `last`, as the paper does."""
+    aware: bool | None = None
+    """Make use of the noise, pruning and clipping that the protocol declares. Not in the paper."""
     labels: Literal["joint", "enumerate"] = "joint"
     """Labels that are not granted: optimised with the embeddings (DLG), or each assignment tried for `trial_steps`."""
     exposure: str = "*"
     """Parameters whose update is matched: patterns of names, joined by `+`, such as `*.layer.0.*`."""
 
+    presets: ClassVar[Mapping[PlainPreset, PlainSettings]] = PLAIN_PRESETS
     goal: ClassVar[Literal["text", "words", "labels"]] = "text"
+    false_event_rate: ClassVar[float] = FALSE_EVENTS
     threat_model: ClassVar[str] = (
         "Sees one client's update and knows the weights; the client takes gradient steps without dropout on few sequences."
     )
 
     def __post_init__(self) -> None:
         """Refuse knobs that leave nothing to do."""
-        whole = ("steps", "n_init", "restarts", "trial_steps", "patience")
-        check_knobs(self, at_least_one=whole, positive=("learning_rate",))
+        check_knobs(
+            self,
+            at_least_one=("steps", "n_init", "restarts", "trial_steps"),
+            not_negative=("patience", "clip", "weight_decay", "start_scale"),
+            positive=("learning_rate", "label_step"),
+        )
+
+    def settings(self) -> PlainSettings:
+        """Return the preset with the knobs that were set."""
+        return with_knobs(self.presets[self.preset], self)
 
     def applies(self, seen: Observation) -> Applicability:
         """Say whether there is a gradient to match and a shape to match it with."""
@@ -234,9 +349,22 @@ class PlainMatching:
 
     def recipe(self, objective: Objective) -> Recipe:
         """Return the attack with one objective."""
+        chosen = self.settings()
         return Recipe(
-            objective=objective,
-            descent=Descent(self.steps, self.learning_rate, patience=self.patience),
-            start=Start(self.n_init, restarts=self.restarts, trial_steps=self.trial_steps, labels=self.labels),
+            objective=replace(objective, squared=chosen.squared),
+            descent=Descent(
+                chosen.steps,
+                chosen.learning_rate,
+                linear=chosen.linear,
+                weight_decay=chosen.weight_decay,
+                clip=chosen.clip,
+                patience=chosen.patience,
+                label_step=chosen.label_step,
+                keep=chosen.keep,
+            ),
+            start=Start(chosen.n_init, restarts=chosen.restarts, trial_steps=chosen.trial_steps, labels=self.labels),
             exposure=self.exposure,
+            relative=chosen.relative,
+            start_scale=chosen.start_scale,
+            aware=chosen.aware,
         )

@@ -56,6 +56,10 @@ class Matcher:
         mask_places: MaskPlaces = "all",
         aware: bool = True,
         fill: bool = False,
+        relative: bool = True,
+        start_scale: float = 0.0,
+        denoise: bool = True,
+        noise_rescales: bool = False,
     ) -> None:
         """Prepare; nothing of `seen` is changed, now or later.
 
@@ -70,6 +74,11 @@ class Matcher:
             mask_places: learn masks of all tokens, as GRAB does, or those of opening tokens, such as `[CLS]`, and of no token only.
             aware: match norms, take out noise, mask entries and weigh parameters where the protocol declares clipping, noise or pruning.
             fill: where it declares pruning and `aware` is on, fill entries in (`matching_pruned`) instead of masking them.
+            relative: take steps in units of the root mean square of the word embedding's entries.
+            start_scale: standard deviation of the entries of random candidates: 1 for N(0, I), as LAMP prints them (Algorithm 1); 0 makes rows as long
+                as the word embedding's in the mean.
+            denoise: where it declares noise and `aware` is on, take it out and weigh parameters by what is left (`matching_noise`).
+            noise_rescales: match norms where it declares noise, too, as GRAB does (Sec. 5.5.1), not only where it clips.
 
         Raises:
             AnatomyError: there is nothing to match.
@@ -80,8 +89,10 @@ class Matcher:
         self.halvings = 0
         """How often memory ran out and half as many candidates were run at once from then on."""
         self.gradients = CandidateGradients(seen, lengths, exposure, dropout=dropout)
-        pruned = aware and seen.facts.declared("prune") is not None
-        known = not aware or objective.kind == "cosine" or scale_is_known(seen)
+        pruned = aware and seen.zeroed
+        sigma = seen.noise_sigma if aware else 0.0
+        rescaled = not scale_is_known(seen) or (noise_rescales and sigma > 0)
+        known = not aware or objective.kind == "cosine" or not rescaled
         masked = objective.masked or (pruned and not fill)
         self.objective = replace(
             objective,
@@ -89,7 +100,7 @@ class Matcher:
             whitened=objective.whitened and not masked,
             masked=masked,
             filled=objective.filled or (pruned and fill),
-            sigma=objective.sigma or (seen.facts.noise_sigma if aware else 0.0),
+            sigma=objective.sigma or (sigma if denoise else 0.0),
         )
         self._comparison = Comparison(
             self.objective, self.gradients.matrices, self.gradients.vectors, seen.update, sum(self.lengths)
@@ -103,10 +114,12 @@ class Matcher:
         """(V, D) its rows at norm 1, zero where a token can stand at no free place."""
         unknown = self._vocabulary.special.get("unk", -1)
         self.directions[sorted(self._vocabulary.special_ids - {unknown})] = 0.0
-        self.unit = float(self.table.square().mean().sqrt())
-        """Root mean square of the word embedding's entries."""
+        self.unit = float(self.table.square().mean().sqrt()) if relative else 1.0
+        """Of Adam's step: the root mean square of the word embedding's entries, or 1."""
         self.mean_length = float(self.table.norm(dim=1).mean())
         """Mean norm of the word embedding's rows."""
+        self.start_scale = start_scale or self.mean_length / self.table.shape[1] ** 0.5
+        """Standard deviation of a start's entries."""
         self._held: dict[int, tuple[int, ...]] = {}
         self._fixed, self._public = self._public_embeddings()
         self._inside = torch.zeros(len(self.lengths), max(self.lengths), 1, device=self.table.device)
@@ -136,16 +149,17 @@ class Matcher:
         return self.gradients.classes
 
     def random(self, candidates: int, rng: torch.Generator) -> Dummy:
-        """Draw candidates, normal, with rows as long as the word embedding's in the mean.
+        """Draw candidates, normal: N(0, I) as in LAMP (Sec. 5), or with rows as long as the word embedding's in the mean.
 
-        LAMP, Sec. 5, draws from a standard normal. For a word embedding whose rows have length 1 that would be twenty times
-        too long, and drown the positions that are added to it.
+        For a word embedding whose rows have length 1 those of N(0, I) are twenty times longer, and drown the positions that
+        are added to them.
         """
         rows, longest = self._fixed.shape[:2]
         drawn = torch.randn(candidates, rows, longest, self.table.shape[1], generator=rng)
         logits = torch.randn(candidates, rows, self.classes, generator=rng)
-        size = self.mean_length / self.table.shape[1] ** 0.5
-        return Dummy((size * drawn).to(self.table.device), logits.to(self.table.device), self.full_masks(candidates))
+        return Dummy(
+            (self.start_scale * drawn).to(self.table.device), logits.to(self.table.device), self.full_masks(candidates)
+        )
 
     def full_masks(self, candidates: int) -> Tensor:
         """Return (N, P) masks at what they are in the mean, 1 - p, with which a pass is one without dropout."""

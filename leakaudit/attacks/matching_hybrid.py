@@ -19,7 +19,17 @@ from torch import Tensor
 from leakaudit.attacks.matching_discrete import shuffled
 from leakaudit.attacks.matching_engine import Matcher
 from leakaudit.attacks.matching_gradients import Dummy
-from leakaudit.attacks.matching_search import Descent, Found, Run, Start, Stop, advance, begun, permuted
+from leakaudit.attacks.matching_search import (
+    Descent,
+    Found,
+    Keep,
+    Run,
+    Start,
+    Stop,
+    advance,
+    begun,
+    permuted,
+)
 from leakaudit.attacks.matching_words import Batch, mend, nearest_words
 from leakaudit.budget import Budget
 
@@ -47,6 +57,13 @@ class Hybrid:
     """Searches from noise, while the best guess is farther off than dropout explains."""
     verdict_steps: int = 0
     """Steps on masks alone that the best guesses of all rounds get in the end, each from masks at their mean; 0 for none."""
+    apart: bool = False
+    """Search from each of the `beams` best orders for itself, as Algorithm 3 is printed, instead of once from all together."""
+    keep: Keep = "best"
+    """End with the best guess of all rounds, which every round begins with, too; or with the `last` round's, and stop when the beam search does
+    not improve on the steps, as the paper does (Sec. 5.1)."""
+    stop_early: bool = True
+    """End as soon as the tokens explain the update."""
 
 
 FINALISTS = 4
@@ -134,18 +151,20 @@ class _Search:
                 for row in range(len(matcher.lengths)):
                     run.seat(row)
             tokens, likeness = matcher.tokens(run.now.embeddings[0])
-            known = [tuple(tokens)] if guess is None else [tuple(tokens), guess.tokens]
+            known = [tuple(tokens)]
+            if guess is not None and hybrid.keep == "best":
+                known.append(guess.tokens)
             beams = _sequenced(matcher, run.now, known, hybrid, self._rng, budget)
             found, loss = beams.best
             facts["hybrid_rounds"] += 1
             facts["beamed"] += found != tuple(tokens)
             facts["candidates"] += beams.scored
             self._finalists |= dict(beams.ranked)
-            if guess is not None and not loss < guess.loss:
+            if hybrid.keep == "best" and guess is not None and not loss < guess.loss:
                 self._stop = "converged"
                 break
             guess = _Guess(found, loss, likeness, run.now.detached())
-            if matcher.explained_by(loss):
+            if (hybrid.stop_early and matcher.explained_by(loss)) or (hybrid.keep == "last" and found == tuple(tokens)):
                 self._stop = "converged"
                 break
             if budget.exhausted():
@@ -191,13 +210,35 @@ def _sequenced(
     logits = one.label_logits[0]
     beams = Beams(matcher, logits, one.masks[0] if hybrid.keep_masks else None, hybrid.beams)
     beams.offer([*known, *_orders(matcher, known[0], hybrid.permutations, rng)])
-    for _ in range(hybrid.sweeps):
-        if budget.exhausted() or not beams.sweep(budget):
-            break
+    if hybrid.apart:
+        search_apart(beams, hybrid.sweeps, budget)
+    else:
+        for _ in range(hybrid.sweeps):
+            if budget.exhausted() or not beams.sweep(budget):
+                break
     if hybrid.words and not budget.exhausted():
         words = nearest_words(matcher, one.embeddings[0], hybrid.words)
         beams.offer([mend(matcher, beams.best[0], logits, words, rng, budget)])
     return beams
+
+
+def search_apart(beams: Beams, sweeps: int, budget: Budget) -> None:
+    """Search from each kept batch X_j for itself, over its own words T_j (Algorithm 3, lines 2 to 8), and offer what comes out.
+
+    A sweep that changes no X_j would be repeated as it is, so it is the last.
+    """
+    starts = [batch for batch, _ in beams.ranked]
+    words = [beams.words(start) for start in starts]
+    for _ in range(sweeps):
+        before = list(starts)
+        for number, own in enumerate(words):
+            one = beams.alone(starts[number])
+            one.sweep(budget, own)
+            starts[number] = one.best[0]
+            beams.scored += one.scored
+        if starts == before or budget.exhausted():
+            break
+    beams.offer(starts)
 
 
 def _orders(matcher: Matcher, tokens: Batch, count: int, rng: torch.Generator) -> list[Batch]:
@@ -252,12 +293,33 @@ class Beams:
         everything = dict.fromkeys([*self._kept, *batches])
         self._kept = sorted(everything, key=lambda batch: self._losses[batch])[: self._width]
 
-    def sweep(self, budget: Budget) -> bool:
-        """Go over all places once, putting each token of a sequence there, and say whether the best batch changed."""
+    def words(self, batch: Batch) -> Batch:
+        """Return the different tokens of each sequence of a batch, without those that are public."""
+        places = map(self._matcher.free_places, range(len(batch)))
+        return tuple(
+            tuple(dict.fromkeys(sequence[place] for place in free))
+            for sequence, free in zip(batch, places, strict=True)
+        )
+
+    def alone(self, batch: Batch) -> Beams:
+        """Return beams that begin with one batch and know what was scored so far."""
+        one = Beams(self._matcher, self._logits, self._masks, self._width)
+        one._losses = self._losses
+        one.offer([batch])
+        return one
+
+    def sweep(self, budget: Budget, words: Batch | None = None) -> bool:
+        """Go over all places once, putting each token of a sequence there, and say whether the best batch changed.
+
+        Args:
+            budget: looked at before every place.
+            words: of each sequence, to put there; those that the kept batches have now by default.
+        """
         before = self._kept[0]
         for row in range(len(self._matcher.lengths)):
             places = self._matcher.free_places(row)
-            tokens = dict.fromkeys(batch[row][place] for batch in self._kept for place in places)
+            here = dict.fromkeys(batch[row][place] for batch in self._kept for place in places)
+            tokens = tuple(here) if words is None else words[row]
             for place in places:
                 if budget.exhausted():
                     return False

@@ -48,7 +48,9 @@ class Objective:
     """Which distance between gradients is made small."""
 
     kind: Literal["l2", "cosine"] = "l2"
-    """Squared L2 distance (DLG) or one minus the cosine (LAMP, Sec. 4.2, L_cos)."""
+    """L2 distance or one minus the cosine (LAMP, Sec. 4.2, L_cos)."""
+    squared: bool = True
+    """Square the L2 distance of each parameter, as DLG does (Zhu et al. 2019); LAMP (L_tag) and GRAB (Eq. 1) print it without the square."""
     per: Literal["parameter", "layer", "whole"] = "parameter"
     """What a cosine is taken of, before the mean: each parameter tensor, all parameters of a block, or the whole update. The L2
     distance is the same for all."""
@@ -148,7 +150,8 @@ class Comparison:
         if self.objective.kind == "cosine":
             return 1.0
         absolute = sum(float(part.abs().sum()) for part in (*self._matrices, self._flat))
-        return float(self._power.sum()) + self.objective.l1 * absolute
+        apart = self._power if self.objective.squared else self._power.sqrt()
+        return float(apart.sum()) + self.objective.l1 * absolute
 
     @torch.no_grad()
     def losses(self, pairs: Pairs) -> Tensor:
@@ -210,7 +213,10 @@ class Comparison:
         """Return (N,) the distances without the L1 term."""
         if self.objective.kind == "l2":
             scale = self._scale(power)[:, None]
-            return (scale.square() * power - 2 * scale * inner + self._power).sum(dim=1).clamp_min(0.0)
+            apart = scale.square() * power - 2 * scale * inner + self._power
+            if self.objective.squared:
+                return apart.sum(dim=1).clamp_min(0.0)
+            return apart.clamp_min(TINY).sqrt().sum(dim=1)
         norms = ((power @ self._groups) * (self._power @ self._groups)).clamp_min(TINY).sqrt()  # (N, groups)
         return 1 - (inner @ self._groups) / norms @ self._weights
 

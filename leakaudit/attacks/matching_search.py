@@ -29,7 +29,7 @@ IMPROVEMENT = 1e-3
 """Relative fall of the loss that counts as progress. Our choice."""
 
 LABEL_STEP = 0.1
-"""Adam's step for unknown label logits. Our choice: a label can change sides within twenty steps."""
+"""Adam's step for unknown label logits where nothing else is said. Our choice: a label can change sides within twenty steps."""
 
 REDRAWN = 0.25
 """Share of a sequence's places that are drawn anew. Our choice."""
@@ -41,6 +41,8 @@ SAME = 0.05
 """Relative rise of the loss that a move to other places may cost. Our choice: the gradient stays the same, the regulariser does not."""
 
 Stop = Literal["done", "converged", "budget"]
+
+Keep = Literal["best", "last"]
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,16 @@ class Descent:
     """Norm that the derivative by a candidate's embeddings is cut to; 0 for none (BERT-large in LAMP, App. D)."""
     patience: int = 0
     """Steps without a lower loss after which the search stops; 0 for never."""
+    label_step: float | None = None
+    """Adam's step for unknown label logits at the start, which falls with the embeddings'; None takes `LABEL_STEP` throughout."""
     mask_step: float = 0.0
     """Adam's step for dropout masks at the start; it falls with the other."""
+    keep: Keep = "best"
+    """End with the candidate that had the lowest loss, or with the last, as LAMP's Algorithm 1 does."""
+
+    def label_rate(self, taken: int) -> float:
+        """Return the step for labels after so many steps."""
+        return LABEL_STEP if self.label_step is None else self.label_step * self.rate(taken) / self.learning_rate
 
     def mask_rate(self, taken: int) -> float:
         """Return the step for masks after so many steps."""
@@ -110,6 +120,8 @@ class Rounds:
     """alpha_lm."""
     patience: int = 0
     """Rounds that changed no token and moved none after which a descent ends; 0 for never."""
+    stop_early: bool = True
+    """End as soon as the tokens explain the update."""
     words: int = 0
     """Nearest words at each place that are tried as tokens after the last step (`matching_words`), with those of restarts that fell out; 0 takes
     the nearest."""
@@ -117,6 +129,10 @@ class Rounds:
     """How often the places furthest from any word are drawn anew, and another descent begins from the best so far."""
     redraw_steps: int = 0
     """Steps of each of these descents."""
+
+    def count(self, steps: int) -> int:
+        """Return how many rounds belong to so many steps: one after every `every`, and one after what is left."""
+        return math.ceil(steps / self.every)
 
     @property
     def seats_every(self) -> int:
@@ -153,7 +169,7 @@ def search(
     elif shuffles is not None and run.taken:
         shuffles.look(run)
     stop = "converged" if shuffles is not None and shuffles.explained else advance(run, shuffles, budget)
-    best = run.best if shuffles is None else shuffles.best(run, budget)
+    best = run.end if shuffles is None else shuffles.best(run, budget)
     if shuffles is not None:
         again = replace(descent, steps=shuffles.rounds.redraw_steps)
         for _ in range(shuffles.rounds.redraws):
@@ -348,6 +364,11 @@ class Run:
         """Whether the loss has not fallen for as many steps as patience lasts."""
         return 0 < self.descent.patience < self.taken - self.last_progress
 
+    @property
+    def end(self) -> Dummy:
+        """The candidates that the descent ends with."""
+        return (self.best if self.descent.keep == "best" else self.now).detached()
+
     def facts(self, loss: float) -> dict[str, float]:
         """Return what a report says of the run, and of the loss of what it ends with, if that is a number."""
         facts = {
@@ -440,8 +461,8 @@ class Run:
         return self._matcher.explain(tokens, self.now.label_logits[number])
 
     def settle(self) -> None:
-        """Go back to the best of the present descent."""
-        if bool(self.best_losses.isfinite().all()):
+        """Go back to the best of the present descent, unless the last is kept."""
+        if self.descent.keep == "best" and bool(self.best_losses.isfinite().all()):
             self.now = self.best.detached()
 
     def _adam(self, slopes: Dummy) -> None:
@@ -453,7 +474,8 @@ class Run:
             norms = by_embeddings.flatten(1).norm(dim=1)[:, None, None, None]
             by_embeddings = by_embeddings * (self.descent.clip / norms.clamp_min(1e-12)).clamp(max=1.0)
         by_parts = slopes._replace(embeddings=by_embeddings)
-        steps = (rate, LABEL_STEP if self._optimise_labels else 0.0, self.descent.mask_rate(self.taken_now))
+        by_labels = self.descent.label_rate(self.taken_now) if self._optimise_labels else 0.0
+        steps = (rate, by_labels, self.descent.mask_rate(self.taken_now))
         parts = zip(self.now, by_parts, self.means, self.squares, steps, strict=True)
         for value, slope, mean, square, step in parts:
             if step == 0.0:
@@ -533,7 +555,7 @@ class _Shuffler:
 
     def look(self, run: Run) -> None:
         """See whether the present candidate's tokens have the observed gradient: then it is the best there can be."""
-        if run.explained():
+        if self.rounds.stop_early and run.explained():
             self.explained = True
             self._best = (-math.inf, run.now.detached())
 
@@ -544,14 +566,22 @@ class _Shuffler:
         return torch.cat([self._matcher.losses(_with_orders(one, row, part)) for part in parts])
 
     def best(self, run: Run, budget: Budget) -> Dummy:
-        """Return the best candidate that any round ended with, after a last one if the present candidate has not had its own."""
-        if self.rounds.when == "at-end":
-            run.now = run.best.detached()
-        if not self.settled and (
-            self._best is None or run.taken_now % self.rounds.every or self.rounds.when == "at-end"
-        ):
+        """Return what the search ends with, after the rounds that are still owed: all of them at the end, or one for the last few steps."""
+        at_end = self.rounds.when == "at-end"
+        if at_end:
+            run.now = run.end
+        owed = self.rounds.count(run.descent.steps) if at_end else int(self._best is None or self._unshuffled(run))
+        for number in range(owed):
+            if self.settled or (number and budget.exhausted()):
+                break
             self.shuffle(run, budget)
+        if run.descent.keep == "last" and not self.explained:
+            return run.now.detached()
         return run.best.detached() if self._best is None else self._best[1]
+
+    def _unshuffled(self, run: Run) -> bool:
+        """Say whether the run has taken steps since the last round."""
+        return run.taken_now % self.rounds.every > 0
 
     def redrawn(self, best: Dummy) -> Dummy:
         """Return a candidate with the places anew that are furthest from any word: where two places share a word, or none found one."""

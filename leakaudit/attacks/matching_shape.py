@@ -63,7 +63,7 @@ def guess_shape(seen: Observation) -> BatchShape:
     facts = seen.facts
     if facts.granted.lengths is not None:
         return BatchShape(facts.granted.lengths, "granted")
-    if facts.noise:
+    if seen.noise_sigma:
         raise AnatomyError("under noise neither position rows nor ranks tell how long the texts are; grant `lengths`")
     sequences = _number_of_sequences(seen)
     positions = _touched_positions(seen)

@@ -14,11 +14,12 @@ public model gives, instead of on the vector of ones. Where nothing of the model
 main direction: if the features have anything in common, that is it.
 
 Under declared noise a bias entry is one noisy number, while its row of the weight's update holds H more of them: both are
-weighed by how far each is off. A bias entry that a declared pruning removed is filled in from the others, which add up to 0.
+weighed by how far each is off. A bias entry that a declared defence set to zero is filled in from the others, which add up to 0.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -37,6 +38,10 @@ one sequence's deviation, and they cost one forward pass."""
 
 NEUTRAL_TOKENS = 12
 """Random tokens in each of them, special tokens aside. Our choice: a short sentence."""
+
+ROUNDED = 0.02
+"""Share of an output layer's update that rounding may leave of its column sums. Our choice: bf16 leaves 0.004, noise as large as the update
+1."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,7 @@ def logit_gradient(seen: Observation, layer: OutputLayer, neutral: Neutral) -> T
     bias = bias_gradient(seen, layer)
     if bias is None:
         return projected
-    sigma = seen.facts.noise_sigma
+    sigma = seen.noise_sigma
     if sigma == 0.0:
         return bias
     # Both estimate d_c: the bias is off by the noise, the projection by less noise and by how much features differ.
@@ -148,15 +153,31 @@ def logit_gradient(seen: Observation, layer: OutputLayer, neutral: Neutral) -> T
 def bias_gradient(seen: Observation, layer: OutputLayer) -> Tensor | None:
     """Return (C,) the bias's update in float64, None where there is none or nothing of it was sent.
 
-    Entries that a declared pruning set to zero share what the others leave to a sum of 0.
+    Entries that a declared defence set to zero share what the others leave to a sum of 0.
     """
     if layer.bias is None or not bool(seen.update[layer.bias].any()):
         return None
     gradient = seen.update[layer.bias].double()
     pruned = gradient == 0
-    if seen.facts.declared("prune") is not None and bool(pruned.any()):
+    if seen.zeroed and bool(pruned.any()):
         gradient = torch.where(pruned, -gradient.sum() / pruned.sum(), gradient)
     return gradient
+
+
+def noise_in(seen: Observation, rows: Tensor) -> float:
+    """Return the standard deviation of the noise on every entry of an output layer's update: declared or, without any defence, seen.
+
+    The gradient of a softmax's logits adds up to 0 over the classes, so every column of the weight's update does. What is left of that sum
+    is rounding or noise that nobody declared. Where defences are declared, they may do the same, and what they declare is believed.
+
+    Args:
+        seen: the observation.
+        rows: (C, H) update of the layer's weight; of a layer that has no other use.
+    """
+    if seen.noise_sigma > 0.0 or seen.facts.defenses or seen.facts.tied:
+        return seen.noise_sigma
+    left = float(rows.double().sum(dim=0).square().mean().sqrt()) / math.sqrt(len(rows))
+    return left if left > ROUNDED * float(rows.double().square().mean().sqrt()) else 0.0
 
 
 def own_direction(seen: Observation, layer: OutputLayer) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from leakaudit.attacks.lamp_cos import LampCos
-from leakaudit.attacks.matching_attack import Recipe, check_knobs, reconstruct
+from leakaudit.attacks.matching_attack import Recipe, check_knobs, reconstruct, with_knobs
 from leakaudit.attacks.matching_engine import Matcher
 from leakaudit.attacks.matching_gradients import Dummy
 from leakaudit.attacks.matching_objective import Objective
@@ -33,6 +33,7 @@ from leakaudit.attacks.pooler_features_moments import (
     signed,
 )
 from leakaudit.attacks.pooler_features_words import climb
+from leakaudit.attacks.precision import in_single_precision
 from leakaudit.attacks.reconstruction import Applicability, Reconstruction, not_applicable
 from leakaudit.budget import Budget
 from leakaudit.errors import AnatomyError
@@ -54,6 +55,23 @@ LENGTHS = (1.0, 0.8, 1.25)
 """Lengths that the equations' solution starts at, relative to the mean feature's of other texts. Our choice."""
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How features are read and used."""
+
+    read: Read
+    phase: Phase
+    feature_words: int
+    attempts: int
+
+
+OWN = Reading(read="solve", phase="words", feature_words=32, attempts=3)
+"""Of the presets of our own."""
+
+PUBLISHED = Reading(read="paper", phase="continuous", feature_words=0, attempts=1)
+"""Of `preset=paper` and `large`: paper 002, Sec. 4.2 and 4.3 ("in the optimization stage"), App. B."""
+
+
 @attack("pooler-features")
 @dataclass(frozen=True)
 class PoolerFeatures(LampCos):
@@ -64,20 +82,21 @@ class PoolerFeatures(LampCos):
 
     Features come in no order and, read as in the paper, without a sign. The paper takes the order from the true features; here it is the one that
     fits a candidate best, anew for every candidate, and the sign is that of the public model's mean feature of random texts.
+    A knob at None is the preset's: `paper` and `large` read and use features as the paper does, on its LAMP.
     """
 
-    read: Read = "solve"
+    read: Read | None = None
     """How features are read: `paper` decomposes the moment; `span` does so within what the update is known to span; `solve` goes on from there
     and solves for them (`pooler_features_moments`). Where solving fails, as under dropout, it is `span`."""
-    phase: Phase = "words"
+    phase: Phase | None = None
     """Where features count: `continuous` moves embeddings by them, `discrete` chooses starts and orders by them (paper 002, Table 2), `both`
     does both; `words` (ours) leaves the search to the gradient, and features complete what it ends with; `none` is LAMP."""
     feature_weight: float = 1.0
     """Of one minus the features' mean cosine, beside a gradient distance between 0 and 2. The paper gives no figure; our choice."""
-    feature_words: int = 32
+    feature_words: int | None = None
     """Words a place that are tried in the end by features alone, each sequence for itself (`pooler_features_words`); 0 for none, as in the
     paper. Nothing is tried with `phase=none`."""
-    attempts: int = 3
+    attempts: int | None = None
     """Searches at most. A sequence that reproduces its feature is right, so it is held, and while there are others the next search begins
     from noise again. Not in the paper, and only where features were solved for and complete what a search ends with."""
 
@@ -93,6 +112,10 @@ class PoolerFeatures(LampCos):
         super().__post_init__()
         check_knobs(self, at_least_one=("attempts",), not_negative=("feature_weight", "feature_words"))
 
+    def reading(self) -> Reading:
+        """Return how features are read and used, with the knobs that were set."""
+        return with_knobs(PUBLISHED if self.preset in ("paper", "large") else OWN, self)
+
     def applies(self, seen: Observation) -> Applicability:
         """Say whether the server is this one, its pooler's update is there, and LAMP has what it needs."""
         server = seen.facts.server
@@ -103,7 +126,7 @@ class PoolerFeatures(LampCos):
             )
         try:
             check_gradient(seen.facts)
-            pooler = find_pooler(seen.model, number_of_classes(seen))
+            pooler = find_pooler(in_single_precision(seen).model, number_of_classes(seen))
         except AnatomyError as error:
             return not_applicable(str(error))
         if f"{pooler.dense}.weight" not in seen.update:
@@ -116,14 +139,14 @@ class PoolerFeatures(LampCos):
         Raises:
             AnatomyError: the batch's shape cannot be guessed, or no parameter can be matched.
         """
-        recipe = self.recipe(
-            seen, Objective("cosine"), length_weight=self.length_weight, prior_weight=self.prior_weight
-        )
-        shape = guess_shape(seen)
-        features = read_features(seen, len(shape.lengths), self.read, rng)
-        matcher = FeatureMatcher(seen, shape.lengths, recipe, features.rows, self.phase, self.feature_weight)
-        if self.feature_words and self.phase != "none" and matcher.features:
-            attempts = self.attempts if features.solved else 1  # a feature with an error is reproduced by no words
+        recipe = self.recipe(seen, Objective("cosine"))
+        single = in_single_precision(seen)
+        shape = guess_shape(single)
+        reading = self.reading()
+        features = read_features(single, len(shape.lengths), reading.read, rng)
+        matcher = FeatureMatcher(single, shape.lengths, recipe, features.rows, reading.phase, self.feature_weight)
+        if reading.feature_words and reading.phase != "none" and matcher.features:
+            attempts = reading.attempts if features.solved else 1  # a feature with an error is reproduced by no words
             found = self._completed(matcher, recipe, attempts, rng, budget)
         else:
             found = search(matcher, recipe.descent, recipe.start, recipe.rounds, rng, budget)
@@ -133,7 +156,7 @@ class PoolerFeatures(LampCos):
             # A matrix's place in memory decides the last digits of a product with it; what is left is the same in every run.
             "features_explain": round(features.explained, 9),
             "features_solved": float(features.solved),
-        }
+        } | self.prior_facts
         return replace(guess, facts={**guess.facts, **facts})
 
     def _completed(
@@ -146,7 +169,7 @@ class PoolerFeatures(LampCos):
             found = search(matcher, recipe.descent, recipe.start, recipe.rounds, rng, budget)
             steps += found.facts["steps"]
             logits = found.best.label_logits[0]
-            tokens, right = matcher.completed(found.tokens, logits, self.feature_words, rng, budget)
+            tokens, right = matcher.completed(found.tokens, logits, self.reading().feature_words, rng, budget)
             changed = sum(new != old for new, old in zip(tokens, found.tokens, strict=True))
             facts = found.facts | {"completed": float(changed), "reproduced": float(len(right))}
             (loss,) = matcher.token_losses([tokens], logits)
@@ -233,6 +256,8 @@ class FeatureMatcher(Matcher):
             exposure=recipe.patterns,
             aware=recipe.aware,
             fill=recipe.fill,
+            relative=recipe.relative,
+            start_scale=recipe.start_scale,
         )
         self._seen = seen
         self._dense = seen.model.get_submodule(find_pooler(seen.model, self.classes).dense)

@@ -21,7 +21,7 @@ from leakaudit.snapshot import Observation
 class RandomLabels(CountsLabels):
     """One class drawn evenly for every sequence. Whatever beats it by more than chance has read something.
 
-    Where the number of sequences is not known, it guesses one.
+    Where the number of sequences is not known, it guesses one. An exact hit is chance, and no event.
     """
 
     blind: ClassVar[bool] = True
@@ -41,4 +41,5 @@ class RandomLabels(CountsLabels):
         """Draw the labels."""
         classes = number_of_classes(seen)
         drawn = torch.randint(classes, (batch_size(seen, self.data_count) or 1,), generator=rng)
-        return Reconstruction(label_counts=tuple(torch.bincount(drawn, minlength=classes).tolist()))
+        counts = tuple(torch.bincount(drawn, minlength=classes).tolist())
+        return Reconstruction(label_counts=counts, counts_told=False)

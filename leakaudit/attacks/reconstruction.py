@@ -14,6 +14,10 @@ import torch
 from leakaudit.budget import Budget
 from leakaudit.snapshot import Observation
 
+FALSE_EVENTS = 0.01
+"""Probability with which an attack may have an event where the update is declared noise and nothing else. Our choice: one step in a hundred.
+Attacks state theirs as `false_event_rate`, and `tests/test_pure_noise.py` holds each to its own."""
+
 
 @dataclass(frozen=True)
 class Applicability:
@@ -80,6 +84,9 @@ class Reconstruction:
     """Token ids believed to be in the batch, in no order: for attacks that find words but no sentences."""
     label_counts: tuple[int, ...] | None = None
     """(C,) number of sequences of each class."""
+    counts_told: bool = True
+    """Whether the attack can tell `label_counts` from chance at its `false_event_rate`. If not they are an estimate, scored as one, and an
+    exact hit is no event: among few classes it is likely by chance."""
     stop: Literal["done", "converged", "budget"] = "done"
     facts: Mapping[str, float] = field(default_factory=dict)
     """Numbers the attack says of itself, such as rank, loss or candidates; they never depend on the truth."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from leakaudit.attacks.auxiliary import auxiliary_outputs, can_use, class_means
 from leakaudit.attacks.clipping import scale_is_known
-from leakaudit.attacks.head_loss import head_loss, mean_gradient
+from leakaudit.attacks.counts_in_noise import count_in_noise
+from leakaudit.attacks.head_loss import HeadLoss, head_loss, mean_gradient
 from leakaudit.attacks.label_counts import (
     CountsLabels,
     batch_size,
@@ -78,7 +79,6 @@ class Rlu(CountsLabels):
             DataError: the auxiliary data cannot be read.
         """
         layer, loss = find_output_layer(seen), head_loss(seen)
-        known = batch_size(seen, self.data_count)
         state = rng.get_state()
         neutral, before, labels = self._outputs(seen, layer, rng)
         steps = seen.facts.local_steps if seen.facts.view == "delta" else 1
@@ -90,12 +90,30 @@ class Rlu(CountsLabels):
         ways = torch.arange(steps, dtype=torch.float64) / steps  # the k-th step is taken k / K of the way
         logits = [(1 - float(way)) * before + float(way) * after for way in ways]
         predicted = torch.stack([z.softmax(dim=1) for z in logits]).mean(dim=0)  # (N, C)
+
+        def count(noisy: Observation) -> Reconstruction:
+            return self._count(noisy, layer, loss, neutral, predicted, labels)
+
+        found = count_in_noise(seen, layer, rng, count)
+        return replace(found, facts={**found.facts, "local_steps": float(steps)})
+
+    def _count(
+        self,
+        seen: Observation,
+        layer: OutputLayer,
+        loss: HeadLoss,
+        neutral: Neutral,
+        predicted: Tensor,
+        labels: Tensor | None,
+    ) -> Reconstruction:
+        """Solve for the counts, given (N, C) what the model predicts on its way for inputs of these labels."""
+        known = batch_size(seen, self.data_count)
         by_class = class_means(predicted, labels, predicted.shape[1])
         gradient = mean_gradient(logit_gradient(seen, layer, neutral), loss, known)
         sized = scale_is_known(seen) and (layer.bias is not None or known is not None)
         scale = 1.0 if sized else clipping_factor(gradient, predicted.mean(dim=0))
         shares = solve_shares(by_class, gradient / scale, loss)
-        return self.counted(shares, seen, layer, loss, scale=scale, local_steps=float(steps))
+        return self.counted(shares, seen, layer, loss, scale=scale)
 
     def _outputs(
         self, seen: Observation, layer: OutputLayer, rng: torch.Generator

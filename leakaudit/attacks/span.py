@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 import torch
 
 from leakaudit.anatomy import Anatomy, anatomy_of, input_stage_of
-from leakaudit.attacks.reconstruction import APPLIES, Applicability, Reconstruction, not_applicable
+from leakaudit.attacks.reconstruction import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
 from leakaudit.attacks.span_adapters import only_adapters, read_adapters, why_unreadable
 from leakaudit.attacks.span_bag import read_bag
 from leakaudit.attacks.span_basis import span_of, stacked_update
@@ -46,6 +46,7 @@ class Span:
     """
 
     goal: ClassVar[Literal["text", "words", "labels"]] = "text"
+    false_event_rate: ClassVar[float] = FALSE_EVENTS
     source: ClassVar[str] = "Petrov et al., DAGER, NeurIPS 2024, Sec. 4; dropout, assembly and proof: own derivation"
     threat_model: ClassVar[str] = (
         "sees the update of one block's query, key and value layers and the public weights; works while the batch has fewer "

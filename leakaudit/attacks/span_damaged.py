@@ -90,7 +90,7 @@ with one wrong word 0.6 to 0.9, with all wrong 0.2; over all layers 0.8 to 0.99 
 
 def read_damaged(scene: Scene) -> Reconstruction:
     """Return the best sentence found, with a confidence."""
-    sigma = scene.seen.facts.noise_sigma or None
+    sigma = scene.seen.noise_sigma or None
     reader = _Reader(scene, soft_span_of(scene.seen.update, scene.anatomy, sigma), sigma)
     return reader.read()
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.attacks.padding import padded_batch
+from leakaudit.attacks.precision import in_single_precision
 from leakaudit.budget import Budget
 from leakaudit.snapshot import IGNORED_LABEL, Observation
 
@@ -99,7 +100,8 @@ class Simulation:
     """Simulates hypotheses and says how well each explains the observed update."""
 
     def __init__(self, seen: Observation) -> None:
-        """Look at the model once."""
+        """Look at the model once; one in another precision is simulated in float32, in which updates are kept."""
+        seen = in_single_precision(seen)
         self._seen = seen
         self._parameters = {n: p.detach().requires_grad_() for n, p in seen.model.named_parameters()}
         self.layers = linear_layers(seen)

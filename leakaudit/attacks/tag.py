@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
-from leakaudit.attacks.matching_attack import PlainMatching, check_knobs, match
+from leakaudit.attacks.matching_attack import (
+    PLAIN_PRESETS,
+    PlainMatching,
+    PlainPreset,
+    PlainSettings,
+    check_knobs,
+    match,
+)
 from leakaudit.attacks.matching_objective import Objective
 from leakaudit.attacks.reconstruction import Reconstruction
 from leakaudit.budget import Budget
@@ -20,8 +28,8 @@ from leakaudit.snapshot import Observation
 class Tag(PlainMatching):
     """Find embeddings x whose gradient is the observed one, then take the nearest tokens.
 
-    Minimises sum_i ||G_i - g_i(x)||_2^2 + alpha ||G_i - g_i(x)||_1 over the shared parameters i by Adam. The paper prints the
-    L2 norm without the square; the square is DLG's (Zhu et al. 2019) and did better in our tuning on training sentences.
+    Minimises sum_i ||G_i - g_i(x)||_2 + alpha ||G_i - g_i(x)||_1 over the shared parameters i by Adam. The default preset squares the
+    L2 norms, as DLG does (Zhu et al. 2019): that did better in our tuning on training sentences.
     The word embedding's own update is left out: it says nothing about a dummy that is given as embeddings. So is what rounding
     leaves of gradients that are zero, such as a key's bias.
 
@@ -29,14 +37,18 @@ class Tag(PlainMatching):
     lengths, and the tokens that the tokenizer puts around every text, which stay fixed. Labels are optimised together with the
     embeddings or enumerated.
 
-    If the protocol prunes, only non-zero entries are matched (GRAB, Sec. 5.5.2). If it clips, both gradients are compared at
-    the same length. Dropout is not modelled: against a step in training mode the gradient is only similar. A difference of weights over
+    Unless `aware` is off, declared pruning is filled in, declared noise taken out, and under declared clipping both gradients are compared
+    at the same length. Dropout is not modelled: against a step in training mode the gradient is only similar. A difference of weights over
     local steps is taken for the mean gradient of all their sequences (LAMP, Sec. 5, "Attacking FedAvg").
     """
 
     alpha: float = 0.01
     """Weight of the L1 term (LAMP, App. D)."""
 
+    presets: ClassVar[Mapping[PlainPreset, PlainSettings]] = {
+        **PLAIN_PRESETS,
+        "large": replace(PLAIN_PRESETS["large"], learning_rate=0.01, label_step=0.01),
+    }
     source: ClassVar[str] = "TAG (Deng et al. 2021) as in LAMP (Balunovic et al. 2022), Sec. 4.2 and 5, App. D"
 
     def __post_init__(self) -> None:

@@ -8,8 +8,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from leakaudit.attacks.output_layer import neutral_inputs
-from leakaudit.attacks.reconstruction import APPLIES, Applicability, Reconstruction, not_applicable
+from leakaudit.attacks.above_noise import heavy_tailed, projection_cut, standing_out
+from leakaudit.attacks.output_layer import neutral_inputs, noise_in
+from leakaudit.attacks.reconstruction import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
 from leakaudit.budget import Budget
 from leakaudit.errors import AnatomyError
 from leakaudit.registry import attack
@@ -22,9 +23,6 @@ where features have little in common, 0.9 after 60 steps."""
 LONGER = 3.0
 """How many times as long as the lower quartile of all rows, each over its token's probability, a target's row has to be where features
 have no common direction. Our choice: targets are longer by 8 or more there, other rows by less than 1.3."""
-
-ABOVE_NOISE = 4.0
-"""Standard deviations of declared noise that a row's projection has to exceed: by chance one of 30,000 rows does."""
 
 
 @attack("target-tokens")
@@ -39,13 +37,25 @@ class TargetTokens:
 
     Where the head is tied to the word embedding, rows of tokens in the input are moved, too: they belong to the batch all the same.
     The first token of a text is no target and comes only from there.
+
+    Under noise half of all rows point backwards by chance, so only those count that do so by more than noise explains (`above_noise`).
     """
+
+    false_rows: float = 1.0
+    """Under noise: how many of the V tokens may be named by chance, beside others that stand out. Our choice: one word too many. Where
+    nothing but noise is there, 99 updates of 100 name no token at all."""
 
     goal: ClassVar[Literal["text", "words", "labels"]] = "words"
     source: ClassVar[str] = (
         "LLG (Wainakh et al. 2022), Property 1, for tokens; the label set from an output layer as in RLG (Dang et al. 2021)"
     )
+    false_event_rate: ClassVar[float] = FALSE_EVENTS
     threat_model: ClassVar[str] = "Sees one client's update and knows the weights; a language model's head is trained."
+
+    def __post_init__(self) -> None:
+        """Refuse a number of tokens that no cut-off belongs to."""
+        if self.false_rows <= 0:
+            raise ValueError(f"false_rows must be above 0, got {self.false_rows}")
 
     def applies(self, seen: Observation) -> Applicability:
         """Say whether the model has a shared head over its vocabulary."""
@@ -67,8 +77,11 @@ class TargetTokens:
         mean = features.mean(dim=0)  # (D,)
         shared = float(mean.square().sum() / features.square().sum(dim=1).mean())
         backwards = -(rows @ mean)  # (V,), positive for targets
-        named = backwards > ABOVE_NOISE * seen.facts.noise_sigma * float(mean.norm())
-        if shared < SHARED_DIRECTION and seen.facts.noise_sigma == 0.0:
+        noise = noise_in(seen, rows)
+        named = backwards > 0
+        if noise > 0.0:
+            named = standing_out(backwards / noise, projection_cut(mean, heavy_tailed(rows)), self.false_rows)
+        elif shared < SHARED_DIRECTION:
             length = rows.norm(dim=1) / probabilities  # (V,)
             named = named | (length > LONGER * length.quantile(0.25))
         around = seen.facts.vocabulary.wordless_ids

@@ -3,6 +3,7 @@
 Importing this package registers them.
 """
 
+from leakaudit.defenses import dp_sgd as dp_sgd
 from leakaudit.defenses import freeze_embeddings as freeze_embeddings
 from leakaudit.defenses import gaussian_noise as gaussian_noise
 from leakaudit.defenses import laplace_noise as laplace_noise

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from leakaudit.client import ClientStep
+from leakaudit.defenses.protocol import Defense
 from leakaudit.registry import defense
-from leakaudit.snapshot import DeclaredDefense, Observation
+from leakaudit.snapshot import Observation
 
 
 @defense("freeze-embeddings")
 @dataclass(frozen=True)
-class FreezeEmbeddings:
+class FreezeEmbeddings(Defense):
     """Send no update for embedding tables, whose non-zero rows name the words and the length of the batch.
 
     Where a table is tied to an output head, the head is frozen with it. If the client clips, the remaining update keeps the
@@ -25,6 +27,7 @@ class FreezeEmbeddings:
     tables: Literal["all", "words", "none"] = "all"
     """`all`: word, position and token-type tables. `words`: the word embedding only. `none`: no defence."""
 
+    identity: ClassVar[Mapping[str, Any]] = {"tables": "none"}
     source: ClassVar[str] = "FILM (Gupta et al. 2022, Sec. 5); LAMP (Balunovic et al. 2022, App. A.1) assumes it"
     protects: ClassVar[str] = (
         "Hides which words and how many positions are in the batch from readers of embedding rows."
@@ -33,12 +36,11 @@ class FreezeEmbeddings:
 
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
         """Return the update without the chosen tables. Declares `tables`."""
-        frozen = {id(table) for table in self._tables(seen.model)}
-        gone = {name for name, parameter in seen.model.named_parameters() if id(parameter) in frozen}
+        gone = self.withheld(seen.model)
         if not gone & set(seen.update):
             return seen
         kept = {name: tensor for name, tensor in seen.update.items() if name not in gone}
-        return seen.under(DeclaredDefense(name="freeze-embeddings", parameters={"tables": self.tables}), kept)
+        return seen.under(self.declared(), kept)
 
     def _tables(self, model: nn.Module) -> list[Tensor]:
         if self.tables == "none":
@@ -46,3 +48,19 @@ class FreezeEmbeddings:
         if self.tables == "words":
             return [model.get_input_embeddings().weight]  # type: ignore[operator]
         return [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+
+    def expected(
+        self,
+        step: ClientStep,
+        recomputed: Mapping[str, Tensor],
+        observed: Mapping[str, Tensor],
+        tolerance: float,
+    ) -> Mapping[str, Tensor]:
+        """Return zero for the chosen tables, as a client sends them that trains none of them."""
+        gone = self.withheld(step.model)
+        return {name: torch.zeros_like(g) if name in gone else g for name, g in recomputed.items()}
+
+    def withheld(self, model: nn.Module) -> frozenset[str]:
+        """Return the names of the chosen tables."""
+        frozen = {id(table) for table in self._tables(model)}
+        return frozenset(name for name, parameter in model.named_parameters() if id(parameter) in frozen)

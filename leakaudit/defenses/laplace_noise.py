@@ -2,46 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from leakaudit.client import ClientStep
-from leakaudit.defenses.relative_noise import check_scale, sigma_of
+from leakaudit.defenses.relative_noise import AdditiveNoise
 from leakaudit.registry import defense
-from leakaudit.snapshot import DeclaredDefense, Observation
+from leakaudit.snapshot import Observation
 
 
 @defense("laplace-noise")
 @dataclass(frozen=True)
-class LaplaceNoise:
+class LaplaceNoise(AdditiveNoise):
     """Send g + Laplace(b) instead of g, with standard deviation sqrt(2) b = scale * RMS(g) over all entries of the update.
 
     `scale` means what it means for `gaussian-noise`, so that the two can be compared: equal scales have equal variance.
     """
 
-    scale: float = 1.0
-    """Noise standard deviation divided by the root mean square of the whole update; 0 leaves the update alone. Our choice of
-    1: as much noise as signal."""
-
     source: ClassVar[str] = "Zhu et al. 2019 (Deep Leakage from Gradients), Sec. 5.1: Gaussian and Laplacian noise"
     protects: ClassVar[str] = "Blurs every entry of the update for everybody who sees it."
     cost: ClassVar[str] = "Slower and worse training, growing with the scale."
-
-    def __post_init__(self) -> None:
-        """Refuse negative noise."""
-        check_scale(self.scale)
 
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
         """Return the update with noise, drawn by `rng` in the order of the update's names.
 
         Declares `scale` and `sigma`, the noise's standard deviation in the update's units.
         """
-        if self.scale == 0:
+        if self.is_identity():
             return seen
-        sigma = sigma_of(seen.update, self.scale)
+        sigma = self.added_noise(step, seen.update)
 
         def noise(like: Tensor) -> Tensor:
             # The difference of two exponential variables of mean b is Laplace(b): no logarithm of zero to guard.
@@ -51,6 +43,4 @@ class LaplaceNoise:
             return drawn.to(like.device)
 
         noisy = {name: tensor + noise(tensor) for name, tensor in seen.update.items()}
-        return seen.under(
-            DeclaredDefense(name="laplace-noise", parameters={"scale": self.scale, "sigma": sigma}), noisy
-        )
+        return seen.under(replace(self, sigma=sigma).declared(), noisy)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from leakaudit.client import ClientStep
+from leakaudit.defenses.protocol import Defense
 from leakaudit.registry import defense
 from leakaudit.snapshot import Observation
 
 
 @defense("none")
 @dataclass(frozen=True)
-class NoDefense:
+class NoDefense(Defense):
     """What an eavesdropper of the real run saw. Every other defence is compared with it."""
 
+    identity: ClassVar[Mapping[str, Any]] = {}
     source: ClassVar[str] = "the step as it was recorded"
     protects: ClassVar[str] = "Nothing beyond what the training run does anyway."
     cost: ClassVar[str] = "None."

@@ -1,52 +1,85 @@
-"""`prune`: send only the largest entries of the update."""
+"""`prune`: send only some entries of the update, the largest or random ones."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
+from torch import Tensor
 
 from leakaudit.client import ClientStep
+from leakaudit.defenses.protocol import Defense
 from leakaudit.registry import defense
-from leakaudit.snapshot import DeclaredDefense, Observation
+from leakaudit.snapshot import Observation
+
+Choice = Literal["magnitude", "random"]
 
 
 @defense("prune")
 @dataclass(frozen=True)
-class Prune:
-    """Set the smallest entries by magnitude to zero, counted over the whole update as one vector.
+class Prune(Defense):
+    """Set a share of the entries to zero, counted over the whole update as one vector: the smallest by magnitude, or random ones.
 
-    One vector, because that is how the papers state it: a percentage of the elements of the gradient vector (LAMP, App. C.2,
-    followed by GRAB, Sec. 5.5.2), the small ones first (Zhu et al. 2019, in GRAB, Sec. 2). A share per parameter would keep
-    more of layers with small gradients. Note what counts: most rows of a shared word embedding are zero anyway, and they
+    `choose=magnitude` is gradient pruning as DLG proposed it as a defence (Zhu et al. 2019). LAMP "zeroes out a percentage of elements in
+    the gradient vector" (App. C.2) and does not say which; its authors' code draws them at random, and GRAB follows that variant
+    (Sec. 5.5.2). So `choose=random` is what LAMP's Table 8 and GRAB's Table 7 measure.
+
+    One vector, because that is how LAMP states it. A share per parameter would keep more of layers with small gradients. With
+    `choose=magnitude`, note what counts: most rows of a shared word embedding are zero anyway, and they
     are the first to be pruned, so with a large vocabulary a share of one half may change nothing at all.
     """
 
     share: float = 0.9
     """Share of entries set to zero, 0 to below 1; 0 leaves the update alone. GRAB, Table 7, tries 0.75 to 0.99."""
+    choose: Choice = "magnitude"
+    """Which entries go: the smallest, or each with probability `share`."""
 
+    identity: ClassVar[Mapping[str, Any]] = {"share": 0.0}
+    zeroed: ClassVar[bool] = True
     source: ClassVar[str] = (
-        "LAMP (Balunovic et al. 2022, App. C.2), GRAB (Feng et al. 2024, Sec. 5.5.2), Zhu et al. 2019"
+        "Zhu et al. 2019 (magnitude); LAMP (Balunovic et al. 2022, App. C.2), GRAB (Feng et al. 2024, Sec. 5.5.2) (random)"
     )
-    protects: ClassVar[str] = "Hides small entries; whoever sees the update sees which ones are missing."
+    protects: ClassVar[str] = "Hides small or random entries; whoever sees the update sees which ones are missing."
     cost: ClassVar[str] = "Worse training at high shares; the traffic shrinks with the share."
 
     def __post_init__(self) -> None:
-        """Refuse a share that is none or leaves nothing."""
+        """Refuse a share that is none or leaves nothing, and a choice that does not exist."""
         if not 0 <= self.share < 1:
             raise ValueError(f"share must be at least 0 and below 1, got {self.share}")
+        if self.choose not in get_args(Choice):
+            raise ValueError(f"choose must be one of {', '.join(get_args(Choice))}, got {self.choose!r}")
 
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
-        """Return the update with its smallest entries zeroed; entries equal to the last pruned one go, too.
+        """Return the update with entries zeroed; of the smallest, those equal to the last pruned one go, too.
 
-        Declares `share`.
+        Declares its knobs.
         """
+        if self.share and self.choose == "random":
+            return seen.under(self.declared(), self._masked(seen.update, rng))
         magnitudes = torch.cat([tensor.abs().flatten() for tensor in seen.update.values()])  # (entries,)
         pruned = math.floor(self.share * len(magnitudes))
         if pruned == 0:
             return seen
         threshold = magnitudes.kthvalue(pruned).values
         kept = {name: tensor * (tensor.abs() > threshold) for name, tensor in seen.update.items()}
-        return seen.under(DeclaredDefense(name="prune", parameters={"share": self.share}), kept)
+        return seen.under(self.declared(), kept)
+
+    def _masked(self, update: Mapping[str, Tensor], rng: torch.Generator) -> dict[str, Tensor]:
+        """Return the update with each entry zeroed with probability `share`, independently of all others."""
+        return {
+            name: tensor * (torch.rand(tensor.shape, generator=rng) >= self.share).to(tensor)
+            for name, tensor in update.items()
+        }
+
+    def expected(
+        self,
+        step: ClientStep,
+        recomputed: Mapping[str, Tensor],
+        observed: Mapping[str, Tensor],
+        tolerance: float,
+    ) -> Mapping[str, Tensor]:
+        """Return the recomputed entries where an entry was sent, and zero elsewhere: which ones were zeroed is seen, not checked."""
+        return {name: gradient * (observed[name] != 0) for name, gradient in recomputed.items()}

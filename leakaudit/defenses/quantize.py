@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from leakaudit.client import ClientStep
+from leakaudit.defenses.outcomes import uncertainties
+from leakaudit.defenses.protocol import Defense
 from leakaudit.registry import defense
-from leakaudit.snapshot import DeclaredDefense, Observation
+from leakaudit.snapshot import Observation
 
 EXACT_BITS = 32
 """As many bits as the update has: nothing to quantise."""
@@ -18,7 +21,7 @@ EXACT_BITS = 32
 
 @defense("quantize")
 @dataclass(frozen=True)
-class Quantize:
+class Quantize(Defense):
     """Round every entry at random to a neighbouring level, so that its mean is right.
 
     A tensor's levels are k / s times its largest magnitude, k = -s .. s with s = 2^(bits - 1) - 1. An entry between two levels
@@ -28,6 +31,7 @@ class Quantize:
     bits: int = 8
     """Bits an entry, sign included, 2 to 16; 32 leaves the update alone."""
 
+    identity: ClassVar[Mapping[str, Any]] = {"bits": EXACT_BITS}
     source: ClassVar[str] = "after QSGD (Alistarh et al. 2017); levels relative to the largest magnitude: our choice"
     protects: ClassVar[str] = "Hides small differences; with few bits most small entries become zero."
     cost: ClassVar[str] = "Noisier training at few bits; the traffic shrinks with them."
@@ -53,4 +57,26 @@ class Quantize:
             return sent
 
         update = {name: quantised(tensor) for name, tensor in seen.update.items()}
-        return seen.under(DeclaredDefense(name="quantize", parameters={"bits": self.bits}), update)
+        return seen.under(self.declared(), update)
+
+    def expected(
+        self,
+        step: ClientStep,
+        recomputed: Mapping[str, Tensor],
+        observed: Mapping[str, Tensor],
+        tolerance: float,
+    ) -> Mapping[str, Tensor]:
+        """Return for each entry the one of its two neighbouring levels that is nearer to the observed value."""
+        if self.is_identity():
+            return recomputed
+        steps, off = 2 ** (self.bits - 1) - 1, uncertainties(recomputed, tolerance)
+
+        def nearest(name: str, gradient: Tensor) -> Tensor:
+            level = gradient.abs().max() / steps if gradient.numel() else torch.tensor(0.0)
+            if not bool(level > 0):
+                return gradient
+            below, above = ((gradient - off[name]) / level).floor(), ((gradient + off[name]) / level).ceil()
+            sent: Tensor = (observed[name] / level).round().clamp(below, above).clamp(-steps, steps) * level
+            return sent
+
+        return {name: nearest(name, gradient) for name, gradient in recomputed.items()}

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from leakaudit.client import ClientStep
+from leakaudit.defenses.outcomes import uncertainties
+from leakaudit.defenses.protocol import Defense
 from leakaudit.registry import defense
-from leakaudit.snapshot import DeclaredDefense, Observation
+from leakaudit.snapshot import Observation
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 @defense("round")
 @dataclass(frozen=True)
-class Round:
+class Round(Defense):
     """Round every entry to the nearest value of a shorter floating-point format.
 
     bf16 keeps 8 significant bits (relative error up to 2^-9) over the range of float32; fp16 keeps 11, but entries below 6e-8
@@ -27,6 +31,7 @@ class Round:
     dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
     """Format on the wire; fp32 leaves the update alone."""
 
+    identity: ClassVar[Mapping[str, Any]] = {"dtype": "fp32"}
     source: ClassVar[str] = "common practice; formats: IEEE 754 binary16, bfloat16"
     protects: ClassVar[str] = "Hides the last digits of every entry."
     cost: ClassVar[str] = "None to speak of; half the traffic."
@@ -44,7 +49,26 @@ class Round:
         """
         if self.dtype == "fp32":
             return seen
-        rounded = {name: tensor.to(DTYPES[self.dtype]).float() for name, tensor in seen.update.items()}
+        rounded = {name: self._sent(tensor) for name, tensor in seen.update.items()}
         if not all(bool(torch.isfinite(tensor).all()) for tensor in rounded.values()):
             raise ValueError(f"an entry of the update is too large for {self.dtype}; scale the loss down or use bf16")
-        return seen.under(DeclaredDefense(name="round", parameters={"dtype": self.dtype}), rounded)
+        return seen.under(self.declared(), rounded)
+
+    def expected(
+        self,
+        step: ClientStep,
+        recomputed: Mapping[str, Tensor],
+        observed: Mapping[str, Tensor],
+        tolerance: float,
+    ) -> Mapping[str, Tensor]:
+        """Return the rounded entries; one that lies where the rounding changes, within its error, has the observed value."""
+        if self.is_identity():
+            return recomputed
+        off = uncertainties(recomputed, tolerance)
+        return {
+            name: self._sent(observed[name]).clamp(self._sent(g - off[name]), self._sent(g + off[name]))
+            for name, g in recomputed.items()
+        }
+
+    def _sent(self, tensor: Tensor) -> Tensor:
+        return tensor.to(DTYPES[self.dtype]).float()

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from leakaudit.client import ClientStep
+from leakaudit.defenses.outcomes import uncertainties
+from leakaudit.defenses.protocol import Defense
 from leakaudit.registry import defense
-from leakaudit.snapshot import DeclaredDefense, Observation
+from leakaudit.snapshot import Observation
+
+NEAR_ZERO = 10.0
+"""Multiples of its error below which an entry may have either sign. Our choice: the tolerance bounds the error of all entries together,
+and one flipped sign counts as much as any other entry; those that are larger suffice to tell another batch."""
 
 
 @defense("sign")
 @dataclass(frozen=True)
-class Sign:
+class Sign(Defense):
     """Send +1, 0 or -1 for every entry, as signSGD does: all sizes are lost, within a matrix and between matrices.
 
     An entry that is exactly zero, such as a row of the word embedding without a token, stays zero and says so.
@@ -23,6 +31,8 @@ class Sign:
     entries: Literal["all", "none"] = "all"
     """`none`: no defence."""
 
+    identity: ClassVar[Mapping[str, Any]] = {"entries": "none"}
+    resized: ClassVar[bool] = True
     source: ClassVar[str] = "signSGD (Bernstein et al. 2018, Algorithm 1)"
     protects: ClassVar[str] = "Hides how large any entry is."
     cost: ClassVar[str] = "Another optimiser: the server sees directions only; a thirty-second of the traffic."
@@ -32,4 +42,20 @@ class Sign:
         if self.entries == "none":
             return seen
         signs = {name: tensor.sign() for name, tensor in seen.update.items()}
-        return seen.under(DeclaredDefense(name="sign", parameters={"entries": self.entries}), signs)
+        return seen.under(self.declared(), signs)
+
+    def expected(
+        self,
+        step: ClientStep,
+        recomputed: Mapping[str, Tensor],
+        observed: Mapping[str, Tensor],
+        tolerance: float,
+    ) -> Mapping[str, Tensor]:
+        """Return the signs; an entry that may be of either sign, within its error, has the observed one."""
+        if self.is_identity():
+            return recomputed
+        off = uncertainties(recomputed, NEAR_ZERO * tolerance)
+        return {
+            name: observed[name].sign().clamp((gradient - off[name]).sign(), (gradient + off[name]).sign())
+            for name, gradient in recomputed.items()
+        }

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from leakaudit.client import ClientStep
+from leakaudit.defenses.protocol import Defense
 from leakaudit.registry import defense
 from leakaudit.snapshot import Observation, check_finite
 
 
 @defense("undefended")
 @dataclass(frozen=True)
-class Undefended:
+class Undefended(Defense):
     """What the update would have been without the defence that the run declares: clipping per example, noise, pruning.
 
     Beside the update as it was sent it shows what the defence buys. Where the run declares none, it is the update itself.
     """
 
+    identity: ClassVar[Mapping[str, Any]] = {}
     source: ClassVar[str] = "the step as it was recorded, computed again"
     protects: ClassVar[str] = "Nothing: it takes the run's own defence off."
     cost: ClassVar[str] = "None; it is no way to train."
@@ -33,7 +36,8 @@ class Undefended:
         """
         if not seen.facts.defenses:
             return seen
-        raw = step.raw()
+        raw = step.update()
         check_finite(raw)
-        facts = seen.facts.model_copy(update={"defenses": (), "stage": "raw"})
-        return replace(seen, update={name: raw[name] for name in seen.update if name in raw}, facts=facts)
+        sent = {"shared": step.facts.shared, "frozen": step.facts.frozen}
+        facts = seen.facts.model_copy(update={"defenses": (), "stage": "raw", **sent})
+        return replace(seen, update=raw, facts=facts)

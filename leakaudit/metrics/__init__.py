@@ -11,4 +11,5 @@ from leakaudit.metrics import label_excess as label_excess
 from leakaudit.metrics import label_hellinger as label_hellinger
 from leakaudit.metrics import longest_run as longest_run
 from leakaudit.metrics import rouge as rouge
+from leakaudit.metrics import token_precision as token_precision
 from leakaudit.metrics import token_recall as token_recall

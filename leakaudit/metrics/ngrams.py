@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-from leakaudit.scores import TokenMatch
+from leakaudit.scores import STRIP_CELLS, TokenMatch
 
 
 def clipped_overlap(first: Sequence[int], second: Sequence[int]) -> int:
@@ -54,3 +54,38 @@ def bag_pattern(tokens: Sequence[int], bag: Sequence[int]) -> str:
     """
     known = set(bag)
     return "".join(TokenMatch.UNIGRAM if token in known else TokenMatch.WRONG for token in tokens)
+
+
+def strip(pattern: str) -> str | None:
+    """Draw a pattern of any length as sixteen cells, as `leakaudit.scores.Strip` defines them.
+
+    A cell covers a sixteenth of the sequence, parts of tokens included, and shows the share of it that came back, rounded up to
+    quarters: a cell is empty only where nothing came back.
+
+    Args:
+        pattern: one `TokenMatch` for each token of the true sequence.
+
+    Returns:
+        Sixteen characters, or None for a sequence without tokens.
+
+    >>> strip("bbbb...."), strip("u"), strip("")
+    ('4444444400000000', 'dddddddddddddddd', None)
+    """
+    if not pattern:
+        return None
+    return "".join(_cell(pattern, index) for index in range(STRIP_CELLS))
+
+
+def _cell(pattern: str, index: int) -> str:
+    """Return one cell. Lengths are integers in sixteenths of a token: a cell is as long as the sequence has tokens."""
+    size = len(pattern)
+    first, last = index * size, (index + 1) * size
+    came_back = {TokenMatch.BIGRAM: 0, TokenMatch.UNIGRAM: 0}
+    for place in range(first // STRIP_CELLS, -(-last // STRIP_CELLS)):
+        shared = min(last, (place + 1) * STRIP_CELLS) - max(first, place * STRIP_CELLS)
+        match = TokenMatch(pattern[place])
+        if match in came_back:
+            came_back[match] += shared
+    quarters = -(-4 * sum(came_back.values()) // size)
+    in_order = came_back[TokenMatch.BIGRAM] >= came_back[TokenMatch.UNIGRAM]
+    return str(quarters) if in_order or not quarters else "abcd"[quarters - 1]

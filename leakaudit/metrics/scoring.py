@@ -13,6 +13,7 @@ from leakaudit.metrics.longest_run import longest_common_run
 from leakaudit.metrics.matching import Guess, Pair, match
 from leakaudit.metrics.ngrams import bag_pattern, token_pattern
 from leakaudit.metrics.protocol import LabelCounts
+from leakaudit.metrics.token_precision import bag_precision
 from leakaudit.metrics.token_recall import bag_recall
 from leakaudit.registry import metrics
 from leakaudit.scores import Measured, Missing, Score
@@ -22,6 +23,18 @@ ONLY_WORDS = Missing(missing="the attack guesses a bag of words and no sequences
 TOO_SHORT = Missing(missing="no true sequence is long enough for this metric")
 NO_GUESSED_LABELS = Missing(missing="the attack guesses no labels")
 NO_TRUE_LABELS = Missing(missing="the batch has no labels of one class a sequence")
+NOTHING_NAMED = Missing(missing="the attack named no token, so none is right or wrong")
+CHANCE_COUNTS = Missing(
+    missing="the attack cannot tell its label counts from chance, so that an exact hit would say nothing"
+)
+
+ENOUGH_PRECISION = 0.5
+"""Share of the named tokens that must be true in an event on words. Our choice: at least half of what an attack claims is right, so
+that naming the whole vocabulary, or words at random, is no leak."""
+
+MOST_WORDS = 0.5
+"""Share of a sequence's tokens that must come back in the event `most_words`. Our choice: half of a sentence's words, in any order, give
+its subject away."""
 
 
 class Guesses(Protocol):
@@ -40,6 +53,11 @@ class Guesses(Protocol):
     @property
     def label_counts(self) -> tuple[int, ...] | None:
         """(C,) number of sequences of each class."""
+        ...
+
+    @property
+    def counts_told(self) -> bool:
+        """Whether the counts were told from chance; if not, they are an estimate whose exact hit is no event."""
         ...
 
 
@@ -87,7 +105,8 @@ def score(
     """Score one reconstruction.
 
     Whole sequences are matched one-to-one, and sequence-level metrics are means over the sequences they apply to. A bag of
-    tokens has token recall only: for the step over the distinct tokens of the whole batch, for each sequence over its own.
+    tokens has token recall and token precision only. Its recall is for the step over the distinct tokens of the whole batch, for
+    each sequence over its own. Its precision is the same for both: which share of the bag stands anywhere in the batch.
 
     Args:
         reconstruction: the attack's guess.
@@ -105,18 +124,23 @@ def score(
     pairs = match(reconstruction.sequences or (), truth_sequences, decode, special_ids)
     labels = _label_counts(reconstruction.label_counts, truth_labels, num_labels)
     scores: dict[str, Measured] = _label_scores(labels, truth_labels)
+    if labels is not None and not reconstruction.counts_told:
+        scores["label_exact"] = CHANCE_COUNTS
     if reconstruction.sequences is not None:
         sequences = tuple(_scored_sequence(pair, min_tokens) for pair in pairs)
         scores |= {name: _mean(name, sequences) for name in _names("sequence")}
     elif reconstruction.tokens is not None:
         bag = reconstruction.tokens
-        sequences = tuple(_scored_bag(pair, bag, min_tokens) for pair in pairs)
+        everything = tuple(chain.from_iterable(pair.true_ids for pair in pairs))
+        precision = bag_precision(everything, bag) if everything else None
+        sequences = tuple(_scored_bag(pair, bag, precision, min_tokens) for pair in pairs)
         scores |= {name: ONLY_WORDS for name in _names("sequence")}
-        scores["token_recall"] = _bag_score(pairs, bag)
+        scores["token_recall"] = _bag_score(bag_recall(everything, bag), TOO_SHORT, len(pairs))
+        scores["token_precision"] = _bag_score(precision, NOTHING_NAMED if everything else TOO_SHORT, len(pairs))
     else:
         sequences = tuple(_not_guessed(pair, min_tokens) for pair in pairs)
         scores |= {name: NO_TEXT for name in _names("sequence")}
-    return Scored(sequences, scores, _events(sequences, scores, labels), labels)
+    return Scored(sequences, scores, _events(sequences, scores), labels)
 
 
 def _names(level: str) -> list[str]:
@@ -134,11 +158,11 @@ def _scored_sequence(pair: Pair, min_tokens: int) -> ScoredSequence:
     )
 
 
-def _scored_bag(pair: Pair, bag: Sequence[int], min_tokens: int) -> ScoredSequence:
+def _scored_bag(pair: Pair, bag: Sequence[int], precision: float | None, min_tokens: int) -> ScoredSequence:
     numbers: dict[str, float | None] = {name: None for name in _names("sequence")}
     return ScoredSequence(
         pair=pair,
-        numbers=numbers | {"token_recall": bag_recall(pair.true_ids, bag)},
+        numbers=numbers | {"token_recall": bag_recall(pair.true_ids, bag), "token_precision": precision},
         long_enough=len(pair.true_ids) >= min_tokens,
         longest_run=None,
         true_pattern=bag_pattern(pair.true_ids, bag),
@@ -159,12 +183,14 @@ def _not_guessed(pair: Pair, min_tokens: int) -> ScoredSequence:
 
 def _mean(name: str, sequences: Sequence[ScoredSequence]) -> Measured:
     values = [value for sequence in sequences if (value := sequence.numbers[name]) is not None]
-    return Score(value=fmean(values), n=len(values)) if values else TOO_SHORT
+    if values:
+        return Score(value=fmean(values), n=len(values))
+    unguessed = name == "token_precision" and any(sequence.pair.true_ids for sequence in sequences)
+    return NOTHING_NAMED if unguessed else TOO_SHORT
 
 
-def _bag_score(pairs: Sequence[Pair], bag: Sequence[int]) -> Measured:
-    recall = bag_recall(tuple(chain.from_iterable(pair.true_ids for pair in pairs)), bag)
-    return TOO_SHORT if recall is None else Score(value=recall, n=len(pairs))
+def _bag_score(value: float | None, reason: Missing, n: int) -> Measured:
+    return reason if value is None else Score(value=value, n=n)
 
 
 def _label_counts(
@@ -184,15 +210,23 @@ def _label_scores(labels: LabelCounts | None, truth_labels: Sequence[int] | None
     return {name: NO_TRUE_LABELS if v is None else Score(value=v, n=n) for name, v in values.items()}
 
 
-def _events(
-    sequences: Sequence[ScoredSequence], scores: Mapping[str, Measured], labels: LabelCounts | None
-) -> tuple[str, ...]:
-    words = scores["token_recall"]
+def _events(sequences: Sequence[ScoredSequence], scores: Mapping[str, Measured]) -> tuple[str, ...]:
+    """Say what counts as a leak. Every event can be computed again from the scores, of the step and of its sequences."""
     exact = [sequence for sequence in sequences if sequence.numbers["exact"] == 1.0]
     happened = {
         "exact_sentence": any(sequence.long_enough for sequence in exact),
         "exact_sequence": bool(exact),
-        "all_words": isinstance(words, Score) and words.value == 1.0,
-        "label_counts": labels is not None and sum(labels.true) > 0 and labels.true == labels.guess,
+        "all_words": _at_least(scores["token_recall"], 1.0) and _at_least(scores["token_precision"], ENOUGH_PRECISION),
+        "most_words": any(sequence.long_enough and _most_words(sequence) for sequence in sequences),
+        "label_counts": _at_least(scores["label_exact"], 1.0),
     }
     return tuple(name for name, yes in happened.items() if yes)
+
+
+def _most_words(sequence: ScoredSequence) -> bool:
+    recall, precision = sequence.numbers["token_recall"], sequence.numbers["token_precision"]
+    return recall is not None and precision is not None and recall >= MOST_WORDS and precision >= ENOUGH_PRECISION
+
+
+def _at_least(measured: Measured, bar: float) -> bool:
+    return isinstance(measured, Score) and measured.value >= bar

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from torch import nn
 
 from leakaudit.config import PluginSpec
 from leakaudit.errors import ConfigError, DataError
+from leakaudit.json_lines import numbered_lines, numbered_objects, text_of
 from leakaudit.models import Vocabulary
 from leakaudit.priors.protocol import Prior, Scorer
 from leakaudit.registry import priors
@@ -65,24 +65,16 @@ def read_texts(path: Path) -> list[str]:
     Raises:
         DataError: the file is missing, is no UTF-8 text, holds nothing, or a line is no object with a `text`; names the line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; give a text file, or JSONL with the field `text`") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not readable as UTF-8 text ({type(error).__name__})") from None
     if path.suffix == ".jsonl":
-        texts = [_text_of(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+        texts = [text_of(path, number, row) for number, row in numbered_objects(path)]
     else:
-        texts = [part.strip() for line in lines for part in SENTENCE_END.split(line)]
+        texts = [part.strip() for _, line in numbered_lines(path) for part in _sentences(line)]
     texts = [text for text in texts if text.strip()]
     if not texts:
         raise DataError(f"{path}: holds no text")
     return texts
 
 
-def _text_of(path: Path, number: int, line: str) -> str:
-    try:
-        return str(json.loads(line)["text"])
-    except (json.JSONDecodeError, KeyError, TypeError):
-        raise DataError(f"{path}:{number}: is no JSON object with the field `text`") from None
+def _sentences(line: str) -> list[str]:
+    """Return the sentences of a line of plain text, where every Unicode line break ends a line."""
+    return [part for piece in line.splitlines() for part in SENTENCE_END.split(piece)]

@@ -11,6 +11,7 @@ import torch
 from leakaudit.attacks.lamp import PRESETS
 from leakaudit.attacks.lamp_cos import LampCos
 from leakaudit.attacks.lamp_l1l2 import LampL1L2
+from leakaudit.attacks.matching_engine import Matcher
 from leakaudit.attacks.matching_objective import Objective
 from leakaudit.budget import Budget
 from leakaudit.defenses.gaussian_noise import GaussianNoise
@@ -63,9 +64,9 @@ def test_only_a_cosine_is_taken_in_a_metric() -> None:
         Objective("l2", whitened=True)
 
 
-@pytest.mark.parametrize(("discrete", "rounds"), [("alternate", 3), ("at-end", 1), ("never", None)])
+@pytest.mark.parametrize(("discrete", "rounds"), [("alternate", 3), ("at-end", 3), ("never", None)])
 def test_ablations_run_as_many_rounds_as_they_say(discrete: Any, rounds: int | None) -> None:
-    """One round after every `round_every` steps; one at the end; none."""
+    """One round after every `round_every` steps; as many at the end; none."""
     attack = LampCos(steps=9, n_init=1, n_permutations=0, round_every=3, round_draws=5, discrete=discrete, patience=0)
     guess = attack(_seen(labels=(1,), lengths=(7,)), _rng(), Budget(600))
     assert guess.facts.get("rounds") == rounds
@@ -114,21 +115,147 @@ def test_a_knob_that_is_set_overrules_its_preset_and_the_others_stay() -> None:
     """As typed on the command line: `--attack-option lamp-cos.preset=fast --attack-option lamp-cos.steps=300`."""
     attack = attacks.create("lamp-cos", {"preset": "fast", "steps": "300"})
     assert attack.settings() == dataclasses.replace(LampCos.presets["fast"], steps=300)
-    assert LampCos().settings() == PRESETS["paper"]
+    assert LampCos().settings() == PRESETS["improved"]
 
 
-def test_the_papers_settings_are_the_papers() -> None:
-    """LAMP, Sec. 5 and App. D."""
-    paper, large = PRESETS["paper"], PRESETS["large"]
-    assert (paper.steps, paper.n_init, paper.n_permutations, paper.round_every, paper.round_draws) == (
-        2000,
-        500,
-        500,
-        75,
-        200,
+PRINTED: list[tuple[str, str, Any]] = [
+    ("steps", "Sec. 5: stop once we reach a total of 2000 continuous steps", 2000),
+    ("round_every", "Sec. 5: n_c", 75),
+    ("round_draws", "Sec. 5: n_d", 200),
+    ("n_init", "Sec. 5: random samples; App. D: n_init", 500),
+    ("n_permutations", "Sec. 5: permutations on the best initialization", 500),
+    ("learning_rate", "App. D: lambda, absolute", 0.01),
+    ("decay", "App. D: gamma, every 50 steps", 0.89),
+    ("linear", "Sec. 5: BERT-large only", False),
+    ("weight_decay", "Sec. 5: Adam", 0.0),
+    ("clip", "App. D: BERT-large only", 0.0),
+    ("relative", "App. D: lambda is absolute", False),
+    ("start_scale", "Algorithm 1, line 1: N(0, I); Sec. 5: a standard Gaussian", 1.0),
+    ("prior", "Sec. 4.3: a language model such as GPT-2; ours stands in", "ngram"),
+    ("squared", "Sec. 4.2: the L2 norm in L_tag", False),
+    ("redraws", "not in the paper", 0),
+    ("words", "Algorithm 1, line 20: the nearest token", 0),
+    ("restarts", "Algorithm 1, line 2: one start", 1),
+    ("whitened", "not in the paper", False),
+    ("seats", "not in the paper", False),
+    ("patience", "Algorithm 1: every iteration is taken", 0),
+    ("stop_early", "Algorithm 1: every iteration is taken", False),
+    ("keep", "Algorithm 1, lines 18 to 20: the last candidate", "last"),
+    ("aware", "Sec. 5: the attack under defences is the same", False),
+]
+
+WEIGHTS: list[tuple[Any, str, str, float]] = [
+    (LampCos, "length_weight", "App. D: alpha_reg", 1.0),
+    (LampCos, "prior_weight", "App. D: alpha_lm", 0.2),
+    (LampL1L2, "length_weight", "App. D: alpha_reg", 25.0),
+    (LampL1L2, "prior_weight", "App. D: alpha_lm", 60.0),
+]
+
+LARGE: list[tuple[str, str, Any]] = [
+    ("steps", "Sec. 5: 5000 continuous steps", 5000),
+    ("round_every", "Sec. 5: n_c", 200),
+    ("learning_rate", "App. D: lambda", 0.01),
+    ("decay", "Sec. 5: linear schedule instead", 1.0),
+    ("linear", "Sec. 5: linear learning rate decay", True),
+    ("clip", "App. D: 0.5 for both variants", 0.5),
+]
+
+
+@pytest.mark.parametrize("kind", [LampCos, LampL1L2])
+@pytest.mark.parametrize(("knob", "place", "value"), PRINTED)
+def test_the_paper_preset_holds_the_papers_constants(kind: Any, knob: str, place: str, value: Any) -> None:
+    """LAMP for BERT-base; the place says where the paper gives it."""
+    assert getattr(kind(preset="paper").settings(), knob) == value, place
+
+
+@pytest.mark.parametrize(("kind", "knob", "place", "value"), WEIGHTS)
+def test_each_variant_has_the_papers_weights(kind: Any, knob: str, place: str, value: float) -> None:
+    """For BERT-base and BERT-large alike."""
+    for preset in ("paper", "large"):
+        assert getattr(kind(preset=preset).settings(), knob) == value, place
+
+
+@pytest.mark.parametrize(("knob", "place", "value"), LARGE)
+def test_the_large_preset_holds_the_papers_recipe_for_bert_large(knob: str, place: str, value: Any) -> None:
+    """What is not in this table is as for BERT-base."""
+    assert getattr(LampCos(preset="large").settings(), knob) == value, place
+    same = {name: getattr(PRESETS["paper"], name) for name, _, _ in LARGE} | {"weight_decay": 0.0}
+    assert dataclasses.replace(PRESETS["large"], **same) == PRESETS["paper"]
+
+
+def test_every_knob_of_a_preset_is_in_the_papers_table_or_decides_nothing_there() -> None:
+    """A new knob has to say what the paper does."""
+    without_effect = {"redraw_steps", "trial_steps"}  # of no redraws and of one start
+    weights = {knob for _, knob, _, _ in WEIGHTS}
+    named = {knob for knob, _, _ in PRINTED}
+    assert {field.name for field in dataclasses.fields(PRESETS["paper"])} == named | weights | without_effect
+    plain = LampCos(preset="paper")
+    assert (plain.discrete, plain.per, plain.labels, plain.start, plain.exposure) == (
+        *("alternate", "parameter", "enumerate", "none"),
+        "*",
     )
-    assert (LampCos().length_weight, LampCos().prior_weight, paper.decay) == (1.0, 0.2, 0.89)
-    assert (large.steps, large.round_every, large.linear, large.clip) == (5000, 200, True, 0.5)
+    assert LampL1L2(preset="paper").alpha == 0.01  # App. D: alpha_tag
+
+
+@pytest.mark.parametrize("kind", [LampCos, LampL1L2])
+def test_the_paper_preset_takes_every_step_and_every_round(kind: Any) -> None:
+    """It starts from N(0, I), never stops early, and ends with the last candidate, even where the tokens explain the update at once."""
+    knobs: dict[str, Any] = {
+        "steps": 7,
+        "n_init": 1,
+        "n_permutations": 0,
+        "round_every": 3,
+        "round_draws": 2,
+        "prior": "none",
+    }
+    seen = _seen(labels=(1,), lengths=(7,))
+    attack = kind(preset="paper", learning_rate=1e-12, **knobs)
+    guess = attack(seen, _rng(), Budget(600))
+    assert (guess.stop, guess.facts["steps"], guess.facts["rounds"], guess.facts["seated"]) == ("done", 7, 3, 0)
+    recipe = attack.recipe(seen, Objective())
+    matcher = Matcher(seen, (7,), Objective(), relative=recipe.relative, start_scale=recipe.start_scale)
+    start = matcher.random(200, _rng()).embeddings
+    assert matcher.unit == 1.0
+    assert float(start.std()) == pytest.approx(1.0, abs=0.02)
+
+
+def test_the_paper_preset_uses_no_declared_defence() -> None:
+    """LAMP is not told of noise; the presets of our own are."""
+    seen = _seen()
+    assert LampCos(preset="paper", prior="none").recipe(seen, Objective("cosine")).aware is False
+    assert LampCos().recipe(seen, Objective("cosine")).aware is True
+    assert LampCos(aware=False).recipe(seen, Objective("cosine")).aware is False
+
+
+def test_the_paper_preset_needs_a_prior_and_says_so() -> None:
+    """The built-in one stands in where the tokens are its own; elsewhere the refusal says what to give; `none` is allowed."""
+    refused = LampCos(preset="paper").applies(_seen())
+    assert not refused
+    assert "prior=" in str(refused.reason) and "preset=paper" in str(refused.reason)
+    assert LampCos(preset="paper", prior="none").applies(_seen())
+    assert LampCos(preset="paper").stands_in and not LampCos(preset="paper", prior="none").stands_in
+    assert not LampCos().stands_in and not LampCos(preset="paper", prior="ngram").stands_in
+    assert LampCos(preset="paper").prior_facts == {"prior_stand_in": 1.0}
+    assert attacks.create("lamp-cos", {"preset": "paper", "prior": "none"}).settings().prior == ""
+
+
+def test_a_distance_without_squares_is_the_papers() -> None:
+    """L_tag as printed: the sum of norms, and its derivative moves the same candidate downhill."""
+    seen = _seen(labels=(1,), lengths=(7,))
+    plain, squared = (Matcher(seen, (7,), Objective("l2", l1=0.01, squared=each)) for each in (False, True))
+    dummy = plain.random(1, _rng())
+    pairs = plain.gradients.pairs(plain.placed(dummy), differentiable=False)
+    formed = plain.gradients.formed(pairs, 0)
+    apart = [seen.update[name] - gradient for name, gradient in formed.items()]
+    l1 = 0.01 * sum(float(each.abs().sum()) for each in apart)
+    assert float(plain.losses(dummy)) == pytest.approx(sum(float(each.norm()) for each in apart) + l1, rel=1e-4)
+    assert float(squared.losses(dummy)) == pytest.approx(
+        sum(float(each.square().sum()) for each in apart) + l1, rel=1e-4
+    )
+    loss, slope = plain.losses_and_derivatives(dummy)
+    moved = dummy._replace(embeddings=dummy.embeddings - 1e-3 * slope.embeddings / slope.embeddings.norm())
+    fall = 1e-3 * float(slope.embeddings.norm())
+    assert float(loss - plain.losses(moved)) == pytest.approx(fall, rel=0.1)
 
 
 def test_a_prior_by_name_takes_part() -> None:
@@ -143,3 +270,25 @@ def test_knobs_that_leave_nothing_to_do_are_refused(knob: dict[str, Any]) -> Non
     """The message names the knob."""
     with pytest.raises(ValueError, match=next(iter(knob))):
         dataclasses.replace(LampL1L2(), **knob)
+
+
+def test_the_default_is_what_it_was_before_it_had_a_preset_of_its_own() -> None:
+    """The paper's steps and rounds with what is ours; figures of earlier versions stand."""
+    old: dict[str, Any] = {
+        "learning_rate": 0.2,
+        "relative": True,
+        "start_scale": 0.0,
+        "prior": "",
+        "squared": True,
+        "seats": True,
+        "patience": 3,
+    }
+    ours: dict[str, Any] = {
+        "stop_early": True,
+        "keep": "best",
+        "aware": True,
+        "length_weight": 1.0,
+        "prior_weight": 0.2,
+    }
+    for kind in (LampCos, LampL1L2):
+        assert kind().settings() == dataclasses.replace(PRESETS["paper"], **old, **ours)

@@ -17,7 +17,7 @@ from leakaudit.attacks import pooler_features
 from leakaudit.attacks.matching_attack import Recipe
 from leakaudit.attacks.matching_objective import Objective
 from leakaudit.attacks.matching_search import Descent, Found, Start
-from leakaudit.attacks.pooler_features import FeatureMatcher, PoolerFeatures, _best_assignment, read_features
+from leakaudit.attacks.pooler_features import FeatureMatcher, PoolerFeatures, Reading, _best_assignment, read_features
 from leakaudit.attacks.pooler_features_moments import (
     PoolerUpdate,
     decompose,
@@ -410,3 +410,11 @@ def test_knobs_that_leave_nothing_to_do_are_refused(knobs: dict[str, Any]) -> No
     """Said before anything runs."""
     with pytest.raises(ValueError, match="must"):
         PoolerFeatures(**knobs)
+
+
+def test_the_paper_preset_reads_and_uses_features_as_the_paper_does() -> None:
+    """Sec. 4.2, 4.3 and App. B of paper 002; a knob that is set overrules it, and the presets of our own are as they were."""
+    assert PoolerFeatures(preset="paper").reading() == Reading("paper", "continuous", 0, 1)
+    assert PoolerFeatures(preset="paper", phase="both").reading() == Reading("paper", "both", 0, 1)
+    for preset in ("improved", "fast"):
+        assert PoolerFeatures(preset=preset).reading() == Reading("solve", "words", 32, 3)

@@ -14,10 +14,11 @@ from leakaudit.attacks.span import Span
 from leakaudit.attacks.span_local import rounding_error, whitened_update
 from leakaudit.attacks.span_words import find_words
 from leakaudit.budget import Budget
-from leakaudit.client import ClientStep, make_batch, public_facts, verify
+from leakaudit.client import ClientStep, make_batch, public_facts
 from leakaudit.lora import add_lora, is_adapter
 from leakaudit.scores import VerificationStatus
 from leakaudit.snapshot import Observation, StepRecipe, Truth
+from leakaudit.verification import verify
 from tests import tiny
 
 TEXTS = ("the old dog chased a small cat near the river .", "never saw three big horse under blue tree")

@@ -23,7 +23,7 @@ from leakaudit.budget import Budget
 from leakaudit.client import ClientStep, with_random_state
 from leakaudit.errors import AnatomyError
 from leakaudit.models import Task
-from leakaudit.snapshot import Observation, Truth
+from leakaudit.snapshot import DeclaredDefense, Observation, Truth
 from tests import tiny
 
 HIDDEN = 96
@@ -180,6 +180,17 @@ def test_an_encoder_without_positions_gives_up_its_words_without_order(dropout: 
     guess = _attack(seen)
     words = {token for ids in step.truth.sequences() for token in ids} - set(seen.facts.vocabulary.wordless_ids)
     assert guess.sequences is None and set(guess.tokens or ()) == words
+
+
+def test_noise_alone_names_no_word_of_an_input_without_positions() -> None:
+    """One false word on average, of a bag of one, would look like a find; in 99 updates of 100 there is none."""
+    seen = _step(_decoder("Llama", num_hidden_layers=1), TEXTS[3:]).observe()
+    rng, named = torch.Generator().manual_seed(0), 0
+    for _ in range(60):
+        noise = {name: torch.randn(g.shape, generator=rng) for name, g in seen.update.items()}
+        noisy = seen.under(DeclaredDefense(name="gaussian-noise", parameters={"sigma": 1.0}), noise)
+        named += bool(_attack(noisy).tokens)
+    assert named <= 5  # P(6 or more of 60 at 1 %) is 3e-5
 
 
 def test_a_language_models_wrong_last_token_is_not_proved() -> None:

@@ -10,6 +10,9 @@ import torch
 from torch import nn
 
 from leakaudit.attacks.dlg import Dlg
+from leakaudit.attacks.matching_engine import Matcher
+from leakaudit.attacks.matching_objective import Objective
+from leakaudit.attacks.matching_search import LABEL_STEP, Descent, Run
 from leakaudit.attacks.tag import Tag
 from leakaudit.budget import Budget
 from leakaudit.defenses.freeze_embeddings import FreezeEmbeddings
@@ -126,8 +129,94 @@ def test_it_stops_in_the_middle_when_the_budget_is_used_up() -> None:
     assert guess.sequences is not None and len(guess.sequences) == 1
 
 
+PRINTED: list[tuple[str, str, Any]] = [
+    ("steps", "LAMP, Sec. 5: 2500 on all models but BERT-large", 2500),
+    ("learning_rate", "LAMP, App. D: lambda, absolute", 0.1),
+    ("linear", "LAMP, App. D: gamma = 1, no decay", False),
+    ("weight_decay", "LAMP, Sec. 5: Adam", 0.0),
+    ("clip", "LAMP, App. D: BERT-large only", 0.0),
+    ("relative", "LAMP, App. D: lambda is absolute", False),
+    ("start_scale", "LAMP, Sec. 5 and Algorithm 1: a standard Gaussian", 1.0),
+    ("n_init", "LAMP, Sec. 5: more samples are for its own methods", 1),
+    ("restarts", "one start", 1),
+    ("patience", "LAMP, Sec. 5: all steps are taken", 0),
+    ("label_step", "DLG: labels are optimised with the embeddings, at the same step", 0.1),
+    ("squared", "LAMP, Sec. 4.2: the L2 norm in L_tag", False),
+    ("keep", "all steps are taken", "last"),
+    ("aware", "LAMP, Sec. 5: the attacks under defences are the same", False),
+]
+
+
+@pytest.mark.parametrize("kind", [Dlg, Tag])
+@pytest.mark.parametrize(("knob", "place", "value"), PRINTED)
+def test_the_paper_preset_holds_the_papers_constants(kind: type[Dlg | Tag], knob: str, place: str, value: Any) -> None:
+    """As LAMP compares with them on BERT-base."""
+    assert getattr(kind(preset="paper").settings(), knob) == value, place
+
+
+def test_every_knob_of_a_preset_is_in_the_papers_table_or_decides_nothing_there() -> None:
+    """A new knob has to say what the paper does; `trial_steps` are for several starts."""
+    knobs = {field.name for field in dataclasses.fields(Tag(preset="paper").settings())}
+    assert knobs == {knob for knob, _, _ in PRINTED} | {"trial_steps"}
+    assert Tag(preset="paper").alpha == 0.01  # LAMP, App. D: alpha_tag
+
+
+@pytest.mark.parametrize(("kind", "rate"), [(Dlg, 0.1), (Tag, 0.01)])
+def test_the_large_preset_holds_the_papers_recipe_for_bert_large(kind: type[Dlg | Tag], rate: float) -> None:
+    """LAMP, Sec. 5 and App. D: 10,000 steps of AdamW with linear decay, clipped at 1."""
+    large = kind(preset="large").settings()
+    assert (large.steps, large.linear, large.clip, large.learning_rate, large.label_step) == (
+        10_000,
+        True,
+        1.0,
+        rate,
+        rate,
+    )
+    assert large.weight_decay > 0
+
+
+@pytest.mark.parametrize("kind", [Dlg, Tag])
+def test_the_paper_preset_takes_every_step_from_one_start(kind: type[Dlg | Tag]) -> None:
+    """A step too small to change anything does not end it."""
+    seen = _short().granting(Granted(labels=(1,), lengths=(6,)))
+    guess = kind(preset="paper", steps=30, learning_rate=1e-12)(seen, _rng(), Budget(600))
+    assert (guess.stop, guess.facts["steps"]) == ("done", 30)
+
+
+def test_labels_move_by_the_papers_step_where_it_is_set() -> None:
+    """The first step of Adam is as long as its rate, for labels that are not granted."""
+    moved = {}
+    for step in (0.01, 0.1):
+        matcher = Matcher(_short(), (6,), Objective())
+        first = matcher.random(1, _rng())
+        run = Run(matcher, Descent(10, 0.2, decay=0.5, decay_every=1, label_step=step), first, _rng())
+        run.step()
+        once = run.now.label_logits.clone()
+        run.step()
+        moved[step] = (float((once - first.label_logits).abs().max()), float((run.now.label_logits - once).abs().max()))
+    for step, (one, two) in moved.items():
+        assert one == pytest.approx(step, rel=1e-3)
+        assert two < 0.6 * step  # it falls with the embeddings'
+    assert Descent(10, 0.2, decay=0.5, decay_every=1).label_rate(5) == LABEL_STEP
+
+
 @pytest.mark.parametrize("knob", [{"steps": 0}, {"restarts": 0}, {"learning_rate": 0.0}, {"alpha": -1.0}])
 def test_knobs_that_leave_nothing_to_do_are_refused(knob: dict[str, Any]) -> None:
     """The message names the knob."""
     with pytest.raises(ValueError, match=next(iter(knob))):
         dataclasses.replace(Tag(), **knob)
+
+
+def test_the_default_is_what_it_was_before_it_had_a_preset_of_its_own() -> None:
+    """Figures of earlier versions stand."""
+    own: dict[str, Any] = {
+        "learning_rate": 0.5,
+        "relative": True,
+        "start_scale": 0.0,
+        "n_init": 10,
+        "restarts": 2,
+        "patience": 200,
+    }
+    more: dict[str, Any] = {"label_step": None, "squared": True, "keep": "best", "aware": True}
+    for kind in (Dlg, Tag):
+        assert kind().settings() == dataclasses.replace(kind(preset="paper").settings(), **own, **more)

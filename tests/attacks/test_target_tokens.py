@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,6 +65,27 @@ def test_declared_noise_raises_the_bar() -> None:
     declared = seen.under(DeclaredDefense(name="gaussian-noise", parameters={"sigma": sigma}), noisy)
     found = set(TargetTokens()(declared, torch.Generator().manual_seed(0), Budget(600)).tokens or ())
     assert found <= everything and len(found & targets) > 0.8 * len(targets)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_private_sgd_raises_the_bar_as_well(tied: bool) -> None:
+    """Noise 3,000 times the update: no token is named, where half of them would point backwards by chance."""
+    seen, _, _ = _words(_model(tied, 0), TEXTS)
+    rng = torch.Generator().manual_seed(0)
+    sigma = 3000 * max(float(g.abs().max()) for g in seen.update.values())
+    noisy = {name: g + sigma * torch.randn(g.shape, generator=rng) for name, g in seen.update.items()}
+    knobs = {"noise_multiplier": 2.0, "max_grad_norm": 2.0 * sigma, "expected_batch_size": 4.0}
+    declared = seen.under(DeclaredDefense(name="dp-sgd", parameters=knobs), noisy)
+    assert TargetTokens()(declared, torch.Generator().manual_seed(0), Budget(600)).tokens == ()
+
+
+def test_noise_that_nobody_declares_shows_in_the_column_sums_of_a_head_of_its_own() -> None:
+    """Softmax gradients add up to 0 over the vocabulary; what is left of the sum says how large the noise is."""
+    seen, targets, everything = _words(_model(False, 60), TEXTS)
+    rng = torch.Generator().manual_seed(0)
+    noisy = {name: g + 0.02 * torch.randn(g.shape, generator=rng) for name, g in seen.update.items()}
+    guess = TargetTokens()(replace(seen, update=noisy), torch.Generator().manual_seed(0), Budget(600))
+    assert set(guess.tokens or ()) <= everything and len(set(guess.tokens or ()) & targets) > 0.8 * len(targets)
 
 
 def test_it_says_where_it_does_not_apply() -> None:

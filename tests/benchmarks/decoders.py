@@ -187,7 +187,7 @@ def measure(
 
 def read_texts(path: Path) -> list[str]:
     """Return the texts of a JSONL file."""
-    return [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [json.loads(line)["text"] for line in path.read_bytes().splitlines() if line.strip()]
 
 
 def main() -> None:

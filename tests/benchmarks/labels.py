@@ -319,6 +319,54 @@ def figure_7(pictures: Pictures, seeds: range) -> Iterator[Cell]:
                 yield from measure(chosen, make, seeds[: max(5, len(seeds) // 2)], ("Fig. 7", name, algorithm, size))
 
 
+ROUNDS = (1, 2, 5, 20)
+"""Communication rounds over which small entries are accumulated in the part `compression`."""
+
+
+def compression(pictures: Pictures, seeds: range) -> Iterator[Cell]:
+    """What makes Fig. 7c: one threshold or one a layer, and what a client held back in earlier rounds. FedSGD, 80 %, unbalanced.
+
+    Deep gradient compression, which the paper uses, has a threshold for each layer, keeps what it does not send and adds it to the next
+    gradient. So from the second round on an update holds entries of earlier batches. Weights stay as they are between the rounds.
+    """
+    chosen = chosen_from(PLAIN, ("random", "llg+ rows", "llg+"), pictures.auxiliary)
+    settings = [("one threshold", False, 1), *((f"a threshold a layer, round {n}", True, n) for n in ROUNDS)]
+    for weights in ("default", "uniform"):
+        for name, by_layer, rounds in settings:
+            for size in SIZES[::2]:
+
+                def make(
+                    repeat: int,
+                    size: int = size,
+                    by_layer: bool = by_layer,
+                    rounds: int = rounds,
+                    weights: str = weights,
+                ) -> Any:
+                    return _compressed(pictures, fresh("CNN", repeat, weights), size, repeat, by_layer, rounds)
+
+                where = ("Fig. 7c", f"{weights} weights, {name}", "FedSGD", size)
+                yield from measure(chosen, make, seeds[: max(5, len(seeds) // 2)], where)
+
+
+def _compressed(
+    pictures: Pictures, model: ArrayClassifier, size: int, seed: int, by_layer: bool, rounds: int, share: float = 0.8
+) -> tuple[Observation, list[int]]:
+    """Return what a client sends in the last of its rounds, each with a batch of its own, and the labels of that last batch."""
+    kept: dict[str, torch.Tensor] = {}
+    for number in reversed(range(rounds)):
+        seen, labels = pictures.observe(model, size, False, 1, seed + 10_000 * number, training=False)
+        update = {name: g + kept.get(name, torch.zeros_like(g)) for name, g in seen.update.items()}
+        whole = torch.cat([g.abs().flatten() for g in update.values()])
+        bars = {
+            name: torch.quantile(g.abs() if by_layer else whole[:: len(whole) // 10**6 + 1], share)
+            for name, g in update.items()
+        }
+        sent = {name: g * (g.abs() > bars[name]) for name, g in update.items()}
+        kept = {name: g - sent[name] for name, g in update.items()}
+    declared = DeclaredDefense(name="prune", parameters={"share": share})
+    return seen.under(declared, sent), labels
+
+
 def _noisy(seen: Observation, rng: torch.Generator, sigma: float) -> Observation:
     """Add noise of an absolute size, declared. The paper's is on the sum of ten steps, ours on their mean."""
     noisy = {name: g + sigma * torch.randn(g.shape, generator=rng) for name, g in seen.update.items()}
@@ -553,7 +601,7 @@ def plot(cells: Sequence[Cell], folder: Path) -> None:
 def main() -> None:
     """Run the parts and write what they found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parts = ("figure-4", "figure-5", "figure-6", "figure-7", "text")
+    parts = ("figure-4", "figure-5", "figure-6", "figure-7", "compression", "text")
     parser.add_argument("--out", type=Path, required=True, help="folder for labels.md, labels.json and the plots")
     parser.add_argument("--texts", type=Path, help="folder with ag_news/ and mts_dialog/, for the text table")
     parser.add_argument("--only", nargs="+", choices=parts, default=list(parts))
@@ -570,6 +618,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         pictures = Pictures(Path(name))
         figures = {"figure-4": figure_4, "figure-5": figure_5, "figure-6": figure_6, "figure-7": figure_7}
+        figures["compression"] = compression
         runs: list[Iterator[Cell]] = [figures[part](pictures, seeds) for part in options.only if part in figures]
         if "text" in options.only and options.texts is None:
             print("no --texts folder: the text table is left out")

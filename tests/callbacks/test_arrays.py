@@ -21,11 +21,12 @@ from leakaudit.callbacks.lightning_trainer import LeakAuditCallback as Lightning
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.classifiers import ArrayClassifier, array_facts, reader_in
 from leakaudit.cli import main
-from leakaudit.client import ClientStep, defenses_found
+from leakaudit.client import ClientStep
 from leakaudit.config import LABEL_ATTACKS, AuditConfig
 from leakaudit.models import rebuilt_by
 from leakaudit.scores import AttemptStatus, Score, VerificationStatus, load_results
 from leakaudit.snapshot import Snapshot
+from leakaudit.verification import defenses_found
 from tests.callbacks import array_models
 from tests.callbacks.array_models import CLASSES
 from tests.callbacks.stacks import _quiet_lightning
@@ -341,4 +342,4 @@ def test_a_step_without_its_declared_noise_is_undefended(tmp_path: Path) -> None
         (snapshot, *_) = kept(train(array_models.known(), source)).values()
     found = stamp(snapshot)
     assert found.status is VERIFIED and "is not in the update" in found.note
-    assert defenses_found(ClientStep.of(snapshot), found) == ()
+    assert defenses_found(ClientStep.of(snapshot), found, snapshot.observation.update) == ()

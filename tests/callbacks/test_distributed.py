@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from leakaudit.client import ClientStep, verify
+from leakaudit.client import ClientStep
 from leakaudit.scores import VerificationStatus
 from leakaudit.snapshot import Truth
+from leakaudit.verification import verify
 from tests import tiny
 from tests.callbacks.pair import Run, pair
 from tests.callbacks.tiny_trainer import distance, stamp

@@ -23,7 +23,7 @@ from leakaudit.budget import Budget
 from leakaudit.callbacks.audit_run import OFF_SWITCH, AuditRun
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.recorder import innermost
-from leakaudit.client import ClientStep, verify
+from leakaudit.client import ClientStep
 from leakaudit.config import PluginSpec
 from leakaudit.models import state_of
 from leakaudit.registry import attacks
@@ -31,6 +31,7 @@ from leakaudit.scores import VerificationStatus, load_journal
 from leakaudit.snapshot import MicroBatch, Truth, read_manifest, read_snapshot, write_snapshot
 from leakaudit.snapshot_files import write_tensors
 from leakaudit.spool import Spool
+from leakaudit.verification import verify
 from tests import tiny
 from tests.callbacks import tiny_trainer
 from tests.callbacks.tiny_trainer import Probe, Tamper, distance, gradient, kept, make_trainer, stamp, train
@@ -245,7 +246,7 @@ def test_row_18_a_loss_of_two_forward_passes_is_one_batch(tmp_path: Path, attach
 
 
 def test_row_19_dropout_is_repeated_from_the_kept_state(tmp_path: Path) -> None:
-    """With the state of the random generators the step is verified, without it is stochastic at best."""
+    """With the state of the random generators the step is verified, without it is unverifiable."""
     one_class = tiny_trainer.Rows(tiny.bert_tokenizer(), classes=1)
     found = train(tmp_path, model=tiny.bert(dropout=0.1), gradient_accumulation_steps=2, rows=one_class)
     for snapshot in found.values():
@@ -253,7 +254,7 @@ def test_row_19_dropout_is_repeated_from_the_kept_state(tmp_path: Path) -> None:
         assert_verified(snapshot)
         forgot = Truth(tuple(dataclasses.replace(batch, rng={}) for batch in snapshot.truth.micro_batches))
         step = ClientStep(snapshot.observation.model, forgot, snapshot.recipe, snapshot.observation.facts)
-        assert verify(step, snapshot.observation.update).status is VerificationStatus.STOCHASTIC
+        assert verify(step, snapshot.observation.update).status is VerificationStatus.UNVERIFIABLE
 
 
 def test_row_20_the_model_is_rebuilt_from_its_live_configuration(tmp_path: Path) -> None:

@@ -15,11 +15,12 @@ from transformers import DataCollatorWithPadding, Trainer, TrainerCallback, Trai
 from leakaudit.callbacks import recorder, side_process
 from leakaudit.callbacks.audit_run import Guarded
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
-from leakaudit.client import ClientStep, verify
+from leakaudit.client import ClientStep
 from leakaudit.config import AuditConfig, PluginSpec
 from leakaudit.scores import Verification
 from leakaudit.snapshot import Snapshot, read_snapshot
 from leakaudit.spool import Spool
+from leakaudit.verification import verify
 from tests import tiny
 
 TEXTS = (

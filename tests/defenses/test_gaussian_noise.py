@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from leakaudit.client import verify
 from leakaudit.defenses.gaussian_noise import GaussianNoise
 from leakaudit.scores import VerificationStatus
+from leakaudit.verification import verify
 from tests import tiny
 
 

@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 import torch
 
-from leakaudit.client import verify
-from leakaudit.defenses.prune import Prune
+from leakaudit.defenses.prune import Choice, Prune
 from leakaudit.scores import VerificationStatus
 from leakaudit.snapshot import DeclaredDefense
+from leakaudit.verification import verify
 from tests import tiny
 
 
@@ -22,15 +22,39 @@ def test_the_smallest_entries_of_all_parameters_together_are_zeroed() -> None:
     pruned = Prune(share=0.5)(step, seen, torch.Generator())
     assert pruned.update["a"].tolist() == [0.0, -8.0, 0.0]
     assert pruned.update["b"].tolist() == [[0.0, 7.0], [4.0, 6.0], [0.0, -5.0]]
-    assert pruned.facts.declared("prune") == DeclaredDefense(name="prune", parameters={"share": 0.5})
+    assert pruned.facts.declared("prune") == DeclaredDefense(
+        name="prune", parameters={"share": 0.5, "choose": "magnitude"}
+    )
 
 
-def test_a_pruned_step_is_verified_on_what_is_left() -> None:
+@pytest.mark.parametrize("choose", ["magnitude", "random"])
+def test_a_pruned_step_is_verified_on_what_is_left(choose: Choice) -> None:
     """The stamp compares non-zero entries only."""
     step = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), ["the dog saw a cat"], [1])
-    pruned = Prune(share=0.9)(step, step.observe(), torch.Generator())
+    pruned = Prune(share=0.9, choose=choose)(step, step.observe(), torch.Generator())
     declared = dataclasses.replace(step, facts=pruned.facts)
     assert verify(declared, pruned.update).status is VerificationStatus.VERIFIED
+
+
+def test_random_entries_are_zeroed_whatever_their_size() -> None:
+    """LAMP, App. C.2, as its code does it: a share of large and small entries alike, the others unchanged, other ones for another seed."""
+    step = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), ["a dog"], [1])
+    update = {"large": torch.full((100, 100), 9.0), "small": torch.full((10_000,), 1e-3)}
+    seen = dataclasses.replace(step.observe(), update=update)
+    defense = Prune(share=0.75, choose="random")
+    one, other = (defense(step, seen, torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    for name, tensor in one.update.items():
+        assert float((tensor == 0).double().mean()) == pytest.approx(0.75, abs=0.03)
+        assert torch.equal(tensor[tensor != 0], update[name][tensor != 0])
+        assert not torch.equal(tensor, other.update[name])
+    assert one.zeroed
+    assert one.facts.declared("prune") == DeclaredDefense(name="prune", parameters={"share": 0.75, "choose": "random"})
+
+
+def test_a_choice_that_does_not_exist_is_refused() -> None:
+    """The message lists those that do."""
+    with pytest.raises(ValueError, match="magnitude, random, got 'largest'"):
+        Prune(choose="largest")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, 1.5])

@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 
+from leakaudit.defenses.dp_sgd import DpSgd
 from leakaudit.defenses.undefended import Undefended
 from leakaudit.snapshot import DeclaredDefense
 from tests import tiny
@@ -30,13 +31,8 @@ def test_private_sgd_is_shown_without_clipping() -> None:
     """The mean gradient, not the mean of the clipped ones."""
     step = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), TEXTS, [0, 1])
     clean = step.observe()
-    knobs: dict[str, float | int | str | bool] = {
-        "noise_multiplier": 0.0, "max_grad_norm": 1e-4, "expected_batch_size": 2.0
-    }  # fmt: skip
-    private = DeclaredDefense(name="dp-sgd", parameters=knobs)
-    facts = step.facts.model_copy(update={"defenses": (private,)})
-    clipped = dataclasses.replace(step, facts=facts)
-    seen = clean.under(private, clipped.update())
+    seen = DpSgd(noise_multiplier=0.0, max_grad_norm=1e-4)(step, clean, torch.Generator())
+    clipped = dataclasses.replace(step, facts=seen.facts)
     assert distance(seen.update, clean.update) > 0.5
     assert distance(Undefended()(clipped, seen, torch.Generator()).update, clean.update) < 1e-6
 

@@ -21,6 +21,7 @@ class AlwaysOneToken:
     goal: ClassVar[Literal["text", "words", "labels"]] = "words"
     source: ClassVar[str] = "made for a test"
     threat_model: ClassVar[str] = "sees nothing"
+    false_event_rate: ClassVar[float] = 1.0
 
     token: int = 7
     """The token id."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import re
 
-from leakaudit.metrics.ngrams import bag_pattern, clipped_overlap, token_pattern
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leakaudit.metrics.ngrams import bag_pattern, clipped_overlap, strip, token_pattern
+from leakaudit.scores import STRIP_CELLS
 
 
 @pytest.mark.parametrize(
@@ -32,3 +37,28 @@ def test_overlap_is_clipped() -> None:
 def test_a_bag_knows_neither_order_nor_counts() -> None:
     """Every token that it names is marked."""
     assert bag_pattern([5, 6, 5], (5,)) == "u.u"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "cells"),
+    [
+        ("b" * 21, "4" * 16),
+        ("." * 3, "0" * 16),
+        ("bu", "44444444dddddddd"),
+        ("b" + "." * 63, "1" + "0" * 15),  # one token of the four in the first cell
+        ("..u.", "00000000dddd0000"),
+        ("", None),
+    ],
+)
+def test_a_strip_shows_where_a_sequence_leaked(pattern: str, cells: str | None) -> None:
+    """Sixteen cells, whatever the length; letters where the words came back without their neighbours."""
+    assert strip(pattern) == cells
+
+
+@given(st.text(alphabet="bu.", min_size=1, max_size=200))
+def test_a_strip_is_empty_only_where_nothing_came_back(pattern: str) -> None:
+    """A single token of two hundred is seen, and the size of a strip says nothing of the length."""
+    drawn = strip(pattern)
+    assert drawn is not None and re.fullmatch(rf"[0-4a-d]{{{STRIP_CELLS}}}", drawn)
+    assert (set(drawn) == {"0"}) == (set(pattern) == {"."})
+    assert strip(pattern * 3) is not None and len(strip(pattern * 3) or "") == STRIP_CELLS

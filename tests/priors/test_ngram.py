@@ -165,7 +165,7 @@ def test_texts_are_rows_or_sentences(tmp_path: Path) -> None:
     rows.write_text('{"text": "One dog. Two cats?"}\n\n{"text": "three"}\n', encoding="utf-8")
     assert read_texts(rows) == ["One dog. Two cats?", "three"]
     rows.write_text('{"text": "one"}\n{"words": 2}\n', encoding="utf-8")
-    with pytest.raises(DataError, match=r"a.jsonl:2: is no JSON object with the field `text`"):
+    with pytest.raises(DataError, match=r"a.jsonl:2: looked for the field 'text'"):
         read_texts(rows)
     plain.write_text("\n", encoding="utf-8")
     with pytest.raises(DataError, match="holds no text"):

@@ -10,7 +10,7 @@ from leakaudit import gate
 from leakaudit.reports.labels import label_section
 from leakaudit.reports.page import render_html
 from leakaudit.reports.redaction import RedactedResult, redact
-from leakaudit.scores import Score, TextMode
+from leakaudit.scores import Score, TextMode, VerificationStatus
 from tests.factories import NOW, attempt, journal_entry, policy, results, step
 
 NAMES = ("HIV positive", "HIV negative", "unknown status")
@@ -46,21 +46,32 @@ def test_exact_vectors_are_counted_with_their_bounds_and_what_was_granted() -> N
     assert (rows["llg"]["granted"], rows["ilrg"]["granted"]) == ("data_count", "nothing")
 
 
-def test_true_and_recovered_counts_stand_side_by_side_under_masked_names() -> None:
-    """The most frequent class is A, whatever it is called."""
-    (one, two) = label_section(_shown(TextMode.MASKED))["labels_counts"]
+def test_true_and_recovered_counts_stand_side_by_side_in_mode_full() -> None:
+    """They come from the private journal."""
+    (one, two) = label_section(_shown(TextMode.FULL))["labels_counts"]
     assert one["attacks"] == ["ilrg", "llg"]
-    assert one["rows"] == [("class A", 3, [3, 3]), ("class B", 1, [1, 1])]
-    assert two["rows"] == [("class A", 3, [3, 2]), ("class B", 1, [1, 2])]
+    assert one["rows"] == [(NAMES[1], 3, [3, 3]), (NAMES[0], 1, [1, 1])]
+    assert two["rows"] == [(NAMES[1], 3, [3, 2]), (NAMES[0], 1, [1, 2])]
+
+
+def test_an_unverifiable_step_counts_in_a_rate_of_labels_only_where_they_came_back() -> None:
+    """And then beside the rate of the verified steps, because it was chosen by its leak."""
+    stamps = [VerificationStatus.VERIFIED, VerificationStatus.UNVERIFIABLE, VerificationStatus.UNVERIFIABLE]
+    attempts = [attempt(i, "ilrg", kind="labels", leaks=i < 2, recall=None if i < 2 else 0.5) for i in range(3)]
+    found = results([step(i, stamp) for i, stamp in enumerate(stamps)], attempts)
+    shown = redact(found, [], gate.evaluate(found, policy(), now=NOW), environ={})
+    (row,) = label_section(shown)["labels"]
+    assert (row["exact"], row["bounds"], row["means"][0]) == ("1 of 1 and 1 unverifiable", "5% to 100%", "100%")
 
 
 @pytest.mark.parametrize("mode", [TextMode.HASH, TextMode.MASKED])
 def test_no_class_name_leaves_but_in_full(mode: TextMode) -> None:
-    """Class names are masked like text; hash mode has no counts at all."""
+    """Class names are masked like text, and counts stand in the private journal."""
     page = render_html(_shown(mode))
     assert not any(name in page for name in NAMES)
-    assert ("examples of each class</caption>" in page) == (mode is TextMode.MASKED)
-    assert NAMES[1] in render_html(_shown(TextMode.FULL))
+    assert "examples of each class</caption>" not in page
+    full = render_html(_shown(TextMode.FULL))
+    assert NAMES[1] in full and "examples of each class</caption>" in full
 
 
 def test_leakage_over_the_steps_is_drawn_and_tabled() -> None:

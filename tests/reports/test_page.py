@@ -26,7 +26,7 @@ from leakaudit.errors import RedactionError, ResultsError
 from leakaudit.reports import charts as drawing
 from leakaudit.reports import print_audit, print_summary, print_verdict, redact, render_html, write_report
 from leakaudit.reports.charts import COLOURS, STATES, RateBar, StepMark, rate_chart, step_chart
-from leakaudit.reports.page import BANNERS, plain, style, visible
+from leakaudit.reports.page import BANNERS, cell_for, plain, strip_in_words, strip_runs, style, visible
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.scores import (
     Attempt,
@@ -43,6 +43,7 @@ from leakaudit.scores import (
     VerificationStatus,
 )
 from tests.factories import NOW, attempt, audit, journal_entry, policy, results, step
+from tests.test_gate import eight, words
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -125,7 +126,10 @@ def rich_audit(text: str = "ordinary") -> tuple[Results, list[scores.JournalEntr
         subject=Subject(model=text, config_digest=text, parameters=3, code_commit=text, artifacts=({"sha256": text},)),
         threat_model=ThreatModel(adversary=text, sees=text, knows=(text,), granted=(text,)),
         coverage=Coverage(
-            not_tested=(NotTested(what=text, why=text),), not_run=(NotTested(what=text, why=text),), total_steps=9
+            not_tested=(NotTested(what=text, why=text),),
+            not_run=(NotTested(what=f"not {text}", why=text),),
+            audited_steps=4,
+            total_steps=9,
         ),
         utility=(Utility(defense="prune", metric=text, value=0.8, baseline=0.9),),
     )
@@ -291,35 +295,43 @@ def test_one_step_is_shown_without_intervals() -> None:
     """No bounds, no chart of a rate, and the sentence that says what one step is worth."""
     found = audit(0, 1)
     page = render_html(redact(found, [], gate.evaluate(found, policy(), now=NOW)))
-    assert "the leak rate may be anything up to 95%" in page
+    assert "The rate may be anything up to 95%." in page
     assert "none from 1 step" in page and "rate at most" not in page
     assert "<text" not in page
 
 
-def test_the_six_states_of_a_cell_have_a_word_and_a_pattern_each() -> None:
-    """Leak, no leak seen, budget exhausted, error, not applicable, not run."""
+def test_the_states_of_a_cell_have_a_word_and_a_pattern_each() -> None:
+    """From a sentence that leaked down to an attack that did not run."""
     attempts = [
         attempt(0, "a", leaks=True),
+        attempt(0, "a2", kind="bag", recall=1.0, events=("all_words",)),
+        attempt(0, "a3", kind="labels", leaks=True),
+        told(0, 1.0, True, attack="b2"),
         attempt(0, "b"),
+        attempt(1, "g"),
         attempt(0, "c", status=AttemptStatus.BUDGET_EXHAUSTED, kind="labels", scores={}),
         attempt(0, "d", status=AttemptStatus.ERROR, reason="ValueError at d.py:3"),
         attempt(0, "e", status=AttemptStatus.NOT_APPLICABLE, reason="embeddings are tied"),
         attempt(0, "f", status=AttemptStatus.SKIPPED, reason="the run was interrupted"),
     ]
-    found = results([step(0)], attempts)
+    found = results([step(0), step(1, VerificationStatus.UNVERIFIABLE)], attempts)
     page = render_html(redact(found, [], gate.evaluate(found, policy(), now=NOW)))
     cells = re.findall(r'<td class="s-([a-z-]+) ships"><b>([^<]+)</b>', page)
-    assert [state for _, state in cells[:6]] == [
-        "leak",
-        "no leak seen",
-        "budget exhausted",
+    assert [state for _, state in cells[:10]] == [
+        "sentence leaked",
+        "words leaked",
+        "labels leaked",
+        "in reach, not found",
+        "no leak event",
+        "unverifiable",
+        "out of time",
         "error",
         "not applicable",
         "not run",
     ]
     sheet = style(TextMode.MASKED)
     for css, state in cells:
-        assert css == state.replace(" ", "-")
+        assert css == state.replace(",", "").replace(" ", "-")
         assert f"td.s-{css}" in sheet
     assert "embeddings are tied" in page and "ValueError at d.py:3" in page and "the run was interrupted" in page
     assert set(STATES) == {state for _, state in cells}
@@ -344,15 +356,16 @@ def told(number: int, reachable: float | None, passes: bool | None, **extra: obj
     )
 
 
-def test_a_cell_tells_a_search_that_gave_up_from_what_was_out_of_reach() -> None:
+def test_a_cell_tells_a_search_that_gave_up_from_what_these_attacks_cannot_find() -> None:
     """With the rates of both, and each sample says which it was."""
     page = reach_page(told(0, 1.0, True), told(1, 0.5, False))
-    assert "in reach: 75% of the tokens, 50% of the sequences" in page
-    assert "did not come back: 1 in reach, the search gave up, 1 out of reach" in page
+    assert "in reach: 75% of the tokens, 50% of the texts" in page
+    assert "did not come back: 1 in reach, but the search gave up; 1 not by these attacks" in page
+    assert "out of reach" not in page.casefold()
     captions = re.findall(r'<div class="small muted">(span, [^<]*)</div>', page)
-    assert sorted(caption.rsplit("0, ", 1)[-1] for caption in captions) == [
-        "in reach, the search gave up",
-        "out of reach",
+    assert sorted(re.split(r"ROUGE-L [0-9.]+, ", caption)[-1] for caption in captions) == [
+        "in reach, but the search gave up",
+        "not by these attacks",
     ]
 
 
@@ -362,13 +375,126 @@ def test_a_cell_without_an_answer_says_so_and_names_no_rate() -> None:
     assert "what was in reach is not known" in page and "in reach:" not in page
     assert "not known" not in reach_page(attempt(0), attempt(1))
     tokens_only = reach_page(told(0, 0.25, None))
-    assert "in reach: 25% of the tokens<" in tokens_only and "did not come back: 1 out of reach" in tokens_only
+    assert "in reach: 25% of the tokens<" in tokens_only and "did not come back: 1 not by these attacks" in tokens_only
 
 
 def test_a_search_that_ran_out_of_time_shows_what_was_in_reach() -> None:
     """That is where it matters most."""
     page = reach_page(told(0, 1.0, True, status=AttemptStatus.BUDGET_EXHAUSTED))
-    assert "nothing in time on 1 step" in page and "did not come back: 1 in reach, the search gave up" in page
+    assert "out of time on 1 of 1 step; until then 10% of the tokens came back" in page
+    assert "did not come back: 1 in reach, but the search gave up" in page and "nothing in time" not in page
+
+
+def test_every_cell_says_what_came_back() -> None:
+    """Overlap, recall and precision, of attacks that found a leak, of those that did not, and of those that ran out of time."""
+    precise = {"token_precision": 0.6}
+    attempts = [
+        attempt(i, name, recall=0.44, status=state)
+        for i in range(2)
+        for name, state in (("span", AttemptStatus.RAN), ("late", AttemptStatus.BUDGET_EXHAUSTED))
+    ]
+    attempts = [
+        a.model_copy(update={"sequences": tuple(s.model_copy(update=precise) for s in a.sequences)}) for a in attempts
+    ]
+    found = results([step(0), step(1)], attempts)
+    for name in ("span", "late"):
+        assert "mean ROUGE-L 0.44, token recall 44%, precision 60%" in cell_for(found, name, "none").lines
+    assert (
+        "out of time on 2 of 2 steps; until then 44% of the tokens came back" in cell_for(found, "late", "none").lines
+    )
+    assert cell_for(found, "late", "none").state == "out of time"
+
+
+def test_a_cell_names_a_bound_only_where_it_says_something() -> None:
+    """ "At most 100 %" beside 5 of 5 is no news, and steps that ran out of time bound nothing."""
+    five = results([step(i) for i in range(5)], [attempt(i, leaks=True) for i in range(5)])
+    assert cell_for(five, "span", "none").lines[:2] == ("5 of 5 steps", "rate at least 54.9%")
+    labels = results([step(i) for i in range(5)], [attempt(i, "llg", kind="labels") for i in range(5)])
+    assert cell_for(labels, "llg", "none").lines == ("0 of 5 steps", "rate at most 45.1%", "mean label accuracy 0.10")
+    late = results([step(i) for i in range(5)], [attempt(i, status=AttemptStatus.BUDGET_EXHAUSTED) for i in range(5)])
+    assert not [line for line in cell_for(late, "span", "none").lines if "rate" in line]
+
+
+def test_a_page_says_how_many_steps_cannot_be_verified_and_why() -> None:
+    """What came back from them is a leak; where nothing came back, they are in no number of the page."""
+    stamp = scores.Verification(status=VerificationStatus.UNVERIFIABLE, note="the loss cannot be computed again")
+    steps = [step(i) if i < 3 else step(i).model_copy(update={"verification": stamp}) for i in range(8)]
+    found = results(steps, [attempt(i, leaks=i in (0, 3)) for i in range(8)])
+    verdict = gate.evaluate(found, policy(), now=NOW)
+    page = html.unescape(render_html(redact(found, [], verdict)))
+    assert "5 of 8 steps cannot be verified: the loss cannot be computed again (5 steps)." in page
+    assert "Where nothing came back, they count as nothing" in page and "5 unverifiable" in page
+    assert "2 of 4 audited steps leaked, the first at step 0, the last at step 3: a sentence in 2." in page
+    assert "4 unverifiable steps from which nothing came back are not counted." in page
+    lines = cell_for(found, "span", "none").lines
+    assert lines[0] == "1 of 3 steps and 1 unverifiable step"
+    assert "4 unverifiable steps without a leak: no evidence" in lines
+    assert "3 client steps were verified and audited." in page
+
+
+def test_a_defence_that_only_stopped_the_search_stopped_no_leak() -> None:
+    """Out of time or in reach is not finished: no p-value, no green dot, and the number of such steps."""
+    for under in (
+        [told(i, None, None, defense="noise", status=AttemptStatus.BUDGET_EXHAUSTED, recall=0.44) for i in range(6)],
+        [told(i, 1.0, True, defense="noise") for i in range(6)],
+    ):
+        found = results([step(i) for i in range(6)], [*(attempt(i, leaks=True) for i in range(6)), *under])
+        page = html.unescape(render_html(redact(found, [], gate.evaluate(found, policy(), now=NOW))))
+        section = page.partition('id="defences"')[2].partition("</section>")[0]
+        assert "sign test p" not in section and "stopped" not in section.partition("</thead>")[2]
+        assert "nothing can be said of what it stops; not finished on 6 of 6 steps" in section
+        assert "0 of 6, 6 not finished" in section and f'fill="{drawing.CLEAN}"' not in section
+        assert f'stroke="{drawing.LATE}"' in section
+    clean = [attempt(i, defense="noise") for i in range(6)]
+    found = results([step(i) for i in range(6)], [*(attempt(i, leaks=True) for i in range(6)), *clean])
+    page = html.unescape(render_html(redact(found, [], gate.evaluate(found, policy(), now=NOW))))
+    assert "stopped 6 of 6 leaks (sign test p = 0.016)" in page
+    assert f'fill="{drawing.CLEAN}"' in page.partition('id="defences"')[2].partition("</section>")[0]
+
+
+def test_words_and_labels_that_came_back_are_not_called_clean() -> None:
+    """The eight texts of which every word came back: headline, steps, matrix and terminal say so."""
+    found = results([eight(0)], words(0))
+    shown = redact(found, [], gate.evaluate(found, gate.default_policy(), now=NOW))
+    page = html.unescape(render_html(shown))
+    out = io.StringIO()
+    print_audit(shown, Console(file=out, width=4000))
+    for text in (page, out.getvalue()):
+        assert "But every word of 8 of 8 texts and all labels came back." in text
+        assert "no leak seen" not in text.casefold()
+    assert "One step was audited, step 0, and it leaked words." in page
+    assert {view.recovered[0].attack for view in shown.sequences} == {"rows"}
+
+
+def test_a_warning_that_does_not_hold_is_no_failure() -> None:
+    """It reads WARN: the verdict is not its business."""
+    rules = (
+        {"id": "rate", "event": "exact_sentence", "max_rate": 0.05},
+        {"id": "w", "level": "warn", "event": "exact_sequence", "max_count": 0},
+    )
+    found = results([step(0)], [attempt(0, leaks=True, long_enough=False)])
+    page = render_html(redact(found, [], gate.evaluate(found, policy(*rules), now=NOW)))
+    row = page.partition('<tr id="r-w">')[2].partition("</tr>")[0]
+    assert 'class="status WARN"' in row and "</svg>WARN</span>" in row and "FAIL" not in row
+
+
+def test_a_strip_is_read_aloud_and_drawn_in_bars() -> None:
+    """Bars by quarters, and which of them came back in order."""
+    assert strip_runs("4410dd00" * 2)[:4] == [("b", "██▂"), (".", "▁"), ("u", "██"), (".", "▁▁")]
+    assert (
+        strip_in_words("4410dd00" * 2)
+        == "of 16 equal parts of the text 8 came back, 2 in part, 6 not; 6 of them in order"
+    )
+
+
+def test_the_report_of_a_folder_with_results_alone_is_the_same(tmp_path: Path) -> None:
+    """results.json is what travels: the masked page needs nothing else."""
+    found, entries = rich_audit()
+    (tmp_path / "results.json").write_text(json.dumps(scores.to_json(found)), encoding="utf-8")
+    alone = write_report(tmp_path, now=NOW).read_bytes()
+    (tmp_path / "journal.jsonl").write_text("".join(entry.model_dump_json() + "\n" for entry in entries))
+    assert write_report(tmp_path, now=NOW).read_bytes() == alone
+    assert b"from results.json alone" in alone
 
 
 def test_what_was_not_tested_is_never_folded_away() -> None:
@@ -421,9 +547,19 @@ def test_text_can_be_read_in_both_colour_schemes(scheme: int) -> None:
     """Contrast of at least 4.5 for every text colour on every ground it stands on."""
     blocks = re.findall(r":root \{([^}]*)\}", style(TextMode.FULL))
     colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", blocks[scheme]))
-    grounds = {name: ("paper", "soft") for name in ("ink", "muted", "leak", "clean", "late", "crash")}
+    grounds = {
+        name: ("paper", "soft") for name in ("ink", "muted", "leak", "words", "labels", "clean", "late", "crash")
+    }
     pairs = [(name, ground) for name, under in grounds.items() for ground in under]
-    pairs += [("ink", "took"), ("ink", "word"), ("ink", "wash"), ("leak", "wash"), ("muted", "wash"), ("paper", "leak")]
+    pairs += [
+        ("ink", "took"),
+        ("ink", "word"),
+        ("ink", "wash"),
+        ("leak", "wash"),
+        ("words", "wash"),
+        ("muted", "wash"),
+        ("paper", "leak"),
+    ]
     for name, ground in pairs:
         bright, dim = sorted((luminance(colours[name]), luminance(colours[ground])), reverse=True)
         assert (bright + 0.05) / (dim + 0.05) >= 4.5, (name, ground)
@@ -434,7 +570,7 @@ def test_every_colour_of_the_charts_has_a_dark_one() -> None:
     sheet = style(TextMode.MASKED)
     for colour in COLOURS:
         assert f'svg [fill="{colour}"]' in sheet and f'svg [stroke="{colour}"]' in sheet
-    bars = [RateBar("none", 0.5, 0.2, 0.8, "3 of 6", True), RateBar("prune", 0.0, None, None, "0 of 1", False)]
+    bars = [RateBar("none", 0.5, 0.2, 0.8, "3 of 6", "leak"), RateBar("prune", 0.0, None, None, "0 of 1", "clean")]
     marks = [StepMark(i, "span", state) for i, state in enumerate(STATES)]
     drawn = rate_chart(bars, 0.05, "limit", "title") + step_chart(marks, [(0, None), (1, 0.5)], "title", "ROUGE-L")
     assert set(re.findall(r"#[0-9a-fA-F]{3,8}\b", drawn)) <= set(COLOURS)
@@ -489,7 +625,7 @@ def test_a_run_is_summed_up_on_the_terminal(tmp_path: Path) -> None:
     out = io.StringIO()
     print_summary(tmp_path, Console(file=out, width=200))
     assert verdict.sentence in out.getvalue() and str(tmp_path / "report.html") in out.getvalue()
-    assert "leak, 2 of 4 steps" in out.getvalue()
+    assert "sentence leaked, 2 of 4 steps" in out.getvalue()
 
 
 def test_a_quiet_verdict_is_one_line() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import html
 import json
+import re
+from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import quote
 
@@ -16,11 +18,13 @@ from leakaudit.errors import RedactionError
 from leakaudit.reports import redact, render_html
 from leakaudit.reports.redaction import PUBLIC, RedactedResult, allowed, clean_command, runs
 from leakaudit.scores import (
+    LENGTHS,
     Attempt,
     AttemptStatus,
     JournalEntry,
     Results,
     Sample,
+    SequenceScore,
     TextMode,
     TokenMatch,
     VerificationStatus,
@@ -29,8 +33,8 @@ from tests.factories import NOW, attempt, journal_entry, policy, results, step
 
 CANARIES = ["Zwetschgenkuchen", "Ærøskøbing-7", "+49 171 5550199", 'q"uo<te>&tail', "квартира"]
 NAMES = ["Borreliosis-canary", "Tetanus-canary"]
-PRIVATE: dict[type[BaseModel], set[str]] = {Attempt: {"facts"}}
-"""Fields that no report shows: what an attack says of itself may be anything."""
+PRIVATE: dict[type[BaseModel], set[str]] = {Attempt: {"facts"}, SequenceScore: {"longest_run"}}
+"""Fields that no report shows: what an attack says of itself may be anything, and the run of earlier results is a length."""
 
 
 def audited(guess: list[str] | None = None) -> tuple[Results, list[JournalEntry]]:
@@ -92,18 +96,82 @@ def test_the_text_is_there_in_mode_full() -> None:
     assert all(name in page for name in NAMES)
 
 
-def test_masked_tells_counts_and_matches_and_hash_does_not() -> None:
-    """Masked: five tokens, all recovered. Hash: a bucket."""
-    masked, hashed = redacted(TextMode.MASKED).sequences[0], redacted(TextMode.HASH).sequences[0]
-    assert masked.recovered[0].true is not None
-    assert [(run.match, run.tokens, run.text) for run in masked.recovered[0].true] == [(TokenMatch.BIGRAM, 5, None)]
-    assert (masked.length, hashed.length, hashed.recovered[0].true) == ("5", "9-16", None)
-    assert redacted(TextMode.HASH).labels[0].rows is None
+def test_masked_tells_which_parts_came_back_and_hash_does_not() -> None:
+    """Neither tells a length, a text or a class count: those are in the private journal."""
+    masked, hashed = redacted(TextMode.MASKED), redacted(TextMode.HASH)
+    assert [shown.sequences[0].recovered[0].strip for shown in (masked, hashed)] == ["4" * 16, None]
+    assert {s.strip for a in hashed.results.attempts for s in a.sequences} == {None}
+    for shown in (masked, hashed):
+        assert (shown.sequences[0].length, shown.sequences[0].recovered[0].true) == ("9-16", None)
+        assert shown.labels[0].rows is None
+
+
+def test_the_masked_report_needs_no_journal() -> None:
+    """Whoever has results.json alone sees the same page as whoever ran the audit."""
+    found, entries = audited()
+    verdict = gate.evaluate(found, policy(), now=NOW)
+    for mode in (TextMode.MASKED, TextMode.HASH):
+        assert render_html(redact(found, entries, verdict, mode)) == render_html(redact(found, [], verdict, mode))
+
+
+def test_the_length_in_results_of_before_is_not_shown() -> None:
+    """A run of 21 tokens beside "exact" is the length of the text."""
+    found, _ = audited()
+    old = (
+        found.attempts[0].sequences[0].model_copy(update={"longest_run": 21, "longest_run_share": None, "strip": None})
+    )
+    before = found.model_copy(update={"attempts": (found.attempts[0].model_copy(update={"sequences": (old,)}),)})
+    page = render_html(redact(before, [], gate.evaluate(before, policy(), now=NOW)))
+    assert (
+        "21"
+        not in re.sub(
+            r"<style>.*?</style>|<svg.*?</svg>", "", page.partition('id="samples"')[2], flags=re.DOTALL
+        ).partition("</section>")[0]
+    )
+    assert "these results do not say which parts" in page
+
+
+def test_every_text_says_the_same_of_lengths() -> None:
+    """One sentence: in the documents, on the page and in the schema."""
+    root = Path(__file__).parents[2]
+    for name in ("README.md", "leakaudit/metrics/README.md"):
+        assert LENGTHS in " ".join((root / name).read_text(encoding="utf-8").split()), name
+    for mode in (TextMode.MASKED, TextMode.HASH):
+        page = html.unescape(render_html(redacted(mode)))
+        assert LENGTHS in page.partition("<footer>")[2] and LENGTHS in page.partition('id="glossary"')[2]
+
+
+def test_the_attack_that_got_most_by_any_measure_is_shown() -> None:
+    """A bag of every word beats a search with a few words in order; a bag of the whole vocabulary does not."""
+
+    def best(precision: float) -> str:
+        rows = attempt(0, "embedding-rows", kind="bag", recall=1.0)
+        bag = tuple(s.model_copy(update={"token_precision": precision}) for s in rows.sequences)
+        found = results([step(0)], [rows.model_copy(update={"sequences": bag}), attempt(0, "tag", recall=0.07)])
+        return redact(found, [], gate.evaluate(found, policy(), now=NOW)).sequences[0].recovered[0].attack
+
+    assert (best(0.9), best(0.001)) == ("embedding-rows", "tag")
 
 
 def test_classes_are_lettered_by_size_not_by_number() -> None:
-    """The larger class is A although its number is 1; the number would give the name away."""
-    assert redacted(TextMode.MASKED).labels[0].rows == (("class A", 2, 2), ("class B", 1, 1))
+    """Where the journal has no names: the larger class is A although its number is 1, which would give the name away."""
+    found, entries = audited()
+    nameless = [
+        e if e.labels is None else e.model_copy(update={"labels": e.labels.model_copy(update={"names": None})})
+        for e in entries
+    ]
+    shown = redact(found, nameless, gate.evaluate(found, policy(), now=NOW), TextMode.FULL, allow_full=True, environ={})
+    assert shown.labels[0].rows == (("class A", 2, 2), ("class B", 1, 1))
+
+
+def test_full_text_of_a_model_without_text_is_its_class_counts() -> None:
+    """A classifier of arrays has no text that the journal could lack."""
+    labels = attempt(0, "llg", kind="labels", leaks=True)
+    found = results([step(0)], [labels])
+    entry = journal_entry(labels, counts=((1, 2), (1, 2)), names=NAMES)
+    verdict = gate.evaluate(found, policy(), now=NOW)
+    shown = redact(found, [entry], verdict, TextMode.FULL, allow_full=True, environ={})
+    assert shown.labels[0].rows is not None
 
 
 @pytest.mark.parametrize(
@@ -218,7 +286,7 @@ def test_neighbouring_tokens_of_a_class_are_joined_into_text() -> None:
 def test_a_pattern_of_another_length_marks_nothing() -> None:
     """Better no mark than one on the wrong word."""
     assert {run.match for run in runs("bbb", ("one", "two"))} == {TokenMatch.WRONG}
-    assert [(run.match, run.tokens) for run in runs("b?u")] == [("b", 1), (".", 1), ("u", 1)]
+    assert [(run.match, run.tokens) for run in runs("b?u", ("a", "b", "c"))] == [("b", 1), (".", 1), ("u", 1)]
 
 
 def test_the_worst_sequence_comes_first_and_the_rest_is_counted() -> None:
@@ -235,5 +303,7 @@ def test_a_sample_belongs_to_its_own_attempt() -> None:
     first, second = attempt(0, recall=0.2, seed=1), attempt(0, recall=0.9, seed=2)
     entries = [journal_entry(first, ["a", "b"], ["x", "y"]), journal_entry(second, ["a", "b"], ["a", "b"])]
     assert isinstance(entries[0].samples[0], Sample)
-    shown = redact(results([step(0)], [first, second]), entries, gate.evaluate(results(), policy(), now=NOW))
-    assert shown.sequences[0].recovered[0].guess == shown.sequences[0].recovered[0].true
+    verdict = gate.evaluate(results(), policy(), now=NOW)
+    found = results([step(0)], [first, second])
+    shown = redact(found, entries, verdict, TextMode.FULL, allow_full=True, environ={}).sequences[0].recovered[0]
+    assert shown.true is not None and shown.guess == shown.true

@@ -1,0 +1,140 @@
+"""`dp-sgd`: clip every example's gradient, add normal noise to the sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+
+from leakaudit.client import ClientStep
+from leakaudit.defenses.protocol import Defense
+from leakaudit.errors import SnapshotError
+from leakaudit.registry import defense
+from leakaudit.snapshot import Observation, check_finite
+
+
+@defense("dp-sgd")
+@dataclass(frozen=True)
+class DpSgd(Defense):
+    """Send (sum over examples of g_i / max(1, |g_i| / C) + N(0, (z C)^2)) / L instead of the mean gradient.
+
+    g_i is the gradient of one example over all shared parameters, C the clipping bound, z the noise multiplier and L the
+    expected batch size. The noise level is public: z C / L. This clipping takes the place of clipping the update as a whole.
+    How much privacy z buys depends on the sampling rate and the number of steps; an accountant says so, this audit does not.
+    """
+
+    noise_multiplier: float = 1.0
+    """z: noise standard deviation divided by the clipping bound; 0 for clipping alone. Our choice of 1: common in the literature."""
+    max_grad_norm: float = 1.0
+    """C: norm to which an example's gradient is clipped; infinite for none, which leaves no bound for noise to be relative to."""
+    expected_batch_size: float | None = None
+    """L: what the sum is divided by, on every process; the number of examples of the step where it is not given."""
+    loss_reduction: Literal["mean", "sum"] = "mean"
+    """How the client's loss joins the examples of a micro-batch: an example's gradient is B times its share in a mean."""
+    processes: int | None = None
+    """Processes over whose clipped gradients the update is the mean, with noise added by one of them, as Opacus does it; as many as
+    the step had where it is not given."""
+
+    identity: ClassVar[Mapping[str, Any]] = {"noise_multiplier": 0.0, "max_grad_norm": math.inf}
+    resized: ClassVar[bool] = True
+    per_example: ClassVar[bool] = True
+    source: ClassVar[str] = "Abadi et al. 2016, Algorithm 1; units as in Opacus (Yousefpour et al. 2021)"
+    protects: ClassVar[str] = (
+        "Bounds what one example contributes and hides it in noise, for everybody who sees the update."
+    )
+    cost: ClassVar[str] = "Slower and worse training, growing with the noise multiplier; a gradient for each example."
+
+    def __post_init__(self) -> None:
+        """Refuse what is no private step."""
+        if not 0 <= self.noise_multiplier < math.inf:
+            raise ValueError(f"noise_multiplier must be 0 or more and finite, got {self.noise_multiplier}")
+        if not self.max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm must be above 0, got {self.max_grad_norm}")
+        if self.noise_multiplier and self.max_grad_norm == math.inf:
+            raise ValueError("noise is relative to max_grad_norm, which is infinite; give a bound")
+        if self.expected_batch_size is not None and not 0 < self.expected_batch_size < math.inf:
+            raise ValueError(f"expected_batch_size must be above 0, got {self.expected_batch_size}")
+        if self.processes is not None and self.processes < 1:
+            raise ValueError(f"processes must be at least 1, got {self.processes}")
+
+    @property
+    def clipping_bound(self) -> float | None:
+        """Norm to which an example's gradient is clipped."""
+        return None if self.max_grad_norm == math.inf else self.max_grad_norm
+
+    def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
+        """Return the private update, computed again from the batch, with noise drawn by `rng` in the order of the names.
+
+        Declares all knobs, `expected_batch_size` as it is.
+
+        Raises:
+            SnapshotError: the examples' gradients cannot be told apart, the update is one of several local steps, or the run
+                ships a defence of its own, to which an update that is computed anew would not have been put.
+        """
+        if self.is_identity():
+            return seen
+        if seen.facts.defenses:
+            names = ", ".join(declared.name for declared in seen.facts.defenses)
+            raise SnapshotError(
+                f"dp-sgd clips each example's gradient before anything else, and the run ships {names}, which comes after; "
+                "audit dp-sgd on a run without a shipped defence"
+            )
+        known = self.settled(step, seen.update)
+        clipped = known._clipped(step)
+        check_finite(clipped)
+        sigma = known._sigma
+        noisy = {
+            name: clipped[name] + sigma * torch.randn(tensor.shape, generator=rng, device=rng.device).to(tensor.device)
+            for name, tensor in seen.update.items()
+        }
+        facts = seen.facts.model_copy(update={"max_grad_norm": None, "stage": "protected"})
+        return replace(seen, facts=facts).under(known.declared(), noisy)
+
+    def settled(self, step: ClientStep, sent: Mapping[str, Tensor]) -> Self:
+        """Return the private step with its L and its number of processes."""
+        if self.is_identity():
+            return self
+        processes = self.processes or step.recipe.processes
+        examples = sum(len(batch.inputs["input_ids"]) for batch in step.truth.micro_batches)
+        return replace(self, processes=processes, expected_batch_size=self.expected_batch_size or examples / processes)
+
+    def added_noise(self, step: ClientStep, clean: Mapping[str, Tensor]) -> float:
+        """Return z C / L / processes."""
+        return self.settled(step, clean)._sigma
+
+    def without_noise(self) -> Self:
+        """Return the clipping alone."""
+        return replace(self, noise_multiplier=0.0)
+
+    def noise(self, sent: Mapping[str, Tensor], before: float = 0.0) -> float:
+        """Return the level on `sent`, from above where L is not known: it is taken for 1 then."""
+        return math.hypot(before, self._sigma)
+
+    def expected(
+        self,
+        step: ClientStep,
+        recomputed: Mapping[str, Tensor],
+        observed: Mapping[str, Tensor],
+        tolerance: float,
+    ) -> Mapping[str, Tensor]:
+        """Return the clipped and averaged gradients, computed from the batch: clipping does not begin with `recomputed`."""
+        return recomputed if self.is_identity() else self.settled(step, observed)._clipped(step)
+
+    def _clipped(self, step: ClientStep) -> dict[str, Tensor]:
+        return step.clipped_per_example(
+            self.max_grad_norm,
+            divisor=self._divisor,
+            summed=self.loss_reduction == "sum",
+        )
+
+    @property
+    def _sigma(self) -> float:
+        return self.noise_multiplier * self.max_grad_norm / self._divisor if self.noise_multiplier else 0.0
+
+    @property
+    def _divisor(self) -> float:
+        return (self.expected_batch_size or 1.0) * (self.processes or 1)

@@ -1,0 +1,98 @@
+"""Files of JSON lines: one JSON value a line, UTF-8, lines end with a line feed and nothing else (jsonlines.org).
+
+`str.splitlines` also splits at U+2028, U+0085 and six more characters, which may stand unescaped inside a JSON string.
+Errors name the file and the number of the line, never its content.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from leakaudit.errors import DataError
+
+MOST_NAMES = 8
+"""Field names that a message lists. Our choice: enough to see which file it is."""
+
+
+def split_lines(content: bytes) -> list[bytes]:
+    r"""Return the lines of JSON lines in UTF-8, without an empty one after the last line feed.
+
+    >>> len(split_lines(b'{"text": "one\xe2\x80\xa8row"}\n{}\n'))
+    2
+    """
+    lines = content.split(b"\n")
+    return lines if lines[-1] else lines[:-1]
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield every line that is not blank, with its number from 1. A byte order mark is left out.
+
+    Raises:
+        DataError: the file is missing, or a line is not UTF-8.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; give a file with one JSON object per line, or a text file") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or type(error).__name__})") from None
+    for number, line in enumerate(split_lines(content.removeprefix(b"\xef\xbb\xbf")), start=1):
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError:
+            raise DataError(f"{path}:{number}: is not UTF-8; save the file as UTF-8 text") from None
+        if text.strip():
+            yield number, text
+
+
+def numbered_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield every JSON object of a file of JSON lines, with the number of its line from 1.
+
+    Raises:
+        DataError: the file is missing, or a line is no JSON object.
+    """
+    for number, line in numbered_lines(path):
+        yield number, _object(path, number, line)
+
+
+def text_of(path: Path, number: int, row: dict[str, Any]) -> str:
+    """Return the field `text` of a row.
+
+    Raises:
+        DataError: there is none, it is no string, or it holds half of a surrogate pair, which no tokenizer can read.
+    """
+    text = row.get("text")
+    if not isinstance(text, str):
+        raise DataError(f"{path}:{number}: looked for the field 'text' with a string, found {_names(row)}")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise DataError(
+            f"{path}:{number}: the text holds half of a surrogate pair (an escape such as \\ud83d without its other half), "
+            "which is no character; repair or remove the row"
+        ) from None
+    return text
+
+
+def _object(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        row: Any = json.loads(line)
+    except json.JSONDecodeError:
+        raise DataError(f"{path}:{number}: is no JSON object") from None
+    except RecursionError:
+        raise DataError(f"{path}:{number}: is nested too deeply; a row is one flat object") from None
+    except ValueError:  # Python's limit on the digits of a whole number
+        raise DataError(f"{path}:{number}: holds a number of too many digits") from None
+    if not isinstance(row, dict):
+        raise DataError(f"{path}:{number}: is no JSON object; found {type(row).__name__}")
+    return row
+
+
+def _names(row: dict[str, Any]) -> str:
+    """Return the names of a row's fields in ASCII: a name may be anything, and a terminal obeys what it prints."""
+    names = sorted(row)
+    shown = ", ".join(ascii(name)[1:-1] for name in names[:MOST_NAMES])
+    return (shown + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")) or "no fields"

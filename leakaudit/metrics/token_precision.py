@@ -1,0 +1,47 @@
+"""`token_precision`: the share of the guessed tokens that stand in the true sequence, in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from leakaudit.metrics.matching import Pair
+from leakaudit.metrics.ngrams import clipped_overlap
+from leakaudit.registry import metric
+
+
+@metric("token_precision")
+@dataclass(frozen=True)
+class TokenPrecision:
+    """Guessed tokens that the true sequence has, each counted no more often than it occurs in both, over all guessed tokens.
+
+    Recall alone is won by naming everything; precision says how much of what was named is true. Where nothing was guessed, nothing
+    can be right or wrong, so there is no number. For attacks that guess a bag of tokens `bag_precision` takes its place.
+    """
+
+    higher_is_better: ClassVar[bool] = True
+    level: ClassVar[Literal["sequence", "step"]] = "sequence"
+    source: ClassVar[str] = "precision of FILM (Gupta et al. 2022, Sec. 6.3), here with counts"
+
+    def __call__(self, pair: Pair) -> float | None:
+        """Return the precision, None if the true sequence holds nothing but special tokens or nothing was guessed."""
+        if not pair.true_ids or not pair.guess_ids:
+            return None
+        return clipped_overlap(pair.true_ids, pair.guess_ids) / len(pair.guess_ids)
+
+
+def bag_precision(true_ids: Sequence[int], bag: Sequence[int]) -> float | None:
+    """Return the share of the distinct tokens of a bag that the batch holds, None for an empty bag.
+
+    Source: FILM (Gupta et al. 2022, Sec. 6.3), precision of the set S* against S.
+
+    Args:
+        true_ids: tokens of all sequences of the batch.
+        bag: token ids that an attack named.
+
+    >>> bag_precision([4, 4, 8], [4, 5, 6, 7])
+    0.25
+    """
+    named = set(bag)
+    return len(named & set(true_ids)) / len(named) if named else None

@@ -1,0 +1,106 @@
+"""How a command ends when it is asked to: Ctrl-C, SIGTERM and SIGHUP stop it after what is finished is written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+SAME_REQUEST_SECONDS = 1.0
+"""A signal that comes so soon after the first is the same request: `timeout` and a closed terminal send two at once. Our choice;
+a person who presses Ctrl-C again takes longer to see that nothing happened."""
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asked this process to stop. Whatever treats Ctrl-C well treats this well, too."""
+
+    def __init__(self, number: int) -> None:
+        """Note the signal's number."""
+        super().__init__(number)
+        self.number = number
+
+
+def exit_code(stop: KeyboardInterrupt) -> int:
+    """Return the exit code of a process that a signal stopped, as shells count: 130 for Ctrl-C, 143 for SIGTERM.
+
+    >>> exit_code(KeyboardInterrupt()), exit_code(Stopped(15))
+    (130, 143)
+    """
+    return 128 + (stop.number if isinstance(stop, Stopped) else int(signal.SIGINT))
+
+
+class Request:
+    """Whether this process was asked to stop."""
+
+    def __init__(self) -> None:
+        """Begin unasked."""
+        self._first: int | None = None
+        self._at = 0.0
+        self._finishing = False
+
+    def check(self) -> None:
+        """Stop here if a signal asked for it, and the exception was lost: Python drops what a destructor raises.
+
+        Raises:
+            Stopped: it did.
+        """
+        if self._first is not None:
+            raise Stopped(self._first)
+
+    def finish(self) -> None:
+        """From here on results are written, which is what a first signal asks for: only a second one ends that."""
+        self._finishing = True
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """Stop the command at the first signal, and the process at a later one.
+
+        Raises:
+            Stopped: at the first one.
+        """
+        if self._first is None:
+            self._first, self._at = number, time.monotonic()
+            if number == getattr(signal, "SIGHUP", None):
+                _leave_terminal()
+            if not self._finishing:
+                raise Stopped(number)
+        elif time.monotonic() - self._at >= SAME_REQUEST_SECONDS:
+            _show_cursor()
+            os._exit(128 + number)  # finished attempts are in the journal
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[Request]:
+    """Turn signals into `Stopped` while a command is at work. A signal that the caller ignores, as `nohup` does, stays ignored."""
+    request = Request()
+    before = {}
+    for number in SIGNALS:
+        with contextlib.suppress(ValueError):  # not the main thread: signals are somebody else's
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, request.receive)
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave_terminal() -> None:
+    """Send what is printed from here on nowhere: the terminal is gone, and writing to it would end us."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (1, 2):
+        if os.isatty(stream):
+            os.dup2(nowhere, stream)
+    os.close(nowhere)
+
+
+def _show_cursor() -> None:
+    """Undo what a progress bar did to the terminal."""
+    if sys.stderr.isatty():
+        with contextlib.suppress(OSError):
+            os.write(2, b"\033[?25h\n")

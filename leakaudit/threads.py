@@ -1,0 +1,47 @@
+"""How many CPU threads an attack takes: as many as are idle, because threads that wait for a busy core slow each other down."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""CPU time that a container may use: microseconds in a period, or `max`, and the period."""
+
+EXPLICIT = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Variables by which somebody said how many; then that is what is taken."""
+
+
+def wait_passively() -> None:
+    """Let threads that have nothing to do sleep instead of spin; has an effect only before torch is imported."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def threads_to_take() -> int | None:
+    """Return the threads to compute with: the idle cores; None where the environment says how many."""
+    return None if any(os.environ.get(name) for name in EXPLICIT) else idle_cores()
+
+
+def idle_cores() -> int:
+    """Return how many cores this process may use and others leave idle, at least one."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return idle_of(os.cpu_count() or 1, _allowed(), load)
+
+
+def idle_of(cores: int, allowed: int, load: float) -> int:
+    """Return the threads for a process that may use `allowed` of a machine's `cores`, where `load` processes want to run.
+
+    >>> idle_of(8, 8, 0.3), idle_of(8, 4, 3.1), idle_of(2, 2, 1.2), idle_of(2, 2, 9.0)
+    (8, 4, 1, 1)
+    """
+    return max(1, min(allowed, round(cores - load)))
+
+
+def _allowed() -> int:
+    """Return the cores that the system lets this process use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = QUOTA.read_text(encoding="ascii").split()
+        return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError, ZeroDivisionError):
+        return cores

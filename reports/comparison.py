@@ -1,0 +1,100 @@
+"""Does a defence help? The same steps with it and without it, compared only where both searches came to their end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from leakaudit import stats
+from leakaudit.scores import Attempt, AttemptStatus, Results
+
+FINISHED = (AttemptStatus.RAN, AttemptStatus.BUDGET_EXHAUSTED)
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What became of the steps under one defence: True leaked, False searched to the end without a leak, None not finished."""
+
+    by_step: dict[str, bool | None]
+
+    @property
+    def leaked(self) -> int:
+        """Steps that leaked."""
+        return sum(outcome is True for outcome in self.by_step.values())
+
+    @property
+    def finished(self) -> int:
+        """Steps that leaked or were searched to the end."""
+        return sum(outcome is not None for outcome in self.by_step.values())
+
+    @property
+    def open(self) -> int:
+        """Steps in which a search was not finished and nothing leaked."""
+        return len(self.by_step) - self.finished
+
+
+def outcomes(results: Results, defense: str, event: str, attacks: Sequence[str]) -> Outcomes:
+    """Collect what became of each step under `defense`.
+
+    A step is not finished where an attack ran out of time without the event, or where a text was in reach of a search that gave up:
+    more time or a better search might find it, so the defence did not stop it. A step that cannot be verified counts only if it leaked.
+
+    Args:
+        results: the audit.
+        defense: a defence of the battery; `none` is the update as the run sends it.
+        event: the event to look for, by its name in `Attempt.events`, or `in_reach`.
+        attacks: attacks that can show the event.
+    """
+    found: dict[str, bool | None] = {}
+    for step in results.steps:
+        mine = [
+            a
+            for a in results.attempts
+            if (a.step, a.defense) == (step.id, defense)
+            and a.status in FINISHED
+            and (a.attack in attacks or event in a.events)
+        ]
+        outcome = _outcome(mine, event)
+        if mine and step.verification.status.attacked and (outcome or step.verification.status.bounds):
+            found[step.id] = outcome
+    return Outcomes(found)
+
+
+def compare(before: Outcomes, after: Outcomes) -> str:
+    """Say on how many of the same steps the second defence stopped what leaked under the first.
+
+    The p-value is that of the exact sign test over the finished steps, and stands only where enough of them made a difference.
+    """
+    both = [step for step in before.by_step if step in after.by_step]
+    if not both:
+        return "no step was tested both ways"
+    pairs = [(before.by_step[step], after.by_step[step]) for step in both]
+    finished = [(old, new) for old, new in pairs if old is not None and new is not None]
+    stopped, opened = finished.count((True, False)), finished.count((False, True))
+    leaks = sum(old for old, _ in finished)
+    words = f"stopped {stopped} of {_leaks(leaks)}" if leaks else "there was no leak to stop"
+    if not finished:
+        words = "nothing can be said of what it stops"
+    words += f", opened {opened}" if opened else ""
+    if stopped + opened >= stats.MIN_STEPS_FOR_SIGN_TEST:
+        words += f" (sign test p = {stats.sign_test(stopped, opened):.2g})"
+    unfinished = len(pairs) - len(finished)
+    if unfinished:
+        words += f"; not finished on {unfinished} of {len(pairs)} {'step' if len(pairs) == 1 else 'steps'}"
+    return words
+
+
+def _outcome(attempts: Sequence[Attempt], event: str) -> bool | None:
+    fates = {s.fate for a in attempts for s in a.sequences if s.long_enough}
+    if event == "in_reach":
+        if fates & {"recovered", "search gave up"}:
+            return True
+    elif any(event in a.events for a in attempts):
+        return True
+    late = any(a.status is AttemptStatus.BUDGET_EXHAUSTED for a in attempts)
+    gave_up = event != "label_counts" and "search gave up" in fates
+    return None if late or gave_up else False
+
+
+def _leaks(n: int) -> str:
+    return "1 leak" if n == 1 else f"{n} leaks"

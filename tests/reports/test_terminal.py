@@ -1,0 +1,100 @@
+"""The terminal's summary: every attack under every defence at any width, and words that cannot be mistaken."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from leakaudit import gate
+from leakaudit.reports import print_audit, print_verdict, redact
+from leakaudit.scores import AttemptStatus, Results, Score
+from tests.factories import NOW, attempt, audit, policy, results, step
+
+DEFENSES = ("none", "gaussian-noise(scale=0.1)", "gaussian-noise(scale=1.0)", "prune(share=0.9)", "freeze-embeddings")
+LEAKING = "freeze-embeddings"
+
+
+def five_defenses(shipped: str = "none") -> Results:
+    """Return an audit of two attacks under five defences, of which the last one leaks."""
+    attempts = [
+        attempt(i, attack, defense, leaks=defense == LEAKING, kind=kind)
+        for i in range(3)
+        for defense in DEFENSES
+        for attack, kind in (("embedding-rows", "bag"), ("llg", "labels"))
+    ]
+    return results([step(i, shipped=shipped) for i in range(3)], attempts)
+
+
+def printed(found: Results, width: int) -> str:
+    """Return what a terminal of that width shows."""
+    out = io.StringIO()
+    verdict = gate.evaluate(found, policy(), now=NOW)
+    print_audit(redact(found, [], verdict), Console(file=out, width=width, no_color=True))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 120, 400])
+def test_no_defence_and_no_attack_is_ever_dropped_or_cut(width: int) -> None:
+    """The one that a narrow terminal dropped was the one that leaked."""
+    text = printed(five_defenses(), width)
+    unbroken = re.sub(r"\s", "", text)
+    for defense in DEFENSES:
+        assert defense.replace(" ", "") in unbroken
+    assert "…" not in text and "..." not in text
+    assert text.count("embedding-rows") in (1, 5) or width == 20
+    assert max(map(len, text.split("\n"))) <= width
+    assert unbroken.count("leaked,3of3steps") >= 1
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_what_leaked_stands_under_its_defence(width: int) -> None:
+    """In a list, each defence is a heading."""
+    text = " ".join(printed(five_defenses(), width).split())
+    last = text.partition("freeze-embeddings")[2]
+    assert "embedding-rows: words leaked, 3 of 3 steps; recall 1.00" in last
+    assert "llg: labels leaked, 3 of 3 steps; labels 1.00" in last
+
+
+def test_the_update_as_sent_is_named_after_what_is_shipped() -> None:
+    """`none` would say that nothing is applied."""
+    assert "as shipped: gaussian-noise(scale=0.1)" in printed(five_defenses("gaussian-noise(scale=0.1)"), 80)
+    assert "as shipped" not in printed(five_defenses(), 80)
+
+
+def test_a_cell_says_what_came_back_also_when_time_ran_out() -> None:
+    """Recall, precision where it was measured, and ROUGE-L."""
+    late = AttemptStatus.BUDGET_EXHAUSTED
+    scores = {"rougeL": Score(value=0.3), "token_recall": Score(value=0.44), "token_precision": Score(value=0.9)}
+    found = results([step(i) for i in range(6)], [attempt(i, status=late, scores=scores) for i in range(6)])
+    text = " ".join(printed(found, 80).split())
+    assert "0 of 6 steps, 6 out of time" in text
+    assert "ROUGE-L 0.30, recall 0.44, precision 0.90" in text
+    assert "nothing" not in text
+
+
+def test_a_cell_without_numbers_says_why() -> None:
+    """Not applicable, crashed and not run are different things."""
+    reason = "the pooler is frozen, so its update is not shared"
+    found = results([step(0)], [attempt(0, status=AttemptStatus.NOT_APPLICABLE, reason=reason)])
+    text = " ".join(printed(found, 60).split())
+    assert f"not applicable, {reason}" in text
+
+
+def test_a_rule_that_warns_says_so_and_never_fails() -> None:
+    """Red in the first line of a run that passed was taken for its outcome."""
+    rules = policy(
+        {"id": "warned", "level": "warn", "event": "exact_sentence", "max_rate": 0.01},
+        {"id": "judged", "event": "exact_sentence", "max_rate": 0.9},
+    )
+    out = io.StringIO()
+    print_verdict(gate.evaluate(audit(6, 54), rules, now=NOW), console=Console(file=out, width=80, no_color=True))
+    lines = {
+        line.split()[1]: line.split()[0]
+        for line in out.getvalue().split("\n")
+        if line.split()[1:2] in (["warned"], ["judged"])
+    }
+    assert lines == {"warned": "WARN", "judged": "PASS"}
+    assert "warning only" not in out.getvalue() and "FAIL" not in out.getvalue()
