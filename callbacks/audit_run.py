@@ -11,27 +11,30 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import torch
 from torch import nn
 
 from leakaudit.callbacks.arrays import array_pass, for_labels, labels_only
+from leakaudit.callbacks.boundary import entry
 from leakaudit.callbacks.distributed import peers_of
+from leakaudit.callbacks.fitness import beyond, check_tensors, fitting, foreign_tensors
 from leakaudit.callbacks.private_sgd import PrivateSgd, private_sgd
 from leakaudit.callbacks.recorder import Kept, Observe, Peers, Recorder, layers_of
-from leakaudit.callbacks.side_process import SideProcess, attacked_when, by_hand, say
+from leakaudit.callbacks.side_process import SideProcess, attacked_when, say, what_stays
+from leakaudit.callbacks.unaudited import folder_of, mark
 from leakaudit.classifiers import ArrayClassifier, NoText, array_facts, array_recipe
 from leakaudit.client import public_facts
 from leakaudit.config import AuditConfig, load_config
-from leakaudit.errors import LeakAuditError, ModelError, SnapshotError, SpoolError
+from leakaudit.errors import LeakAuditError, ModelError, SnapshotError, SpoolError, type_and_place
 from leakaudit.gate import load_policy
 from leakaudit.invocation import training_command
-from leakaudit.models import ModelRecipe, can_rebuild, plain_name, unwrapped
+from leakaudit.models import ModelRecipe, can_rebuild, dtype_of, plain_name, unwrapped
 from leakaudit.registry import attacks, defenses
 from leakaudit.scores import Attempt, Overhead, Score, load_journal
 from leakaudit.snapshot import (
@@ -47,10 +50,10 @@ from leakaudit.wording import counted, ordinal
 
 logger = logging.getLogger(__name__)
 
-P = ParamSpec("P")
 Source = AuditConfig | Mapping[str, Any] | Path | str | None
 
 OFF_SWITCH = "LEAKAUDIT_DISABLED"
+SWITCHED_OFF = f"{OFF_SWITCH} is set"
 
 SPARE_DISK = 3
 """Free disk that a snapshot asks for, in sizes of the model: it takes two, weights and update."""
@@ -181,7 +184,9 @@ class AuditRun:
         if isinstance(model, ArrayClassifier):
             config = for_labels(config)
         _check_plugins(config)
+        check_tensors(model)
         recipe, config = _recipe(model, config)
+        foreign = frozenset() if config.schedule == "inline" else foreign_tensors(model, recipe)
         private = private_sgd(stack.optimizer)
         declared = _declared(config, private)
         facts = _facts(stack, model, declared)
@@ -191,23 +196,48 @@ class AuditRun:
             spool, place = settle(place.folder, config, stack.tokenizer, training_command())
         config = config.model_copy(update={"out_dir": place.folder})
         spool = spool or Spool(config.out_dir / "spool")
-        rate = float(layers_of(stack.optimizer)[-1].param_groups[0]["lr"]) if stack.observe == "delta" else None
+        try:
+            run = cls._begin_in(spool, config, stack, model, recipe, facts, private, foreign)
+            if _writes(peers):
+                say(_plan(config, stack.total_steps) + (f"; {place.note}" if place.note else ""))
+                if more := beyond(foreign, recipe.class_name):
+                    say(more)
+                if private is None and (why := unused_private_model(stack.model)):
+                    say(why)
+        except BaseException:
+            if _writes(peers):
+                spool.discard()
+            raise
+        return run
+
+    @classmethod
+    def _begin_in(
+        cls,
+        spool: Spool,
+        config: AuditConfig,
+        stack: Stack,
+        model: nn.Module,
+        recipe: ModelRecipe,
+        facts: PublicFacts,
+        private: PrivateSgd | None,
+        foreign: frozenset[str],
+    ) -> AuditRun:
+        """Set the hooks of a run whose spool is there."""
+        moving = layers_of(stack.optimizer)[-1].param_groups
         recorder = Recorder(
             model,
             stack.optimizer,
-            functools.partial(_write, spool, private is not None),
+            functools.partial(_write, spool, private is not None, foreign),
             called=stack.model if stack.called is None else stack.called,
             scaler=stack.scaler,
-            peers=peers,
+            peers=stack.peers,
             observe=stack.observe,
             local_steps=stack.local_steps,
-            learning_rate=rate,
+            learning_rate=float(moving[0]["lr"]) if stack.observe == "delta" else None,
             max_bytes=config.max_spool_gb * 1e9,
             **_words_of(model),
         )
-        moved = {
-            id(p) for group in layers_of(stack.optimizer)[-1].param_groups for p in group["params"] if p.requires_grad
-        }
+        moved = {id(p) for group in moving for p in group["params"] if p.requires_grad}
         run = cls(
             config=config,
             spool=spool,
@@ -220,16 +250,7 @@ class AuditRun:
             private=private,
             outside=len(moved - {id(p) for p in model.parameters()}),
         )
-        try:
-            run.recorder.install()
-        except BaseException:
-            if _writes(peers):
-                spool.discard()
-            raise
-        if _writes(peers):
-            say(_plan(config, stack.total_steps) + (f"; {place.note}" if place.note else ""))
-            if private is None and (why := unused_private_model(stack.model)):
-                say(why)
+        recorder.install()
         return run
 
     # ------------------------------------------------------------------ steps
@@ -348,16 +369,18 @@ class AuditRun:
             SpoolError: somebody removed the spool.
         """
         self.recorder.remove()
-        if self.dead or not _writes(self.stack.peers):
+        if not _writes(self.stack.peers):
             return
         counters = self.recorder.counters
+        if self.dead:
+            if counters.kept == 0:
+                self._leave_empty(self.dead)
+            return
         if counters.kept == 0:
-            self.side.stop()
-            self.spool.discard()
             missed = self.skipped + self.too_full + counters.failed + counters.not_finite
-            say(
-                f"kept no step, so there is nothing to report: the run had {counted(steps, 'step')}, {missed} were missed"
-            )
+            why = f"kept no step, so there is nothing to report: the run had {counted(steps, 'step')}, {missed} were missed"
+            self._leave_empty(why)
+            say(why)
             return
         totals = self.totals(steps, interrupted=False)
         if self.spool.gone():
@@ -367,17 +390,13 @@ class AuditRun:
         self.log_results()
         self.side.stop()
         where = self.side.outcome()
-        left = self.spool.waiting()
         say(
             f"{where}; {counted(counters.kept, 'step')} kept, {self.skipped} skipped because the battery was busy, "
             f"{counters.not_finite} not finite, {counters.failed + self.too_full} failed; "
             f"training was held up for {totals.overhead.blocked_s:.2f} s of {totals.overhead.training_s:.0f} s"
         )
-        if left and not self.side.detached:
-            say(
-                f"not audited to the end: {counted(left, 'kept step')}; {_still_there(self.spool, left)}"
-                f"{by_hand(self.spool)} goes on with it"
-            )
+        if not self.side.detached and (stays := what_stays(self.spool)):
+            say(stays)
 
     def break_off(self, what: str) -> None:
         """End the audit of a run that an exception ended: what was kept is audited for as long as this process lives."""
@@ -385,14 +404,18 @@ class AuditRun:
         if self.dead or not _writes(self.stack.peers):
             return
         if self.recorder.counters.kept == 0:
-            self.side.stop()
-            self.spool.discard()
+            self._leave_empty(f"{what} before a step was kept")
             return
         self.spool.finish(self.totals(None, interrupted=True))
-        then = self.side.carry_on()
-        say(
-            f"{what}; {counted(self.recorder.counters.kept, 'step was', 'steps were')} kept; {_still_there(self.spool, self.spool.waiting())}{then}"
-        )
+        say(f"{what}; {counted(self.recorder.counters.kept, 'step was', 'steps were')} kept; {self.side.carry_on()}")
+        if stays := what_stays(self.spool):
+            say(stays)
+
+    def _leave_empty(self, why: str) -> None:
+        """Leave a folder that says why there are no results."""
+        self.side.stop()
+        self.spool.discard()
+        mark(self.config.out_dir, why)
 
     def stop(self) -> None:
         """Take everything off a run whose audit is over, without waiting for anything."""
@@ -430,9 +453,9 @@ class AuditRun:
         except OSError:
             return  # nothing is finished yet, or somebody cleared up
         attempts: dict[str, list[Attempt]] = {}
-        for entry in entries:
-            if entry.attempt.defense == "none":
-                attempts.setdefault(entry.attempt.step, []).append(entry.attempt)
+        for line in entries:
+            if line.attempt.defense == "none":
+                attempts.setdefault(line.attempt.step, []).append(line.attempt)
         for step, found in attempts.items():
             if step not in self.logged and len(found) == len(self.config.attacks):
                 self.logged.add(step)
@@ -450,50 +473,64 @@ class AuditRun:
 
 
 class Guarded:
-    """What every adapter is: at most one audited run at a time, and no problem of the audit ever reaches training."""
+    """What every adapter is: at most one audited run at a time, and no problem of the audit ever reaches training.
 
-    def __init__(self) -> None:
-        """Begin idle."""
-        self._off = ""
-        """Why the audit of this run is off; empty while it is on."""
-        self._run: AuditRun | None = None
-        self._folder: Path | None = None
-        self._kept = 0
-        self._left: list[Spool] = []
-        """Spools with steps that are still to be audited; they say that this process lives for as long as they do."""
+    Its state stands in the class until it changes, so that an adapter needs no constructor that could fail.
+    """
+
+    config: Source = None
+    """A YAML file, the object, a mapping, or None for the defaults."""
+    _off = ""
+    """Why the audit of this run is off; empty while it is on."""
+    _run: AuditRun | None = None
+    _folder: Path | None = None
+    _kept = 0
+    _left: tuple[Spool, ...] = ()
+    """Spools with steps that are still to be audited; they say that this process lives for as long as they do."""
 
     @property
     def folder(self) -> Path | None:
         """Folder of the audit (results.json, report.html), known once training has begun."""
         return self._folder
 
-    def _open(self, source: Source, stack: Callable[[], Stack]) -> None:
+    def _open(self, stack: Callable[[], Stack]) -> None:
         """Begin a run, or go on with the spool of one that never kept a step."""
+        self._off = ""
         spool, folder = self._leave_earlier_run()
         if self._off:
             return  # because that went wrong, and has been said
         if os.environ.get(OFF_SWITCH):
-            self._off = OFF_SWITCH
+            self._switch_off(SWITCHED_OFF)
             return
-        self._run = _together(lambda: AuditRun.begin(configuration(source), stack(), spool, folder))
+        self._run = _together(lambda: AuditRun.begin(configuration(self.config), stack(), spool, folder))
         self._folder = self._run.config.out_dir
 
+    @entry
     def _close(self, steps: int) -> None:
+        """End a run that came to its end."""
         run = self._run
         if run is None:
             return
         run.end(steps)
         self._kept, self._run, self._off = run.kept, None, run.dead
         if run.spool.waiting():
-            self._left.append(run.spool)
+            self._left = (*self._left, run.spool)
 
+    @entry
     def _break(self, what: str) -> None:
+        """End a run that an exception ended."""
         run = self._run
         if run is None:
             return
         run.break_off(what)
         self._kept, self._run = run.kept, None
-        self._left.append(run.spool)
+        self._left = (*self._left, run.spool)
+
+    @entry
+    def _remind(self) -> None:
+        """Say again at the end of training why it was not audited, if it was not."""
+        if self._off and self._off != SWITCHED_OFF:
+            say(f"this run was not audited: {self._off}")
 
     def _leave_earlier_run(self) -> tuple[Spool | None, Path | None]:
         """Come away from a run that never came to its end; return its spool and folder if nothing was put into them.
@@ -510,44 +547,59 @@ class Guarded:
         self._kept, self._run = run.kept, None
         return run.spool, run.config.out_dir
 
+    def _fail(self, error: Exception) -> None:
+        """Switch the audit off; only our own exceptions are known to hold no private text in their message."""
+        ours = isinstance(error, LeakAuditError)
+        self._switch_off(f"{type(error).__name__}: {error}" if ours else type_and_place(error))
+
     def _switch_off(self, reason: str) -> None:
         """Stop auditing, say why once, and leave training alone.
 
         In a distributed run the other processes still ask this one at every step that is due, so it stays to answer no.
         """
-        run = self._run
+        run, said = self._run, bool(self._off) or (self._run is not None and bool(self._run.dead))
         if run is not None and run.stack.peers is not None:
-            run.recorder.give_in()
-            run.side.stop()
             run.dead = run.dead or reason
         else:
-            self._off, self._run = reason, None
-            if run is not None:
-                run.stop()
-        logger.warning("leakaudit is off for this run: %s", reason)
+            self._off, self._run = self._off or reason, None
+        notes = list(self._come_away(run, reason))
+        if not said:
+            logger.warning(
+                "leakaudit is off for this run: %s; training goes on without it", "; ".join([reason, *notes])
+            )
 
-
-def never_raises(method: Callable[P, None]) -> Callable[P, None]:
-    """Keep every problem of the audit out of the training run: one warning, then the audit is off.
-
-    Ctrl-C is no problem of the audit and goes through.
-    """
-
-    @functools.wraps(method)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
-        audit: Any = args[0]
-        if audit._off:
-            return
+    def _come_away(self, run: AuditRun | None, reason: str) -> Iterator[str]:
+        """Take everything off a run and mark its folder; yield what came of it, a clause each."""
         try:
-            method(*args, **kwargs)
+            if run is not None and run.stack.peers is not None:
+                run.recorder.give_in()
+                run.side.stop()
+            elif run is not None:
+                run.stop()
+                if run.untouched():
+                    run.spool.discard()
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}" if isinstance(error, LeakAuditError) else type(error).__name__
-            try:
-                audit._switch_off(reason)
-            except Exception as again:
-                logger.warning("leakaudit could not be switched off cleanly: %s", type(again).__name__)
+            yield f"it could not be switched off cleanly ({type_and_place(error)})"
+        if run is not None and (run.stack.peers is not None or run.recorder.counters.kept or run.spool.entries()):
+            return  # what was kept stays; where others take part, the end says that nothing was
+        folder = folder_of(self.config) if run is None else run.config.out_dir
+        try:
+            yield from _marked(folder, reason)
+        except Exception as error:
+            yield f"what is in {folder} is of an earlier run, and cannot be marked so ({type_and_place(error)})"
 
-    return guarded
+
+def _marked(folder: Path | None, reason: str) -> Iterator[str]:
+    """Mark the folder of a run that is not audited; yield what became of an earlier audit there.
+
+    A run that is switched off leaves a folder alone that does not exist.
+    """
+    if folder is None:
+        yield "its folder is not known, so results of an earlier run may lie there"
+    elif _writes(peers_of()) and (reason != SWITCHED_OFF or folder.exists()):
+        place = mark(folder, reason)
+        if place.note:
+            yield place.note
 
 
 def _recipe(model: nn.Module, config: AuditConfig) -> tuple[ModelRecipe, AuditConfig]:
@@ -697,14 +749,16 @@ def _check_plugins(config: AuditConfig) -> None:
         load_policy(config.policy)
 
 
-def _write(spool: Spool, private: bool, kept: Kept) -> None:
+def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> None:
     """Write a kept step into the spool; runs in the recorder's thread and takes everything from `kept`.
 
     Args:
         spool: takes it.
         private: whether the optimizer is one of Opacus, whose loaders put a batch of nobody's data in place of an empty draw.
+        foreign: tensors that the model, made again, will not have.
         kept: the step.
     """
+    kept = fitting(kept, foreign)
     facts, provenance, recipe = kept.manifest.facts, kept.manifest.provenance, kept.manifest.recipe
     autocast = recipe.autocast or AUTOCAST.get(kept.autocast) if kept.autocast else recipe.autocast
     again = sum(batch.again for batch in kept.truth.micro_batches)
@@ -725,7 +779,7 @@ def _write(spool: Spool, private: bool, kept: Kept) -> None:
         raise SnapshotError(
             "its batch is what the loader puts in the place of an empty Poisson draw, and nobody's data"
         )
-    everything = (*facts.shared, *facts.frozen)
+    everything = [name for name in (*facts.shared, *facts.frozen) if name not in foreign]
     manifest = kept.manifest.model_copy(
         update={
             "recipe": recipe,
@@ -794,7 +848,7 @@ def _facts(stack: Stack, model: nn.Module, declared: tuple[DeclaredDefense, ...]
     known: dict[str, Any] = {
         "training": True,
         "batch_size_bound": stack.batch_size_bound,
-        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "dtype": str(dtype_of(model)).removeprefix("torch."),
         "stage": "protected" if declared else "raw",
         "defenses": declared,
     }
@@ -828,14 +882,6 @@ def _neftune_alpha(model: nn.Module) -> float | None:
     table = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None  # type: ignore[operator]
     alpha = getattr(table, "neftune_noise_alpha", None)
     return None if alpha is None else float(alpha)
-
-
-def _still_there(spool: Spool, waiting: int) -> str:
-    """Say where the private batches of steps that wait for the audit lie, as a clause to go on from; empty where none does."""
-    if not waiting:
-        return ""
-    lies = "encrypted" if spool.config.encrypt_to else "in clear text"
-    return f"until it is audited, its private batch stays {lies} in {spool.root} (`leakaudit snapshots purge` removes it); "
 
 
 def _plan(config: AuditConfig, steps: int | None) -> str:

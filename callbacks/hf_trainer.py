@@ -11,9 +11,9 @@ run; `LEAKAUDIT_DISABLED=1` switches it off.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,51 +23,46 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from leakaudit.callbacks.audit_run import OFF_SWITCH, AuditRun, Guarded, Stack, StepNow, never_raises, refuse_strategy
+from leakaudit.callbacks.audit_run import OFF_SWITCH, Guarded, Source, Stack, StepNow, refuse_strategy
+from leakaudit.callbacks.boundary import Ending, around, entry, last_resort
 from leakaudit.callbacks.distributed import peers_of
-from leakaudit.callbacks.side_process import say
 from leakaudit.config import AuditConfig
 from leakaudit.errors import SnapshotError
 
 
+@dataclass(eq=False, repr=False)
 class LeakAuditCallback(Guarded, TrainerCallback, ExportableState):
-    """Keeps a real client step now and then, lets a side process attack it, and reports what could be read."""
+    """Keeps a real client step now and then, lets a side process attack it, and reports what could be read.
 
-    def __init__(
-        self, config: AuditConfig | Mapping[str, Any] | Path | str | None = None, *, num_labels: int | None = None
-    ) -> None:
-        """Remember the configuration; nothing is read, written or started before training begins.
+    Making one stores the arguments; nothing is read, written or started before training begins.
+    """
 
-        Args:
-            config: a YAML file, the object (or its JSON, as a checkpoint keeps it), or None for the defaults.
-            num_labels: C, for a classifier of arrays, such as `AutoModelForImageClassification`: its labels are audited.
-        """
-        self._source = config if config is not None else AuditConfig()
-        self._num_labels = num_labels
-        self._reset()
-
-    def _reset(self) -> None:
-        Guarded.__init__(self)
-        self._trainer: Any = None
-        self._control: TrainerControl | None = None
+    config: Source = None
+    """A YAML file, the object (or its JSON, as a checkpoint keeps it), or None for the defaults."""
+    _: KW_ONLY
+    num_labels: int | None = None
+    """C, for a classifier of arrays, such as `AutoModelForImageClassification`: its labels are audited."""
+    _trainer: Any = field(default=None, init=False)
+    _control: TrainerControl | None = field(default=None, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the configuration only: a copy of a running audit is a new, idle one."""
-        return {"_source": self._source, "_num_labels": self._num_labels}
+        return {"config": self.config, "num_labels": self.num_labels}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Come back idle."""
-        self.__dict__.update(state)
-        self._reset()
-
+    @last_resort
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps: the configuration and how many steps were kept, so that resuming goes on counting."""
-        source = self._source
-        config = source.model_dump(mode="json") if isinstance(source, AuditConfig) else source
+        return self._state() or {"args": {}, "attributes": {}}
+
+    @entry
+    def _state(self) -> dict[str, Any] | None:
+        config = self.config
+        stored = config.model_dump(mode="json") if isinstance(config, AuditConfig) else config
         kept = self._kept if self._run is None else self._run.kept
-        arguments = {"config": str(config) if isinstance(config, Path) else config, "num_labels": self._num_labels}
+        arguments = {"config": str(stored) if isinstance(stored, Path) else stored, "num_labels": self.num_labels}
         return {"args": arguments, "attributes": {"_kept": kept}}
 
+    @last_resort
     def attach(self, trainer: Any) -> LeakAuditCallback:
         """Read the batch where the trainer has it whole: labels included, before any forward hook.
 
@@ -81,91 +76,83 @@ class LeakAuditCallback(Guarded, TrainerCallback, ExportableState):
         Returns:
             This callback.
         """
+        self._attach(trainer)
+        return self
+
+    @entry
+    def _attach(self, trainer: Any) -> None:
         if self._trainer is trainer or os.environ.get(OFF_SWITCH):
-            return self
+            return
         if self not in trainer.callback_handler.callbacks:
             trainer.add_callback(self)  # without its events nothing would be kept, and nobody would say so
         self._trainer = trainer
-        original_step, original_train = trainer.training_step, trainer.train
+        trainer.training_step = around(trainer.training_step, self._batch)
+        trainer.train = Ending(self._ended)(trainer.train)
 
-        @functools.wraps(original_step)
-        def training_step(model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            run = self._run
-            if run is not None and isinstance(inputs, Mapping):
-                run.recorder.batch(inputs)
-            return original_step(model, inputs, *args, **kwargs)
+    @entry
+    def _batch(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> None:
+        """Tell of the batch; called before a training step, with what that is given."""
+        if self._run is not None and isinstance(inputs, Mapping):
+            self._run.recorder.batch(inputs)
 
-        @functools.wraps(original_train)
-        def train(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return original_train(*args, **kwargs)
-            except BaseException as error:  # Ctrl-C as well; no event of the trainer tells of either
-                self._break_off(f"training ended with {type(error).__name__}")
-                raise
-
-        trainer.training_step = training_step
-        trainer.train = train
-        return self
+    @entry
+    def _ended(self, error: BaseException) -> None:
+        """Come away from a training that an exception ended, Ctrl-C as well: no event of the trainer tells of either."""
+        self._break(f"training ended with {type(error).__name__}")
 
     # ------------------------------------------------------------------ the trainer's events
 
+    @entry
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Make the spool, set the hook, say what will happen."""
-        self._off = ""
-        self._begin(args, state, kwargs)
+        self._open(lambda: self._look(args, state, kwargs))
 
+    @entry
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Decide whether the step that begins is kept."""
         if self._run is not None:
-            self._decide(self._run, args, state, kwargs)
+            self._run.decide(lambda: self._now(args, state, kwargs), state.global_step)
 
+    @entry
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Forget a step that the optimizer skipped; see to the side process; log what it has found since."""
         if self._run is not None:
             self._control = control
-            self._after_step(self._run)
+            self._run.recorder.disarm()  # if it is still armed the optimizer never stepped: an overflow, or a skipped batch
+            self._run.after_step()
 
+    @entry
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Wait for the side process and say where the report is."""
-        if self._run is not None:
-            self._control = control
-            self._end(state.global_step)
-        if self._off and self._off != OFF_SWITCH:
-            say(f"this run was not audited: {self._off}")
+        self._control = control
+        self._close(state.global_step)
+        self._remind()
 
-    @never_raises
-    def _begin(self, args: TrainingArguments, state: TrainerState, kwargs: dict[str, Any]) -> None:
-        def stack() -> Stack:
-            _refuse(args, self._trainer)
-            trainer = self._trainer
-            return Stack(
-                framework="transformers.Trainer",
-                versions={"torch": torch.__version__, "transformers": transformers.__version__},
-                model=kwargs["model"],
-                optimizer=kwargs["optimizer"],
-                tokenizer=kwargs.get("processing_class"),
-                num_labels=self._num_labels,
-                called=None if trainer is None else trainer.model_wrapped,
-                batch_size_bound=args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size,
-                total_steps=state.max_steps or None,
-                kept_before=_kept_before(state, type(self).__name__),
-                log=None if trainer is None else self._log,
-                peers=peers_of(args.world_size),
-            )
+    def _look(self, args: TrainingArguments, state: TrainerState, kwargs: Mapping[str, Any]) -> Stack:
+        _refuse(args, self._trainer)
+        trainer = self._trainer
+        return Stack(
+            framework="transformers.Trainer",
+            versions={"torch": torch.__version__, "transformers": transformers.__version__},
+            model=kwargs["model"],
+            optimizer=kwargs["optimizer"],
+            tokenizer=kwargs.get("processing_class"),
+            num_labels=self.num_labels,
+            called=None if trainer is None else trainer.model_wrapped,
+            batch_size_bound=args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size,
+            total_steps=state.max_steps or None,
+            kept_before=_kept_before(state, type(self).__name__),
+            log=None if trainer is None else self._log,
+            peers=peers_of(args.world_size),
+        )
 
-        self._open(self._source, stack)
-
-    @never_raises
-    def _decide(self, run: AuditRun, args: TrainingArguments, state: TrainerState, kwargs: dict[str, Any]) -> None:
-        run.decide(lambda: self._now(args, state, kwargs), state.global_step)
-
-    def _now(self, args: TrainingArguments, state: TrainerState, kwargs: dict[str, Any]) -> StepNow:
+    def _now(self, args: TrainingArguments, state: TrainerState, kwargs: Mapping[str, Any]) -> StepNow:
         scheduler = kwargs.get("lr_scheduler")
         rates = scheduler.get_last_lr() if scheduler is not None and hasattr(scheduler, "_last_lr") else [None]
         precision = getattr(getattr(self._trainer, "accelerator", None), "mixed_precision", None)
@@ -179,19 +166,6 @@ class LeakAuditCallback(Guarded, TrainerCallback, ExportableState):
             autocast=precision or ("bf16" if args.bf16 else "fp16" if args.fp16 else None),
             kept_rng=not args.torch_compile,  # compiled dropout draws from a generator of its own
         )
-
-    @never_raises
-    def _after_step(self, run: AuditRun) -> None:
-        run.recorder.disarm()  # if it is still armed the optimizer never stepped: an overflow, or a skipped batch
-        run.after_step()
-
-    @never_raises
-    def _end(self, steps: int) -> None:
-        self._close(steps)
-
-    @never_raises
-    def _break_off(self, what: str) -> None:
-        self._break(what)
 
     def _log(self, numbers: dict[str, float]) -> None:
         control = self._control

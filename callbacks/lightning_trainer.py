@@ -14,24 +14,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from leakaudit.callbacks.arrays import classifier_in, labels_of
-from leakaudit.callbacks.audit_run import (
-    OFF_SWITCH,
-    Guarded,
-    Source,
-    Stack,
-    StepNow,
-    auditable,
-    never_raises,
-    refuse_strategy,
-)
+from leakaudit.callbacks.audit_run import Guarded, Source, Stack, StepNow, auditable, refuse_strategy
+from leakaudit.callbacks.boundary import entry, last_resort
 from leakaudit.callbacks.distributed import peers_of
 from leakaudit.callbacks.recorder import innermost
-from leakaudit.callbacks.side_process import say
 from leakaudit.errors import SnapshotError
 
 if TYPE_CHECKING:
@@ -43,108 +35,93 @@ else:
         from pytorch_lightning import Callback
 
 
+@dataclass(eq=False, repr=False)
 class LeakAuditCallback(Guarded, Callback):
-    """Keeps a real client step now and then, lets a side process attack it, and reports what could be read."""
+    """Keeps a real client step now and then, lets a side process attack it, and reports what could be read.
 
-    def __init__(
-        self,
-        config: Source = None,
-        *,
-        tokenizer: Any = None,
-        num_labels: int | None = None,
-        criterion: torch.nn.Module | None = None,
-        batch_size: int | None = None,
-    ) -> None:
-        """Remember the configuration; nothing is read, written or started before training begins.
+    Making one stores the arguments; nothing is read, written or started before training begins.
+    """
 
-        Args:
-            config: a YAML file, the object, a mapping, or None for the defaults.
-            tokenizer: the model's; without it, the module's attribute `tokenizer` is taken.
-            num_labels: C, for a classifier of arrays: any module that turns one array (B, ...) into logits (B, C). Labels are those
-                that a batch names, or the last entry of a batch such as (inputs, labels).
-            criterion: its loss, where that is another one than mean cross-entropy and the protocol says so.
-            batch_size: largest batch of a step, where the protocol makes it public; else attacks have to guess how many labels
-                there are.
-        """
-        self._source = config
-        self._known = {
-            "tokenizer": tokenizer,
-            "num_labels": num_labels,
-            "criterion": criterion,
-            "batch_size_bound": batch_size,
-        }
-        self._reset()
-
-    def _reset(self) -> None:
-        Guarded.__init__(self)
-        self._trainer: Any = None
-        self._optimizer: Any = None
-        self._hook: Any = None
-        self._steps = 0
+    config: Source = None
+    """A YAML file, the object, a mapping, or None for the defaults."""
+    _: KW_ONLY
+    tokenizer: Any = None
+    """The model's; without it, the module's attribute `tokenizer` is taken."""
+    num_labels: int | None = None
+    """C, for a classifier of arrays: any module that turns one array (B, ...) into logits (B, C). Labels are those that a batch names,
+    or the last entry of a batch such as (inputs, labels)."""
+    criterion: torch.nn.Module | None = None
+    """Its loss, where that is another one than mean cross-entropy and the protocol says so."""
+    batch_size: int | None = None
+    """Largest batch of a step, where the protocol makes it public; else attacks have to guess how many labels there are."""
+    _trainer: Any = field(default=None, init=False)
+    _optimizer: Any = field(default=None, init=False)
+    _hook: Any = field(default=None, init=False)
+    _steps: int = field(default=0, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the configuration only: a copy of a running audit is a new, idle one (`ddp_spawn` makes one)."""
-        return {"_source": self._source, "_known": self._known}
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.init}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Come back idle."""
-        self.__dict__.update(state)
-        self._reset()
-
+    @last_resort
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, so that resuming goes on counting."""
+        return self._state() or {}
+
+    @entry
+    def _state(self) -> dict[str, Any] | None:
         return {"kept": self._kept if self._run is None else self._run.kept}
 
+    @entry
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up the count of a checkpoint."""
         self._kept = int(state_dict.get("kept", 0))
 
     # ------------------------------------------------------------------ the trainer's events
 
+    @entry
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Make the spool, set the hooks, say what will happen."""
-        self._off = ""
-        self._begin(trainer, pl_module)
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Tell of the batch: the module may keep its labels from the model."""
-        if self._run is not None:
-            self._run.recorder.batch(batch if isinstance(batch, Mapping) else labels_of(batch))
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """See to the side process, and log what it has found since."""
-        if self._run is not None:
-            self._look_after()
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Wait for the side process and say where the report is."""
-        self._unhook()
-        self._finish()
-        if self._off and self._off != OFF_SWITCH:
-            say(f"this run was not audited: {self._off}")
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Leave the side process to its own; Lightning calls nothing else after an exception."""
-        self._unhook()
-        self._break_off(f"training ended with {type(exception).__name__}")
-
-    @never_raises
-    def _begin(self, trainer: Any, pl_module: Any) -> None:
         self._unhook()
         self._trainer = trainer
-        self._open(self._source, lambda: self._look(trainer, pl_module))
+        self._open(lambda: self._look(trainer, pl_module))
         if self._run is not None:
             self._steps = int(trainer.global_step)
             self._hook = innermost(self._optimizer).register_step_post_hook(self._stepped)
             self._next()
 
+    @entry
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Tell of the batch: the module may keep its labels from the model."""
+        if self._run is not None:
+            self._run.recorder.batch(batch if isinstance(batch, Mapping) else labels_of(batch))
+
+    @entry
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """See to the side process, and log what it has found since."""
+        if self._run is not None:
+            self._run.after_step()
+
+    @entry
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Wait for the side process and say where the report is."""
+        self._unhook()
+        self._close(self._steps)
+        self._remind()
+
+    @entry
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Leave the side process to its own; Lightning calls nothing else after an exception."""
+        self._unhook()
+        self._break(f"training ended with {type(exception).__name__}")
+
     def _look(self, trainer: Any, pl_module: Any) -> Stack:
         strategy = type(trainer.strategy).__name__
         refuse_strategy(strategy, fsdp2=strategy == "ModelParallelStrategy")
-        known = self._known
-        if known["num_labels"] is None:
-            called, core = auditable(pl_module, self._source)
-            known = known | {"tokenizer": known["tokenizer"] or getattr(pl_module, "tokenizer", None)}
+        tokenizer = self.tokenizer
+        if self.num_labels is None:
+            called, core = auditable(pl_module, self.config)
+            tokenizer = tokenizer or getattr(pl_module, "tokenizer", None)
         else:
             called = core = classifier_in(pl_module)
         self._optimizer = _mover(trainer.optimizers, core)
@@ -162,14 +139,17 @@ class LeakAuditCallback(Guarded, Callback):
             kept_before=self._kept if trainer.global_step else 0,
             log=self._log,
             peers=peers_of(trainer.world_size),
-            **known,
+            tokenizer=tokenizer,
+            num_labels=self.num_labels,
+            criterion=self.criterion,
+            batch_size_bound=self.batch_size,
         )
 
     def _next(self) -> None:
         if self._run is not None:
             self._run.decide(self._now, self._steps)
 
-    @never_raises
+    @entry
     def _stepped(self, *args: Any) -> None:
         """Count a step; called by the optimizer after the weights have moved, and not for steps that a GradScaler skips."""
         self._steps += 1
@@ -188,19 +168,7 @@ class LeakAuditCallback(Guarded, Callback):
             max_grad_value=float(bound) if bound and by_value else None,
         )
 
-    @never_raises
-    def _look_after(self) -> None:
-        if self._run is not None:
-            self._run.after_step()
-
-    @never_raises
-    def _finish(self) -> None:
-        self._close(self._steps)
-
-    @never_raises
-    def _break_off(self, what: str) -> None:
-        self._break(what)
-
+    @entry
     def _unhook(self) -> None:
         if self._hook is not None:
             self._hook.remove()

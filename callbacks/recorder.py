@@ -10,18 +10,21 @@ into training: a step that cannot be written is counted, anything unforeseen is 
 
 from __future__ import annotations
 
+import functools
+import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
+from leakaudit.callbacks.boundary import around, entry
 from leakaudit.callbacks.tap import MOST_BYTES, Pass, Tap, copied
-from leakaudit.errors import LeakAuditError, NonFiniteUpdateError, SnapshotError
+from leakaudit.errors import LeakAuditError, NonFiniteUpdateError, SnapshotError, type_and_place
 from leakaudit.models import plain_name
 from leakaudit.snapshot import Manifest, MicroBatch, Truth, check_finite
 
@@ -179,7 +182,7 @@ class Recorder:
         self._learning_rate = learning_rate
         self._max_bytes = max_bytes
         self._as_kept = as_kept
-        self._tap = None if called is None else Tap(called, self._began, self._reached, self._give_up)
+        self._tap = None if called is None else Tap(called, self._began, self._reached, self._fail)
         self._persistent: frozenset[str] = frozenset()
         self._armed: _Armed | None = None
         self._buffers: dict[str, Tensor] = {}
@@ -269,8 +272,12 @@ class Recorder:
 
     def disarm(self) -> None:
         """Forget what was recorded of a step that did not come to its end."""
-        self._armed = None
         self._owes_answer = False
+        self._put_down()
+
+    def _put_down(self) -> None:
+        """Record nothing of this step any more; the other processes still wait for an answer."""
+        self._armed = None
         self._unhook_step()
 
     @property
@@ -278,11 +285,13 @@ class Recorder:
         """Whether the current step is being recorded."""
         return self._armed is not None
 
+    @entry
     def batch(self, values: Mapping[str, Any]) -> None:
         """Tell of the whole batch before its forward pass, so that what the trainer keeps from the model is known, too."""
         if self._armed is not None:
             self._armed.kept_back = copied(values)
 
+    @entry
     def micro_batch(self, inputs: Mapping[str, Any], num_items: Any = None) -> None:
         """Keep one micro-batch and the random state; call immediately before its forward pass, where nothing is tapped."""
         if self._armed is None:
@@ -298,15 +307,12 @@ class Recorder:
         if armed is None:
             return
         start = time.perf_counter()
-        try:
-            if not armed.passes:
-                armed.buffers = {plain_name(n): b.detach().clone() for n, b in self._model.named_buffers()}
-                armed.modes = {plain_name(n): m.training for n, m in self._model.named_modules()}
-            seen.rng = _random_state(self._model)
-            seen.kept_back = {k: v for k, v in armed.kept_back.items() if k not in seen.inputs}
-            armed.passes.append(seen)
-        except Exception as error:
-            self._give_up(error)
+        if not armed.passes:
+            armed.buffers = {plain_name(n): b.detach().clone() for n, b in self._model.named_buffers()}
+            armed.modes = {plain_name(n): m.training for n, m in self._model.named_modules()}
+        seen.rng = _random_state(self._model)
+        seen.kept_back = {k: v for k, v in armed.kept_back.items() if k not in seen.inputs}
+        armed.passes.append(seen)
         self.counters.blocked_s += time.perf_counter() - start
 
     def _reached(self, seen: Pass, backward: int) -> None:
@@ -318,15 +324,12 @@ class Recorder:
         armed = self._armed
         if armed is None:
             return
-        try:
-            if self._scaler is not None:
-                armed.loss_scale = float(self._scaler.get_scale())
-            earlier = [p for p in armed.passes if p.backward not in (None, backward) and not p.stepped]
-            if earlier and not self._takes_examples_alone(armed) and self._nothing_accumulated():
-                gone = {id(p) for p in earlier}
-                armed.passes = [p for p in armed.passes if id(p) not in gone]
-        except Exception as error:
-            self._give_up(error)
+        if self._scaler is not None:
+            armed.loss_scale = float(self._scaler.get_scale())
+        earlier = [p for p in armed.passes if p.backward not in (None, backward) and not p.stepped]
+        if earlier and not self._takes_examples_alone(armed) and self._nothing_accumulated():
+            gone = {id(p) for p in earlier}
+            armed.passes = [p for p in armed.passes if id(p) not in gone]
 
     def _takes_examples_alone(self, armed: _Armed) -> bool:
         """Return whether the loop itself clips each example, and so zeroes gradients between passes whose sum is the update.
@@ -348,17 +351,14 @@ class Recorder:
 
     def _watch_local_gradients(self) -> None:
         """Keep each gradient as it is when this process has added its own share, before any other is added to it."""
-
-        def keep(name: str, parameter: Tensor) -> None:
-            try:
-                if self._armed is not None and parameter.grad is not None:
-                    self._armed.local[name] = parameter.grad.detach().clone()
-            except Exception as error:
-                self._give_up(error)
-
         for name, parameter in self._trained():
-            hook = parameter.register_post_accumulate_grad_hook(lambda p, name=name: keep(name, p))
+            hook = parameter.register_post_accumulate_grad_hook(functools.partial(self._added, name))
             self._local_handles.append(hook)
+
+    @entry
+    def _added(self, name: str, parameter: Tensor) -> None:
+        if self._armed is not None and parameter.grad is not None:
+            self._armed.local[name] = parameter.grad.detach().clone()
 
     def _unhook_step(self) -> None:
         if self._tap is not None:
@@ -369,42 +369,54 @@ class Recorder:
 
     # ------------------------------------------------------------------ the optimizer's hooks
 
+    @entry
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Copy now, or after the closure where the optimizer computes its gradients itself."""
-        if self._armed is None:
-            self._step_without_us()
-            return None
         closure = kwargs.get("closure") or next((a for a in args[1:] if callable(a)), None)
-        if closure is None:
+        if self._armed is None or closure is None:
             self._copy()
             return None
-        first = True
-
-        def observed() -> Any:
-            nonlocal first
-            loss = closure()
-            if first:
-                first = False
-                self._copy()
-            return loss
-
+        observed = around(closure, after=self._copy_once())
         if kwargs.get("closure") is not None:
             return args, {**kwargs, "closure": observed}
         return tuple(observed if a is closure else a for a in args), kwargs
 
-    def _step_without_us(self) -> None:
-        """Say no to the other processes where they wait for an answer, and leave nothing on a model that is watched no more."""
+    def _copy_once(self) -> Callable[[Any], None]:
+        """Return what copies when it is first called: an optimizer may evaluate its closure many times."""
+        calls = itertools.count()
+        return functools.partial(self._evaluated, calls)
+
+    @entry
+    def _evaluated(self, calls: Iterator[int], loss: Any) -> None:
+        if next(calls) == 0:
+            self._copy()
+
+    def _copy(self) -> None:
+        """Keep what the optimizer got; whatever happens, the other processes have their answer afterwards."""
+        start = time.perf_counter()
+        armed = self._armed
         try:
-            if self._owes_answer and self._peers is not None:
-                self._owes_answer = False
-                self._peers.agree(False)
+            if armed is not None and self._observe == "delta":
+                self._note_local_step(armed)
+            elif armed is not None:
+                self._finish(armed, start)
+        finally:
+            if self._owes_answer:
+                self._answer(False)
             if self.disabled:
                 self._unhook_step()
-        except Exception as error:
-            self._give_up(error)
+            self.counters.blocked_s += time.perf_counter() - start
 
+    def _answer(self, yes: bool) -> bool:
+        """Tell the other processes whether this one keeps the step; return whether all do."""
+        self._owes_answer = False
+        return self._peers is None or self._peers.agree(yes)
+
+    @entry
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Come to the end of a round of local steps; otherwise there is nothing left of the step."""
+        if self._owes_answer:
+            self._answer(False)
         armed = self._armed
         if armed is None:
             return
@@ -413,33 +425,21 @@ class Recorder:
             return
         armed.steps_done += 1
         if armed.steps_done == self._local_steps:
-            self._finish(armed)
-
-    def _copy(self) -> None:
-        armed = self._armed
-        if armed is None or self.disabled:
-            return
-        if self._observe == "delta":
-            self._note_local_step(armed)
-        else:
-            self._finish(armed)
+            start = time.perf_counter()
+            self._finish(armed, start)
+            self.counters.blocked_s += time.perf_counter() - start
 
     def _note_local_step(self, armed: _Armed) -> None:
         """Keep the weights before the first step of a round, and remember which passes were made into steps."""
-        start = time.perf_counter()
-        try:
-            for seen in armed.passes:
-                seen.stepped = seen.backward is not None
-            if not armed.before:
-                before = {name: w.detach().clone() for name, w in self._state().items()}
-                armed.before = {name: armed.buffers.get(name, w) for name, w in before.items()}
-        except Exception as error:
-            self._give_up(error)
-        self.counters.blocked_s += time.perf_counter() - start
+        for seen in armed.passes:
+            seen.stepped = seen.backward is not None
+        if not armed.before:
+            before = {name: w.detach().clone() for name, w in self._state().items()}
+            armed.before = {name: armed.buffers.get(name, w) for name, w in before.items()}
 
-    def _finish(self, armed: _Armed) -> None:
-        self.disarm()
-        start = time.perf_counter()
+    def _finish(self, armed: _Armed, start: float) -> None:
+        """Keep the step, or say why not where that is a matter of this step alone."""
+        self._put_down()
         try:
             if self._observe == "delta" and sum(p.stepped for p in armed.passes) != self._local_steps:
                 raise SnapshotError(
@@ -449,24 +449,16 @@ class Recorder:
             self._keep(armed, start)
         except LeakAuditError as error:
             self._not_kept(armed.step, error)
-        except Exception as error:
-            self._give_up(error)
-        self.counters.blocked_s += time.perf_counter() - start
 
     # ------------------------------------------------------------------ copies
 
     def _keep(self, armed: _Armed, start: float) -> None:
         """Copy the step and hand it to the writer. Every process of a distributed run comes here, or none."""
-        try:
-            passes, batches = _batch_of(armed)
-            truth = Truth(tuple(self._as_kept(batch) for batch in batches))
-        except Exception:
-            if self._peers is not None:
-                self._peers.agree(False)  # the others are about to ask
-            raise
+        passes, batches = _batch_of(armed)
+        truth = Truth(tuple(self._as_kept(batch) for batch in batches))
         too_large = any(p.too_large for p in passes)
         if self._peers is not None:
-            if not self._peers.agree(not self.writing() and not too_large):
+            if not self._answer(not self.writing() and not too_large):
                 return
             if self._observe == "update":
                 truth = self._peers.gather(truth)
@@ -560,6 +552,7 @@ class Recorder:
             buffer = self._buffers[key] = _fresh(source.shape, dtype, source)
         return buffer.copy_(source, non_blocking=source.is_cuda)
 
+    @entry
     def _write_quietly(self, kept: Kept) -> None:
         try:
             kept.ready()
@@ -571,8 +564,6 @@ class Recorder:
             logger.warning("step %d was not kept: its update is not finite", kept.step)
         except LeakAuditError as error:
             self._not_kept(kept.step, error)
-        except Exception as error:
-            self._give_up(error)
 
     def _not_kept(self, step: int, error: LeakAuditError) -> None:
         self.counters.failed += 1
@@ -580,14 +571,14 @@ class Recorder:
         level = logging.WARNING if self.counters.failed == 1 else logging.DEBUG
         logger.log(level, "step %d was not kept: %s", step, error)
 
-    def _give_up(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         """Report the first problem and do nothing any more: training comes first."""
         if self.disabled:
             return
         self.give_in()
         self.counters.failed += 1
         logger.warning(
-            "leakaudit stops recording after a %s; training goes on, later steps are not audited", type(error).__name__
+            "leakaudit stops recording after a %s; training goes on, later steps are not audited", type_and_place(error)
         )
 
 

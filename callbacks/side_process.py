@@ -398,8 +398,12 @@ class SideProcess:
 
 
 def say(line: str) -> None:
-    """Tell the user one thing on stderr; loggers at their default level would swallow it."""
-    print(f"leakaudit: {line}", file=sys.stderr, flush=True)
+    """Tell the user one thing on stderr; loggers at their default level would swallow it.
+
+    Nothing is said where stderr is closed, or a pipe that nobody reads.
+    """
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(f"leakaudit: {line}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -436,6 +440,34 @@ def by_hand(spool: Spool) -> str:
     """Return the command that goes on with a spool."""
     key = " --identity FILE" if spool.config.encrypt_to else ""
     return f"`leakaudit worker {shlex.quote(str(spool.root))}{key}`"
+
+
+def what_stays(spool: Spool) -> str:
+    """Return one sentence on the snapshots that are on the disk when training is over; empty where there are none.
+
+    It names their steps, where they lie, what is in them, and how they are audited or removed.
+    """
+    waiting = _steps(spool, ".ready", ".run")
+    refused = _steps(spool, ".bad")
+    if not waiting and not refused:
+        return ""
+    states = []
+    if waiting:
+        states.append(f"not audited to the end: step {', '.join(waiting)} ({by_hand(spool)} goes on with them)")
+    if refused:
+        states.append(f"cannot be audited any more: step {', '.join(refused)}")
+    inside = "encrypted" if spool.config.encrypt_to else "in clear"
+    folder = shlex.quote(str(spool.root))
+    return (
+        f"snapshots that stay in {folder}: {'; '.join(states)}. Each holds the private batch and its labels, by design, {inside}; "
+        f"`leakaudit snapshots purge {folder} --all` removes them, or retention after {spool.config.retention_days:g} days"
+    )
+
+
+def _steps(spool: Spool, *states: str) -> list[str]:
+    """Return the steps of the snapshots in some states, in order."""
+    found = {path.stem for path in spool.entries() if path.suffix in states}
+    return [name.lstrip("0") or "0" for name in sorted(found, key=lambda name: (len(name), name))]
 
 
 def _lines(path: Path) -> int:

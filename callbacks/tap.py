@@ -15,14 +15,13 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from leakaudit.callbacks.boundary import around, entry
 from leakaudit.models import outputs_of, unwrapped
-
-P = ParamSpec("P")
 
 MOST_BYTES = 512_000_000
 """Most that is held of what arrives at the outputs of one pass, in bytes. Our choice: logits of 2,000 tokens over 60,000 words fit;
@@ -54,20 +53,6 @@ class Pass:
     """A local step was made of it: emptying the gradients afterwards does not undo that."""
     again: bool = False
     """It saw the same tokens as another pass of the same backward (R-Drop): one batch, two passes."""
-
-
-def _guarded(hook: Callable[P, None]) -> Callable[P, None]:
-    """Keep what goes wrong in a hook out of the model's forward and backward."""
-
-    @functools.wraps(hook)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            hook(*args, **kwargs)
-        except Exception as error:
-            tap: Any = args[0]
-            tap._failed(error)
-
-    return guarded
 
 
 class Tap:
@@ -109,7 +94,7 @@ class Tap:
         if compiled is not None:  # `model.compile()`: hooks would be compiled into the graph, and fire once
             self._handles[0].remove()
             self._handles[1].remove()
-            self._model._compiled_call_impl = self._around(compiled)
+            self._model._compiled_call_impl = around(compiled, self._called, self._returned)
             self._handles = [_Undo(functools.partial(setattr, self._model, "_compiled_call_impl", compiled))]
 
     def close(self) -> None:
@@ -119,17 +104,18 @@ class Tap:
         self._handles = []
         self._running = []
 
-    def _around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(call)
-        def observed(*args: Any, **kwargs: Any) -> Any:
-            self._before(self._model, args, kwargs)
-            outputs = call(*args, **kwargs)
-            self._after(self._model, args, outputs)
-            return outputs
+    def _fail(self, error: Exception) -> None:
+        self._failed(error)
 
-        return observed
+    @entry
+    def _called(self, *args: Any, **kwargs: Any) -> None:
+        self._before(self._model, args, kwargs)
 
-    @_guarded
+    @entry
+    def _returned(self, outputs: Any) -> None:
+        self._after(self._model, (), outputs)
+
+    @entry
     def _before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if not torch.is_grad_enabled():
             return  # an evaluation, or a reference model: it has no part in the update
@@ -145,7 +131,7 @@ class Tap:
         self._running.append(seen)
         self._began(seen)
 
-    @_guarded
+    @entry
     def _after(self, module: nn.Module, args: Any, outputs: Any) -> None:
         if not torch.is_grad_enabled() or not self._running:
             return
@@ -154,7 +140,7 @@ class Tap:
             if tensor.requires_grad:
                 tensor.register_hook(functools.partial(self._arrived, seen, path))
 
-    @_guarded
+    @entry
     def _arrived(self, seen: Pass, path: str, pull: Tensor | None) -> None:
         """Keep what arrives at an output, unless it comes from a loss inside the model, which is enough by itself.
 

@@ -22,156 +22,137 @@ changed; steps are counted at the optimizer. It never raises into the loop; `LEA
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Self
 
 import torch
 from torch import nn
 
-from leakaudit.callbacks.audit_run import (
-    OFF_SWITCH,
-    Guarded,
-    Source,
-    Stack,
-    StepNow,
-    auditable,
-    never_raises,
-    refuse_strategy,
-)
+from leakaudit.callbacks.audit_run import Guarded, Source, Stack, StepNow, auditable, refuse_strategy
+from leakaudit.callbacks.boundary import entry, last_resort
 from leakaudit.callbacks.distributed import peers_of
 from leakaudit.callbacks.recorder import Observe, innermost, layers_of
-from leakaudit.callbacks.side_process import say
 from leakaudit.errors import SnapshotError
 
 
-def watch(
-    model: nn.Module,
-    optimizer: Any,
-    *,
-    tokenizer: Any = None,
-    num_labels: int | None = None,
-    criterion: nn.Module | None = None,
-    batch_size: int | None = None,
-    config: Source = None,
-    scaler: Any = None,
-    max_grad_norm: float | None = None,
-    observe: Observe = "update",
-    local_steps: int = 1,
-    total_steps: int | None = None,
-    first_step: int = 0,
-    log: Callable[[dict[str, float]], None] | None = None,
-) -> Watch:
-    """Return a context in which a training loop is audited.
-
-    Args:
-        model: what the loop calls: a model of transformers, wrapped or not, or a module with one such model inside; with
-            `num_labels` any classifier.
-        optimizer: what the loop steps, wrapped or not.
-        tokenizer: the model's; none for a classifier of arrays.
-        num_labels: C, for a classifier of arrays: any module that turns one array (B, ...) into logits (B, C).
-        criterion: its loss, where that is another one than mean cross-entropy and the protocol says so.
-        batch_size: largest batch of a step, where the protocol makes it public; else attacks have to guess how many labels there are.
-        config: a YAML file, the object, a mapping, or None for the defaults.
-        scaler: the `GradScaler`, if the loop has one that no wrapper of the optimizer holds.
-        max_grad_norm: bound that the loop clips to; without it a clipped step is stamped `scaled` instead of `verified`.
-        observe: `update`, what the optimizer gets; `local`, this process's share of it before processes are summed; `delta`, the
-            difference of the weights after `local_steps` steps of plain SGD, as a client of federated averaging sends it.
-        local_steps: K, for `delta`.
-        total_steps: of the loop, if known; for the report.
-        first_step: number of the loop's next step, where it goes on from a checkpoint.
-        log: called with finished numbers, such as `accelerator.log`.
-    """
-    return Watch(
-        config,
-        Stack(
-            framework="torch",
-            versions={"torch": torch.__version__},
-            model=model,
-            optimizer=optimizer,
-            tokenizer=tokenizer,
-            num_labels=num_labels,
-            criterion=criterion,
-            batch_size_bound=batch_size,
-            scaler=scaler,
-            total_steps=total_steps,
-            observe=observe,
-            local_steps=local_steps,
-            log=log,
-        ),
-        max_grad_norm=max_grad_norm,
-        first_step=first_step,
-    )
-
-
+@dataclass(eq=False, repr=False)
 class Watch(Guarded):
-    """An audited loop; what `watch` returns."""
+    """A context in which a training loop is audited. Making one stores the arguments; entering it begins the audit."""
 
-    def __init__(
-        self, source: Source, stack: Stack, *, max_grad_norm: float | None = None, first_step: int = 0
-    ) -> None:
-        """Remember; nothing is read, written or started before the context is entered."""
-        super().__init__()
-        self._source = source
-        self._stack = stack
-        self._max_grad_norm = max_grad_norm
-        self._steps = first_step
-        self._hook: Any = None
+    model: nn.Module
+    """What the loop calls: a model of transformers, wrapped or not, or a module with one such model inside; with `num_labels` any
+    classifier."""
+    optimizer: Any
+    """What the loop steps, wrapped or not."""
+    _: KW_ONLY
+    tokenizer: Any = None
+    """The model's; none for a classifier of arrays."""
+    num_labels: int | None = None
+    """C, for a classifier of arrays: any module that turns one array (B, ...) into logits (B, C)."""
+    criterion: nn.Module | None = None
+    """Its loss, where that is another one than mean cross-entropy and the protocol says so."""
+    batch_size: int | None = None
+    """Largest batch of a step, where the protocol makes it public; else attacks have to guess how many labels there are."""
+    config: Source = None
+    """A YAML file, the object, a mapping, or None for the defaults."""
+    scaler: Any = None
+    """The `GradScaler`, if the loop has one that no wrapper of the optimizer holds."""
+    max_grad_norm: float | None = None
+    """Bound that the loop clips to; without it a clipped step is stamped `scaled` instead of `verified`."""
+    observe: Observe = "update"
+    """`update`, what the optimizer gets; `local`, this process's share of it before processes are summed; `delta`, the difference
+    of the weights after `local_steps` steps of plain SGD, as a client of federated averaging sends it."""
+    local_steps: int = 1
+    """K, for `delta`."""
+    total_steps: int | None = None
+    """Of the loop, if known; for the report."""
+    first_step: int = 0
+    """Number of the loop's next step, where it goes on from a checkpoint."""
+    log: Callable[[dict[str, float]], None] | None = None
+    """Called with finished numbers, such as `accelerator.log`."""
+    _steps: int = field(default=0, init=False)
+    _hook: Any = field(default=None, init=False)
+    _precision: str | None = field(default=None, init=False)
 
+    @last_resort
     def __enter__(self) -> Self:
         """Begin: make the spool, set the hooks, say what will happen."""
-        self._off = ""
         self._begin()
         return self
 
+    @last_resort
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         """End: wait for the side process and say where the report is, or leave it to its own after an exception."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        self._unhook()
         if kind is None:
-            self._finish()
+            self._close(self._steps)
         else:
-            self._break_off(f"training ended with {kind.__name__}")
-        if self._off and self._off != OFF_SWITCH:
-            say(f"this run was not audited: {self._off}")
+            self._break(f"training ended with {kind.__name__}")
+        self._remind()
 
+    @entry
     def batch(self, values: Mapping[str, Any]) -> None:
         """Tell of the whole batch before its forward pass, if the model is not given its labels: they are scored against then."""
         if self._run is not None:
             self._run.recorder.batch(values)
 
-    @never_raises
+    @entry
     def _begin(self) -> None:
-        self._open(self._source, self._look)
+        self._steps = self.first_step
+        self._open(self._look)
         if self._run is not None:
-            self._hook = innermost(self._stack.optimizer).register_step_post_hook(self._stepped)
+            self._hook = innermost(self.optimizer).register_step_post_hook(self._stepped)
             self._next()
+
+    @entry
+    def _unhook(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
     def _look(self) -> Stack:
         """Return the stack as it is when training begins."""
-        stack = self._stack
-        layers = layers_of(stack.optimizer)
+        layers = layers_of(self.optimizer)
         state = next((s for layer in layers if (s := vars(layer).get("accelerator_state")) is not None), None)
         kind = getattr(state, "distributed_type", "")
         refuse_strategy(str(getattr(kind, "value", kind)), fsdp2=bool(getattr(state, "is_fsdp2", False)))
         wrappers = ("DataParallel", "DeepSpeedEngine", "FullyShardedDataParallel")
-        refuse_strategy(
-            next((k.__name__ for k in type(stack.model).__mro__ if k.__name__ in wrappers), ""), fsdp2=False
-        )
-        if stack.observe == "delta":
+        refuse_strategy(next((k.__name__ for k in type(self.model).__mro__ if k.__name__ in wrappers), ""), fsdp2=False)
+        if self.observe == "delta":
             _check_plain_sgd(layers[-1])
             if peers_of() is not None:
                 raise SnapshotError("`observe='delta'` is for one client in one process; several share this run")
-        called, core = auditable(stack.model, self._source) if stack.num_labels is None else (stack.model, stack.model)
+        called, core = auditable(self.model, self.config) if self.num_labels is None else (self.model, self.model)
         self._precision = getattr(state, "mixed_precision", None)
-        return Stack(**{**vars(stack), "model": core, "called": called, "peers": peers_of()})
+        return Stack(
+            framework="torch",
+            versions={"torch": torch.__version__},
+            model=core,
+            called=called,
+            optimizer=self.optimizer,
+            tokenizer=self.tokenizer,
+            num_labels=self.num_labels,
+            criterion=self.criterion,
+            batch_size_bound=self.batch_size,
+            scaler=self.scaler,
+            total_steps=self.total_steps,
+            observe=self.observe,
+            local_steps=self.local_steps,
+            log=self.log,
+            peers=peers_of(),
+        )
+
+    @property
+    def _rounds(self) -> int:
+        """Optimizer steps that are one step of the audit."""
+        return self.local_steps if self.observe == "delta" else 1
 
     def _next(self) -> None:
         """Decide about the step that begins; a round of local steps counts as one."""
-        run, rounds = self._run, self._stack.local_steps if self._stack.observe == "delta" else 1
-        if run is not None and self._steps % rounds == 0:
-            run.decide(self._now, self._steps // rounds)
+        if self._run is not None and self._steps % self._rounds == 0:
+            self._run.decide(self._now, self._steps // self._rounds)
 
-    @never_raises
+    @entry
     def _stepped(self, *args: Any) -> None:
         """Count a step; called by the optimizer after the weights have moved, and not for steps that a GradScaler skips."""
         self._steps += 1
@@ -180,23 +161,18 @@ class Watch(Guarded):
             self._next()
 
     def _now(self) -> StepNow:
-        rounds = self._stack.local_steps if self._stack.observe == "delta" else 1
         return StepNow(
-            step=self._steps // rounds,
-            total_steps=self._stack.total_steps,
-            learning_rate=float(innermost(self._stack.optimizer).param_groups[0]["lr"]),
-            max_grad_norm=self._max_grad_norm,
+            step=self._steps // self._rounds,
+            total_steps=self.total_steps,
+            learning_rate=float(innermost(self.optimizer).param_groups[0]["lr"]),
+            max_grad_norm=self.max_grad_norm,
             autocast=self._precision,
-            kept_rng=not _compiled(self._stack.model),
+            kept_rng=not _compiled(self.model),
         )
 
-    @never_raises
-    def _finish(self) -> None:
-        self._close(self._steps)
 
-    @never_raises
-    def _break_off(self, what: str) -> None:
-        self._break(what)
+watch = Watch
+"""How a loop says it: `with watch(model, optimizer, ...):`."""
 
 
 def _compiled(model: nn.Module) -> bool:

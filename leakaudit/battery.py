@@ -307,6 +307,23 @@ class Audit:
                 self._append(self._attempt(record.id, label, attack, defense_label, seen, truth))
         self._run_controls(record, client, truth)
 
+    def _sent(self, client: ClientStep, shipped: tuple[DeclaredDefense, ...], step_id: str) -> Observation:
+        """Return what would be sent of a step that nobody recorded: with the defences that the run ships.
+
+        Raises:
+            SnapshotError: a declared defence is not registered, so nobody knows what it would send.
+        """
+        bare = replace(client, facts=client.facts.model_copy(update={"defenses": ()}))
+        seen = bare.observe()
+        for declared in shipped:
+            defense = declared.known()
+            if defense is None:
+                raise SnapshotError(
+                    f"the declared {declared.name} is not registered here, so what it sends is not known"
+                )
+            seen = defense(bare, seen, self._generator(step_id, declared.name))
+        return seen
+
     def lose(self, step: int, reason: str) -> None:
         """Note a step that was kept and cannot be audited: every attempt on it that is still due has the status `error`.
 
@@ -333,23 +350,6 @@ class Audit:
             for label, _ in self._attacks:
                 if not self._done(step_id, label, defense):
                     self._append(self._failed(step_id, label, defense, AttemptStatus.ERROR, reason))
-
-    def _sent(self, client: ClientStep, shipped: tuple[DeclaredDefense, ...], step_id: str) -> Observation:
-        """Return what would be sent of a step that nobody recorded: with the defences that the run ships.
-
-        Raises:
-            SnapshotError: a declared defence is not registered, so nobody knows what it would send.
-        """
-        bare = replace(client, facts=client.facts.model_copy(update={"defenses": ()}))
-        seen = bare.observe()
-        for declared in shipped:
-            defense = declared.known()
-            if defense is None:
-                raise SnapshotError(
-                    f"the declared {declared.name} is not registered here, so what it sends is not known"
-                )
-            seen = defense(bare, seen, self._generator(step_id, declared.name))
-        return seen
 
     def finish(
         self,
@@ -763,9 +763,10 @@ class Audit:
             return state
         try:
             state = _State.model_validate_json(self._state_path.read_bytes())
-        except (OSError, ValidationError) as error:
+        except (OSError, ValueError) as error:
             raise ResultsError(
-                f"{self._state_path}: cannot be read ({type(error).__name__}); give another folder, or remove this one"
+                f"{self._state_path}: cannot be read ({type(error).__name__}); give another folder, or remove this file: "
+                "what is finished is then audited anew"
             ) from None
         state.key = state.key or self._fresh_key()  # destroyed at the end: what is added later has another key
         if state.battery != self.battery.digest:

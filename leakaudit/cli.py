@@ -88,6 +88,33 @@ def _with_options(specs: tuple[PluginSpec, ...], options: tuple[str, ...]) -> tu
     return tuple(spec.model_copy(update={"options": {**spec.options, **added[spec.name]}}) for spec in specs)
 
 
+class BatteryOption(click.Option):
+    """An option whose help names the default attacks of the configuration, which is read only when help is asked for."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the option and its help with the default."""
+        from leakaudit.config import DEFAULT_ATTACKS, LABEL_ATTACKS
+
+        record = super().get_help_record(ctx)
+        if record is None:
+            return None
+        texts, arrays = (",".join(spec.label for spec in specs) for specs in (DEFAULT_ATTACKS, LABEL_ATTACKS))
+        return record[0], f"{record[1]}  [default: {texts}; for arrays: {arrays}]"
+
+
+def _battery(asked: str | None, data: Path) -> tuple[PluginSpec, ...]:
+    """Return the attacks that were asked for, or the defaults: of text, or of labels where batches hold no text.
+
+    Raises:
+        ConfigError: the list cannot be read.
+    """
+    from leakaudit.config import DEFAULT_ATTACKS, LABEL_ATTACKS
+
+    if asked is not None:
+        return _specs(asked)
+    return LABEL_ATTACKS if data.suffix == ".safetensors" else DEFAULT_ATTACKS
+
+
 @main.command(short_help="Attack client steps made of a model and a data file.")
 @click.option(
     "--model",
@@ -127,7 +154,11 @@ def _with_options(specs: tuple[PluginSpec, ...], options: tuple[str, ...]) -> tu
     type=click.FloatRange(min=0, min_open=True),
     help="Of the local steps; the update is then a difference of weights.",
 )
-@click.option("--attacks", default="embedding-rows,span,tag,idlg,llg", show_default=True)
+@click.option(
+    "--attacks",
+    cls=BatteryOption,
+    help="Comma-separated, with knobs such as tag(steps=300); default: those of the callback.",
+)
 @click.option("--defenses", default="none", show_default=True, help="Such as none,gaussian-noise(scale=0.1).")
 @click.option("--attack-option", "attack_options", multiple=True, metavar="NAME.KNOB=VALUE")
 @click.option("--defense-option", "defense_options", multiple=True, metavar="NAME.KNOB=VALUE")
@@ -162,7 +193,7 @@ def simulate(
     lora_warmup: int,
     local_steps: int,
     learning_rate: float | None,
-    attacks: str,
+    attacks: str | None,
     defenses: str,
     attack_options: tuple[str, ...],
     defense_options: tuple[str, ...],
@@ -193,7 +224,7 @@ def simulate(
     config: AuditConfig = validate_mapping(
         {
             "out_dir": str(out),
-            "attacks": [s.model_dump() for s in _with_options(_specs(attacks), attack_options)],
+            "attacks": [s.model_dump() for s in _with_options(_battery(attacks, data), attack_options)],
             "defenses": [s.model_dump() for s in _with_options(_specs(defenses), defense_options)],
             "server": server,
             "budget_s": budget,

@@ -28,6 +28,12 @@ IDENTITY_HELP = (
 )
 
 
+def say(line: str) -> None:
+    """Print a line on stderr; nobody who listens is no reason to stop."""
+    with contextlib.suppress(OSError):
+        click.echo(line, err=True)
+
+
 @contextmanager
 def answering_nobody() -> Iterator[None]:
     """Close the standard input to questions: whatever a library asks is answered by the end of the input, which means no."""
@@ -38,12 +44,6 @@ def answering_nobody() -> Iterator[None]:
             yield
         finally:
             sys.stdin = before
-
-
-def say(line: str) -> None:
-    """Print a line on stderr; nobody who listens is no reason to stop."""
-    with contextlib.suppress(OSError):
-        click.echo(line, err=True)
 
 
 def clear_errors(command: Callable[P, R]) -> Callable[P, R]:

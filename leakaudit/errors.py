@@ -22,6 +22,9 @@ label names or values of a tensor: only names, shapes, counts and norms.
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
+
 
 class LeakAuditError(Exception):
     """Everything leakaudit raises on purpose."""
@@ -81,3 +84,10 @@ class ResultsError(LeakAuditError):
 
 class RedactionError(LeakAuditError):
     """A text mode was asked for that the evidence or the policy does not allow."""
+
+
+def type_and_place(error: BaseException) -> str:
+    """Return the type of an exception and where it was raised, never its message: that may hold private values."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}{place}"

@@ -91,7 +91,7 @@ class ModelRecipe(BaseModel):
             # Where it was loaded from is no part of the architecture, and may name a person or a project.
             public = architecture(model.config)
             # `model.to(torch.bfloat16)` leaves the configuration behind.
-            public["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
+            public["dtype"] = str(dtype_of(model)).removeprefix("torch.")
             return cls(class_name=exported, config=public, lora=adapted(model))
         raise ModelError(
             f"{type(model).__module__}.{name} is no model class that transformers exports, so the side process "
@@ -579,6 +579,12 @@ def tied_names(model: nn.Module) -> tuple[tuple[str, str], ...]:
         else:
             first[id(parameter)] = name
     return tuple(pairs)
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """Return the type that a model computes in: that of its first floating-point parameter."""
+    types = [parameter.dtype for parameter in model.parameters()]
+    return next((found for found in types if found.is_floating_point), types[0])
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ from pydantic_core import to_json as as_json_text
 
 from leakaudit.errors import ResultsError
 from leakaudit.json_lines import split_lines
+from leakaudit.not_audited import refuse_unaudited
 from leakaudit.strict_json import parse_json, place, read_bounded, short
 
 SCHEMA = "leakaudit.results/1.2"
@@ -484,10 +485,11 @@ def read_results(path: Path) -> tuple[Results, str]:
 
     Raises:
         ResultsError: the file is missing, is no strict JSON, does not fit the schema, is of another major version, holds a key
-            that its version does not know, or was changed after it was written.
+            that its version does not know, or was changed after it was written; or the latest run in its folder was not audited.
     """
     if path.is_dir():
         path = path / "results.json"
+    refuse_unaudited(path.parent)
     try:
         raw = read_bounded(path)
         data = parse_json(raw)

@@ -134,15 +134,6 @@ class PublicFacts(_Facts):
         """The declared defences as plugins, in the order in which they are applied; None for one that is not registered."""
         return tuple(declared.known() for declared in self.defenses)
 
-    @property
-    def noise_sigma(self) -> float:
-        """Standard deviation of the additive noise on every entry, in the update's units; 0 where the protocol declares no `sigma`.
-
-        Independent noises add by their squares.
-        """
-        found = [defense.parameters.get("sigma") for defense in self.defenses]
-        return math.sqrt(sum(float(sigma) ** 2 for sigma in found if isinstance(sigma, float | int)))
-
 
 @dataclass(frozen=True)
 class Observation:

@@ -37,6 +37,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from leakaudit.config import AuditConfig
 from leakaudit.errors import SpoolError
 from leakaudit.leash import ORPHANED
+from leakaudit.not_audited import NOT_AUDITED
 from leakaudit.scores import Overhead, write_private
 from leakaudit.sealing import Seal
 from leakaudit.strict_json import parse_json, read_bounded
@@ -559,7 +560,7 @@ def _count_death(counter: Path) -> int:
 
 
 LEFT_BY_AUDIT = (
-    "verdict.json", "report.html", "results.json", "worker.log", "state.json", "journal.jsonl", "spool",
+    NOT_AUDITED, "verdict.json", "report.html", "results.json", "worker.log", "state.json", "journal.jsonl", "spool",
 )  # fmt: skip
 """What an audit leaves in its folder, in the order in which it is moved aside: first what a gate could take for the new run's."""
 
@@ -626,6 +627,8 @@ def make_room(wanted: Path) -> Place:
     """
     _check_no_link(wanted)
     if not _holds_audit(wanted):
+        with contextlib.suppress(OSError):  # what cannot be written says so below
+            (wanted / NOT_AUDITED).unlink(missing_ok=True)
         return Place(wanted)
     spool = Spool(wanted / "spool")
     if spool.under_way() or is_held(wanted):

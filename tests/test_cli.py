@@ -624,3 +624,26 @@ def test_a_step_recipe_is_what_a_client_step_needs(spool: Path) -> None:
     snapshot = read_snapshot(spool / "step-0")
     update = ClientStep.of(snapshot).update()
     assert all(torch.allclose(update[name], seen, atol=1e-6) for name, seen in snapshot.observation.update.items())
+
+
+def test_simulate_tries_the_attacks_of_the_callback_unless_others_are_asked_for() -> None:
+    """One list, in the configuration; the help shows it, and that for batches without text."""
+    from leakaudit.cli import _battery
+    from leakaudit.config import DEFAULT_ATTACKS, LABEL_ATTACKS, AuditConfig
+
+    assert _battery(None, Path("texts.jsonl")) == DEFAULT_ATTACKS == AuditConfig().attacks
+    assert _battery(None, Path("arrays.safetensors")) == LABEL_ATTACKS
+    assert [spec.name for spec in _battery("span,tag", Path("texts.jsonl"))] == ["span", "tag"]
+    said = "".join(CliRunner().invoke(main, ["simulate", "--help"]).output.split())
+    for specs in (DEFAULT_ATTACKS, LABEL_ATTACKS):
+        assert ",".join(spec.name for spec in specs) in said
+
+
+def test_the_help_of_simulate_does_not_wait_for_torch() -> None:
+    """It names default attacks, which the configuration knows without any model library."""
+    code = (
+        "import sys\nfrom click.testing import CliRunner\nfrom leakaudit.cli import main\n"
+        "assert CliRunner().invoke(main, ['simulate', '--help']).exit_code == 0\nprint('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "False", done.stderr

@@ -130,7 +130,7 @@ def test_without_inline_such_a_model_is_refused_with_what_to_do(
     """Training is not hurt."""
     train(tmp_path, model=Bag(), schedule="beside")
     assert "rebuilt_by" in caplog.text and "`schedule: inline`" in caplog.text
-    assert not (tmp_path / "audit").exists()
+    assert not (tmp_path / "audit" / "spool").exists()
 
 
 def test_a_copy_has_neither_hooks_nor_gradients_and_the_live_model_keeps_both() -> None:

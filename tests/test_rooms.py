@@ -27,6 +27,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit.invocation",
         "leakaudit.json_lines",
         "leakaudit.leash",
+        "leakaudit.not_audited",
         "leakaudit.recovery",
         "leakaudit.registry",
         "leakaudit.reports.*",

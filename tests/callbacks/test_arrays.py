@@ -186,14 +186,14 @@ def test_what_cannot_be_audited_is_said_and_training_goes_on(
     before = [p.detach().clone() for p in net.parameters()]
     train(net, config(tmp_path), **options)
     assert re.search(reason, caplog.text), caplog.text
-    assert not (tmp_path / "audit").exists()
+    assert not (tmp_path / "audit" / "spool").exists()
     assert any(not torch.equal(old, new) for old, new in zip(before, net.parameters(), strict=True))
 
 
 def test_a_schedule_that_was_asked_for_is_kept_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """`beside`, and nothing says how another process could make the model."""
     train(array_models.net(), config(tmp_path, schedule="beside"))
-    assert "rebuilt_by" in caplog.text and not (tmp_path / "audit").exists()
+    assert "rebuilt_by" in caplog.text and not (tmp_path / "audit" / "spool").exists()
 
 
 @pytest.mark.parametrize(("sigma", "status"), [(0.0, VERIFIED), (1.0, NOISED)])

@@ -86,7 +86,7 @@ def test_row_14_one_process_that_cannot_begin_keeps_all_from_it(run: Run) -> Non
     """Each says why: its own reason, or that it is another's."""
     assert "there is no tokenizer" in run.said[1]
     assert "another process of this run cannot be audited" in run.said[0]
-    assert not (run.folder / "alone" / "audit").exists()
+    assert not (run.folder / "alone" / "audit" / "spool").exists()
 
 
 def test_row_15_sharded_parameters_are_kept_whole(run: Run) -> None:

@@ -421,7 +421,7 @@ def test_row_16_a_trainer_that_cannot_be_audited_trains_without(
     setattr(trainer.args, setting, value)
     audit.on_train_begin(trainer.args, trainer.state, trainer.control, model=trainer.model, optimizer=None)
     assert message in caplog.text
-    assert audit._run is None and not (tmp_path / "audit").exists()
+    assert audit._run is None and not (tmp_path / "audit" / "spool").exists()
 
 
 # ---------------------------------------------------------------------- which forward passes
@@ -799,7 +799,7 @@ def test_what_cannot_be_audited_is_said_before_the_first_step(
     with watch(model, **{**options, "config": config}):
         options["optimizer"].step()
     assert message in caplog.text
-    assert not (tmp_path / "audit").exists()
+    assert not (tmp_path / "audit" / "spool").exists()
 
 
 def test_a_module_around_a_model_is_audited_by_the_model_and_says_what_is_beside_it(tmp_path: Path) -> None:

@@ -37,8 +37,10 @@ def test_a_batch_that_stays_on_the_disk_is_spoken_of(
     said = capsys.readouterr().err
     assert "keeps every 20th step from step 0" in said
     assert ("1 step was kept" if stop else "1 step kept") in said and "1 steps" not in said
-    assert f"until it is audited, its private batch stays in clear text in {tmp_path / 'out' / 'spool'}" in said
-    assert "`leakaudit snapshots purge` removes it" in said
+    spool = tmp_path / "out" / "spool"
+    assert f"snapshots that stay in {spool}: not audited to the end: step 0" in said
+    assert "Each holds the private batch and its labels, by design, in clear" in said
+    assert f"`leakaudit snapshots purge {spool} --all` removes them" in said
     assert list((tmp_path / "out" / "spool").glob("*.ready"))
 
 

@@ -1,0 +1,97 @@
+"""Finds out before the first step whether a model's tensors can be kept, and whether another process makes the same ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from leakaudit.callbacks.recorder import Kept
+from leakaudit.errors import ModelError, SnapshotError
+from leakaudit.lora import rebuild_lora
+from leakaudit.models import ModelRecipe, blank_model, plain_name, state_of, tied_names
+from leakaudit.tensor_stream import DTYPES
+
+
+def check_tensors(model: nn.Module) -> None:
+    """Refuse a model whose steps could not be kept.
+
+    Raises:
+        SnapshotError: names a parameter or buffer without values (on `meta`), or of a type that a snapshot cannot hold.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise SnapshotError(
+                f"{plain_name(name)!r} is on the device `meta`, so it has no values; load or initialise it before training "
+                "(`to_empty`, `load_state_dict(..., assign=True)`)"
+            )
+        if tensor.dtype not in DTYPES:
+            raise SnapshotError(
+                f"{plain_name(name)!r} is of type {tensor.dtype}, which a snapshot cannot hold; keep it outside of the model, or as "
+                "real numbers"
+            )
+
+
+def foreign_tensors(model: nn.Module, recipe: ModelRecipe) -> frozenset[str]:
+    """Return the parameters and buffers that a model of transformers has beyond those that its class makes.
+
+    Args:
+        model: the live one.
+        recipe: how the side process makes it. For one that user code makes nothing is tried: that code may have effects.
+
+    Raises:
+        ModelError: the class makes tensors that the live model has not, or of other shapes: its weights could not be loaded.
+    """
+    if recipe.made_by or not recipe.config:
+        return frozenset()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            blank = blank_model(recipe)
+            if recipe.lora is not None:
+                rebuild_lora(blank, recipe.lora)
+    except Exception:  # no model that can be made without values; the side process says what is wrong, if anything is
+        return frozenset()
+    made = {name: tuple(tensor.shape) for name, tensor in state_of(blank).items()}
+    here = {plain_name(name): tuple(tensor.shape) for name, tensor in state_of(model).items()}
+    aliases = {name for pair in tied_names(blank) for name in pair}
+    for name, shape in made.items():
+        if name not in aliases and here.get(name) != shape:
+            found = "is not there" if name not in here else f"is of shape {here[name]}"
+            raise ModelError(
+                f"{recipe.class_name} as its configuration makes it has {name!r} of shape {shape}, which {found} in this model, so the "
+                "side process cannot load its weights; say how it is made with `rebuilt_by`, or set `schedule: inline`"
+            )
+    return frozenset(here) - frozenset(made) - aliases
+
+
+def fitting(kept: Kept, foreign: frozenset[str]) -> Kept:
+    """Return a step without what its model, made again, has no place for: that transmits nothing.
+
+    Args:
+        kept: the step.
+        foreign: names of parameters and buffers that the model, made again, will not have.
+
+    Raises:
+        SnapshotError: one of them has a part in the update.
+    """
+    parts = [name for name in kept.update if name in foreign and bool(kept.update[name].any())]
+    if parts:
+        raise SnapshotError(
+            f"{parts[0]!r} has a part in its update, and {kept.manifest.model.class_name} as transformers makes it has no such "
+            "parameter; say how the model is made with `rebuilt_by`, or set `schedule: inline`"
+        )
+    update = {name: g for name, g in kept.update.items() if name not in foreign and g.numel()}
+    weights = {name: w for name, w in kept.weights.items() if name not in foreign}
+    return replace(kept, update=update, weights=weights)
+
+
+def beyond(foreign: frozenset[str], class_name: str) -> str:
+    """Return a sentence that names what is left out of the audit; empty where nothing is."""
+    if not foreign:
+        return ""
+    count = "1 tensor" if len(foreign) == 1 else f"{len(foreign)} tensors"
+    return (
+        f"this model has {count} more than {class_name} as transformers makes it (first {min(foreign)!r}): left out of the audit; a step "
+        "in whose update they have a part is not kept. `rebuilt_by` or `schedule: inline` audits them as well"
+    )

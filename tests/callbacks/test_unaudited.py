@@ -1,0 +1,128 @@
+"""A run that is not audited says so in its folder: results of an earlier run never stand for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from leakaudit.callbacks.audit_run import OFF_SWITCH
+from leakaudit.callbacks.torch_loop import watch
+from leakaudit.callbacks.unaudited import folder_of
+from leakaudit.cli import main
+from leakaudit.config import AuditConfig, PluginSpec
+from leakaudit.errors import ResultsError
+from leakaudit.not_audited import NOT_AUDITED, refuse_unaudited
+from leakaudit.scores import load_results, to_json
+from tests import factories, tiny
+
+TOKENIZER = tiny.bert_tokenizer()
+
+
+def _train(config: Any, *, tokenizer: Any = TOKENIZER, error: Exception | None = None, steps: int = 1) -> None:
+    model = tiny.bert().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, tokenizer=tokenizer, config=config):
+        for _ in range(steps):
+            if error is not None:
+                raise error
+            model(**TOKENIZER(["the old dog"], return_tensors="pt"), labels=torch.tensor([0])).loss.backward()
+            optimizer.step()
+
+
+def _gate(folder: Path) -> tuple[int, str]:
+    done = CliRunner().invoke(main, ["gate", str(folder)])
+    return done.exit_code, " ".join(done.output.split())
+
+
+@pytest.fixture
+def audited(tmp_path: Path) -> Path:
+    """Return a folder in which an earlier run's audit lies; the gate judges it."""
+    folder = tmp_path / "audit"
+    folder.mkdir()
+    (folder / "results.json").write_text(json.dumps(to_json(factories.audit(0, 3))))
+    assert _gate(folder)[0] != 5
+    return folder
+
+
+CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "an attack that does not exist": {"attacks": (PluginSpec(name="spam"),)},
+    "no step is reached": {"first_step": 5},
+}
+
+
+@pytest.mark.parametrize("why", [*CONFIGS, "no tokenizer", "switched off", "interrupted at once", "an unknown key"])
+def test_results_of_an_earlier_run_never_stand_for_a_run_that_was_not_audited(
+    why: str, audited: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are moved away, and the gate says why there are none: exit 5."""
+    more: dict[str, Any] = {"schedule": "deferred", "at_end": "leave", **CONFIGS.get(why, {})}
+    config: Any = AuditConfig(out_dir=audited, **more)
+    if why == "switched off":
+        monkeypatch.setenv(OFF_SWITCH, "1")
+    if why == "an unknown key":
+        config = {"out_dir": str(audited), "evry_n_steps": 3}
+    error = ValueError("mine") if why == "interrupted at once" else None
+    try:
+        _train(config, tokenizer=None if why == "no tokenizer" else TOKENIZER, error=error)
+    except ValueError as mine:
+        assert mine is error
+    assert not (audited / "results.json").exists()
+    assert (audited.with_name("audit.1") / "results.json").is_file()
+    code, said = _gate(audited)
+    assert code == 5 and "this run was not audited" in said
+    if why == "switched off":
+        lines = [r.message for r in caplog.records if OFF_SWITCH in r.message]
+        assert len(lines) == 1 and "audit.1" in lines[0]
+
+
+def test_a_run_that_is_audited_takes_the_mark_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that is not makes no second folder of it."""
+    config = AuditConfig(out_dir=tmp_path / "audit", attacks=(PluginSpec(name="spam"),))
+    for _ in range(2):
+        _train(config)
+    assert [path.name for path in tmp_path.iterdir()] == ["audit"]
+    assert [path.name for path in (tmp_path / "audit").iterdir()] == [NOT_AUDITED]
+    assert (tmp_path / "audit").stat().st_mode & 0o777 == 0o700
+    _train(
+        AuditConfig(out_dir=tmp_path / "audit", schedule="deferred", at_end="leave", attacks=(PluginSpec(name="idlg"),))
+    )
+    assert not (tmp_path / "audit" / NOT_AUDITED).exists()
+    assert list((tmp_path / "audit" / "spool").glob("*.ready"))
+
+
+def test_switched_off_it_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing lies, nothing can be taken for this run's."""
+    monkeypatch.setenv(OFF_SWITCH, "1")
+    _train(AuditConfig(out_dir=tmp_path / "audit"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[" * 100_000, '{"schema": 1}'])
+def test_a_mark_that_cannot_be_read_refuses_as_well(audited: Path, content: str) -> None:
+    """Whatever it holds, somebody wrote it."""
+    (audited / NOT_AUDITED).write_text(content)
+    with pytest.raises(ResultsError, match=r"was not audited: not_audited\.json cannot be read"):
+        load_results(audited)
+    with pytest.raises(ResultsError, match="was not audited"):
+        refuse_unaudited(audited)
+
+
+def test_the_folder_is_found_in_configurations_that_are_wrong_otherwise(tmp_path: Path) -> None:
+    """A misspelt key must not leave an earlier run's results in force."""
+    file = tmp_path / "audit.yaml"
+    for text, folder in (
+        ("attaks: [span]\nout_dir: runs/audit  # here\n", "runs/audit"),
+        ("out_dir: 'a folder'\n  oops", "a folder"),
+        ("seed: 1\n", "leakaudit-audit"),
+    ):
+        file.write_text(text)
+        assert folder_of(file) == folder_of(str(file)) == Path(folder)
+    assert folder_of({"out_dir": "x", "spam": 1}) == Path("x")
+    assert folder_of(None) == Path("leakaudit-audit")
+    assert folder_of(tmp_path / "none.yaml") is None
