@@ -579,7 +579,8 @@ def _gather(results: Results, rule: Rule, defense: str) -> _Evidence:
     at_risk = _steps_at_risk(results, rule)
     for step in (step for step in results.steps if step.id in by_step):
         attempts = by_step[step.id]
-        if _usable(step) and not step.verification.status.bounds:
+        broken = bool(attempts) and all(a.status in (AttemptStatus.ERROR, AttemptStatus.SKIPPED) for a in attempts)
+        if _usable(step) and not step.verification.status.bounds and not broken:  # a broken one is lost, not silent
             attempts = [a for a in attempts if _could_show(a, rule) and _proves(a, rule)]
             if not attempts:
                 silent += 1

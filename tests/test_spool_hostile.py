@@ -85,7 +85,7 @@ def test_a_worker_says_that_its_state_cannot_be_read(
     """And touches no snapshot."""
     spool = make(tmp_path, 1)
     (tmp_path / "audit" / "state.json").write_text(text)
-    with pytest.raises(ResultsError, match=r"state\.json: cannot be read .*remove this file"):
+    with pytest.raises(ResultsError, match=r"state\.json: cannot be read .*remove this"):
         run_worker(spool.root)
     assert names(spool) == ["000001.ready"]
 
