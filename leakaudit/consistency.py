@@ -48,6 +48,8 @@ _OF_SEQUENCES = {
 }
 """Metric -> its field in a sequence's score."""
 _BUCKET = re.compile(r"(0|[1-9][0-9]{0,8})(?:-([1-9][0-9]{0,8}))?")
+_NUMBERS = re.compile(r"\([^()]*\)")
+"""What stands behind a defence's name, see `battery._with_strength`."""
 _MOST_PROBLEMS = 100
 
 
@@ -102,10 +104,14 @@ def _verification(step: StepRecord) -> Iterator[str]:
 
 
 def _declared(step: StepRecord, declared: tuple[str, ...] | None) -> Iterator[str]:
-    shipped = [] if step.shipped_defense == "none" else step.shipped_defense.split("+")
-    unknown = [name for name in shipped if name not in (declared or ())]
+    unknown = [name for name in _defense_names(step.shipped_defense) if name not in (declared or ())]
     if declared is not None and unknown:
         yield f"step {step.id} ships {unknown[0]!r}, which the run did not declare"
+
+
+def _defense_names(shipped: str) -> list[str]:
+    """Return the names in `shipped_defense`, without their numbers: `dp-sgd(max_grad_norm=1e+06)+sign` has two."""
+    return [] if shipped == "none" else _NUMBERS.sub("", shipped).split("+")
 
 
 # -------------------------------------------------------------------------------------------------------------- attempts

@@ -204,7 +204,7 @@ def results(
             hidden=384,
             trainable="all",
             batch_size=1,
-            declared_defenses=tuple(sorted({s.shipped_defense for s in steps} - {"none"})),
+            declared_defenses=tuple(sorted({s.shipped_defense.partition("(")[0] for s in steps} - {"none"})),
         ),
         "coverage": Coverage(audited_steps=len(steps)),
         "steps": tuple(steps),

@@ -209,6 +209,18 @@ def test_a_step_that_was_attacked_unverified_is_no_contradiction(status: Verific
     assert contradictions(results([step(0, status)], [attempt(0, leaks=True)])) == ()
 
 
+@pytest.mark.parametrize(
+    "shipped", ["dp-sgd(noise_multiplier=1, max_grad_norm=1e+06)", "sign+prune(share=0.5)", "sign"]
+)
+def test_a_shipped_defence_is_declared_whatever_its_numbers(shipped: str) -> None:
+    """The battery writes a defence with its numbers where the declaration has its name."""
+    found = results([step(0, VerificationStatus.NOISED, shipped)], [attempt(0)])
+    declared = found.regime.model_copy(update={"declared_defenses": ("sign", "prune", "dp-sgd")})
+    assert contradictions(changed(found, regime=declared)) == ()
+    undeclared = changed(found, regime=declared.model_copy(update={"declared_defenses": ()}))
+    assert len(contradictions(undeclared)) == 1
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_honest_results_are_consistent(case: str) -> None:
     """Those that the mutation test starts from, and their copy read back."""
