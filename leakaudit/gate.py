@@ -359,6 +359,11 @@ class RuleVerdict(_Verdict):
     """What was seen and what the policy allows, in numbers."""
     worst: Worst | None
 
+    @property
+    def word(self) -> str:
+        """The status, or `WARN` where a rule at level warn does not hold: such a rule never fails a run."""
+        return "WARN" if self.level == "warn" and self.status is Status.FAIL else self.status.value
+
 
 class ControlVerdict(_Verdict):
     """One control against the policy."""
@@ -746,7 +751,7 @@ def _why_nothing(
         columns = sorted({a.defense for a in results.attempts})
         return f"defence {defense!r} was not tested{_near(defense, columns)}"
     if silent:
-        return f"{_steps(silent)} cannot be verified, and nothing came back from {'it' if silent == 1 else 'them'}"
+        return f"{_steps(silent)} cannot be verified, and nothing of the kind came back from {'it' if silent == 1 else 'them'}"
     if rule.event == "in_reach" and attempts and not left_out:
         return "no attack that finished can tell what was in reach of its search"
     if left_out:
@@ -947,6 +952,7 @@ _METRIC_WORDS = {
     "rouge2": "ROUGE-2",
     "rougeL": "ROUGE-L",
     "token_recall": "token recall",
+    "token_precision": "token precision",
     "label_accuracy": "label accuracy",
     "exact": "exact-match rate",
 }

@@ -390,8 +390,6 @@ class RuleRow:
     seen: str
     bounds: str
     limit: str
-    word: str
-    """The status, or WARN for a rule at level warn that does not hold."""
     evidence: str
     """Anchor of what speaks most against the rule, or nothing."""
 
@@ -404,9 +402,7 @@ def _rule_row(rule: RuleVerdict, anchors: dict[tuple[str, str], str]) -> RuleRow
     else:
         seen = number(rule.observed, rule.threshold) if rule.observed is not None else "no evidence"
         limit = number(rule.threshold)
-    warns = rule.level == "warn" and rule.status is Status.FAIL
-    word = "WARN" if warns else rule.status.value
-    return RuleRow(rule, seen, _bounds(rule), limit, word, _evidence(rule, anchors))
+    return RuleRow(rule, seen, _bounds(rule), limit, _evidence(rule, anchors))
 
 
 def _evidence(rule: RuleVerdict, anchors: dict[tuple[str, str], str]) -> str:
@@ -553,11 +549,7 @@ def _label_share(attempt: Attempt) -> float | None:
 
 def _steps_lead(steps: Sequence[StepRecord], by_step: Mapping[str, Sequence[Attempt]], silent: int) -> str:
     """Say in how many steps what leaked, each step by the worst of it."""
-    aside = (
-        f" {_count(silent, 'unverifiable step')} from which nothing came back {_be(silent)} not counted."
-        if silent
-        else ""
-    )
+    aside = f" {_count(silent, 'unverifiable step')} without a leak event {_be(silent)} not counted." if silent else ""
     if not steps:
         return f"No step could be audited.{aside}"
     worst = {step.step: severity(by_step[step.id]) for step in steps}
@@ -896,7 +888,7 @@ def _unverifiable_line(results: Results) -> str:
     n = len(found)
     return (
         f"{n} of {_count(len(results.steps), 'step')} cannot be verified: {why}. What came back from {_them(n)} stands in the batch and "
-        f"counts as a leak. Where nothing came back, {_them(n, subject=True)} {'counts' if n == 1 else 'count'} as nothing: the bounds, the "
+        f"counts as a leak. Where there was no leak event, {_them(n, subject=True)} {'counts' if n == 1 else 'count'} as nothing: the bounds, the "
         "evidence that the policy asks for and the tests of defences rest on the other steps."
     )
 

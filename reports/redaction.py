@@ -253,7 +253,7 @@ class RedactedResult:
 
     mode: TextMode
     results: Results
-    """Rebuilt from the allow-list. A step that failed verification has no attempts here."""
+    """Rebuilt from the allow-list. A step that failed verification, or that is not recorded, has no attempts here."""
     verdict: Verdict
     sequences: tuple[SequenceView, ...]
     """Worst first."""
@@ -362,7 +362,7 @@ def _allowed_value(value: Any) -> Any:
 
 def _public_results(results: Results, mode: TextMode) -> Results:
     public = allowed(results)
-    unverified = {s.id for s in public.steps if not s.verification.status.attacked}
+    attacked = {s.id for s in public.steps if s.verification.status.attacked}
     environment = {k: v for k, v in public.run.environment.items() if k in _ENVIRONMENT}
     run = public.run.model_copy(
         update={"command": clean_command(public.run.command), "environment": dict(sorted(environment.items()))}
@@ -372,7 +372,7 @@ def _public_results(results: Results, mode: TextMode) -> Results:
         update={
             "run": run,
             "subject": public.subject.model_copy(update={"artifacts": artifacts}),
-            "attempts": tuple(_public_attempt(a, mode) for a in public.attempts if a.step not in unverified),
+            "attempts": tuple(_public_attempt(a, mode) for a in public.attempts if a.step in attacked),
         }
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from leakaudit.errors import ResultsError
-from leakaudit.gate import RuleVerdict, Status, Verdict, number
+from leakaudit.gate import RuleVerdict, Verdict, number
+from leakaudit.recovery import severity
 from leakaudit.reports.page import MEANINGS, attack_names, cell_for, defense_names, plain
 from leakaudit.reports.redaction import RedactedResult, redact
-from leakaudit.scores import AttemptStatus, Results, TextMode, load_results, pooled
+from leakaudit.scores import Attempt, AttemptStatus, Results, TextMode, load_results, pooled
+from leakaudit.wording import counted
 
-_COLOURS = {Status.PASS: "green", Status.FAIL: "red", Status.INCONCLUSIVE: "yellow", Status.ERROR: "magenta"}
+_COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "WARN": "yellow", "ERROR": "magenta"}
 _STATES = {
     "sentence leaked": "bold red",
     "words leaked": "red",
@@ -81,8 +84,7 @@ def print_verdict(verdict: Verdict, *, quiet: bool = False, console: Console | N
     console.print()
     for rule in verdict.rules[:_MOST_RULES]:
         line = Text()
-        word, colour = _said(rule)
-        line.append(f"{word:<13}", style=colour)
+        line.append(f"{rule.word:<13}", style=_COLOURS[rule.word])
         line.append(rule.id)
         line.append(f"  {plain(_seen(rule))}", style="dim")
         console.print(line)
@@ -94,16 +96,9 @@ def _console(console: Console | None) -> Console:
     return console or Console(highlight=False)
 
 
-def _said(rule: RuleVerdict) -> tuple[str, str]:
-    """Return the word and the colour of a rule: one that only warns never fails."""
-    if rule.level == "warn" and rule.status in (Status.FAIL, Status.ERROR):
-        return "WARN", "yellow"
-    return rule.status.value, _COLOURS[rule.status]
-
-
 def _seen(rule: RuleVerdict) -> str:
     if rule.k is not None:
-        return f"{rule.k} of {_counted(rule.n, 'step')}" if rule.n else "no evidence"
+        return f"{rule.k} of {counted(rule.n, 'step')}" if rule.n else "no evidence"
     return f"{rule.subject} {rule.observed:.2f}" if rule.observed is not None else "no evidence"
 
 
@@ -139,17 +134,20 @@ def _cell(results: Results, attack: str, defense: str) -> _Cell:
     found = cell_for(results, attack, defense)
     if not finished:
         return _Cell(plain(found.state), plain(", ".join(found.lines[:1])), "")
-    steps, leaked = {a.step for a in finished}, {a.step for a in finished if a.leaked}
-    counts = [f"{len(leaked)} of {_counted(len(steps), 'step')}"]
     late = sum(a.status is AttemptStatus.BUDGET_EXHAUSTED for a in finished)
-    counts += [f"{late} out of time"] if late else []
+    counts = [*_step_counts(results, finished), *([f"{late} out of time"] if late else [])]
     means = [(name, pooled(a.scores.get(metric) for a in finished)) for metric, name in _MEASURES]
     measured = ", ".join(f"{name} {number(mean)}" for name, mean in means if mean is not None)
     return _Cell(plain(found.state), ", ".join(counts), measured)
 
 
-def _counted(n: int, one: str) -> str:
-    return f"{n} {one}" if n == 1 else f"{n} {one}s"
+def _step_counts(results: Results, finished: Sequence[Attempt]) -> list[str]:
+    """Say how many steps leaked. Unverifiable ones stand apart: without a leak they are no clean steps."""
+    bounding = {step.id for step in results.steps if step.verification.status.bounds}
+    steps, leaked = {a.step for a in finished}, {a.step for a in finished if severity([a])}
+    others = steps - bounding
+    said = [f"{len(leaked & bounding)} of {counted(len(steps & bounding), 'step')}"] if steps & bounding else []
+    return said + ([f"{len(leaked & others)} of {counted(len(others), 'unverifiable step')}"] if others else [])
 
 
 def _title(results: Results, defense: str) -> str:

@@ -368,9 +368,12 @@ def test_an_unverifiable_step_without_a_leak_is_no_evidence(stamp: VerificationS
     verdict = judge(results([step(i, stamp) for i in range(60)], [attempt(i) for i in range(60)]), RED_LINE, RATE)
     assert verdict.verdict is Status.INCONCLUSIVE
     assert {(rule.status, rule.n, rule.silent, rule.due) for rule in verdict.rules} == {(Status.INCONCLUSIVE, 0, 60, 0)}
-    assert "60 steps cannot be verified, and nothing came back from them. Not tested is not a pass." in verdict.sentence
+    assert (
+        "60 steps cannot be verified, and nothing of the kind came back from them. Not tested is not a pass."
+        in verdict.sentence
+    )
     one = judge(results([step(0, stamp)], [attempt(0)]), RED_LINE)
-    assert "1 step cannot be verified, and nothing came back from it." in one.sentence
+    assert "1 step cannot be verified, and nothing of the kind came back from it." in one.sentence
 
 
 def test_unverifiable_steps_bound_a_rate_from_neither_side() -> None:

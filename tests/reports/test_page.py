@@ -423,9 +423,9 @@ def test_a_page_says_how_many_steps_cannot_be_verified_and_why() -> None:
     verdict = gate.evaluate(found, policy(), now=NOW)
     page = html.unescape(render_html(redact(found, [], verdict)))
     assert "5 of 8 steps cannot be verified: the loss cannot be computed again (5 steps)." in page
-    assert "Where nothing came back, they count as nothing" in page and "5 unverifiable" in page
+    assert "Where there was no leak event, they count as nothing" in page and "5 unverifiable" in page
     assert "2 of 4 audited steps leaked, the first at step 0, the last at step 3: a sentence in 2." in page
-    assert "4 unverifiable steps from which nothing came back are not counted." in page
+    assert "4 unverifiable steps without a leak event are not counted." in page
     lines = cell_for(found, "span", "none").lines
     assert lines[0] == "1 of 3 steps and 1 unverifiable step"
     assert "4 unverifiable steps without a leak: no evidence" in lines
@@ -525,6 +525,13 @@ def test_results_that_contradict_themselves_still_get_a_page() -> None:
     found = results([step(0), step(0)], [])
     page = render_html(redact(found, [], gate.evaluate(found, policy(), now=NOW)))
     assert "The evidence cannot be judged: step st-000000 is recorded twice." in page
+
+
+def test_attempts_on_steps_that_nobody_recorded_still_get_a_page() -> None:
+    """ERROR, with what is wrong, and no crash."""
+    found = results([step(0)], [attempt(0), attempt(9, leaks=True), attempt(9, "llg", leaks=True, kind="labels")])
+    page = render_html(redact(found, [], gate.evaluate(found, policy(), now=NOW)))
+    assert "attempts on step st-000009, which is not recorded" in page
 
 
 @pytest.mark.parametrize("mode", list(TextMode))

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from leakaudit import gate
 from leakaudit.reports import print_audit, print_verdict, redact
-from leakaudit.scores import AttemptStatus, Results, Score
+from leakaudit.scores import AttemptStatus, Results, Score, VerificationStatus
 from tests.factories import NOW, attempt, audit, policy, results, step
 
 DEFENSES = ("none", "gaussian-noise(scale=0.1)", "gaussian-noise(scale=1.0)", "prune(share=0.9)", "freeze-embeddings")
@@ -73,6 +73,20 @@ def test_a_cell_says_what_came_back_also_when_time_ran_out() -> None:
     assert "0 of 6 steps, 6 out of time" in text
     assert "ROUGE-L 0.30, recall 0.44, precision 0.90" in text
     assert "nothing" not in text
+
+
+def test_unverifiable_steps_are_no_clean_steps() -> None:
+    """They count where they leaked; in `0 of 7 steps` they would bound a rate."""
+    unknown = VerificationStatus.UNVERIFIABLE
+    found = results(
+        [step(i, unknown) if i < 4 else step(i) for i in range(7)],
+        [attempt(i, name, leaks=i == 0 and name == "span") for i in range(7) for name in ("span", "tag")],
+    )
+    text = " ".join(printed(found, 120).split())
+    assert "span sentence leaked, 0 of 3 steps, 1 of 4 unverifiable steps" in text
+    assert "tag no leak event, 0 of 3 steps, 0 of 4 unverifiable steps" in text
+    alone = results([step(i, unknown) for i in range(2)], [attempt(i) for i in range(2)])
+    assert "span unverifiable, 0 of 2 unverifiable steps" in " ".join(printed(alone, 120).split())
 
 
 def test_a_cell_without_numbers_says_why() -> None:
