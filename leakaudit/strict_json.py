@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -83,8 +84,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) == len(pairs):
         return found
     twice = _Twice(found)
-    keys = [key for key, _ in pairs]
-    twice.key = next(key for key in keys if keys.count(key) > 1)
+    twice.key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
     return twice
 
 

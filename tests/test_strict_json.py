@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,12 @@ def test_a_file_that_is_too_large_or_no_file_is_not_read(tmp_path: Path) -> None
     if os.name == "posix":
         with pytest.raises(ValueError, match="is no regular file"):
             strict_json.read_bounded(Path("/dev/zero"))
+
+
+def test_a_key_that_stands_twice_among_many_is_found_at_once() -> None:
+    """Counting each of them anew would take hours."""
+    many = b", ".join(b'"%d": 0' % number for number in range(200_000))
+    start = time.perf_counter()
+    with pytest.raises(ValueError, match="the key '199999' stands twice at the top"):
+        strict_json.parse_json(b"{" + many + b', "199999": 1}')
+    assert time.perf_counter() - start < 30
