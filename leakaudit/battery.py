@@ -14,11 +14,11 @@ import hmac
 import itertools
 import json
 import logging
+import math
 import os
 import platform
 import secrets
 import time
-import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -36,7 +36,7 @@ from leakaudit.canaries import CANARIES
 from leakaudit.classifiers import ArrayClassifier, array_batch
 from leakaudit.client import ClientStep, make_batch, with_random_state
 from leakaudit.config import AuditConfig, PluginSpec
-from leakaudit.errors import AnatomyError, ResultsError, SnapshotError
+from leakaudit.errors import AnatomyError, ResultsError, SnapshotError, type_and_place
 from leakaudit.invocation import public_label, public_reason
 from leakaudit.json_lines import split_lines
 from leakaudit.metrics.ngrams import strip
@@ -301,7 +301,9 @@ class Audit:
                 if self._on_gpu and isinstance(error, torch.OutOfMemoryError):
                     raise
                 for label, _ in todo:
-                    self._append(self._failed(record.id, label, defense_label, AttemptStatus.ERROR, _where(error)))
+                    self._append(
+                        self._failed(record.id, label, defense_label, AttemptStatus.ERROR, type_and_place(error))
+                    )
                 continue
             for label, attack in todo:
                 self._append(self._attempt(record.id, label, attack, defense_label, seen, truth))
@@ -424,7 +426,7 @@ class Audit:
         except Exception as error:
             if self._on_gpu and isinstance(error, torch.OutOfMemoryError):
                 raise
-            return self._failed(step, label, defense, AttemptStatus.ERROR, _where(error), start)
+            return self._failed(step, label, defense, AttemptStatus.ERROR, type_and_place(error), start)
         reached = self._reached(guess, truth, seen)
         return self._entry(step, label, defense, guess, scored, reached, seconds, seen)
 
@@ -444,7 +446,9 @@ class Audit:
         try:
             return reachability(guess.reach, sequences, seen.facts.vocabulary.wordless_ids)
         except Exception as error:
-            reason = Missing(missing=f"the attack's account of what it could have reached failed: {_where(error)}")
+            reason = Missing(
+                missing=f"the attack's account of what it could have reached failed: {type_and_place(error)}"
+            )
             return unknown(reason, len(sequences))
 
     def _failed(
@@ -610,7 +614,9 @@ class Audit:
             return known
         sequences = snapshot.truth.sequences()
         verification = verify(client, snapshot.observation.update)
-        shipped = defenses_found(client, verification, snapshot.observation.update)
+        shipped = defenses_left(
+            client, verification
+        )  # as declared: numbers of one step would give each step another name
         record = StepRecord(
             id=step_id,
             step=provenance.step,
@@ -620,7 +626,7 @@ class Audit:
             n_sequences=len(sequences),
             n_tokens_bucket=bucket(sum(map(len, sequences))),
             verification=verification,
-            loss=provenance.loss,
+            loss=_finite(provenance.loss),
             shipped_defense="+".join(map(_with_strength, shipped)) or "none",
             n_sentences=_sentences(snapshot, self.config.min_tokens),
         )
@@ -878,13 +884,6 @@ def _grants_of(attacks: list[tuple[str, Any]], label: str) -> tuple[str, ...]:
     return next((tuple(getattr(attack, "grants", ())) for name, attack in attacks if name == label), ())
 
 
-def _where(error: Exception) -> str:
-    """Return type and place of an exception, never its message: that may hold private values."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}{place}"
-
-
 def bucket(count: int) -> str:
     """Return the power-of-two range that a count falls into.
 
@@ -930,12 +929,17 @@ def _regime(snapshot: Snapshot, batch_size: int, before: Regime | None) -> Regim
         hidden=getattr(config, "hidden_size", None),
         trainable=_trainable(facts.shared, facts.frozen),
         accumulation=max(1, len(snapshot.truth.micro_batches)),
-        max_grad_norm=recipe.max_grad_norm,
+        max_grad_norm=_finite(recipe.max_grad_norm),
         batch_size=size,
         declared_defenses=tuple(
             dict.fromkeys([*((before and before.declared_defenses) or ()), *(d.name for d in facts.defenses)])
         ),
     )
+
+
+def _finite(number: float | None) -> float | None:
+    """Return a number that results can hold: a trainer may log a loss of NaN, or clip at infinity to read the norm."""
+    return number if number is not None and math.isfinite(number) else None
 
 
 def _trainable(shared: tuple[str, ...], frozen: tuple[str, ...]) -> str:

@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from leakaudit.errors import ConfigError, LeakAuditError, SnapshotSealedError
+from leakaudit.errors import ConfigError, LeakAuditError, SnapshotSealedError, type_and_place
 from leakaudit.leash import PARENT_VARIABLE, leash
 from leakaudit.retention import purge_old_runs
 from leakaudit.scores import JournalEntry
@@ -102,7 +101,7 @@ def run_worker(
     except LeakAuditError:
         raise
     except Exception as error:  # a traceback would quote its message, which may hold private values
-        _print(f"error: the worker cannot go on: {_where(error)}")
+        _print(f"error: the worker cannot go on: {type_and_place(error)}")
         return 1
     finally:
         signal.signal(signal.SIGTERM, previous)
@@ -201,7 +200,7 @@ def write_results(
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        means.say(f"error: the results cannot be written: {_where(error)}")
+        means.say(f"error: the results cannot be written: {type_and_place(error)}")
     else:
         means.say(f"results.json and report.html are in {spool.root.absolute().parent}")
         if not (interrupted or totals.interrupted or spool.entries() or spool.gone()):
@@ -248,7 +247,7 @@ def audit_one(spool: Spool, audit: Any, claimed: Path, means: Means, *, keep: bo
     except OSError:
         raise
     except Exception as error:
-        reason = _where(error)
+        reason = type_and_place(error)
         means.say(f"snapshot {claimed.stem} refused: {reason}")
     else:
         spool.release(claimed, keep=keep)
@@ -257,13 +256,6 @@ def audit_one(spool: Spool, audit: Any, claimed: Path, means: Means, *, keep: bo
     unnamed = not lose(audit, claimed, reason)
     spool.set_aside(claimed, keep=keep, reason=reason)
     return int(unnamed)
-
-
-def _where(error: Exception) -> str:
-    """Return type and place of an exception, never its message: that may hold private values."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}{place}"
 
 
 def make_audit(spool: Spool, audit_file: AuditFile, means: Means) -> Any:

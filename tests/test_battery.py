@@ -28,6 +28,7 @@ from leakaudit.battery import Audit
 from leakaudit.budget import Budget
 from leakaudit.client import ClientStep
 from leakaudit.config import AuditConfig
+from leakaudit.consistency import contradictions
 from leakaudit.defenses.protocol import Defense
 from leakaudit.errors import AnatomyError, ResultsError
 from leakaudit.gate import Verdict
@@ -487,6 +488,31 @@ def test_tables_that_a_run_withholds_are_not_shown_as_tables_of_zeros(tmp_path: 
     table = tiny.word_table(sent.model)
     assert table not in sent.update and table in sent.facts.frozen and table not in sent.facts.shared
     assert table in raw.facts.shared and bool(raw.update[table].any())
+
+
+def test_a_shipped_defence_with_numbers_is_no_contradiction(tmp_path: Path) -> None:
+    """The record names it with the numbers that were declared, and with none that belong to one step alone."""
+    audit = _audit(tmp_path, "fake-guess")
+    audit.step(_shipping(_snapshot(), "gaussian-noise", scale=0.001))
+    found = audit.finish()
+    assert found.steps[0].shipped_defense == "gaussian-noise(scale=0.001)"
+    assert found.regime.declared_defenses == ("gaussian-noise",)
+    assert contradictions(found) == ()
+
+
+def test_a_loss_or_a_clipping_bound_that_is_no_number_loses_no_step(tmp_path: Path) -> None:
+    """A trainer may log NaN, and clip at infinity to read the norm of its gradients."""
+    snapshot = _snapshot()
+    odd = replace(
+        snapshot,
+        provenance=snapshot.provenance.model_copy(update={"loss": float("nan")}),
+        recipe=snapshot.recipe.model_copy(update={"max_grad_norm": float("inf")}),
+    )
+    audit = _audit(tmp_path, "fake-guess")
+    audit.step(odd)
+    found = audit.finish()
+    assert (found.steps[0].loss, found.regime.max_grad_norm) == (None, None)
+    assert found.steps[0].verification.status is VerificationStatus.VERIFIED
 
 
 def test_a_declared_defence_that_nobody_knows_is_said_and_attacked(tmp_path: Path, looks: list[Observation]) -> None:
