@@ -15,6 +15,7 @@ from math import isclose
 from statistics import fmean
 from typing import Any
 
+from leakaudit.recovery import LEAST_SHARE
 from leakaudit.scores import (
     Attempt,
     AttemptStatus,
@@ -30,14 +31,11 @@ from leakaudit.scores import (
 
 EVENTS = ("exact_sentence", "exact_sequence", "all_words", "most_words", "label_counts")
 """Events that an attempt can name. The gate derives `in_reach` from the sequences."""
-ENOUGH = 0.5
-"""Recall and precision that make most words of a text, and precision that makes all words of a batch. See `metrics.scoring`."""
 WORST_ERROR = 0.5
 """Relative error above which no step was verified. Our choice: verification accepts 0.03 at most, and a wrong batch is above 0.3."""
 CLOCK_SLACK = timedelta(hours=1)
 """How far two clocks, or one before and after it was set, may be apart."""
 
-_RAN = (AttemptStatus.RAN, AttemptStatus.BUDGET_EXHAUSTED)
 _OF_SEQUENCES = {
     "rouge1": "r1",
     "rouge2": "r2",
@@ -88,7 +86,7 @@ def _steps(results: Results) -> Iterator[str]:
             yield f"step {step.id} has the number {step.step}"
         yield from _verification(step)
         yield from _declared(step, results.regime.declared_defenses)
-    ran = {attempt.step for attempt in results.attempts if attempt.status in _RAN}
+    ran = {attempt.step for attempt in results.attempts if attempt.finished}
     for step in results.steps:
         if step.verification.status is VerificationStatus.MISMATCH and step.id in ran:
             yield f"the update of step {step.id} comes from another batch, and yet attacks ran on it"
@@ -104,13 +102,17 @@ def _verification(step: StepRecord) -> Iterator[str]:
 
 
 def _declared(step: StepRecord, declared: tuple[str, ...] | None) -> Iterator[str]:
-    unknown = [name for name in _defense_names(step.shipped_defense) if name not in (declared or ())]
+    unknown = [name for name in shipped_names(step.shipped_defense) if name not in (declared or ())]
     if declared is not None and unknown:
         yield f"step {step.id} ships {unknown[0]!r}, which the run did not declare"
 
 
-def _defense_names(shipped: str) -> list[str]:
-    """Return the names in `shipped_defense`, without their numbers: `dp-sgd(max_grad_norm=1e+06)+sign` has two."""
+def shipped_names(shipped: str) -> list[str]:
+    """Return the names of the defences in a step's `shipped_defense`.
+
+    >>> shipped_names("dp-sgd(max_grad_norm=1e+06)+sign"), shipped_names("none")
+    (['dp-sgd', 'sign'], [])
+    """
     return [] if shipped == "none" else _NUMBERS.sub("", shipped).split("+")
 
 
@@ -140,7 +142,7 @@ def _attempt(attempt: Attempt, results: Results) -> Iterator[str]:
     name = _name(attempt.step, attempt.attack, attempt.defense)
     if attempt.seed != results.run.seed:
         yield f"{name} has the seed {attempt.seed}, the run has {results.run.seed}"
-    if attempt.status not in _RAN:
+    if not attempt.finished:
         if attempt.events:
             yield f"{name} did not run and yet leaked"
         elif attempt.sequences or attempt.scores or attempt.stop:
@@ -225,12 +227,12 @@ def shown_events(attempt: Attempt) -> dict[str, bool]:
 
 def _most_words(sequence: SequenceScore) -> bool:
     recall, precision = sequence.token_recall, sequence.token_precision
-    return sequence.long_enough and (recall or 0.0) >= ENOUGH and (precision or 0.0) >= ENOUGH
+    return sequence.long_enough and (recall or 0.0) >= LEAST_SHARE and (precision or 0.0) >= LEAST_SHARE
 
 
 def _all_words(attempt: Attempt) -> bool:
     """Say whether every word came back in a guess at least half right; before precision was scored, recall alone decided."""
-    half_right = "token_precision" not in attempt.scores or _at_least(attempt, "token_precision", ENOUGH)
+    half_right = "token_precision" not in attempt.scores or _at_least(attempt, "token_precision", LEAST_SHARE)
     return _at_least(attempt, "token_recall", 1.0) and half_right
 
 
@@ -254,7 +256,7 @@ def _sequences(results: Results) -> Iterator[str]:
     first: dict[str, Attempt] = {}
     for attempt in results.attempts:
         step = steps.get(attempt.step)
-        if attempt.status not in _RAN or step is None or not text:
+        if not attempt.finished or step is None or not text:
             continue
         name = _name(attempt.step, attempt.attack, attempt.defense)
         if len(attempt.sequences) != step.n_sequences:

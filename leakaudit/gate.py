@@ -31,7 +31,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 
 from leakaudit import catalogue, stats
 from leakaudit.consistency import CLOCK_SLACK, contradictions, moment, unexplained_steps
-from leakaudit.recovery import in_words, recovered
+from leakaudit.recovery import LEAST_SHARE, in_words, recovered
 from leakaudit.scores import (
     Attempt,
     AttemptStatus,
@@ -44,6 +44,7 @@ from leakaudit.scores import (
     TextMode,
 )
 from leakaudit.strict_yaml import problem_at, read_yaml
+from leakaudit.wording import counted
 
 SHIPPED = "shipped"
 """The scope word for what the training run really sends."""
@@ -560,7 +561,7 @@ class _Evidence:
     repeated: int = 0
     """Steps whose update is that of another step: both are one piece of evidence."""
     fates: Mapping[str, int] = field(default_factory=dict)
-    """What became of the texts the event could be about, as `SequenceScore.fate` has it, by the attack that got furthest."""
+    """What became of the texts that the event could be about; see `_fates`."""
 
 
 def _gather(results: Results, rule: Rule, defense: str) -> _Evidence:
@@ -637,15 +638,18 @@ def _first_of_its_kind(steps: Iterable[StepRecord]) -> dict[str, str]:
 
 
 def _fates(attempts: Iterable[Attempt], rule: Rule) -> dict[str, int]:
-    """Count texts by what became of them: recovered by any attack, else in reach of any that can tell, else out of reach."""
-    order = ("out of reach", "search gave up", "recovered")
+    """Count texts by what became of them under the attack that got furthest.
+
+    `unknown` are those that did not come back, and of which no attack can tell whether they were in reach.
+    """
+    order = ("unknown", "out of reach", "search gave up", "recovered")
     best: dict[tuple[str, str], int] = {}
     for attempt in attempts:
         for sequence in attempt.sequences:
-            if sequence.fate is None or (rule.event in _ABOUT_SENTENCES and not sequence.long_enough):
+            if sequence.exact is None or (rule.event in _ABOUT_SENTENCES and not sequence.long_enough):
                 continue
             key = (attempt.step, sequence.id)
-            best[key] = max(best.get(key, 0), order.index(sequence.fate))
+            best[key] = max(best.get(key, 0), order.index(sequence.fate or "unknown"))
     return {name: sum(rank == i for rank in best.values()) for i, name in enumerate(order)}
 
 
@@ -655,7 +659,7 @@ def _could_show(attempt: Attempt, rule: Rule) -> bool:
     A bag of words cannot show that a sentence came back in order, and an attack on text says nothing of labels:
     counting them would turn attacks of another kind into clean steps.
     """
-    if attempt.status not in (AttemptStatus.RAN, AttemptStatus.BUDGET_EXHAUSTED):
+    if not attempt.finished:
         return False
     if rule.metric is not None:
         return isinstance(attempt.scores.get(rule.metric), Score)
@@ -672,8 +676,9 @@ def _tells(sequence: SequenceScore, event: str | None) -> bool:
     """Whether what is known of a sequence decides an event on sequences."""
     if event == "in_reach":
         return sequence.fate is not None
-    if event == "most_words":
-        return sequence.token_recall is not None and sequence.token_precision is not None
+    if event == "most_words":  # where less than half came back, or nothing was guessed, precision decides nothing
+        recall = sequence.token_recall
+        return recall is not None and (sequence.token_precision is not None or recall < LEAST_SHARE)
     return sequence.exact is not None
 
 
@@ -751,7 +756,7 @@ def _why_nothing(
         columns = sorted({a.defense for a in results.attempts})
         return f"defence {defense!r} was not tested{_near(defense, columns)}"
     if silent:
-        return f"{_steps(silent)} cannot be verified, and nothing of the kind came back from {'it' if silent == 1 else 'them'}"
+        return f"{counted(silent, 'step')} cannot be verified, and nothing of the kind came back from {'it' if silent == 1 else 'them'}"
     if rule.event == "in_reach" and attempts and not left_out:
         return "no attack that finished can tell what was in reach of its search"
     if left_out:
@@ -900,13 +905,13 @@ def _shortfalls(evidence: _Evidence, policy: Policy) -> list[str]:
     if evidence.due and evidence.lost / evidence.due > floor.max_error_share:
         share = percent(evidence.lost / evidence.due, floor.max_error_share)
         found.append(
-            f"{evidence.lost} of {_attempts(evidence.due)} ({share}) crashed, were skipped or had no usable update; "
+            f"{evidence.lost} of {counted(evidence.due, 'attempt')} ({share}) crashed, were skipped or had no usable update; "
             f"the policy allows {percent(floor.max_error_share)}."
         )
     if evidence.finished and evidence.censored / evidence.finished > floor.max_censored:
         share = percent(evidence.censored / evidence.finished, floor.max_censored)
         found.append(
-            f"{evidence.censored} of {_attempts(evidence.finished)} ({share}) ran out of time; "
+            f"{evidence.censored} of {counted(evidence.finished, 'attempt')} ({share}) ran out of time; "
             f"the policy allows {percent(floor.max_censored)}."
         )
     return found
@@ -991,9 +996,11 @@ def _sentence(
     allowed = percent(limit) if limit is not None else (f"{rule.max_count}" if rule.max_count else "none")
     said = [observed, f"Policy allows {allowed}."]
     if evidence.left_out:
-        said.insert(1, f"Not counted: {_steps(evidence.left_out)} without a sentence that long.")
+        said.insert(1, f"Not counted: {counted(evidence.left_out, 'step')} without a sentence that long.")
     if evidence.silent:
-        said.insert(1, f"Not counted: {_unverifiable(evidence.silent)} from which nothing of the kind came back.")
+        said.insert(
+            1, f"Not counted: {counted(evidence.silent, 'unverifiable step')} from which nothing of the kind came back."
+        )
     if status is Status.INCONCLUSIVE and outcome.more:
         said.append(f"{outcome.more} more clean steps would decide.")
     if status is not Status.FAIL and rule.event in ("exact_sentence", "exact_sequence"):
@@ -1004,11 +1011,16 @@ def _sentence(
 def _reach_sentence(fates: Mapping[str, int]) -> list[str]:
     """Say whether what did not come back could have been found by these attacks; nothing where no attack can tell."""
     gave_up, out = fates.get("search gave up", 0), fates.get("out of reach", 0)
+    missed = gave_up + out + fates.get("unknown", 0)
     if gave_up:
         verb = "was" if gave_up == 1 else "were"
-        which = f"{gave_up} of the {gave_up + out} texts" if gave_up + out > 1 else "The text"
+        which = f"{gave_up} of the {missed} texts" if missed > 1 else "The text"
         return [
             f"{which} that did not come back {verb} in reach of an attack whose search gave up: that is no protection."
+        ]
+    if 0 < out < missed:
+        return [
+            f"{out} of the {missed} texts that did not come back cannot be found by these attacks; another may find them."
         ]
     if out:
         return ["What did not come back cannot be found by these attacks; another attack may find it."]
@@ -1067,7 +1079,7 @@ def _judge_positive(control: Control, asked: PositiveControl, confidence: float)
     state: Literal["ok", "not run", "failed"] = "ok"
     if n < asked.steps:
         state = "not run"
-        said = f"The positive control ran on {_steps(n)}; the policy asks for {asked.steps}."
+        said = f"The positive control ran on {counted(n, 'step')}; the policy asks for {asked.steps}."
     elif n == 0:
         said = "No positive control was run, and the policy asks for none."
     else:
@@ -1090,7 +1102,7 @@ def _judge_negative(control: Control, asked: NegativeControl, confidence: float)
         said = f"The negative control leaked in {k} of {n} control steps: the scores of this audit cannot be believed."
     elif n < asked.steps:
         state = "not run"
-        said = f"The negative control ran on {_steps(n)}; the policy asks for {asked.steps}."
+        said = f"The negative control ran on {counted(n, 'step')}; the policy asks for {asked.steps}."
     elif n == 0:
         said = "No negative control was run, and the policy asks for none."
     else:
@@ -1158,7 +1170,7 @@ def _absent(results: Results) -> list[str]:
     if not lacking:
         return []
     verb = "lacks" if lacking == 1 else "lack"
-    return [f"{_steps(lacking)} {verb} attempts that were due, and nothing in the results explains it."]
+    return [f"{counted(lacking, 'step')} {verb} attempts that were due, and nothing in the results explains it."]
 
 
 def _error(
@@ -1207,18 +1219,6 @@ def _stamp(moment: datetime) -> str:
 def _ended(sentence: str) -> str:
     """End a sentence with a full stop where it has no end of its own."""
     return sentence if sentence.endswith((".", "?", "!")) else f"{sentence}."
-
-
-def _steps(n: int) -> str:
-    return "1 step" if n == 1 else f"{n} steps"
-
-
-def _attempts(n: int) -> str:
-    return "1 attempt" if n == 1 else f"{n} attempts"
-
-
-def _unverifiable(n: int) -> str:
-    return "1 unverifiable step" if n == 1 else f"{n} unverifiable steps"
 
 
 def _are(n: int) -> str:

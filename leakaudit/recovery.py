@@ -13,7 +13,8 @@ from enum import IntEnum
 from leakaudit.scores import Attempt, Results, SequenceScore, StepRecord
 
 LEAST_SHARE = 0.5
-"""Recall and precision from which most words of a text came back. Our choice: more than half of the text, and more right than wrong."""
+"""Recall and precision from which most words of a text came back. Our choice: half of the words of a text, in any order, give its
+subject away, and at least half of what an attack claims is right, so that naming the whole vocabulary is no leak."""
 
 _WORD_EVENTS = ("all_words", "most_words")
 

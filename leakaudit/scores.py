@@ -251,6 +251,11 @@ class Attempt(_Model):
     """Share of the true sequences that would have passed the attack's own test; `n` of them could be tested."""
 
     @property
+    def finished(self) -> bool:
+        """Whether the attack ran, in time or not: only then are there numbers."""
+        return self.status in (AttemptStatus.RAN, AttemptStatus.BUDGET_EXHAUSTED)
+
+    @property
     def leaked(self) -> bool:
         """Whether anything that counts as a leak event happened."""
         return bool(self.events)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from leakaudit import stats
 from leakaudit.scores import Attempt, AttemptStatus, Results
 
-FINISHED = (AttemptStatus.RAN, AttemptStatus.BUDGET_EXHAUSTED)
-
 
 @dataclass(frozen=True)
 class Outcomes:
@@ -50,9 +48,7 @@ def outcomes(results: Results, defense: str, event: str, attacks: Sequence[str])
         mine = [
             a
             for a in results.attempts
-            if (a.step, a.defense) == (step.id, defense)
-            and a.status in FINISHED
-            and (a.attack in attacks or event in a.events)
+            if (a.step, a.defense) == (step.id, defense) and a.finished and (a.attack in attacks or event in a.events)
         ]
         outcome = _outcome(mine, event)
         if mine and step.verification.status.attacked and (outcome or step.verification.status.bounds):

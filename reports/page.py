@@ -59,6 +59,7 @@ from leakaudit.scores import (
     pooled,
     write_private,
 )
+from leakaudit.wording import counted
 
 BANNERS = {
     TextMode.HASH: "HASHES ONLY: keyed hashes and numbers, no training text",
@@ -72,7 +73,6 @@ MEANINGS = {
     Status.ERROR: "The evidence could not be judged.",
 }
 _OBSERVED = "none"
-_FINISHED = (AttemptStatus.RAN, AttemptStatus.BUDGET_EXHAUSTED)
 _SEARCHED = ("no leak event", "out of time", "in reach, not found")
 """States of attacks that ran and found nothing that counts."""
 _SHARES = (("rougeL", "ROUGE-L"), ("token_recall", "token recall"), ("label_accuracy", "label accuracy"))
@@ -368,7 +368,7 @@ def _facts(results: Results, verdict: Verdict) -> list[Fact]:
         Fact(
             "Rules",
             ", ".join(f"{n} {word}" for n, word in counts if n) or "none judged",
-            f"and {_count(warned, 'warning')}" if warned else "",
+            f"and {counted(warned, 'warning')}" if warned else "",
         ),
         Fact("Client steps audited", str(len(results.steps)), "; ".join(x for x in (of, *unverified) if x)),
         Fact("Controls", controls, trouble or ("both as they should be" if verdict.controls else "")),
@@ -397,7 +397,7 @@ class RuleRow:
 def _rule_row(rule: RuleVerdict, anchors: dict[tuple[str, str], str]) -> RuleRow:
     if rule.k is not None:
         seen = f"{rule.k} of {rule.n}" if rule.n else "no evidence"
-        limit = percent(rule.threshold) if rule.kind == "max_rate" else _count(int(rule.threshold), "step")
+        limit = percent(rule.threshold) if rule.kind == "max_rate" else counted(int(rule.threshold), "step")
         limit = "none" if rule.threshold == 0 else limit
     else:
         seen = number(rule.observed, rule.threshold) if rule.observed is not None else "no evidence"
@@ -549,7 +549,7 @@ def _label_share(attempt: Attempt) -> float | None:
 
 def _steps_lead(steps: Sequence[StepRecord], by_step: Mapping[str, Sequence[Attempt]], silent: int) -> str:
     """Say in how many steps what leaked, each step by the worst of it."""
-    aside = f" {_count(silent, 'unverifiable step')} without a leak event {_be(silent)} not counted." if silent else ""
+    aside = f" {counted(silent, 'unverifiable step')} without a leak event {_be(silent)} not counted." if silent else ""
     if not steps:
         return f"No step could be audited.{aside}"
     worst = {step.step: severity(by_step[step.id]) for step in steps}
@@ -566,7 +566,7 @@ def _steps_lead(steps: Sequence[StepRecord], by_step: Mapping[str, Sequence[Atte
     if not leaked:
         gave_up = sum(any(s.fate == "search gave up" for a in by_step[step.id] for s in a.sequences) for step in steps)
         reach = f" In {gave_up} of them a text was in reach of a search that gave up." if gave_up else ""
-        return f"No leak event in {_count(len(steps), 'audited step')}.{reach}{aside}"
+        return f"No leak event in {counted(len(steps), 'audited step')}.{reach}{aside}"
     if len(steps) == 1:
         what = {Severity.SENTENCE: "a sentence", Severity.WORDS: "words", Severity.LABELS: "labels"}[worst[leaked[0]]]
         return (
@@ -585,7 +585,7 @@ def _state(attempts: Sequence[Attempt]) -> str:
         return _LEAKS[worst]
     if any(s.fate == "search gave up" for a in attempts for s in a.sequences):
         return "in reach, not found"
-    finished = [a for a in attempts if a.status in _FINISHED]
+    finished = [a for a in attempts if a.finished]
     if finished:
         late = sum(a.status is AttemptStatus.BUDGET_EXHAUSTED for a in finished)
         return "out of time" if late > _MOST_CENSORED * len(finished) else "no leak event"
@@ -616,7 +616,7 @@ def _sample_section(redacted: RedactedResult, anchors: dict[tuple[str, str], str
     return {
         "samples": [_sample(view, steps, anchors) for view in redacted.sequences],
         "samples_lead": lead,
-        "samples_more": f"{_count(more, 'further text')} came back to a lesser part; results.json has the numbers."
+        "samples_more": f"{counted(more, 'further text')} came back to a lesser part; results.json has the numbers."
         if more
         else "",
     }
@@ -707,7 +707,7 @@ def _matrix_section(results: Results) -> dict[str, Any]:
 
 def _grants(results: Results, defense: str) -> str:
     """Say where a defence was faced only by attacks that were not told of it."""
-    found = [a for a in results.attempts if a.defense == defense and a.status in _FINISHED]
+    found = [a for a in results.attempts if a.defense == defense and a.finished]
     return "attacks were not told of it" if found and not any(a.adaptive for a in found) else ""
 
 
@@ -720,14 +720,14 @@ def _cell(results: Results, attempts: Sequence[Attempt], defense: str, *, whole:
     """Sum up attempts. Unverifiable steps are in no number: those that leaked are named apart, the others are no evidence."""
     bounding = {step.id for step in results.steps if step.verification.status.bounds}
     firm = [a for a in attempts if a.step in bounding]
-    others = [a for a in attempts if a.step not in bounding and a.status in _FINISHED]
+    others = [a for a in attempts if a.step not in bounding and a.finished]
     proof = {a.step for a in others if severity([a])}
     silent = {a.step for a in others} - proof
     state = _state([*firm, *(a for a in others if a.step in proof)])
-    if silent and not proof and not any(a.status in _FINISHED for a in firm):
+    if silent and not proof and not any(a.finished for a in firm):
         state = "unverifiable"
     lines = _rate_lines(firm, len(proof), state)
-    finished = [a for a in firm if a.status in _FINISHED] or [a for a in others if a.step in proof]
+    finished = [a for a in firm if a.finished] or [a for a in others if a.step in proof]
     if not whole:
         lines += [*_measure_lines(finished), *_reach_lines(finished)]
     if not finished and not silent:
@@ -735,7 +735,7 @@ def _cell(results: Results, attempts: Sequence[Attempt], defense: str, *, whole:
         skipped = [a.reason for a in attempts if a.reason and a.status is AttemptStatus.SKIPPED]
         lines += list(dict.fromkeys(mine or (skipped if state == "not run" else [])))[:2]
     if silent:
-        lines.append(f"{_count(len(silent), 'unverifiable step')} without a leak: no evidence")
+        lines.append(f"{counted(len(silent), 'unverifiable step')} without a leak: no evidence")
     if finished and not whole:
         lines += _lost_lines(attempts)
     return Cell(state, tuple(lines), ships=defense == _OBSERVED)
@@ -743,13 +743,13 @@ def _cell(results: Results, attempts: Sequence[Attempt], defense: str, *, whole:
 
 def _rate_lines(firm: Sequence[Attempt], proofs: int, state: str) -> list[str]:
     """Say on how many verified steps it leaked and what, what bound that gives, and how much was not finished."""
-    finished = [a for a in firm if a.status in _FINISHED]
+    finished = [a for a in firm if a.finished]
     steps, leaked = {a.step for a in finished}, {a.step for a in finished if severity([a])}
     late = {a.step for a in finished if a.status is AttemptStatus.BUDGET_EXHAUSTED} - leaked
-    extra = f"{_count(proofs, 'unverifiable step')}" if proofs else ""
+    extra = f"{counted(proofs, 'unverifiable step')}" if proofs else ""
     lines = []
     if steps and (leaked or len(late) < len(steps)):
-        lines.append(f"{len(leaked)} of {_count(len(steps), 'step')}" + (f" and {extra}" if extra else ""))
+        lines.append(f"{len(leaked)} of {counted(len(steps), 'step')}" + (f" and {extra}" if extra else ""))
     elif extra:
         lines.append(extra)
     if len(steps) > 1 and not late and state != "in reach, not found":
@@ -766,7 +766,7 @@ def _rate_lines(firm: Sequence[Attempt], proofs: int, state: str) -> list[str]:
 
 def _late_line(attempts: Sequence[Attempt], late: int, steps: int) -> str:
     """Say how many steps ran out of time, and how much of their text had come back by then."""
-    on = f"out of time on {late} of {_count(steps, 'step')}"
+    on = f"out of time on {late} of {counted(steps, 'step')}"
     recall = pooled(a.scores.get("token_recall") for a in attempts if a.status is AttemptStatus.BUDGET_EXHAUSTED)
     return on if recall is None else f"{on}; until then {percent(recall)} of the tokens came back"
 
@@ -794,7 +794,7 @@ def _lost_lines(attempts: Sequence[Attempt]) -> list[str]:
         (AttemptStatus.SKIPPED, "skipped"),
     )
     counts = [(sum(a.status is status for a in attempts), word) for status, word in words]
-    return [f"{_count(n, 'attempt')} {word}" for n, word in counts if n]
+    return [f"{counted(n, 'attempt')} {word}" for n, word in counts if n]
 
 
 def _reach_lines(attempts: Sequence[Attempt]) -> list[str]:
@@ -884,10 +884,10 @@ def _unverifiable_line(results: Results) -> str:
     if not found:
         return ""
     reasons = Counter(step.verification.note or "no reason was recorded" for step in found)
-    why = "; ".join(f"{reason} ({_count(n, 'step')})" for reason, n in reasons.items())
+    why = "; ".join(f"{reason} ({counted(n, 'step')})" for reason, n in reasons.items())
     n = len(found)
     return (
-        f"{n} of {_count(len(results.steps), 'step')} cannot be verified: {why}. What came back from {_them(n)} stands in the batch and "
+        f"{n} of {counted(len(results.steps), 'step')} cannot be verified: {why}. What came back from {_them(n)} stands in the batch and "
         f"counts as a leak. Where there was no leak event, {_them(n, subject=True)} {'counts' if n == 1 else 'count'} as nothing: the bounds, the "
         "evidence that the policy asks for and the tests of defences rest on the other steps."
     )
@@ -912,7 +912,7 @@ def _coverage_section(results: Results, verdict: Verdict) -> dict[str, Any]:
     found += [{"what": f"attack {item.what}", "why": f"not run: {item.why}"} for item in coverage.not_run]
     states: dict[tuple[str, str, str], int] = {}
     for attempt in results.attempts:
-        if attempt.status not in _FINISHED:
+        if not attempt.finished:
             where = "" if attempt.defense == _OBSERVED else f" under {attempt.defense}"
             word = {AttemptStatus.ERROR: "crashed", AttemptStatus.SKIPPED: "skipped"}.get(
                 attempt.status, "not applicable"
@@ -920,12 +920,12 @@ def _coverage_section(results: Results, verdict: Verdict) -> dict[str, Any]:
             key = (f"attack {attempt.attack}{where}", word, attempt.reason)
             states[key] = states.get(key, 0) + 1
     found += [
-        {"what": what, "why": f"{word} in {_count(n, 'attempt')}" + (f": {reason}" if reason else "")}
+        {"what": what, "why": f"{word} in {counted(n, 'attempt')}" + (f": {reason}" if reason else "")}
         for (what, word, reason), n in states.items()
     ]
     if verdict.unverified_steps:
         why = "the observed update does not come from the batch that was kept, so no number is shown for them"
-        found.append({"what": _count(verdict.unverified_steps, "step"), "why": why})
+        found.append({"what": counted(verdict.unverified_steps, "step"), "why": why})
     if coverage.total_steps:
         unseen = coverage.total_steps - len(results.steps)
         share = percent(max(0, unseen) / coverage.total_steps)
@@ -934,7 +934,7 @@ def _coverage_section(results: Results, verdict: Verdict) -> dict[str, Any]:
         )
     if coverage.skipped_snapshots:
         why = "due for audit, but the battery was still busy with an earlier one"
-        found.append({"what": _count(coverage.skipped_snapshots, "step"), "why": why})
+        found.append({"what": counted(coverage.skipped_snapshots, "step"), "why": why})
     if results.run.interrupted:
         found.append({"what": "the rest of this audit", "why": "it was interrupted"})
     threat = results.threat_model
@@ -950,7 +950,7 @@ def _cost_section(results: Results) -> dict[str, Any]:
     rows = []
     for attack in attack_names(results):
         mine = [a for a in results.attempts if a.attack == attack]
-        seconds = sorted(a.wall_s for a in mine if a.status in _FINISHED)
+        seconds = sorted(a.wall_s for a in mine if a.finished)
         first = min((a.wall_s for a in mine if a.leaked), default=None)
         counts: dict[str, int] = {}
         for attempt in mine:
@@ -1004,7 +1004,7 @@ def _provenance_section(redacted: RedactedResult) -> dict[str, Any]:
         ("Code", commit + dirty),
         ("Regime", f"{regime.dtype}, {mode}, dropout {regime.dropout:g}{hidden}, {frozen}"),
         ("Batch", f"{batch}, accumulation {regime.accumulation}{clip}"),
-        ("Environment", environment + (f" ({_count(left, 'entry', 'entries')} not shown)" if left else "")),
+        ("Environment", environment + (f" ({counted(left, 'entry', 'entries')} not shown)" if left else "")),
     ]
     stamps = [
         {
@@ -1043,10 +1043,6 @@ def defense_names(results: Results) -> list[str]:
     return sorted(found, key=lambda name: name != _OBSERVED)
 
 
-def _count(n: int, one: str, many: str = "") -> str:
-    return f"{n} {one}" if n == 1 else f"{n} {many or one + 's'}"
-
-
 def _seconds(seconds: float) -> str:
     if seconds < 0.1:
         return f"{1000 * seconds:.0f} ms"
@@ -1059,8 +1055,8 @@ def _seconds(seconds: float) -> str:
 
 def _age(seconds: float) -> str:
     if seconds < 5400:
-        return _count(max(0, round(seconds / 60)), "minute")
-    return _count(round(seconds / 3600), "hour") if seconds < 172_800 else _count(round(seconds / 86_400), "day")
+        return counted(max(0, round(seconds / 60)), "minute")
+    return counted(round(seconds / 3600), "hour") if seconds < 172_800 else counted(round(seconds / 86_400), "day")
 
 
 def _amount(n: int) -> str:

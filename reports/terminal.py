@@ -123,14 +123,13 @@ _MEASURES = (
     ("token_precision", "precision"),
     ("label_accuracy", "labels"),
 )
-_FINISHED = (AttemptStatus.RAN, AttemptStatus.BUDGET_EXHAUSTED)
 _PADDING = 1
 """Blanks beside a column, on its right."""
 
 
 def _cell(results: Results, attack: str, defense: str) -> _Cell:
     attempts = [a for a in results.attempts if (a.attack, a.defense) == (attack, defense)]
-    finished = [a for a in attempts if a.status in _FINISHED]
+    finished = [a for a in attempts if a.finished]
     found = cell_for(results, attack, defense)
     if not finished:
         return _Cell(plain(found.state), plain(", ".join(found.lines[:1])), "")

@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from leakaudit.consistency import shown_events
+from leakaudit.consistency import shipped_names, shown_events
 from leakaudit.gate import Policy
 from leakaudit.scores import (
     Attempt,
@@ -204,7 +204,7 @@ def results(
             hidden=384,
             trainable="all",
             batch_size=1,
-            declared_defenses=tuple(sorted({s.shipped_defense.partition("(")[0] for s in steps} - {"none"})),
+            declared_defenses=tuple(sorted({name for s in steps for name in shipped_names(s.shipped_defense)})),
         ),
         "coverage": Coverage(audited_steps=len(steps)),
         "steps": tuple(steps),

@@ -17,7 +17,7 @@ from leakaudit import catalogue, gate, registry, stats
 from leakaudit.errors import ConfigError
 from leakaudit.gate import Status, Verdict
 from leakaudit.scores import Attempt, AttemptStatus, Results, Score, StepRecord, VerificationStatus
-from tests.factories import NOW, attempt, audit, changed, of_sequences, policy, results, step
+from tests.factories import NOW, attempt, audit, changed, of_sequences, policy, results, sequence, step
 
 RED_LINE = {"id": "red-line", "severity": "critical", "event": "exact_sentence", "max_count": 0}
 RATE = {"id": "rate", "event": "exact_sentence", "max_rate": 0.05}
@@ -304,6 +304,23 @@ def test_a_verdict_says_that_these_attacks_find_nothing_only_where_they_can_tell
     assert "gave up" not in judge(results(steps, both), RATE).sentence
     short = [reached(i, passes=i > 0, long_enough=i == 0) for i in range(2)]
     assert out in judge(results(steps, short), RATE).sentence  # the short text is no sentence
+
+
+def test_a_text_of_which_no_attack_can_tell_is_not_called_out_of_reach() -> None:
+    """What one attack says of one text says nothing of the others."""
+    steps = [step(i) for i in range(3)]
+    verdict = judge(results(steps, [reached(0, passes=False), *(attempt(i, "tag") for i in range(3))]), RATE)
+    assert "1 of the 3 texts that did not come back cannot be found by these attacks" in verdict.sentence
+    assert "What did not come back cannot be found" not in verdict.sentence
+
+
+def test_an_attack_that_named_nothing_is_a_clean_step_for_most_words() -> None:
+    """Without a guess there is no precision, and without recall no precision is needed."""
+    silent = sequence(recall=0.0, bag=True).model_copy(update={"token_precision": None})
+    attempts = [of_sequences(attempt(i, "bag", kind="bag", recall=0.0), [silent]) for i in range(60)]
+    rule = {"id": "most", "event": "most_words", "max_rate": 0.05}
+    verdict = judge(results([step(i) for i in range(60)], attempts), rule)
+    assert (verdict.verdict, verdict.rules[0].n) == (Status.PASS, 60), verdict.sentence
 
 
 def test_results_that_contradict_themselves_are_an_error() -> None:

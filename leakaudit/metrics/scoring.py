@@ -15,6 +15,7 @@ from leakaudit.metrics.ngrams import bag_pattern, token_pattern
 from leakaudit.metrics.protocol import LabelCounts
 from leakaudit.metrics.token_precision import bag_precision
 from leakaudit.metrics.token_recall import bag_recall
+from leakaudit.recovery import LEAST_SHARE
 from leakaudit.registry import metrics
 from leakaudit.scores import Measured, Missing, Score
 
@@ -27,14 +28,6 @@ NOTHING_NAMED = Missing(missing="the attack named no token, so none is right or 
 CHANCE_COUNTS = Missing(
     missing="the attack cannot tell its label counts from chance, so that an exact hit would say nothing"
 )
-
-ENOUGH_PRECISION = 0.5
-"""Share of the named tokens that must be true in an event on words. Our choice: at least half of what an attack claims is right, so
-that naming the whole vocabulary, or words at random, is no leak."""
-
-MOST_WORDS = 0.5
-"""Share of a sequence's tokens that must come back in the event `most_words`. Our choice: half of a sentence's words, in any order, give
-its subject away."""
 
 
 class Guesses(Protocol):
@@ -216,7 +209,7 @@ def _events(sequences: Sequence[ScoredSequence], scores: Mapping[str, Measured])
     happened = {
         "exact_sentence": any(sequence.long_enough for sequence in exact),
         "exact_sequence": bool(exact),
-        "all_words": _at_least(scores["token_recall"], 1.0) and _at_least(scores["token_precision"], ENOUGH_PRECISION),
+        "all_words": _at_least(scores["token_recall"], 1.0) and _at_least(scores["token_precision"], LEAST_SHARE),
         "most_words": any(sequence.long_enough and _most_words(sequence) for sequence in sequences),
         "label_counts": _at_least(scores["label_exact"], 1.0),
     }
@@ -225,7 +218,7 @@ def _events(sequences: Sequence[ScoredSequence], scores: Mapping[str, Measured])
 
 def _most_words(sequence: ScoredSequence) -> bool:
     recall, precision = sequence.numbers["token_recall"], sequence.numbers["token_precision"]
-    return recall is not None and precision is not None and recall >= MOST_WORDS and precision >= ENOUGH_PRECISION
+    return recall is not None and precision is not None and recall >= LEAST_SHARE and precision >= LEAST_SHARE
 
 
 def _at_least(measured: Measured, bar: float) -> bool:
