@@ -143,7 +143,10 @@ class Unfinished:
 
 
 def unfinished(folder: Path) -> Unfinished | None:
-    """Return the audit in a folder that did not come to its end; None where there is none, or none that can be read."""
+    """Return the unfinished audit in a folder.
+
+    None where there is none, or none that can be read.
+    """
     try:
         state = _State.model_validate_json((folder / STATE).read_bytes())
         done = len(load_journal(folder / JOURNAL))
@@ -235,7 +238,10 @@ class Audit:
         return max(0, self.config.controls - len(self._state.controls))
 
     def catch_up(self) -> None:
-        """Read the journal again: what stopped the audit may have come between writing a line and noting it here."""
+        """Read the journal again.
+
+        What stopped the audit may have come between writing a line and noting it here.
+        """
         self._entries = load_journal(self._journal_path)
         self._cut_torn_line()
 
@@ -327,7 +333,9 @@ class Audit:
         return seen
 
     def lose(self, step: int, reason: str) -> None:
-        """Note a step that was kept and cannot be audited: every attempt on it that is still due has the status `error`.
+        """Note a step that was kept and cannot be audited.
+
+        Every attempt on it that is still due has the status `error`.
 
         Args:
             step: optimizer step.
@@ -897,7 +905,10 @@ def bucket(count: int) -> str:
 
 
 def _sentences(snapshot: Snapshot, min_tokens: int) -> int:
-    """Count the texts of a batch that are long enough for a sentence event, as scoring measures them."""
+    """Count the texts that are long enough for a sentence event.
+
+    They are measured as in scoring.
+    """
     special = snapshot.observation.facts.vocabulary.wordless_ids
     texts = _texts(snapshot.truth, snapshot.observation)
     return sum(sum(token not in special for token in ids) >= min_tokens for ids in texts)
@@ -938,7 +949,10 @@ def _regime(snapshot: Snapshot, batch_size: int, before: Regime | None) -> Regim
 
 
 def _finite(number: float | None) -> float | None:
-    """Return a number that results can hold: a trainer may log a loss of NaN, or clip at infinity to read the norm."""
+    """Return a number that results can hold, None for any other.
+
+    A trainer may log a loss of NaN, or clip at infinity to read the norm.
+    """
     return number if number is not None and math.isfinite(number) else None
 
 

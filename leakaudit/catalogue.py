@@ -57,14 +57,19 @@ def names_for(results: Results) -> Names:
 
 
 def registered_names() -> Names:
-    """Return the names of every plugin that is installed here; this imports them, and torch with them."""
+    """Return the names of every plugin that is installed here.
+
+    This imports them, and torch with them.
+    """
     return own_names() | Names(
         frozenset(registry.attacks.names()), frozenset(registry.defenses.names()), frozenset(registry.metrics.names())
     )
 
 
 def unknown(name: str, known: Iterable[str]) -> str | None:
-    """Say that no plugin has this name, and which one comes near; None where it is known. Options in brackets do not count.
+    """Say that no plugin has this name, and which one comes near.
+
+    None where it is known. Options in brackets do not count.
 
     >>> unknown("prune(share=0.9)", ["prune"]), unknown("spam", ["span", "tag"])
     (None, "'spam' is unknown; did you mean 'span'?")

@@ -1,4 +1,6 @@
-"""Consistency: what results.json says twice must agree, and what follows from its parts is computed again.
+"""Find where results.json contradicts itself.
+
+What it says twice must agree, and what follows from its parts is computed again.
 
 Results that contradict themselves are no evidence: nobody can tell which half is true. Somebody who changes every part alike
 and computes the digest anew is not found here. Against that only a signature helps.
@@ -52,13 +54,19 @@ _MOST_PROBLEMS = 100
 
 
 def contradictions(results: Results) -> tuple[str, ...]:
-    """Say where the results cannot be true, one sentence without a full stop each, a hundred at most."""
+    """Say where the results cannot be true.
+
+    There is one clause without a full stop for each problem, and a hundred at most.
+    """
     checks = (_steps, _attempts, _sequences, _summaries, _controls, _coverage, _times)
     return tuple(islice((problem for check in checks for problem in check(results)), _MOST_PROBLEMS))
 
 
 def unexplained_steps(results: Results) -> int:
-    """Return how many steps lack attempts that were due, beyond those that the audit's end or a refused snapshot explains."""
+    """Count the steps that lack attempts that were due.
+
+    As many as the audit's end or a refused snapshot can explain are not counted.
+    """
     battery = results.run.battery
     due = len(battery.attacks) * len(battery.defenses)
     made = Counter(attempt.step for attempt in results.attempts)
@@ -67,7 +75,10 @@ def unexplained_steps(results: Results) -> int:
 
 
 def moment(text: str) -> datetime | None:
-    """Return a point in time in UTC, None where `text` names none that a calendar could hold."""
+    """Return a point in time in UTC, None if `text` names none.
+
+    A time that no calendar could hold counts as none.
+    """
     try:
         found = datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
@@ -187,7 +198,10 @@ def _mean(metric: str, found: Measured | None, values: Sequence[float]) -> Itera
 
 
 def _bag(found: Measured | None, values: Sequence[float]) -> Iterator[str]:
-    """Compare the recall of a bag of words over the batch, which is no mean over the sequences, at its two ends."""
+    """Compare the recall of a bag of words with that of its sequences.
+
+    It is no mean over the sequences, so only 0 and 1 can be compared.
+    """
     if isinstance(found, Score) != bool(values):
         yield f"token_recall is {'missing, and its sequences have it' if values else 'scored, and no sequence has it'}"
     elif isinstance(found, Score):
@@ -231,13 +245,19 @@ def _most_words(sequence: SequenceScore) -> bool:
 
 
 def _all_words(attempt: Attempt) -> bool:
-    """Say whether every word came back in a guess at least half right; before precision was scored, recall alone decided."""
+    """Say whether every word came back in a guess at least half right.
+
+    Before precision was scored, recall alone decided.
+    """
     half_right = "token_precision" not in attempt.scores or _at_least(attempt, "token_precision", LEAST_SHARE)
     return _at_least(attempt, "token_recall", 1.0) and half_right
 
 
 def _label_counts(attempt: Attempt) -> bool:
-    """Say whether the counts came back exactly; `label_exact` is missing where an exact hit would be chance."""
+    """Say whether the label counts came back exactly.
+
+    `label_exact` is missing where an exact hit would be chance.
+    """
     return _at_least(attempt, "label_exact" if "label_exact" in attempt.scores else "label_accuracy", 1.0)
 
 
@@ -250,7 +270,10 @@ def _at_least(attempt: Attempt, metric: str, least: float) -> bool:
 
 
 def _sequences(results: Results) -> Iterator[str]:
-    """Compare what the attempts on one step say of its sequences, which are the same for all of them."""
+    """Compare what the attempts on one step say of its sequences.
+
+    The sequences of a step are the same for all attempts.
+    """
     text = any(attempt.sequences for attempt in results.attempts)
     steps = {step.id: step for step in results.steps}
     first: dict[str, Attempt] = {}
@@ -293,7 +316,10 @@ def _lengths(attempt: Attempt, step: StepRecord, min_tokens: int) -> Iterator[st
 
 
 def _bounds(bucket: str) -> tuple[int, int] | None:
-    """Return the ends of a power-of-two range such as `9-16`, None if it is none; see `battery.bucket`."""
+    """Return the ends of a range such as `9-16`, None if it is none.
+
+    Ranges go by powers of two; see `battery.bucket`.
+    """
     found = _BUCKET.fullmatch(bucket)
     if found is None:
         return None

@@ -243,7 +243,10 @@ def load_policy(path: Path, names: catalogue.Names | None = None) -> Policy:
 
 
 def _unknown_names(policy: Policy, names: catalogue.Names) -> Iterable[tuple[tuple[str | int, ...], str]]:
-    """Yield place and problem of every name that nothing has: a rule on it could never be decided."""
+    """Yield place and problem of every name that no plugin has.
+
+    A rule on such a name could never be decided.
+    """
     for index, rule in enumerate(policy.rules):
         at: tuple[str | int, ...] = ("rules", index)
         attacks = () if rule.scope.attacks is None else rule.scope.attacks
@@ -362,7 +365,10 @@ class RuleVerdict(_Verdict):
 
     @property
     def word(self) -> str:
-        """The status, or `WARN` where a rule at level warn does not hold: such a rule never fails a run."""
+        """The status, or `WARN` where a rule at level warn does not hold.
+
+        Such a rule never fails a run.
+        """
         return "WARN" if self.level == "warn" and self.status is Status.FAIL else self.status.value
 
 
@@ -630,7 +636,10 @@ def _gather(results: Results, rule: Rule, defense: str) -> _Evidence:
 
 
 def _first_of_its_kind(steps: Iterable[StepRecord]) -> dict[str, str]:
-    """Map each step to the first one with the same update: the same evidence under two names is one piece of evidence."""
+    """Map each step to the first one with the same update.
+
+    The same evidence under two names is one piece of evidence.
+    """
     names: dict[tuple[str, str, int, int | None], str] = {}
     return {
         s.id: names.setdefault((s.snapshot, s.verification.status, s.n_sequences, s.n_sentences), s.id) for s in steps
@@ -691,7 +700,9 @@ def _is_evidence(attempt: Attempt, rule: Rule, able: set[str]) -> bool:
 
 
 def _proves(attempt: Attempt, rule: Rule) -> bool:
-    """Whether what came back proves something by itself: an event, or a score above the limit on the largest one.
+    """Say whether what came back proves something by itself.
+
+    An event does, and so does a score above the limit on the largest one.
 
     Means and percentiles need the steps that did not leak as well, so one score proves nothing of them.
     """
@@ -710,7 +721,9 @@ def _value(attempt: Attempt, rule: Rule) -> float:
 
 
 def _steps_at_risk(results: Results, rule: Rule) -> set[str]:
-    """Return the steps that the event could be about: for an event on sentences, those with one that is long enough.
+    """Return the steps that the event could be about.
+
+    For an event on sentences, these are the steps with a text that is long enough.
 
     A step of short texts has nothing to lose, so counting it as clean would dilute the rate.
     """
@@ -853,7 +866,10 @@ class _Outcome:
 
 
 def _judge_event(rule: Rule, leaked: Sequence[float], confidence: float, silent: int = 0) -> _Outcome:
-    """Judge a rule on an event. Silent steps count against a FAIL only: they may be clean, and nothing shows that they are."""
+    """Judge a rule on an event.
+
+    Silent steps count against a FAIL only: they may be clean, and nothing shows that they are.
+    """
     n, k = len(leaked), sum(value > 0 for value in leaked)
     if n == 0:
         return _Outcome(Status.INCONCLUSIVE, n=0, k=0)
@@ -1009,7 +1025,10 @@ def _sentence(
 
 
 def _reach_sentence(fates: Mapping[str, int]) -> list[str]:
-    """Say whether what did not come back could have been found by these attacks; nothing where no attack can tell."""
+    """Say whether these attacks could have found what did not come back.
+
+    The answer is empty where no attack can tell.
+    """
     gave_up, out = fates.get("search gave up", 0), fates.get("out of reach", 0)
     missed = gave_up + out + fates.get("unknown", 0)
     if gave_up:
@@ -1028,7 +1047,7 @@ def _reach_sentence(fates: Mapping[str, int]) -> list[str]:
 
 
 def _also_came_back(results: Results, deciding: RuleVerdict) -> list[str]:
-    """Say what came back beside what the deciding rule asks about, where that rule saw nothing."""
+    """Say what came back where the deciding rule saw nothing."""
     if deciding.defense != SHIPPED or deciding.k:
         return []
     found = in_words(recovered(results))
@@ -1137,7 +1156,10 @@ def _overall(rules: Sequence[RuleVerdict]) -> tuple[Status, RuleVerdict]:
 
 
 def _order(rule: RuleVerdict) -> tuple[int, int, int]:
-    """Rules that decide before warnings, then the worst status, then severity; equal ones keep the policy's order."""
+    """Return the key by which rules are sorted.
+
+    Rules that decide come before warnings, then the worst status, then severity; equal ones keep the policy's order.
+    """
     return rule.level != "error", -_BADNESS[rule.status], _SEVERITY[rule.severity]
 
 
@@ -1165,7 +1187,10 @@ def _from_the_future(results: Results, now: datetime) -> Iterable[str]:
 
 
 def _absent(results: Results) -> list[str]:
-    """Say where attempts were due that nobody recorded, without an interruption or a refused snapshot to explain it."""
+    """Say how many steps lack attempts that were due.
+
+    Steps that an interruption or a refused snapshot explains are left out.
+    """
     lacking = unexplained_steps(results)
     if not lacking:
         return []

@@ -1,4 +1,7 @@
-"""Says in an audit's folder that the latest run there was not audited, so that nobody takes another run's results for its own."""
+"""Mark the folder of an audit whose latest run was not audited.
+
+Without the mark, an earlier run's results would be taken for those of the latest.
+"""
 
 from __future__ import annotations
 

@@ -64,7 +64,9 @@ def severity(attempts: Iterable[Attempt]) -> Severity:
 
 
 def amount(found: SequenceScore) -> float | None:
-    """Return how much of one text came back by the measure that shows most of it, 0 to 1; None where no text was guessed.
+    """Return how much of one text came back, 0 to 1.
+
+    The measure that shows most of it counts. None where no text was guessed.
 
     In order it is ROUGE-L. In any order it is the harmonic mean of recall and precision, so that a bag of the whole vocabulary is worth
     nothing. Where the precision is unknown (results before 1.2) a bag counts by its recall.
@@ -84,7 +86,10 @@ def is_silent(step: StepRecord, attempts: Iterable[Attempt]) -> bool:
 
 
 def recovered(results: Results, defense: str = "none") -> Recovery:
-    """Count what came back under `defense` (`none`: from the update as the run sends it), in all steps that are attacked."""
+    """Count what came back under one defence.
+
+    `none` is the update as the run sends it. All steps that were attacked count.
+    """
     attacked = {step.id for step in results.steps if step.verification.status.attacked}
     attempts = [a for a in results.attempts if a.defense == defense and a.step in attacked]
     by_text: dict[tuple[str, str], list[_Kind]] = {}
@@ -104,7 +109,7 @@ def recovered(results: Results, defense: str = "none") -> Recovery:
 
 
 def in_words(found: Recovery) -> str:
-    """Say what came back, from most to least: `every word of 8 of 8 texts and all labels`; empty where nothing did.
+    """Say what came back, from most to least; empty where nothing did.
 
     >>> in_words(Recovery(1, 8, exact=0, all_words=8, most_words=0, label_steps=1))
     'every word of 8 of 8 texts and all labels'
@@ -136,7 +141,10 @@ class _Kind(IntEnum):
 
 
 def _kind(found: SequenceScore, attempt: Attempt) -> _Kind:
-    """Return how much of one text came back. Without a precision (results before 1.2) the attempt's own event decides."""
+    """Return how much of one text came back.
+
+    Without a precision (results before 1.2) the attempt's own event decides.
+    """
     if found.exact:
         return _Kind.EXACT
     if found.token_recall == 1.0 and (_precise(found) or "all_words" in attempt.events):
@@ -149,7 +157,10 @@ def _has_most(found: SequenceScore) -> bool:
 
 
 def _precise(found: SequenceScore) -> bool:
-    """Whether the guess was right more often than wrong. Without a precision (results before 1.2) the overlap in order decides."""
+    """Say whether at least half of the guess is right.
+
+    Without a precision (results before 1.2) the overlap in order decides.
+    """
     if found.token_precision is not None:
         return found.token_precision >= LEAST_SHARE
     return (found.rl or 0.0) >= LEAST_SHARE

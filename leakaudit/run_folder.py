@@ -1,4 +1,7 @@
-"""Where an audit from the command line writes: a folder of its own, the earlier audit moved aside, or an unfinished one gone on with."""
+"""Prepare the folder in which an audit from the command line writes.
+
+An earlier audit there is moved aside, and an unfinished one is gone on with.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,10 @@ def run_folder(out: Path, wanted: Unfinished, resume: bool | None) -> Iterator[s
 
 
 def _settle(out: Path, wanted: Unfinished, resume: bool | None) -> str:
-    """Leave the folder as it is for an audit that goes on, or move what is in it aside; say which."""
+    """Leave the folder as it is, or move what is in it aside.
+
+    It stays as it is for an audit that goes on.
+    """
     left = unfinished(out)
     same = left is not None and left.same_as(wanted)
     if resume and not same:

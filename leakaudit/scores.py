@@ -104,7 +104,10 @@ class VerificationStatus(StrEnum):
 
 
 class _Model(BaseModel):
-    """Keys that a later version added are left out; `load_results` refuses unknown keys in files of this version and before."""
+    """What all parts of the results have in common.
+
+    Keys that a later version added are left out; `load_results` refuses unknown keys in files of this version and before.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -277,7 +280,9 @@ class Controls(_Model):
 
 
 class Summary(_Model):
-    """One attack under one defence over all attacked steps: fractions, or None where there is no number.
+    """One attack under one defence over all attacked steps.
+
+    Numbers are fractions, or None where there is no number.
 
     A description and no evidence: unverifiable steps and attempts that ran out of time are in it, while the gate's bounds
     leave out what proves nothing.
@@ -558,7 +563,10 @@ def minor_version(results: Results) -> int:
 
 
 def _unknown_keys(data: Any, read: Any, path: tuple[str | int, ...]) -> Iterator[str]:
-    """Yield a sentence for each key of `data` that is not in `read`, which is what was understood of it."""
+    """Yield a sentence for each key of `data` that was not understood.
+
+    `read` is what was understood of it.
+    """
     if isinstance(data, dict) and isinstance(read, dict):
         for key, value in data.items():
             if key in read:
@@ -617,7 +625,10 @@ def load_journal(path: Path) -> list[JournalEntry]:
 
 
 def to_json(results: Results) -> dict[str, Any]:
-    """Return `results` as plain JSON data, keys as in the schema, with the digest of what they hold now."""
+    """Return `results` as plain JSON data, with their digest.
+
+    The digest is computed anew from what they hold.
+    """
     return sealed(results).model_dump(mode="json", by_alias=True)
 
 

@@ -74,7 +74,10 @@ def parse_json(raw: bytes) -> Any:
 
 
 class _Twice(dict[str, Any]):
-    """An object that has a key twice; the walk over the finished data knows where it stands."""
+    """An object that has a key twice.
+
+    The walk over the finished data finds out where it stands.
+    """
 
     key = ""
 
@@ -115,7 +118,10 @@ def _check(data: Any) -> None:
 
 
 def _values(data: Any) -> Iterator[Any]:
-    """Yield what could be wrong in `data`: every object, list and text; a level too deep comes as None."""
+    """Yield every object, list and text in `data`.
+
+    A level too deep comes as None.
+    """
     level, depth = [data] if isinstance(data, dict | list | str) else [], 0
     while level:
         if depth > MAX_DEPTH:
@@ -153,7 +159,7 @@ def _is_text(word: str) -> bool:
 
 
 def walk(data: Any) -> Iterator[tuple[_Path, Any]]:
-    """Yield every value of `data` with its path, the outermost first, without recursion."""
+    """Yield every value of `data` with its path, the outermost first."""
     waiting: list[tuple[_Path, Any]] = [((), data)]
     while waiting:
         path, value = waiting.pop()
@@ -175,6 +181,9 @@ def place(path: _Path) -> str:
 
 
 def short(word: object) -> str:
-    """Return `repr(word)`, cut where it is long: a message is one line, whatever the file holds."""
+    """Return `repr(word)`, cut where it is long.
+
+    A message is one line, whatever the file holds.
+    """
     text = repr(word)
     return text if len(text) <= 60 else text[:56] + "..." + text[0]

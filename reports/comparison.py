@@ -1,4 +1,7 @@
-"""Does a defence help? The same steps with it and without it, compared only where both searches came to their end."""
+"""Compare the same steps with a defence and without it.
+
+A step takes part only where both searches came to their end.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from leakaudit.scores import Attempt, AttemptStatus, Results
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What became of the steps under one defence: True leaked, False searched to the end without a leak, None not finished."""
+    """What became of the steps under one defence.
+
+    True leaked, False was searched to the end without a leak, None was not finished.
+    """
 
     by_step: dict[str, bool | None]
 
@@ -57,7 +63,7 @@ def outcomes(results: Results, defense: str, event: str, attacks: Sequence[str])
 
 
 def compare(before: Outcomes, after: Outcomes) -> str:
-    """Say on how many of the same steps the second defence stopped what leaked under the first.
+    """Say how many leaks the second defence stopped on the same steps.
 
     The p-value is that of the exact sign test over the finished steps, and stands only where enough of them made a difference.
     """

@@ -537,7 +537,10 @@ def _step_section(results: Results) -> dict[str, Any]:
 
 
 def _text_share(attempt: Attempt) -> float | None:
-    """Return how much of the batch's text an attack got by the measure that shows most of it, None where it guesses no text."""
+    """Return how much of the batch's text an attack got.
+
+    The measure that shows most of it counts. None where it guesses no text.
+    """
     found = [share for s in attempt.sequences if (share := amount(s)) is not None]
     return fmean(found) if found else None
 
@@ -717,7 +720,10 @@ def cell_for(results: Results, attack: str, defense: str) -> Cell:
 
 
 def _cell(results: Results, attempts: Sequence[Attempt], defense: str, *, whole: bool = False) -> Cell:
-    """Sum up attempts. Unverifiable steps are in no number: those that leaked are named apart, the others are no evidence."""
+    """Sum up attempts.
+
+    Unverifiable steps are in no number: those that leaked are named apart, the others are no evidence.
+    """
     bounding = {step.id for step in results.steps if step.verification.status.bounds}
     firm = [a for a in attempts if a.step in bounding]
     others = [a for a in attempts if a.step not in bounding and a.finished]
@@ -742,7 +748,10 @@ def _cell(results: Results, attempts: Sequence[Attempt], defense: str, *, whole:
 
 
 def _rate_lines(firm: Sequence[Attempt], proofs: int, state: str) -> list[str]:
-    """Say on how many verified steps it leaked and what, what bound that gives, and how much was not finished."""
+    """Say on how many verified steps an attack leaked, and what.
+
+    The bound that this gives follows, and how much was not finished.
+    """
     finished = [a for a in firm if a.finished]
     steps, leaked = {a.step for a in finished}, {a.step for a in finished if severity([a])}
     late = {a.step for a in finished if a.status is AttemptStatus.BUDGET_EXHAUSTED} - leaked
@@ -765,14 +774,17 @@ def _rate_lines(firm: Sequence[Attempt], proofs: int, state: str) -> list[str]:
 
 
 def _late_line(attempts: Sequence[Attempt], late: int, steps: int) -> str:
-    """Say how many steps ran out of time, and how much of their text had come back by then."""
+    """Say how many steps ran out of time, and what came back by then."""
     on = f"out of time on {late} of {counted(steps, 'step')}"
     recall = pooled(a.scores.get("token_recall") for a in attempts if a.status is AttemptStatus.BUDGET_EXHAUSTED)
     return on if recall is None else f"{on}; until then {percent(recall)} of the tokens came back"
 
 
 def _measure_lines(attempts: Sequence[Attempt]) -> list[str]:
-    """Return the means that say how much came back: of text in order and in any order, or of labels."""
+    """Return the means that say how much came back.
+
+    They are of text in order and in any order, or of labels.
+    """
     rouge = pooled(a.scores.get("rougeL") for a in attempts)
     recall = pooled(a.scores.get("token_recall") for a in attempts)
     precise = [s.token_precision for a in attempts for s in a.sequences if s.token_precision is not None]
@@ -877,7 +889,10 @@ def _confidence_section(results: Results, verdict: Verdict) -> dict[str, Any]:
 
 
 def _unverifiable_line(results: Results) -> str:
-    """Say how many steps cannot be verified, why, and what that does to the bounds; nothing where all can be."""
+    """Say how many steps cannot be verified, and why.
+
+    It says what that does to the bounds, and is empty where all can be verified.
+    """
     found = [
         step for step in results.steps if step.verification.status.attacked and not step.verification.status.bounds
     ]

@@ -444,7 +444,10 @@ def _sequences(results: Results, entries: Sequence[JournalEntry], mode: TextMode
 
 
 def _gain(found: SequenceScore) -> tuple[float, float, float]:
-    """How much an attack got of a sequence, for ordering: exact before more of it by any measure, then more of it in order."""
+    """Return the key by which samples are sorted.
+
+    Exact comes first, then more of the text by any measure, then more of it in order.
+    """
     return float(found.exact or False), amount(found) or 0.0, found.rl or 0.0
 
 

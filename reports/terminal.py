@@ -141,7 +141,10 @@ def _cell(results: Results, attack: str, defense: str) -> _Cell:
 
 
 def _step_counts(results: Results, finished: Sequence[Attempt]) -> list[str]:
-    """Say how many steps leaked. Unverifiable ones stand apart: without a leak they are no clean steps."""
+    """Say how many steps leaked.
+
+    Unverifiable ones stand apart: without a leak they are no clean steps.
+    """
     bounding = {step.id for step in results.steps if step.verification.status.bounds}
     steps, leaked = {a.step for a in finished}, {a.step for a in finished if severity([a])}
     others = steps - bounding
@@ -150,7 +153,10 @@ def _step_counts(results: Results, finished: Sequence[Attempt]) -> list[str]:
 
 
 def _title(results: Results, defense: str) -> str:
-    """Return what a defence is called: the update as it was sent is named after what the run ships."""
+    """Return what a defence is called.
+
+    The update as it was sent is named after what the run ships.
+    """
     if defense != _SENT:
         return plain(defense)
     shipped = sorted({step.shipped_defense for step in results.steps} - {_SENT})
@@ -158,7 +164,10 @@ def _title(results: Results, defense: str) -> str:
 
 
 def _print_matrix(results: Results, console: Console) -> None:
-    """Print every attack under every defence: side by side where that fits, else one defence below the other."""
+    """Print every attack under every defence.
+
+    Defences stand side by side where that fits, else one below the other.
+    """
     attacks, defenses = attack_names(results), defense_names(results)
     cells = {(a, d): _cell(results, a, d) for a in attacks for d in defenses}
     widths = [max(map(cell_len, map(plain, ["attack", *attacks])))]
