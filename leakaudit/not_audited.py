@@ -8,12 +8,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from leakaudit.errors import ResultsError
+from leakaudit.strict_json import read_bounded
 
 NOT_AUDITED = "not_audited.json"
 """File beside the place of results.json. Every reader of results refuses while it is there; the next audited run removes it."""
+
+MAX_BYTES = 64 * 1024
+"""Our choice: ours is below one kilobyte, and a reader must not wait for a pipe or fill its memory."""
 
 LONGEST_REASON = 1000
 """Characters of a reason that are shown. Our choice: a terminal's screen has room for more than one such message."""
@@ -45,9 +49,9 @@ def refuse_unaudited(folder: Path) -> None:
     if not path.exists() and not path.is_symlink():
         return
     try:
-        found = NotAudited.model_validate_json(path.read_bytes())
+        found = NotAudited.model_validate_json(read_bounded(path, MAX_BYTES))
         why = f"{_one_line(found.because)} ({_one_line(found.when)})"
-    except (OSError, ValidationError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         why = f"{NOT_AUDITED} cannot be read"
     raise ResultsError(
         f"{folder}: this run was not audited: {why}; an earlier run's results would say nothing about it"

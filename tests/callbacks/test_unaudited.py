@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,13 @@ def test_a_mark_that_cannot_be_read_refuses_as_well(audited: Path, content: str)
     with pytest.raises(ResultsError, match=r"was not audited: not_audited\.json cannot be read"):
         load_results(audited)
     with pytest.raises(ResultsError, match="was not audited"):
+        refuse_unaudited(audited)
+
+
+def test_nobody_waits_for_a_mark_that_is_a_pipe(audited: Path) -> None:
+    """Reading one would wait for a writer without end."""
+    os.mkfifo(audited / NOT_AUDITED)
+    with pytest.raises(ResultsError, match=r"was not audited: not_audited\.json cannot be read"):
         refuse_unaudited(audited)
 
 
