@@ -166,7 +166,7 @@ _DOTS: dict[str, dict[str, Any]] = {
     "clean": {"shape": "circle", "color": CLEAN},
     "open": {"shape": "circle", "filled": False, "stroke": LATE, "strokeWidth": 1.6, "fill": "transparent"},
 }
-"""A rate that is open is drawn hollow: more time might move it."""
+"""A rate that is open is drawn hollow: more time or more steps might move it."""
 
 
 def rate_chart(bars: Sequence[RateBar], limit: float | None, limit_name: str, title: str) -> Markup:

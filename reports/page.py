@@ -341,14 +341,15 @@ def _headline(verdict: Verdict) -> Markup | None:
     limiting = next(companions, None) if rule.kind == "max_count" else rule
     limit = limiting.threshold if limiting is not None else None
     if rule.k is None:
-        rate, leaks, late = rule.observed, rule.observed > rule.threshold, False
+        rate, leaks = rule.observed, rule.observed > rule.threshold
         note = f"{rule.subject} {number(rule.observed, rule.threshold)}"
     else:
-        rate, leaks, late = rule.k / rule.n, rule.k > 0, rule.censored > 0
+        rate, leaks = rule.k / rule.n, rule.k > 0
         note = f"{rule.k} of {rule.n} steps"
     note += f", {percent(rule.confidence)} bounds {_bounds(rule)}" if rule.upper is not None else ""
     text = "" if limiting is None else f"{limiting.id} allows {percent(limiting.threshold)}"
-    bar = RateBar("", rate, rule.lower, rule.upper, plain(note), "leak" if leaks else "open" if late else "clean")
+    clean = rule.status is Status.PASS and not rule.censored  # a green dot on what nothing decided would say more
+    bar = RateBar("", rate, rule.lower, rule.upper, plain(note), "leak" if leaks else "clean" if clean else "open")
     return rate_chart([bar], limit, text, plain(f"{note}; {text}" if text else note))
 
 

@@ -24,6 +24,7 @@ from rich.console import Console
 from leakaudit import gate, scores
 from leakaudit.errors import RedactionError, ResultsError
 from leakaudit.reports import charts as drawing
+from leakaudit.reports import page as page_module
 from leakaudit.reports import print_audit, print_summary, print_verdict, redact, render_html, write_report
 from leakaudit.reports.charts import COLOURS, STATES, RateBar, StepMark, rate_chart, step_chart
 from leakaudit.reports.page import BANNERS, cell_for, plain, strip_in_words, strip_runs, style, visible
@@ -518,6 +519,23 @@ def test_the_cheapest_way_to_green_names_a_defence_that_passes() -> None:
     page = render_html(redact(found, [], gate.evaluate(found, policy(), now=NOW)))
     assert "Shipping noise would pass (f1 0.88, 0.9 without)." in page
     assert "stopped 60 of 60 leaks (sign test p = 8.7e-19)" in page
+
+
+@pytest.mark.parametrize(("steps", "found"), [(2, "open"), (60, "clean")])
+def test_the_dot_of_the_headline_is_green_only_where_the_rule_passes(
+    steps: int, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two clean steps decide nothing, so they are drawn hollow."""
+    drawn: list[RateBar] = []
+
+    def look(bars: list[RateBar], *rest: Any) -> Any:
+        drawn.extend(bars)
+        return rate_chart(bars, *rest)
+
+    monkeypatch.setattr(page_module, "rate_chart", look)
+    clean = audit(0, steps)
+    render_html(redact(clean, [], gate.evaluate(clean, policy(), now=NOW)))
+    assert [bar.found for bar in drawn] == [found]
 
 
 def test_results_that_contradict_themselves_still_get_a_page() -> None:
