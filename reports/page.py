@@ -855,9 +855,14 @@ def _defense_section(results: Results, verdict: Verdict) -> dict[str, Any]:
             bars.append(RateBar(plain(defense), k / (n + late), lower, upper, note, state))
     limit = rule.threshold if rule.kind == "max_rate" else None
     text = f"{rule.id} allows {percent(limit)}" if limit is not None else ""
-    lead = f"Share of steps in which {_EVENTS.get(rule.subject, rule.subject)} came back (rule {rule.id})."
+    what = (
+        "a text was in reach" if rule.subject == "in_reach" else f"{_EVENTS.get(rule.subject, rule.subject)} came back"
+    )
+    lead = f"Share of steps in which {what} (rule {rule.id})."
     if any(seen.open for seen in found.values()):
-        lead += " A step that was not finished takes no part in the sign test, and a hollow dot means that there are such steps."
+        lead += " A step that was not finished takes no part in the sign test."
+    if any(bar.found == "open" for bar in bars):
+        lead += f" A hollow dot shows no protection: it has unfinished steps, or fewer than {stats.MIN_STEPS_FOR_SIGN_TEST} steps."
     chart = rate_chart(bars, limit, text, plain(lead)) if len(bars) > 1 else None
     return {"defense_rows": rows, "defense_chart": chart, "defense_lead": lead}
 

@@ -538,6 +538,17 @@ def test_the_dot_of_the_headline_is_green_only_where_the_rule_passes(
     assert [bar.found for bar in drawn] == [found]
 
 
+def test_a_hollow_dot_is_explained_wherever_one_is_drawn() -> None:
+    """Also where every step was finished and there are too few of them; and what is in reach did not come back."""
+    attempts = [attempt(i, defense=d, leaks=d == "none") for i in range(3) for d in ("none", "prune")]
+    found = results([step(i) for i in range(3)], attempts)
+    page = render_html(redact(found, [], gate.evaluate(found, policy(), now=NOW)))
+    assert "A hollow dot shows no protection: it has unfinished steps, or fewer than 5 steps." in page
+    reach = policy({"id": "reach", "event": "in_reach", "max_rate": 0.05})
+    page = render_html(redact(found, [], gate.evaluate(found, reach, now=NOW)))
+    assert "Share of steps in which a text was in reach (rule reach)." in page
+
+
 def test_results_that_contradict_themselves_still_get_a_page() -> None:
     """ERROR, with what is wrong."""
     found = results([step(0), step(0)], [])
