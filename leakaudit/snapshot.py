@@ -17,6 +17,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -145,7 +146,7 @@ class Observation:
     """The public model with the weights before the step, in eval mode with eager attention. Attacks leave it unchanged."""
     facts: PublicFacts
 
-    @property
+    @cached_property
     def noise_sigma(self) -> float:
         """Standard deviation of the declared additive noise on every entry, in the update's units; 0 without noise.
 
@@ -154,10 +155,10 @@ class Observation:
         """
         sigma = 0.0
         for defense in self.facts.known_defenses:
-            sigma = _root_mean_square(self.update) if defense is None else defense.noise(self.update, sigma)
+            sigma = root_mean_square(self.update) if defense is None else defense.noise(self.update, sigma)
         return float(sigma)
 
-    @property
+    @cached_property
     def zeroed(self) -> bool:
         """Whether a declared defence may have set entries to zero, so that a zero says nothing about the gradient there.
 
@@ -165,7 +166,7 @@ class Observation:
         """
         return any(defense is None or defense.zeroed for defense in self.facts.known_defenses)
 
-    @property
+    @cached_property
     def resized(self) -> bool:
         """Whether a declared defence changed the length of the update by an unknown factor: signs, clipping of each example.
 
@@ -360,9 +361,11 @@ class Snapshot:
     provenance: Provenance
 
 
-def _root_mean_square(update: Mapping[str, Tensor]) -> float:
-    squares = sum(float(tensor.double().square().sum()) for tensor in update.values())
-    return math.sqrt(squares / max(1, sum(tensor.numel() for tensor in update.values())))
+def root_mean_square(update: Mapping[str, Tensor]) -> float:
+    """Return the root mean square of all entries of the update, in its units; 0 where it has none."""
+    entries = sum(tensor.numel() for tensor in update.values())
+    norms = (float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in update.values())
+    return math.hypot(*norms) / math.sqrt(max(1, entries))
 
 
 def check_finite(update: Mapping[str, Tensor]) -> None:
