@@ -227,7 +227,8 @@ class MicroBatch:
     """One forward and backward pass of the step."""
 
     inputs: Mapping[str, Tensor]
-    """Keyword arguments of the model's forward as the trainer passed them, labels included; `input_ids` is (B, T)."""
+    """Keyword arguments of the model's forward as the trainer passed them, labels included; `input_ids` is (B, T), or
+    (B, choices, T) for multiple choice."""
     rng: Mapping[str, Tensor] = field(default_factory=dict)
     """Device type -> state of its random generator immediately before the forward pass; empty where it was not kept."""
     num_items: Tensor | None = None
@@ -250,15 +251,8 @@ class Truth:
     micro_batches: tuple[MicroBatch, ...]
 
     def sequences(self) -> list[tuple[int, ...]]:
-        """Return every sequence of the batch without padding, special tokens included."""
-        found: list[tuple[int, ...]] = []
-        for batch in self._distinct():
-            ids = batch.inputs["input_ids"]
-            mask = batch.inputs.get("attention_mask")
-            keep = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-            rows = [tuple(row[kept].tolist()) for row, kept in zip(ids, keep, strict=True)]
-            found += _unpacked(rows[0], batch) if len(rows) == 1 and mask is None else rows
-        return found
+        """Return every sequence of the batch without padding, special tokens included; of a choice, each text that is offered."""
+        return [sequence for batch in self._distinct() for sequence in _sequences(batch)]
 
     def labels(self) -> list[int] | None:
         """Return the class of every sequence, or None where the labels are not one class a sequence."""
@@ -267,6 +261,8 @@ class Truth:
             labels = batch.inputs.get("labels", batch.kept_back.get("labels"))
             if labels is None or labels.dim() != 1 or labels.dtype.is_floating_point:
                 return None
+            if len(labels) != len(_sequences(batch)):
+                return None  # such as one label for two texts that are compared
             found += [int(label) for label in labels if label != IGNORED_LABEL]
         return found
 
@@ -455,6 +451,15 @@ def _truth_tensors(truth: Truth) -> dict[str, Tensor]:
 
 def _scalar(value: bool | float) -> Tensor:
     return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+
+
+def _sequences(batch: MicroBatch) -> list[tuple[int, ...]]:
+    """Return the sequences of a micro-batch without padding."""
+    ids = batch.inputs["input_ids"].flatten(0, -2)  # (B, T), of (B, choices, T) where an example offers a choice
+    mask = batch.inputs.get("attention_mask")
+    keep = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool().flatten(0, -2)
+    rows = [tuple(row[kept].tolist()) for row, kept in zip(ids, keep, strict=True)]
+    return _unpacked(rows[0], batch) if len(rows) == 1 and mask is None else rows
 
 
 def _unpacked(row: tuple[int, ...], batch: MicroBatch) -> list[tuple[int, ...]]:
