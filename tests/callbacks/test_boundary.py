@@ -64,7 +64,7 @@ class Loop:
     config: Mapping[str, Any] = field(default_factory=lambda: LEAVE)
     options: Mapping[str, Any] = field(default_factory=dict)
     optimizer: Callable[..., Any] = torch.optim.SGD
-    model: Callable[[], nn.Module] = lambda: tiny.bert(dropout=0.1).train()
+    model: Callable[[], nn.Module] = lambda: tiny.bert(dropout=0.1, num_hidden_layers=1).train()
     batches: list[Any] = field(default_factory=lambda: BATCHES)
     error: BaseException | None = None
     """What the user's code raises in the last step."""
