@@ -251,7 +251,10 @@ class Truth:
     micro_batches: tuple[MicroBatch, ...]
 
     def sequences(self) -> list[tuple[int, ...]]:
-        """Return every sequence of the batch without padding, special tokens included; of a choice, each text that is offered."""
+        """Return every sequence of the batch without padding.
+
+        Special tokens are included. Of a multiple choice each text is a sequence.
+        """
         return [sequence for batch in self._distinct() for sequence in _sequences(batch)]
 
     def labels(self) -> list[int] | None:
@@ -358,7 +361,10 @@ class Snapshot:
 
 
 def root_mean_square(update: Mapping[str, Tensor]) -> float:
-    """Return the root mean square of all entries of the update, in its units; 0 where it has none."""
+    """Return the root mean square of all entries of an update, in its units.
+
+    0 where it has none.
+    """
     entries = sum(tensor.numel() for tensor in update.values())
     norms = (float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in update.values())
     return math.hypot(*norms) / math.sqrt(max(1, entries))

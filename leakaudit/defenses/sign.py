@@ -45,7 +45,10 @@ class Sign(Defense):
         return seen.under(self.declared(), signs)
 
     def noise(self, sent: Mapping[str, Tensor], before: float = 0.0) -> float:
-        """Return what noise before the signs may have become: the whole of `sent`, as signs tell no noise from gradient."""
+        """Return the size of the signs if there was noise before them.
+
+        Signs do not tell noise from gradient, so all of `sent` may be noise.
+        """
         return root_mean_square(sent) if before > 0 and not self.is_identity() else before
 
     def expected(
