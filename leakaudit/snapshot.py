@@ -17,6 +17,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -145,7 +146,7 @@ class Observation:
     """The public model with the weights before the step, in eval mode with eager attention. Attacks leave it unchanged."""
     facts: PublicFacts
 
-    @property
+    @cached_property
     def noise_sigma(self) -> float:
         """Standard deviation of the declared additive noise on every entry, in the update's units; 0 without noise.
 
@@ -154,10 +155,10 @@ class Observation:
         """
         sigma = 0.0
         for defense in self.facts.known_defenses:
-            sigma = _root_mean_square(self.update) if defense is None else defense.noise(self.update, sigma)
+            sigma = root_mean_square(self.update) if defense is None else defense.noise(self.update, sigma)
         return float(sigma)
 
-    @property
+    @cached_property
     def zeroed(self) -> bool:
         """Whether a declared defence may have set entries to zero, so that a zero says nothing about the gradient there.
 
@@ -165,7 +166,7 @@ class Observation:
         """
         return any(defense is None or defense.zeroed for defense in self.facts.known_defenses)
 
-    @property
+    @cached_property
     def resized(self) -> bool:
         """Whether a declared defence changed the length of the update by an unknown factor: signs, clipping of each example.
 
@@ -226,7 +227,8 @@ class MicroBatch:
     """One forward and backward pass of the step."""
 
     inputs: Mapping[str, Tensor]
-    """Keyword arguments of the model's forward as the trainer passed them, labels included; `input_ids` is (B, T)."""
+    """Keyword arguments of the model's forward as the trainer passed them, labels included; `input_ids` is (B, T), or
+    (B, choices, T) for multiple choice."""
     rng: Mapping[str, Tensor] = field(default_factory=dict)
     """Device type -> state of its random generator immediately before the forward pass; empty where it was not kept."""
     num_items: Tensor | None = None
@@ -249,15 +251,11 @@ class Truth:
     micro_batches: tuple[MicroBatch, ...]
 
     def sequences(self) -> list[tuple[int, ...]]:
-        """Return every sequence of the batch without padding, special tokens included."""
-        found: list[tuple[int, ...]] = []
-        for batch in self._distinct():
-            ids = batch.inputs["input_ids"]
-            mask = batch.inputs.get("attention_mask")
-            keep = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-            rows = [tuple(row[kept].tolist()) for row, kept in zip(ids, keep, strict=True)]
-            found += _unpacked(rows[0], batch) if len(rows) == 1 and mask is None else rows
-        return found
+        """Return every sequence of the batch without padding.
+
+        Special tokens are included. Of a multiple choice each text is a sequence.
+        """
+        return [sequence for batch in self._distinct() for sequence in _sequences(batch)]
 
     def labels(self) -> list[int] | None:
         """Return the class of every sequence, or None where the labels are not one class a sequence."""
@@ -266,6 +264,8 @@ class Truth:
             labels = batch.inputs.get("labels", batch.kept_back.get("labels"))
             if labels is None or labels.dim() != 1 or labels.dtype.is_floating_point:
                 return None
+            if len(labels) != len(_sequences(batch)):
+                return None  # such as one label for two texts that are compared
             found += [int(label) for label in labels if label != IGNORED_LABEL]
         return found
 
@@ -360,9 +360,14 @@ class Snapshot:
     provenance: Provenance
 
 
-def _root_mean_square(update: Mapping[str, Tensor]) -> float:
-    squares = sum(float(tensor.double().square().sum()) for tensor in update.values())
-    return math.sqrt(squares / max(1, sum(tensor.numel() for tensor in update.values())))
+def root_mean_square(update: Mapping[str, Tensor]) -> float:
+    """Return the root mean square of all entries of an update, in its units.
+
+    0 where it has none.
+    """
+    entries = sum(tensor.numel() for tensor in update.values())
+    norms = (float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in update.values())
+    return math.hypot(*norms) / math.sqrt(max(1, entries))
 
 
 def check_finite(update: Mapping[str, Tensor]) -> None:
@@ -452,6 +457,15 @@ def _truth_tensors(truth: Truth) -> dict[str, Tensor]:
 
 def _scalar(value: bool | float) -> Tensor:
     return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+
+
+def _sequences(batch: MicroBatch) -> list[tuple[int, ...]]:
+    """Return the sequences of a micro-batch without padding."""
+    ids = batch.inputs["input_ids"].flatten(0, -2)  # (B, T), of (B, choices, T) where an example offers a choice
+    mask = batch.inputs.get("attention_mask")
+    keep = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool().flatten(0, -2)
+    rows = [tuple(row[kept].tolist()) for row, kept in zip(ids, keep, strict=True)]
+    return _unpacked(rows[0], batch) if len(rows) == 1 and mask is None else rows
 
 
 def _unpacked(row: tuple[int, ...], batch: MicroBatch) -> list[tuple[int, ...]]:

@@ -66,7 +66,10 @@ def check_truth(tensors: Mapping[str, Tensor], where: str, *, arrays: bool, voca
         raise _damaged(where, "no micro-batches numbered from 0", f"{len(batches)} micro-batches")
     for index, batch in batches.items():
         _check_batch(batch, f"{where}, micro-batch {index},", arrays=arrays, vocabulary=vocabulary)
-    if (total := sum(len(batch["inputs/input_ids"]) for batch in batches.values())) > MAX_SEQUENCES:
+    total = sum(math.prod(batch["inputs/input_ids"].shape[:-1]) for batch in batches.values())
+    if total == 0:
+        raise _damaged(where, "no sequence", f"{len(batches)} micro-batches without any")
+    if total > MAX_SEQUENCES:
         raise _damaged(where, "too many sequences", f"{total}, at most {MAX_SEQUENCES} are read")
 
 
@@ -74,8 +77,10 @@ def _check_batch(batch: Mapping[str, Tensor], where: str, *, arrays: bool, vocab
     ids = batch.get("inputs/input_ids")
     if ids is None:
         raise _damaged(where, "a batch without `input_ids`", f"{len(batch)} other tensors")
-    if ids.dim() != 2 or _is_real(ids) or len(ids) == 0 or (ids.shape[1] == 0 and not arrays):
-        raise _damaged(where, "`input_ids` that are no (B, T) whole numbers", _shape(ids))
+    shaped = ids.dim() == 2 or (ids.dim() == 3 and not arrays)
+    # A process may draw nothing where others draw something (Poisson sampling), so one micro-batch may be empty.
+    if not shaped or _is_real(ids) or (ids.shape[-1] == 0 and len(ids) > 0 and not arrays):
+        raise _damaged(where, "`input_ids` that are no (B, T) or (B, choices, T) whole numbers", _shape(ids))
     if vocabulary and ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < vocabulary):
         raise _damaged(where, "`input_ids` outside the vocabulary", f"{vocabulary} ids are known")
     for name, tensor in batch.items():
@@ -96,8 +101,6 @@ def _wrong(name: str, tensor: Tensor, ids: Tensor) -> str:
         return "no array for each example"
     if part == "inputs" and rest == "attention_mask" and tensor.shape != ids.shape:
         return f"not of the shape of `input_ids` {tuple(ids.shape)}"
-    if rest == "labels" and tensor.dim() == 1 and not _is_real(tensor) and len(tensor) not in (len(ids), ids.numel()):
-        return f"not one label for each of {len(ids)} sequences"
     if part == "rng" and (tensor.dim() != 1 or tensor.dtype != torch.uint8 or not tensor.numel()):
         return "no state of a random generator (bytes)"
     if part == "options" and (tensor.dim() != 0 or not _is_finite(tensor)):

@@ -1,4 +1,7 @@
-"""Does an observed update come from the batch that was kept? The step is computed again, and the declared defences are asked."""
+"""Checks whether an observed update comes from the batch that was kept.
+
+The step is computed again, and every declared defence says what it may have made of the result.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from leakaudit.classifiers import save_auxiliary
 from leakaudit.client import ClientStep
 from leakaudit.errors import AnatomyError
 from leakaudit.metrics.scoring import Scored, score
-from leakaudit.registry import attacks
+from leakaudit.registry import attacks, defenses
 from leakaudit.snapshot import DeclaredDefense, Granted, Observation
 from tests import tiny
 
@@ -247,3 +247,37 @@ def test_labels_are_still_told_where_noise_is_small(name: str) -> None:
     noise = pure_noise(seen, "gaussian", 1e-3 * size, torch.Generator().manual_seed(0))
     noisy = replace(noise, update={key: seen.update[key] + tensor for key, tensor in noise.update.items()})
     assert scored(step, attacks[name](), noisy, 0).events == ("label_counts",)
+
+
+@pytest.mark.parametrize("name", ["idlg", "llg", "llg-star", "ilrg", "rlu"])
+@pytest.mark.parametrize("after", ["sign", "quantize", "round", "prune"])
+def test_a_defence_after_the_noise_makes_no_attack_tell_labels_from_it(name: str, after: str) -> None:
+    """Signs have a size of their own, whatever the size of the noise in them."""
+    step, seen, size = _made("two classes")
+    rng, draws, events = torch.Generator().manual_seed(0), 20, 0
+    for number in range(draws):
+        noisy = pure_noise(seen, ("gaussian", "laplace")[number % 2], size, rng)
+        sent = defenses[after]()(step, noisy, rng)
+        with suppress(AnatomyError):
+            events += bool(scored(step, attacks[name](), sent, number).events)
+    assert not refuted(events, draws, attacks[name].false_event_rate), f"{events} events in {draws} draws"
+
+
+def test_what_is_known_of_an_observation_s_noise_is_computed_once() -> None:
+    """Attacks ask for it in loops, and a relative noise is measured on the whole update."""
+    _, seen, size = _made("two classes")
+    reads: list[str] = []
+
+    class Counted(dict[str, Tensor]):
+        def values(self) -> Any:
+            reads.append("values")
+            return super().values()
+
+    noisy = replace(
+        seen,
+        update=Counted(seen.update),
+        facts=seen.facts.model_copy(update={"defenses": (DeclaredDefense(name="?"),)}),
+    )
+    assert noisy.noise_sigma == pytest.approx(size) and noisy.zeroed and noisy.resized
+    once = len(reads)
+    assert noisy.noise_sigma == pytest.approx(size) and len(reads) == once

@@ -22,10 +22,12 @@ from leakaudit.snapshot import (
     TRUTH,
     Manifest,
     Provenance,
+    _truth_from,
     read_manifest,
     read_snapshot,
     write_snapshot,
 )
+from leakaudit.snapshot_content import check_truth
 from leakaudit.snapshot_files import digest_of, read_tensors
 from tests import tiny
 
@@ -74,17 +76,16 @@ IDS, MASK = "0/inputs/input_ids", "0/inputs/attention_mask"
 @pytest.mark.parametrize(
     ("key", "tensor", "said"),
     [
-        (IDS, torch.zeros(7, dtype=torch.long), r"no \(B, T\) whole numbers; found shape \(7,\), int64"),
-        (IDS, torch.zeros(2, 3, 4, dtype=torch.long), r"no \(B, T\) whole numbers"),
-        (IDS, torch.tensor(3), r"no \(B, T\) whole numbers; found shape \(\), int64"),
-        (IDS, torch.zeros(0, 7, dtype=torch.long), r"no \(B, T\) whole numbers"),
-        (IDS, torch.zeros(2, 0, dtype=torch.long), r"no \(B, T\) whole numbers"),
-        (IDS, torch.zeros(2, 7), r"no \(B, T\) whole numbers; found shape \(2, 7\), float32"),
+        (IDS, torch.zeros(7, dtype=torch.long), r"no \(B, T\) or .* whole numbers; found shape \(7,\), int64"),
+        (IDS, torch.zeros(2, 3, 4, 5, dtype=torch.long), r"no \(B, T\) or .* whole numbers"),
+        (IDS, torch.tensor(3), r"no \(B, T\) or .* whole numbers; found shape \(\), int64"),
+        (IDS, torch.zeros(2, 3, 4, dtype=torch.long), "not of the shape of `input_ids`"),
+        (IDS, torch.zeros(2, 0, dtype=torch.long), r"no \(B, T\) or .* whole numbers"),
+        (IDS, torch.zeros(2, 7), r"no \(B, T\) or .* whole numbers; found shape \(2, 7\), float32"),
         (IDS, torch.full((2, 7), 10**6), "outside the vocabulary"),
         (IDS, torch.full((2, 7), -1), "outside the vocabulary"),
         (MASK, torch.ones(2, 3, dtype=torch.long), "not of the shape of `input_ids`"),
         (MASK, torch.ones(2, 1, 7, 7, dtype=torch.long), "not of the shape of `input_ids`"),
-        ("0/inputs/labels", torch.zeros(5, dtype=torch.long), "not one label for each of 2 sequences"),
         ("0/inputs/more", torch.zeros([1] * 9), "no tensor of at most 8 dimensions"),
         ("0/options/use_cache", torch.zeros(3), "no finite scalar"),
         ("0/options/use_cache", torch.zeros(0), "no finite scalar"),
@@ -109,6 +110,49 @@ def test_tensors_of_the_batch_that_do_not_belong_together_are_named(
     with pytest.raises(SnapshotDamagedError, match=said) as caught:
         read_snapshot(folder)
     assert len(str(caught.value)) < 600 and "Remove the snapshot" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "sequences", "labels"),
+    [
+        ({IDS: torch.ones(2, 3, 4, dtype=torch.long), "0/inputs/labels": torch.tensor([0, 2])}, 6, None),
+        ({IDS: torch.ones(2, 4, dtype=torch.long), "0/kept_back/labels": torch.tensor([1])}, 2, None),
+        (
+            {
+                IDS: torch.ones(1, 5, dtype=torch.long),
+                "0/inputs/position_ids": torch.tensor([[0, 1, 2, 0, 1]]),
+                "0/inputs/labels": torch.tensor([1, 0]),
+            },
+            2,
+            [1, 0],
+        ),
+        (
+            {
+                IDS: torch.ones(2, 4, dtype=torch.long),
+                "0/inputs/labels": torch.tensor([1, 0]),
+                "1/inputs/input_ids": torch.ones(0, 4, dtype=torch.long),
+                "1/inputs/labels": torch.zeros(0, dtype=torch.long),
+            },
+            2,
+            [1, 0],
+        ),
+    ],
+    ids=["multiple choice", "one label for a pair", "packed", "an empty share of a process"],
+)
+def test_batches_that_training_loops_have_are_read(
+    tensors: dict[str, Tensor], sequences: int, labels: list[int] | None
+) -> None:
+    """What is unusual is no damage; labels that are not one a sequence are no classes to score against."""
+    check_truth(tensors, "here", arrays=False, vocabulary=10)
+    truth = _truth_from(tensors)
+    assert len(truth.sequences()) == sequences and truth.labels() == labels
+
+
+def test_a_batch_without_any_sequence_is_refused() -> None:
+    """Nobody's data."""
+    empty = torch.ones(0, 4, dtype=torch.long)
+    with pytest.raises(SnapshotDamagedError, match="no sequence"):
+        check_truth({IDS: empty, "1/inputs/input_ids": empty}, "here", arrays=False, vocabulary=10)
 
 
 def test_an_update_of_whole_numbers_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from leakaudit.client import ClientStep
 from leakaudit.defenses.protocol import Defense
+from leakaudit.snapshot import root_mean_square
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,3 @@ class AdditiveNoise(Defense):
         if self.sigma is not None:
             return self.sigma
         return self.scale / math.hypot(1.0, self.scale) * root_mean_square(sent)
-
-
-def root_mean_square(update: Mapping[str, Tensor]) -> float:
-    """Return the root mean square of all entries of the update, in its units; 0 where it has none."""
-    entries = sum(tensor.numel() for tensor in update.values())
-    squares = sum(float(tensor.double().square().sum()) for tensor in update.values())
-    return math.sqrt(squares / entries) if entries else 0.0

@@ -13,7 +13,7 @@ from leakaudit.client import ClientStep
 from leakaudit.defenses.outcomes import uncertainties
 from leakaudit.defenses.protocol import Defense
 from leakaudit.registry import defense
-from leakaudit.snapshot import Observation
+from leakaudit.snapshot import Observation, root_mean_square
 
 NEAR_ZERO = 10.0
 """Multiples of its error below which an entry may have either sign. Our choice: the tolerance bounds the error of all entries together,
@@ -43,6 +43,13 @@ class Sign(Defense):
             return seen
         signs = {name: tensor.sign() for name, tensor in seen.update.items()}
         return seen.under(self.declared(), signs)
+
+    def noise(self, sent: Mapping[str, Tensor], before: float = 0.0) -> float:
+        """Return the size of the signs if there was noise before them.
+
+        Signs do not tell noise from gradient, so all of `sent` may be noise.
+        """
+        return root_mean_square(sent) if before > 0 and not self.is_identity() else before
 
     def expected(
         self,
