@@ -300,8 +300,9 @@ class Audit:
             except Exception as error:
                 if self._on_gpu and isinstance(error, torch.OutOfMemoryError):
                     raise
+                why = str(error) if isinstance(error, SnapshotError) else _where(error)  # ours say what to do
                 for label, _ in todo:
-                    self._append(self._failed(record.id, label, defense_label, AttemptStatus.ERROR, _where(error)))
+                    self._append(self._failed(record.id, label, defense_label, AttemptStatus.ERROR, why))
                 continue
             for label, attack in todo:
                 self._append(self._attempt(record.id, label, attack, defense_label, seen, truth))

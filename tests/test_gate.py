@@ -230,7 +230,7 @@ def test_old_evidence_does_not_pass() -> None:
     assert (early.verdict, early.problems) == (Status.ERROR, ("the results are dated in the future",))
     assert judge(audit(0, 60, finished=""), RED_LINE).verdict is Status.INCONCLUSIVE
     backwards = changed(found, run=found.run.model_copy(update={"started": "2026-11-02T11:30:00Z"}))
-    assert "finished before it started, by its own clock" in gate.evaluate(backwards, rules, now=NOW).sentence
+    assert "By its own clock the audit finished before it started" in gate.evaluate(backwards, rules, now=NOW).sentence
     assert gate.evaluate(backwards, rules, now=NOW).verdict is Status.INCONCLUSIVE
     assert late.valid_until == "2026-11-09T10:00:00Z"
 
@@ -521,7 +521,11 @@ def test_a_policy_is_read_from_yaml(tmp_path: Path) -> None:
         ("id: overlap", "id: no-verbatim", "two rules are called 'no-verbatim'"),
         ("max_age: 7d", "max_age: a week", r"gate\.yaml:4: .*write a whole number and m, h or d, such as 7d"),
         ("leakaudit.policy/1", "leakaudit.policy/2", r"gate\.yaml:1: schema: input should be 'leakaudit\.policy/1'"),
-        ("    severity: critical\n", "    level: warn\n", "every rule is at level warn, so nothing could ever fail"),
+        (
+            "    severity: critical\n",
+            "    level: warn\n",
+            "every rule is at level warn, so the policy could never fail",
+        ),
         ("attack: [tag, span]", "attack: []", "an empty list of attacks would switch the rule off"),
     ],
 )
@@ -549,7 +553,9 @@ def test_a_mistake_in_a_policy_is_named(tmp_path: Path, old: str, new: str, mess
         (
             "    severity: critical\n",
             "    level: warn\n",
-            ["7: rules: every rule is at level warn, so nothing could ever fail; set one to level: error"],
+            [
+                "7: rules: every rule is at level warn, so the policy could never fail; set at least one rule to level: error"
+            ],
         ),
         ("[tag, span]", "[tag, spam]", ["14: rule 'overlap': the attack 'spam' is unknown; did you mean 'span'?"]),
         ("[tag, span]", "spam", ["14: rule 'overlap': the attack 'spam' is unknown; did you mean 'span'?"]),
