@@ -364,7 +364,7 @@ class Audit:
         """Write results.json, verdict.json and report.html, and destroy the run's key.
 
         Args:
-            skipped: snapshots that were due but not taken because the battery was busy.
+            skipped: snapshots that were due and not audited, because the battery was busy or because they were refused.
             total_steps: optimizer steps of the training run.
             overhead: what the audit cost the training process.
             interrupted: the audit was stopped before it was through.

@@ -44,7 +44,7 @@ def write(folder: Path, found: Results) -> Path:
         (rb'{"schema": "leakaudit.results/1.2", "run": "\ud800"}', "half a surrogate pair"),
         (b"\xff\xfe", "is not UTF-8 text"),
         (b"", "not readable as JSON"),
-        (b'{"schema": "leakaudit.results/1.2", "min_tokens": NaN}', "NaN is no finite number"),
+        (b'{"schema": "leakaudit.results/1.2", "min_tokens": NaN}', "NaN is not a finite number"),
         (b'{"schema": "leakaudit.results/1.' + b"9" * 5_000 + b'"}', "this version reads leakaudit.results/1.x"),
         (b'{"schema": "leakaudit.results/1.2"}', "does not fit leakaudit.results/1.2: run: Field required"),
     ],
@@ -161,7 +161,7 @@ def test_a_pipe_in_the_place_of_the_results_is_refused(tmp_path: Path) -> None:
         pytest.skip("no pipes here")
     os.mkfifo(tmp_path / "results.json")
     done = run(tmp_path, "-q")
-    assert done.exit_code == 5 and "is no regular file" in done.stdout
+    assert done.exit_code == 5 and "is not a regular file" in done.stdout
 
 
 def test_a_folder_that_cannot_be_written_still_gets_its_verdict(tmp_path: Path) -> None:

@@ -315,7 +315,7 @@ def test_results_that_contradict_themselves_are_an_error() -> None:
     assert verdict.problems == (
         "step st-000000 is recorded twice",
         "attempts on step st-000009, which is not recorded",
-        "attack span on step st-000000 did not run and yet leaked",
+        "attack span on step st-000000 did not run, but it names an event",
         "the positive control counts 2 of 1",
     )
     assert gate.unreadable("no such file", policy(), now=NOW).exit_code == 5

@@ -215,7 +215,7 @@ def test_a_file_larger_than_memory_is_refused_before_it_is_hashed(tmp_path: Path
     with (folder / OBSERVED).open("r+b") as file:
         file.truncate(2**42)
     began = time.monotonic()
-    with pytest.raises(SnapshotDamagedError, match="a file larger than this machine.s memory of .*; found 4398 GB"):
+    with pytest.raises(SnapshotDamagedError, match=r"a file larger than this machine.s memory of .*; found 4398 GB"):
         read_snapshot(folder)
     assert time.monotonic() - began < SECONDS
 
