@@ -92,7 +92,7 @@ def test_types_are_strict_and_counts_are_none_below_zero(tmp_path: Path, old: st
     (tmp_path / "results.json").write_text(text.replace(old, new, 1))
     done = run(tmp_path, "-q")
     assert done.exit_code == 5
-    assert "does not fit" in done.stdout or "no finite number" in done.stdout
+    assert "does not fit" in done.stdout or "not a finite number" in done.stdout
 
 
 def test_a_file_that_was_changed_after_it_was_written_is_an_error(tmp_path: Path) -> None:
