@@ -132,7 +132,7 @@ def test_another_command_begins_anew_and_keeps_what_is_there(
     before = (halved / "journal.jsonl").read_bytes()
     result = _simulate(given, halved, *other)
     assert result.exit_code == 0, result.stderr
-    assert "the earlier audit there is now in out.1; it was not finished" in result.stderr
+    assert "the earlier audit there is now in out.1; that audit was not finished" in result.stderr
     assert (tmp_path / "out.1" / "journal.jsonl").read_bytes() == before
 
 
