@@ -378,7 +378,7 @@ class AuditRun:
             return
         if counters.kept == 0:
             missed = self.skipped + self.too_full + counters.failed + counters.not_finite
-            why = f"kept no step, so there is nothing to report: the run had {counted(steps, 'step')}, {missed} were missed"
+            why = f"no step was kept, so there is nothing to report: the run had {counted(steps, 'step')}, {missed} were missed"
             self._leave_empty(why)
             say(why)
             return
@@ -586,7 +586,7 @@ class Guarded:
         try:
             yield from _marked(folder, reason)
         except Exception as error:
-            yield f"what is in {folder} is of an earlier run, and cannot be marked so ({type_and_place(error)})"
+            yield f"{folder} may hold results of an earlier run and could not be marked as not audited ({type_and_place(error)})"
 
 
 def _marked(folder: Path | None, reason: str) -> Iterator[str]:
@@ -595,7 +595,7 @@ def _marked(folder: Path | None, reason: str) -> Iterator[str]:
     A run that is switched off leaves a folder alone that does not exist.
     """
     if folder is None:
-        yield "its folder is not known, so results of an earlier run may lie there"
+        yield "its `out_dir` could not be read, so that folder may still hold results of an earlier run"
     elif _writes(peers_of()) and (reason != SWITCHED_OFF or folder.exists()):
         place = mark(folder, reason)
         if place.note:

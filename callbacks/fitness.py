@@ -28,8 +28,8 @@ def check_tensors(model: nn.Module) -> None:
             )
         if tensor.dtype not in DTYPES:
             raise SnapshotError(
-                f"{plain_name(name)!r} is of type {tensor.dtype}, which a snapshot cannot hold; keep it outside of the model, or as "
-                "real numbers"
+                f"{plain_name(name)!r} is of type {tensor.dtype}, which a snapshot cannot hold; keep it outside the model, or store "
+                "it as real numbers"
             )
 
 
@@ -57,10 +57,10 @@ def foreign_tensors(model: nn.Module, recipe: ModelRecipe) -> frozenset[str]:
     aliases = {name for pair in tied_names(blank) for name in pair}
     for name, shape in made.items():
         if name not in aliases and here.get(name) != shape:
-            found = "is not there" if name not in here else f"is of shape {here[name]}"
+            found = "does not have it" if name not in here else f"has it of shape {here[name]}"
             raise ModelError(
-                f"{recipe.class_name} as its configuration makes it has {name!r} of shape {shape}, which {found} in this model, so the "
-                "side process cannot load its weights; say how it is made with `rebuilt_by`, or set `schedule: inline`"
+                f"{recipe.class_name}, made from its configuration, has the parameter {name!r} of shape {shape}; this model {found}, so the "
+                "side process cannot load its weights. Say how the model is made with `rebuilt_by`, or set `schedule: inline`"
             )
     return frozenset(here) - frozenset(made) - aliases
 
@@ -78,7 +78,7 @@ def fitting(kept: Kept, foreign: frozenset[str]) -> Kept:
     parts = [name for name in kept.update if name in foreign and bool(kept.update[name].any())]
     if parts:
         raise SnapshotError(
-            f"{parts[0]!r} has a part in its update, and {kept.manifest.model.class_name} as transformers makes it has no such "
+            f"the update of {parts[0]!r} is not zero, but {kept.manifest.model.class_name} of transformers has no such "
             "parameter; say how the model is made with `rebuilt_by`, or set `schedule: inline`"
         )
     update = {name: g for name, g in kept.update.items() if name not in foreign and g.numel()}
@@ -92,6 +92,6 @@ def beyond(foreign: frozenset[str], class_name: str) -> str:
         return ""
     count = "1 tensor" if len(foreign) == 1 else f"{len(foreign)} tensors"
     return (
-        f"this model has {count} more than {class_name} as transformers makes it (first {min(foreign)!r}): left out of the audit; a step "
-        "in whose update they have a part is not kept. `rebuilt_by` or `schedule: inline` audits them as well"
+        f"this model has {count} that {class_name} of transformers does not have (first {min(foreign)!r}): left out of the audit, and a "
+        "step whose update contains them is not kept; with `rebuilt_by` or `schedule: inline` they are audited as well"
     )

@@ -281,7 +281,7 @@ class SideProcess:
                     if patience <= 0:
                         break
                     show(
-                        f"waiting for the audit: {counted(_lines(journal), 'attempt')} done; waits {patience:.0f} s more at most "
+                        f"waiting for the audit: {counted(_lines(journal), 'attempt')} done; waiting at most {patience:.0f} s more "
                         "(Ctrl-C: do not wait)"
                     )
                     time.sleep(0.2)
@@ -453,14 +453,14 @@ def what_stays(spool: Spool) -> str:
         return ""
     states = []
     if waiting:
-        states.append(f"not audited to the end: step {', '.join(waiting)} ({by_hand(spool)} goes on with them)")
+        states.append(f"not audited to the end: step {', '.join(waiting)} ({by_hand(spool)} continues with them)")
     if refused:
         states.append(f"cannot be audited any more: step {', '.join(refused)}")
     inside = "encrypted" if spool.config.encrypt_to else "in clear"
     folder = shlex.quote(str(spool.root))
     return (
         f"snapshots that stay in {folder}: {'; '.join(states)}. Each holds the private batch and its labels, by design, {inside}; "
-        f"`leakaudit snapshots purge {folder} --all` removes them, or retention after {spool.config.retention_days:g} days"
+        f"`leakaudit snapshots purge {folder} --all` removes them, or the next run does when they are older than {spool.config.retention_days:g} days"
     )
 
 

@@ -306,10 +306,9 @@ class Audit:
             except Exception as error:
                 if self._on_gpu and isinstance(error, torch.OutOfMemoryError):
                     raise
+                why = str(error) if isinstance(error, SnapshotError) else type_and_place(error)  # ours say what to do
                 for label, _ in todo:
-                    self._append(
-                        self._failed(record.id, label, defense_label, AttemptStatus.ERROR, type_and_place(error))
-                    )
+                    self._append(self._failed(record.id, label, defense_label, AttemptStatus.ERROR, why))
                 continue
             for label, attack in todo:
                 self._append(self._attempt(record.id, label, attack, defense_label, seen, truth))
@@ -373,7 +372,7 @@ class Audit:
         """Write results.json, verdict.json and report.html, and destroy the run's key.
 
         Args:
-            skipped: snapshots that were due but not taken because the battery was busy.
+            skipped: snapshots that were due and not audited, because the battery was busy or because they were refused.
             total_steps: optimizer steps of the training run.
             overhead: what the audit cost the training process.
             interrupted: the audit was stopped before it was through.

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from leakaudit.snapshot import Snapshot
 
 RESUME_HELP = (
-    "Go on with the unfinished audit in --out, or begin anew and move it aside. Default: go on if command, data, model and "
-    "version are the very same, else begin anew."
+    "Continue the unfinished audit in --out, or move it aside and begin anew. Default: continue if command, data, model and "
+    "version are the same, else begin anew."
 )
 
 
@@ -134,7 +134,9 @@ def _battery(asked: str | None, data: Path) -> tuple[PluginSpec, ...]:
 @click.option("--num-labels", type=click.IntRange(2, 100_000), help="Classes; default: the largest label plus one.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True, help="Of fresh head, shuffle, dropout and attacks.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Seed of fresh head, shuffle, dropout and attacks."
+)
 @click.option(
     "--mode", type=click.Choice(["eval", "train"]), default="eval", show_default=True, help="train: dropout on."
 )
@@ -152,14 +154,16 @@ def _battery(asked: str | None, data: Path) -> tuple[PluginSpec, ...]:
 @click.option(
     "--learning-rate",
     type=click.FloatRange(min=0, min_open=True),
-    help="Of the local steps; the update is then a difference of weights.",
+    help="Learning rate of the local steps; the update is then a difference of weights.",
 )
 @click.option(
     "--attacks",
     cls=BatteryOption,
     help="Comma-separated, with knobs such as tag(steps=300); default: those of the callback.",
 )
-@click.option("--defenses", default="none", show_default=True, help="Such as none,gaussian-noise(scale=0.1).")
+@click.option(
+    "--defenses", default="none", show_default=True, help="Comma-separated, such as none,gaussian-noise(scale=0.1)."
+)
 @click.option("--attack-option", "attack_options", multiple=True, metavar="NAME.KNOB=VALUE")
 @click.option("--defense-option", "defense_options", multiple=True, metavar="NAME.KNOB=VALUE")
 @click.option(
@@ -167,11 +171,15 @@ def _battery(asked: str | None, data: Path) -> tuple[PluginSpec, ...]:
 )
 @click.option("--grant", default="", help="What the threat model gives the attacks: labels, lengths.")
 @click.option(
-    "--budget", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True, help="Seconds an attempt."
+    "--budget",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Seconds per attempt.",
 )
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--text", "text", type=click.Choice(["hash", "masked", "full"]), default="masked", show_default=True)
-@click.option("--sentence-model", type=EXISTING, help="Folder of an encoder that scores likeness in meaning, too.")
+@click.option("--sentence-model", type=EXISTING, help="Folder of an encoder; adds a score of likeness in meaning.")
 @click.option("--controls", type=click.IntRange(min=0), default=3, show_default=True, help="Control steps to run.")
 @click.option("--policy", type=EXISTING, help="YAML policy of the gate; default: the built-in one.")
 @click.option("--out", type=EXISTING, default=Path("leakaudit-out"), show_default=True, help="Folder for the results.")
@@ -211,10 +219,10 @@ def simulate(
 ) -> None:
     """Make client steps from a model and a data file, attack them, and write results.json and report.html.
 
-    What is in --out is never overwritten: an earlier audit there moves to OUT.1, OUT.2 and so on. An audit that was stopped is gone
-    on with when the same command runs again. Ctrl-C, SIGTERM and SIGHUP stop after writing results and a report of what is
-    finished (exit 130, 143, 129); a second signal ends at once. Attacks take as many CPU threads as are idle, or
-    OMP_NUM_THREADS.
+    Nothing in --out is overwritten: an earlier audit there moves to OUT.1, OUT.2 and so on. If an audit was stopped, the same
+    command continues it. After Ctrl-C, SIGTERM or SIGHUP the command writes results and a report of what is finished and stops
+    (exit 130, 143, 129); a second signal ends it at once. Attacks use the CPU threads that are idle, or OMP_NUM_THREADS if it is
+    set.
     """
     wait_passively()
     from leakaudit.config import AuditConfig
@@ -267,7 +275,10 @@ def simulate(
         simulator = _simulator(**given)
         if len(simulator) < steps:
             full = counted(len(simulator), "full batch", "full batches")
-            click.echo(f"the data has {full} of {batch_size * local_steps}; {steps} were asked for", err=True)
+            click.echo(
+                f"--steps {steps}: the data has only {full} of {batch_size * local_steps}; all of them are audited",
+                err=True,
+            )
         return Steps(simulator.digest, simulator.tokenizer, range(len(simulator)), simulator.snapshot)
 
     _audit(config, steps_of, resume=resume, as_json=as_json, shown_options={"grant": grant})
@@ -335,7 +346,7 @@ def _audit(
             steps = steps_of()
             results, stopped = _run(config, steps, stop, resume, _public_command(config, shown_options or {}))
         except Stopped as early:
-            say("stopped before an attempt was finished: there is nothing to write")
+            say("stopped before the first attempt was finished, so nothing was written")
             sys.exit(exit_code(early))
         _print_outcome(results, config.out_dir, as_json)
     sys.exit(0 if stopped is None else exit_code(stopped))
@@ -368,18 +379,18 @@ def _run(
     with run_folder(config.out_dir, wanted, resume) as note:
         audit = Audit(config.out_dir, config, steps.tokenizer, device=device, command=command, source=source)
         say(plan(len(steps.numbers), len(battery.attacks), len(battery.defenses), config.budget_s))
-        say(f"computes on {device.type} with {counted(torch.get_num_threads(), 'CPU thread')}")
+        say(f"computing on {device.type} with {counted(torch.get_num_threads(), 'CPU thread')}")
         if note:
             say(note)
         stopped = _run_steps(audit, steps, stop)
         if stopped is not None:
-            say("stopped: writing what is finished; a second signal ends at once")
+            say("stopping: writing results of what is finished; a second signal ends the command at once")
         total = len(steps.numbers) if steps.planned else None
         stop.finish()
         results = audit.finish(total_steps=total, interrupted=stopped is not None)
         if stopped is not None:
             done = f"{len(audit.entries)} of {counted(wanted.attempts, 'attempt')}"
-            say(f"{done} are finished and written; the same command goes on with the rest")
+            say(f"{done} are finished and written; the same command continues with the rest")
     return results, stopped
 
 
@@ -511,7 +522,7 @@ def run(
 ) -> None:
     """Attack kept SNAPSHOTS once: snapshot folders, or a spool or folder that holds some.
 
-    An earlier audit in --out moves to OUT.1, OUT.2 and so on, and one that was stopped is gone on with, as with `simulate`.
+    An earlier audit in --out moves to OUT.1, OUT.2 and so on, and one that was stopped is continued, as by `simulate`.
     """
     wait_passively()
     from leakaudit.classifiers import reader_in
@@ -576,7 +587,7 @@ def _kept_tokenizer(snapshot: Path) -> Path:
 @click.option("--text", "text", type=click.Choice(["hash", "masked", "full"]), default="masked", show_default=True)
 @click.option("--policy", type=EXISTING, help="YAML policy; default: the built-in one.")
 @click.option("-o", "--output", type=EXISTING, help="The HTML file; default: report.html in RUN_DIR.")
-@click.option("--allow-full-in-ci", is_flag=True, help="Allow --text full where CI is set.")
+@click.option("--allow-full-in-ci", is_flag=True, help="Allow --text full if the variable CI is set.")
 @clear_errors
 def report(run_dir: Path, text: str, policy: Path | None, output: Path | None, allow_full_in_ci: bool) -> None:
     """Render the HTML report of RUN_DIR (a folder with results.json)."""
@@ -605,7 +616,7 @@ def report(run_dir: Path, text: str, policy: Path | None, output: Path | None, a
     click.echo(str(path))
 
 
-@main.command(short_help="Judge a run by a policy; the exit code tells.")
+@main.command(short_help="Judge a run by a policy; the exit code is the verdict.")
 @click.argument("run_dir", type=EXISTING)
 @click.option("--policy", type=EXISTING, help="YAML policy; default: the built-in one.")
 @click.option("--soft-fail", is_flag=True, help="Exit 0 whatever the verdict; the verdict itself stays.")
@@ -613,7 +624,10 @@ def report(run_dir: Path, text: str, policy: Path | None, output: Path | None, a
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as one JSON document.")
 @clear_errors
 def gate(run_dir: Path, policy: Path | None, soft_fail: bool, quiet: bool, as_json: bool) -> None:
-    """Judge RUN_DIR (a folder with results.json, or the file) by a policy: exit 0 PASS, 3 FAIL, 4 INCONCLUSIVE, 5 ERROR."""
+    """Judge RUN_DIR (a folder with results.json, or the file) by a policy.
+
+    Exit codes: 0 PASS, 2 wrong policy or usage, 3 FAIL, 4 INCONCLUSIVE, 5 ERROR (the evidence cannot be judged).
+    """
     from datetime import UTC, datetime
 
     from leakaudit.catalogue import names_for

@@ -101,7 +101,8 @@ class ClientStep:
         self._check_replayable()
         if self.facts.view == "delta":
             raise SnapshotError(
-                "the update is a difference of weights after local steps, and clipping each example belongs inside each of them"
+                "the update is a difference of weights after local steps, so the clipped gradient of each example cannot be computed from it; "
+                "try dp-sgd on a run that sends gradients"
             )
         with self._trained() as parameters:
             total = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()}

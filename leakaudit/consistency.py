@@ -100,7 +100,7 @@ def _steps(results: Results) -> Iterator[str]:
     ran = {attempt.step for attempt in results.attempts if attempt.finished}
     for step in results.steps:
         if step.verification.status is VerificationStatus.MISMATCH and step.id in ran:
-            yield f"the update of step {step.id} comes from another batch, and yet attacks ran on it"
+            yield f"the update of step {step.id} comes from another batch, but attacks ran on it"
 
 
 def _verification(step: StepRecord) -> Iterator[str]:
@@ -109,7 +109,7 @@ def _verification(step: StepRecord) -> Iterator[str]:
     if exact and stamp.relative_error is not None and stamp.relative_error > WORST_ERROR:
         yield f"step {step.id} is stamped {stamp.status} with a relative error of {stamp.relative_error:g}"
     if stamp.status is VerificationStatus.NOISED and step.shipped_defense == "none":
-        yield f"step {step.id} is stamped noised, and no defence was shipped"
+        yield f"step {step.id} is stamped noised, but no defence was shipped"
 
 
 def _declared(step: StepRecord, declared: tuple[str, ...] | None) -> Iterator[str]:
@@ -142,7 +142,7 @@ def _attempts(results: Results) -> Iterator[str]:
         yield from (
             f"attempts with the {kind} {name!r}, which is not in the battery" for name in sorted(named - {*members})
         )
-        yield from (f"the {kind} {name!r} stands twice in the battery" for name in _twice(members))
+        yield from (f"the {kind} {name!r} occurs twice in the battery" for name in _twice(members))
     twice = Counter((a.step, a.attack, a.defense) for a in results.attempts)
     yield from (f"{_name(*key)} is recorded {n} times" for key, n in twice.items() if n > 1)
     for attempt in results.attempts:
@@ -155,9 +155,9 @@ def _attempt(attempt: Attempt, results: Results) -> Iterator[str]:
         yield f"{name} has the seed {attempt.seed}, the run has {results.run.seed}"
     if not attempt.finished:
         if attempt.events:
-            yield f"{name} did not run and yet leaked"
+            yield f"{name} did not run, but it names an event"
         elif attempt.sequences or attempt.scores or attempt.stop:
-            yield f"{name} did not run and yet has scores"
+            yield f"{name} did not run, but it has scores"
         return
     if (attempt.status is AttemptStatus.BUDGET_EXHAUSTED) != (attempt.stop == "budget"):
         yield f"{name} has the status {attempt.status} and stopped for {attempt.stop or 'no reason'!r}"
@@ -177,17 +177,17 @@ def _scores(attempt: Attempt) -> Iterator[str]:
         elif metric == "token_recall":
             yield from _bag(attempt.scores.get(metric), values)
         elif values or isinstance(attempt.scores.get(metric), Score):
-            yield f"{metric} is scored, and no sequence was guessed"
+            yield f"{metric} is scored, but no sequence was guessed"
     whole = attempt.scores.get("label_exact")
     if isinstance(whole, Score) and _at_least(attempt, "label_exact", 1.0) != _at_least(attempt, "label_accuracy", 1.0):
-        yield f"label_exact is {whole.value:g}, and the label accuracy says otherwise"
+        yield f"label_exact is {whole.value:g}, but the label accuracy contradicts it"
     for sequence in attempt.sequences:
         if sequence.exact and {sequence.r1, sequence.r2, sequence.rl, sequence.token_precision} - {None, 1.0}:
-            yield f"sequence {sequence.id} is exact, and its scores are not 1"
+            yield f"sequence {sequence.id} is exact, but its scores are not 1"
         if sequence.exact and sequence.token_recall != 1.0:
-            yield f"sequence {sequence.id} is exact, and its token recall is not 1"
+            yield f"sequence {sequence.id} is exact, but its token recall is not 1"
         if sequence.exact is not None and sequence.token_recall is None:
-            yield f"sequence {sequence.id} was guessed, and has no token recall"
+            yield f"sequence {sequence.id} was guessed, but has no token recall"
 
 
 def _mean(metric: str, found: Measured | None, values: Sequence[float]) -> Iterator[str]:
@@ -224,7 +224,7 @@ def _events(attempt: Attempt, results: Results) -> Iterator[str]:
         shown = {name: yes for name, yes in shown.items() if name != "most_words"}
     for name, yes in shown.items():
         if yes != (name in attempt.events):
-            yield f"the event {name!r} is {'missing, and its scores show it' if yes else 'named, and its scores do not show it'}"
+            yield f"the event {name!r} is {'missing, but its scores show it' if yes else 'named, but its scores do not show it'}"
 
 
 def shown_events(attempt: Attempt) -> dict[str, bool]:
@@ -312,7 +312,7 @@ def _lengths(attempt: Attempt, step: StepRecord, min_tokens: int) -> Iterator[st
         yield f"step {step.id} has {step.n_tokens_bucket} tokens, its sequences have {shortest} or more"
     sentences = sum(sequence.long_enough for sequence in attempt.sequences)
     if step.n_sentences is not None and step.n_sentences != sentences:
-        yield f"step {step.id} has {step.n_sentences} sentences, its sequences make {sentences}"
+        yield f"step {step.id} has {step.n_sentences} sentences, but {sentences} of its sequences are long enough"
 
 
 def _bounds(bucket: str) -> tuple[int, int] | None:
@@ -337,7 +337,7 @@ def _summaries(results: Results) -> Iterator[str]:
     try:
         wanted = [summary.model_dump() for summary in summarise(results.attempts)]
     except (ValueError, OverflowError):  # numbers so large that their mean is none
-        yield "the attempts hold numbers of which no summary can be made"
+        yield "the attempts hold numbers from which no summary can be computed"
         return
     found = [summary.model_dump() for summary in results.summaries]
     if len(wanted) != len(found):
@@ -348,7 +348,7 @@ def _summaries(results: Results) -> Iterator[str]:
         if differ:
             yield (
                 f"the summary of {one['attack']} under {one['defense']} says {differ[0]} {_shown(one[differ[0]])}, "
-                f"and the attempts come to {_shown(other[differ[0]])}"
+                f"but the attempts give {_shown(other[differ[0]])}"
             )
 
 

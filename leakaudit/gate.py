@@ -218,7 +218,8 @@ class Policy(_Policy):
             raise problem_at(("rules", second, "id"), f"two rules are called {twice[0]!r}; each needs its own id")
         if all(rule.level == "warn" for rule in self.rules):
             raise problem_at(
-                ("rules",), "every rule is at level warn, so nothing could ever fail; set one to level: error"
+                ("rules",),
+                "every rule is at level warn, so the policy could never fail; set at least one rule to level: error",
             )
         return self
 
@@ -1142,7 +1143,7 @@ def _judge_age(results: Results, policy: Policy, now: datetime) -> tuple[timedel
     age = now - finished
     started = moment(results.run.started)
     if started is not None and finished < started - CLOCK_SLACK:  # no contradiction: a clock may be set back meanwhile
-        return age, "The audit finished before it started, by its own clock, so its age is unknown."
+        return age, "By its own clock the audit finished before it started, so its age is unknown."
     if age > _duration(policy.evidence.max_age):
         old = f"{age.total_seconds() / 86400:.1f} days"
         return age, f"The evidence is {old} old; the policy allows {policy.evidence.max_age}."

@@ -52,7 +52,7 @@ def numbered_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield every JSON object of a file of JSON lines, with the number of its line from 1.
 
     Raises:
-        DataError: the file is missing, or a line is no JSON object.
+        DataError: the file is missing, or a line is not a JSON object.
     """
     for number, line in numbered_lines(path):
         yield number, _object(path, number, line)
@@ -81,13 +81,15 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         row: Any = json.loads(line)
     except json.JSONDecodeError:
-        raise DataError(f"{path}:{number}: is no JSON object") from None
+        raise DataError(f"{path}:{number}: is not a JSON object; each line must hold one") from None
     except RecursionError:
-        raise DataError(f"{path}:{number}: is nested too deeply; a row is one flat object") from None
+        raise DataError(f"{path}:{number}: is nested too deeply; a row must be one flat object") from None
     except ValueError:  # Python's limit on the digits of a whole number
-        raise DataError(f"{path}:{number}: holds a number of too many digits") from None
+        raise DataError(
+            f"{path}:{number}: holds a number with too many digits; shorten it or write it as text"
+        ) from None
     if not isinstance(row, dict):
-        raise DataError(f"{path}:{number}: is no JSON object; found {type(row).__name__}")
+        raise DataError(f"{path}:{number}: is not a JSON object; found {type(row).__name__}")
     return row
 
 

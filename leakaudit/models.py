@@ -362,7 +362,8 @@ def _no_larger_than(weights: Mapping[str, Tensor]) -> Iterator[None]:
         count, room = count + 1, room - tensor.numel()
         if count > most or room < 0:
             raise ModelError(
-                f"the recipe makes a model that is larger than its {len(weights)} stored weights: they do not belong together"
+                f"the recipe makes a model that is larger than its {len(weights)} stored weights, so they do not belong together; "
+                "remove the snapshot and keep a new step"
             )
 
     hooks = (
@@ -421,7 +422,9 @@ def _check_numbers(config: Any, key: str = "") -> None:
     elif isinstance(config, int) and not isinstance(config, bool):
         most = MAX_LAYERS if "layer" in key else MAX_LABELS if key == "num_labels" else MAX_NUMBER
         if abs(config) > most:
-            raise ModelError(f"the configuration asks for a {key!r} of more than {most}: no model has that")
+            raise ModelError(
+                f"the configuration asks for a {key!r} of more than {most}, which is the most that is read"
+            )
 
 
 def _made(recipe: ModelRecipe) -> nn.Module:
@@ -504,7 +507,7 @@ def _reason(error: Exception) -> str:
     """Return why a library could not load a folder, in one short line."""
     if "trust_remote_code" in str(error):
         return (
-            "it needs code of its own (`auto_map` in its configuration), and none is ever run; give a folder of a class that "
+            "it needs code of its own (`auto_map` in its configuration), and code in a folder is never run; give a model of a class that "
             "transformers has"
         )
     lines = str(error).splitlines() or [""]

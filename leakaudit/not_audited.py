@@ -54,7 +54,7 @@ def refuse_unaudited(folder: Path) -> None:
     except (OSError, ValueError, RecursionError):
         why = f"{NOT_AUDITED} cannot be read"
     raise ResultsError(
-        f"{folder}: this run was not audited: {why}; an earlier run's results would say nothing about it"
+        f"{folder}: this run was not audited: {why}; repair the cause and run again; results of an earlier run say nothing about this one"
     )
 
 

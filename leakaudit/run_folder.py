@@ -1,6 +1,6 @@
 """Prepare the folder in which an audit from the command line writes.
 
-An earlier audit there is moved aside, and an unfinished one is gone on with.
+It moves an earlier audit aside, and continues an unfinished one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run_folder(out: Path, wanted: Unfinished, resume: bool | None) -> Iterator[s
         ConfigError: the folder cannot be used, another audit is at work in it, or there is nothing to go on with.
     """
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: is a file; give a folder")
+        raise ConfigError(f"--out {out}: needs a folder, found a file; give a folder")
     if (out / "spool").exists():
         raise ConfigError(f"--out {out}: holds the audit of a training run; give another folder")
     try:
@@ -62,8 +62,12 @@ def _settle(out: Path, wanted: Unfinished, resume: bool | None) -> str:
     left = unfinished(out)
     same = left is not None and left.same_as(wanted)
     if resume and not same:
-        why = "there is no unfinished audit" if left is None else "the unfinished audit there is another one"
-        raise ConfigError(f"--resume: {why} in {out}; the same command without --resume begins anew")
+        why = (
+            "holds no unfinished audit"
+            if left is None
+            else "holds an unfinished audit of another command, data, model or version"
+        )
+        raise ConfigError(f"--resume: {out} {why}; leave --resume out to begin anew")
     if left is not None and same and resume is not False:
         return f"resuming: {left.attempts} of {wanted.attempts} attempts are done"
     place = make_room(out)
@@ -71,8 +75,8 @@ def _settle(out: Path, wanted: Unfinished, resume: bool | None) -> str:
         raise ConfigError(f"--out {out}: {place.note}")
     if left is None or not place.note:
         return place.note
-    why = "" if resume is False else ", because its command, data or version is another"
-    return f"{place.note}; it was not finished and is not gone on with{why}"
+    why = "" if resume is False else ", because its command, data, model or version differs"
+    return f"{place.note}; that audit was not finished, and this command does not continue it{why}"
 
 
 def _lock(descriptor: int) -> None:

@@ -524,7 +524,7 @@ def _results_of(data: Any) -> Results:
     """
     schema = data.get("schema") if isinstance(data, dict) else None
     if not isinstance(schema, str) or not schema.startswith("leakaudit.results/"):
-        raise ValueError("is no leakaudit results file (no `schema: leakaudit.results/1.x`)")
+        raise ValueError("is not a leakaudit results file (no `schema: leakaudit.results/1.x`)")
     version = _version(schema)
     if version is None or version[0] != 1:
         raise ValueError(f"schema {short(schema)[1:-1]}; this version reads leakaudit.results/1.x. Upgrade leakaudit.")

@@ -99,7 +99,7 @@ def read_examples(path: Path, task: Task) -> list[Example]:
     """Read a JSONL file with the field `text`, and for classification `label`.
 
     Raises:
-        DataError: the file is missing or empty, a line is no JSON object, or a field is missing or of no use; names the line,
+        DataError: the file is missing or empty, a line is not a JSON object, or a field is missing or of no use; names the line,
             never its content.
     """
     examples = [_example(path, number, row, task) for number, row in numbered_objects(path)]

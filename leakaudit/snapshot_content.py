@@ -57,7 +57,7 @@ def check_truth(tensors: Mapping[str, Tensor], where: str, *, arrays: bool, voca
     batches: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         if not _KEY.fullmatch(key):
-            raise _damaged(where, "a tensor whose name is not one of ours", f"a name of {len(key)} characters")
+            raise _damaged(where, "a tensor whose name no recorder writes", f"a name of {len(key)} characters")
         number, _, rest = key.partition("/")
         batches.setdefault(int(number), {})[rest] = tensor
         if len(batches) > MAX_MICRO_BATCHES:
@@ -80,16 +80,16 @@ def _check_batch(batch: Mapping[str, Tensor], where: str, *, arrays: bool, vocab
     shaped = ids.dim() == 2 or (ids.dim() == 3 and not arrays)
     # A process may draw nothing where others draw something (Poisson sampling), so one micro-batch may be empty.
     if not shaped or _is_real(ids) or (ids.shape[-1] == 0 and len(ids) > 0 and not arrays):
-        raise _damaged(where, "`input_ids` that are no (B, T) or (B, choices, T) whole numbers", _shape(ids))
+        raise _damaged(where, "`input_ids` that are not whole numbers of shape (B, T) or (B, choices, T)", _shape(ids))
     if vocabulary and ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < vocabulary):
-        raise _damaged(where, "`input_ids` outside the vocabulary", f"{vocabulary} ids are known")
+        raise _damaged(where, "`input_ids` outside the vocabulary", f"an id beyond the {vocabulary} known ones")
     for name, tensor in batch.items():
         if wrong := _wrong(name, tensor, ids):
             raise _damaged(where, f"`{name}` that is {wrong}", _shape(tensor))
     if arrays:
         odd = [name for name, tensor in batch.items() if name == "inputs/inputs" and len(tensor) != len(ids)]
         if odd:
-            raise _damaged(where, "arrays that are not one for each example", _shape(batch[odd[0]]))
+            raise _damaged(where, "a number of arrays other than that of examples", _shape(batch[odd[0]]))
 
 
 def _wrong(name: str, tensor: Tensor, ids: Tensor) -> str:
@@ -159,10 +159,10 @@ def check_manifest(manifest: Manifest, where: str) -> None:
     ranges |= {f"facts.dropout of {name!r}": (rate, 0.0, 1.0) for name, rate in facts.dropout.items()}
     for name, (value, low, high) in ranges.items():
         if value is not None and not (low <= value <= high and math.isfinite(value)):
-            raise _damaged(where, f"{name} outside {low:g} to {high:g}", "another number")
+            raise _damaged(where, f"{name} outside {low:g} to {high:g}", "a number outside this range")
     above_zero = (facts.loss_divisor, recipe.loss_divisor, recipe.loss_scale)
     if 0.0 in above_zero:
-        raise _damaged(where, "a loss that is divided by 0", "loss_divisor or loss_scale 0")
+        raise _damaged(where, "a loss that is divided by 0", "a loss_divisor or loss_scale of 0")
     _check_ids(manifest, where)
 
 
@@ -171,7 +171,7 @@ def _check_ids(manifest: Manifest, where: str) -> None:
     words, shape = manifest.facts.vocabulary, manifest.facts.input_shape
     known = (*words.special.values(), *words.starts_with, *words.ends_with)
     if any(not 0 <= token < max(words.size, 1) for token in known):
-        raise _damaged(where, "special tokens outside the vocabulary", f"{words.size} ids are known")
+        raise _damaged(where, "special tokens outside the vocabulary", f"an id beyond the {words.size} known ones")
     if shape is not None and (len(shape) > MAX_RANK or any(not 0 < size <= MAX_VOCABULARY for size in shape)):
         raise _damaged(where, "facts.input_shape that is no shape of an array", f"{len(shape)} dimensions")
 
@@ -184,7 +184,9 @@ def check_size(size: int, where: str) -> None:
     """
     memory = _physical_memory()
     if memory and size > memory:
-        raise _damaged(where, f"a file of {size / 1e9:.0f} GB", f"this machine has {memory / 1e9:.0f} GB of memory")
+        raise _damaged(
+            where, f"a file larger than this machine's memory of {memory / 1e9:.0f} GB", f"{size / 1e9:.0f} GB"
+        )
 
 
 def _physical_memory() -> int:

@@ -29,11 +29,11 @@ def read_bounded(path: Path, limit: int = MAX_BYTES) -> bytes:
     """Return the content of a regular file of at most `limit` bytes.
 
     Raises:
-        ValueError: it is larger, or is no regular file.
+        ValueError: it is larger, or is not a regular file.
         OSError: it cannot be read.
     """
     if not stat.S_ISREG(path.stat().st_mode):  # before it is opened: a pipe would wait for a writer
-        raise ValueError("is no regular file")
+        raise ValueError("is not a regular file")
     with path.open("rb") as file:
         raw = file.read(limit + 1)
     if len(raw) > limit:
@@ -51,7 +51,7 @@ def parse_json(raw: bytes) -> Any:
     >>> parse_json(b'{"a": 1, "a": 2}')
     Traceback (most recent call last):
     ...
-    ValueError: the key 'a' stands twice at the top
+    ValueError: the key 'a' occurs twice at the top
     """
     try:
         text = raw.decode("utf-8-sig")
@@ -92,7 +92,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(word: str) -> float:
-    raise ValueError(f"{word} is no finite number")
+    raise ValueError(f"{word} is not a finite number")
 
 
 def _whole(digits: str) -> int:
@@ -104,7 +104,7 @@ def _whole(digits: str) -> int:
 def _fraction(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise ValueError(f"{short(digits)} is no finite number")
+        raise ValueError(f"{short(digits)} is not a finite number")
     return number
 
 
@@ -146,7 +146,7 @@ def _problem(value: Any, path: _Path) -> str:
     if len(path) > MAX_DEPTH:
         return f"nested more than {MAX_DEPTH} levels deep"
     if isinstance(value, _Twice):
-        return f"the key {short(value.key)} stands twice {place(path)}"
+        return f"the key {short(value.key)} occurs twice {place(path)}"
     if isinstance(value, str) and not _is_text(value):
         return f"the text {place(path)} holds half a surrogate pair, which is no character"
     if isinstance(value, dict) and not all(map(_is_text, value)):

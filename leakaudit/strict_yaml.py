@@ -102,7 +102,7 @@ def validate_mapping(data: Mapping[str, Any], model: type[Model], source: str) -
     for path, value in _walk(data, ()):
         if isinstance(value, float) and not math.isfinite(value):
             document.broken.add(path)
-            document.problem(path, f"{_dotted(path)}: {value} is no finite number")
+            document.problem(path, f"{_dotted(path)}: {value} is not a finite number")
     return _validate(data, model, document)
 
 
@@ -193,7 +193,7 @@ class _Document:
             return None
         if _NOT_FINITE.fullmatch(word) or (_FLOAT.fullmatch(word) and not math.isfinite(float(word))):
             self.broken.add(path)
-            self.problem(path, f"{_named(path)}{_short(word)[1:-1]} is no finite number")
+            self.problem(path, f"{_named(path)}{_short(word)[1:-1]} is not a finite number")
             return None
         return float(word) if _FLOAT.fullmatch(word) else word
 

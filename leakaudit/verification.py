@@ -183,7 +183,7 @@ class _Stamping:
         if not any(empty) or (self.unknown and not empty[0]):
             return None
         if all(empty) or self.unknown:
-            return _unverifiable("the observed update is all zero, which tells no batch from another")
+            return _unverifiable("the observed update is all zero, so it could come from any batch")
         return Verification(
             status=VerificationStatus.MISMATCH, note="the observed or the recomputed update is all zero"
         )
@@ -315,8 +315,8 @@ class _Stamping:
         if not any(abs(left - level) <= NOISE_TOLERANCE * level for level in (self.sigma, found.scale * self.sigma)):
             return ""
         return (
-            f"; the declared noise fits a gradient that was multiplied by {found.scale:.2g} before, or another batch: "
-            "give `max_grad_norm` where the loop clips"
+            f"; the declared noise would fit if the gradient was multiplied by {found.scale:.2g} before the noise, or if this is another "
+            "batch: give `max_grad_norm` if the loop clips"
         )
 
     def _veiled(self) -> bool:

@@ -194,7 +194,7 @@ def test_fewer_full_batches_than_steps_are_announced(model: Path, data: Path, tm
     """Four rows make one batch of three."""
     result = _simulate(model, data, tmp_path / "out", "--steps", 9, "--batch-size", 3, "--attacks", "embedding-rows")
     assert result.exit_code == 0
-    assert "the data has 1 full batch of 3; 9 were asked for" in result.stderr
+    assert "--steps 9: the data has only 1 full batch of 3; all of them are audited" in result.stderr
 
 
 def test_what_is_granted_is_printed(model: Path, data: Path, tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def test_an_output_folder_that_is_a_file_is_refused(model: Path, data: Path, tmp
     path = tmp_path / "out"
     path.write_text("mine", encoding="utf-8")
     result = _simulate(model, data, path)
-    assert result.exit_code == 2 and "is a file; give a folder" in result.stderr
+    assert result.exit_code == 2 and "found a file; give a folder" in result.stderr
     assert path.read_text(encoding="utf-8") == "mine"
 
 

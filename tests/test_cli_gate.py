@@ -44,7 +44,7 @@ def write(folder: Path, found: Results) -> Path:
         (rb'{"schema": "leakaudit.results/1.2", "run": "\ud800"}', "half a surrogate pair"),
         (b"\xff\xfe", "is not UTF-8 text"),
         (b"", "not readable as JSON"),
-        (b'{"schema": "leakaudit.results/1.2", "min_tokens": NaN}', "NaN is no finite number"),
+        (b'{"schema": "leakaudit.results/1.2", "min_tokens": NaN}', "NaN is not a finite number"),
         (b'{"schema": "leakaudit.results/1.' + b"9" * 5_000 + b'"}', "this version reads leakaudit.results/1.x"),
         (b'{"schema": "leakaudit.results/1.2"}', "does not fit leakaudit.results/1.2: run: Field required"),
     ],
@@ -92,7 +92,7 @@ def test_types_are_strict_and_counts_are_none_below_zero(tmp_path: Path, old: st
     (tmp_path / "results.json").write_text(text.replace(old, new, 1))
     done = run(tmp_path, "-q")
     assert done.exit_code == 5
-    assert "does not fit" in done.stdout or "no finite number" in done.stdout
+    assert "does not fit" in done.stdout or "not a finite number" in done.stdout
 
 
 def test_a_file_that_was_changed_after_it_was_written_is_an_error(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_pipe_in_the_place_of_the_results_is_refused(tmp_path: Path) -> None:
         pytest.skip("no pipes here")
     os.mkfifo(tmp_path / "results.json")
     done = run(tmp_path, "-q")
-    assert done.exit_code == 5 and "is no regular file" in done.stdout
+    assert done.exit_code == 5 and "is not a regular file" in done.stdout
 
 
 def test_a_folder_that_cannot_be_written_still_gets_its_verdict(tmp_path: Path) -> None:

@@ -70,11 +70,11 @@ SEQUENCE = (*LEAKS, "sequences", 0)
 ROWS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "an exact score without its event": (
         put(*LEAKS, "events", value=[]),
-        "'exact_sentence' is missing, and its scores show",
+        "'exact_sentence' is missing, but its scores show",
     ),
     "an event without its score": (
         put("attempts", 9, "events", value=["exact_sequence"]),
-        "named, and its scores do not show",
+        "named, but its scores do not show",
     ),
     "the sentence event alone removed": (
         put(*LEAKS, "events", value=["exact_sequence", "all_words", "most_words"]),
@@ -88,7 +88,7 @@ ROWS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     ),
     "another minimum": (put("min_tokens", value=17), "counts as a sentence of 17"),
     "exact denied": (put(*SEQUENCE, "exact", value=False), "exact is 1 of 1, and its sequences come to 0 of 1"),
-    "exact with a lower score": (put(*SEQUENCE, "rl", value=0.4), "is exact, and its scores are not 1"),
+    "exact with a lower score": (put(*SEQUENCE, "rl", value=0.4), "is exact, but its scores are not 1"),
     "a step's score lowered": (put(*LEAKS, "scores", "rougeL", "value", value=0.1), "rougeL is 0.1 of 1"),
     "a step's score missing": (
         put(*LEAKS, "scores", "rougeL", value={"missing": "not run"}),
@@ -108,10 +108,10 @@ ROWS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         "the defence 'prune', which is not in the battery",
     ),
     "an attempt dropped": (lambda data: data["attempts"].pop(0), "the summary of span under none says"),
-    "a leak declared a crash": (put(*LEAKS, "status", value="error"), "did not run and yet leaked"),
+    "a leak declared a crash": (put(*LEAKS, "status", value="error"), "did not run, but it names an event"),
     "a mismatch that was attacked": (
         put("steps", 0, "verification", "status", value="mismatch"),
-        f"the update of step {FIRST} comes from another batch, and yet attacks ran on it",
+        f"the update of step {FIRST} comes from another batch, but attacks ran on it",
     ),
     "verified with an error of 100": (
         put("steps", 0, "verification", "relative_error", value=100.0),
@@ -119,7 +119,7 @@ ROWS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     ),
     "noised without a defence": (
         put("steps", 0, "verification", "status", value="noised"),
-        "noised, and no defence was shipped",
+        "noised, but no defence was shipped",
     ),
     "a defence written by hand": (
         put("steps", 0, "shipped_defense", value="dp-sgd"),
@@ -135,9 +135,9 @@ ROWS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     ),
     "a summary of other attempts": (
         put("summaries", 0, "exact_rate", value=0.0),
-        "says exact_rate 0, and the attempts come to 0.1",
+        "says exact_rate 0, but the attempts give 0.1",
     ),
-    "times beyond counting": (endless, "the attempts hold numbers of which no summary can be made"),
+    "times beyond counting": (endless, "the attempts hold numbers from which no summary can be computed"),
     "no summaries": (put("summaries", value=[]), "there are 0 summaries of 1 pairs"),
     "a control of two of one": (put("controls", "positive", "k", value=2), "the positive control counts 2 of 1"),
     "more controls than steps": (

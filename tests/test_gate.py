@@ -230,7 +230,7 @@ def test_old_evidence_does_not_pass() -> None:
     assert (early.verdict, early.problems) == (Status.ERROR, ("the results are dated in the future",))
     assert judge(audit(0, 60, finished=""), RED_LINE).verdict is Status.INCONCLUSIVE
     backwards = changed(found, run=found.run.model_copy(update={"started": "2026-11-02T11:30:00Z"}))
-    assert "finished before it started, by its own clock" in gate.evaluate(backwards, rules, now=NOW).sentence
+    assert "By its own clock the audit finished before it started" in gate.evaluate(backwards, rules, now=NOW).sentence
     assert gate.evaluate(backwards, rules, now=NOW).verdict is Status.INCONCLUSIVE
     assert late.valid_until == "2026-11-09T10:00:00Z"
 
@@ -332,7 +332,7 @@ def test_results_that_contradict_themselves_are_an_error() -> None:
     assert verdict.problems == (
         "step st-000000 is recorded twice",
         "attempts on step st-000009, which is not recorded",
-        "attack span on step st-000000 did not run and yet leaked",
+        "attack span on step st-000000 did not run, but it names an event",
         "the positive control counts 2 of 1",
     )
     assert gate.unreadable("no such file", policy(), now=NOW).exit_code == 5
@@ -541,7 +541,11 @@ def test_a_policy_is_read_from_yaml(tmp_path: Path) -> None:
         ("id: overlap", "id: no-verbatim", "two rules are called 'no-verbatim'"),
         ("max_age: 7d", "max_age: a week", r"gate\.yaml:4: .*write a whole number and m, h or d, such as 7d"),
         ("leakaudit.policy/1", "leakaudit.policy/2", r"gate\.yaml:1: schema: input should be 'leakaudit\.policy/1'"),
-        ("    severity: critical\n", "    level: warn\n", "every rule is at level warn, so nothing could ever fail"),
+        (
+            "    severity: critical\n",
+            "    level: warn\n",
+            "every rule is at level warn, so the policy could never fail",
+        ),
         ("attack: [tag, span]", "attack: []", "an empty list of attacks would switch the rule off"),
     ],
 )
@@ -569,7 +573,9 @@ def test_a_mistake_in_a_policy_is_named(tmp_path: Path, old: str, new: str, mess
         (
             "    severity: critical\n",
             "    level: warn\n",
-            ["7: rules: every rule is at level warn, so nothing could ever fail; set one to level: error"],
+            [
+                "7: rules: every rule is at level warn, so the policy could never fail; set at least one rule to level: error"
+            ],
         ),
         ("[tag, span]", "[tag, spam]", ["14: rule 'overlap': the attack 'spam' is unknown; did you mean 'span'?"]),
         ("[tag, span]", "spam", ["14: rule 'overlap': the attack 'spam' is unknown; did you mean 'span'?"]),

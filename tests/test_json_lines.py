@@ -53,7 +53,7 @@ def test_the_journal_reads_what_it_wrote(tmp_path: Path, mark: str) -> None:
     [
         (GOOD + '\n{"text": "chased \\ud800 horse", "label": 1}\n', r"rows\.jsonl:2: .*half of a surrogate pair"),
         (GOOD + "\n" + '{"text": ' + "[" * 100_000 + "]" * 100_000 + "}\n", r"rows\.jsonl:2: .*nested too deeply"),
-        (GOOD + '\n{"text": "chased", "label": ' + "9" * 5000 + "}\n", r"rows\.jsonl:2: .*a number of too many digits"),
+        (GOOD + '\n{"text": "chased", "label": ' + "9" * 5000 + "}\n", r"rows\.jsonl:2: .*a number with too many digits"),
         (GOOD + '\n{"text": "chased", "label": 1000000000000000000}\n', r"rows\.jsonl:2: .*class from 0 to 99,999"),
         (GOOD + f'\n{{"text": "chased", "label": {MAX_CLASSES}}}\n', r"rows\.jsonl:2: .*renumber"),
         (GOOD + '\n{"text": "chased", "label": -1}\n', r"rows\.jsonl:2: .*a negative number"),

@@ -132,7 +132,7 @@ def test_another_command_begins_anew_and_keeps_what_is_there(
     before = (halved / "journal.jsonl").read_bytes()
     result = _simulate(given, halved, *other)
     assert result.exit_code == 0, result.stderr
-    assert "the earlier audit there is now in out.1; it was not finished" in result.stderr
+    assert "the earlier audit there is now in out.1; that audit was not finished" in result.stderr
     assert (tmp_path / "out.1" / "journal.jsonl").read_bytes() == before
 
 
@@ -149,10 +149,10 @@ def test_other_data_begins_anew(halved: Path, given: tuple[Path, Path], tmp_path
 def test_resume_insists(halved: Path, given: tuple[Path, Path], tmp_path: Path) -> None:
     """With nothing to go on with, or something else, it is an error and nothing is touched."""
     nothing = _simulate(given, tmp_path / "new", "--resume")
-    assert nothing.exit_code == 2 and "there is no unfinished audit" in nothing.stderr
+    assert nothing.exit_code == 2 and "holds no unfinished audit" in nothing.stderr
     before = {path.name: path.read_bytes() for path in halved.iterdir()}
     other = _simulate(given, halved, "--resume", "--seed", 4)
-    assert other.exit_code == 2 and "the unfinished audit there is another one" in other.stderr
+    assert other.exit_code == 2 and "holds an unfinished audit of another command" in other.stderr
     assert {path.name: path.read_bytes() for path in halved.iterdir()} == before
     assert "resuming: 5 of 12" in _simulate(given, halved, "--resume").stderr
 
@@ -229,7 +229,7 @@ def test_a_signal_stops_with_a_report_of_what_is_finished(
         process.send_signal(number)
         stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == code, stderr
-    assert "Traceback" not in stderr and "the same command goes on with the rest" in stderr
+    assert "Traceback" not in stderr and "the same command continues with the rest" in stderr
     found = _results(out)
     assert found["run"]["interrupted"] is True and len(found["attempts"]) >= 3
     assert (out / "report.html").exists() and "report.html" in stdout
@@ -301,7 +301,7 @@ def test_timeout_stops_it_gently(given: tuple[Path, Path], tmp_path: Path) -> No
         until(lambda: _attempts(out) >= 1, 120)
         process.send_signal(signal.SIGTERM)  # it hands this on as it does when time is up
         _, stderr = process.communicate(timeout=120)
-    assert "the same command goes on with the rest" in stderr
+    assert "the same command continues with the rest" in stderr
     assert (out / "report.html").exists()
 
 

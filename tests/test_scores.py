@@ -41,7 +41,7 @@ def test_a_later_minor_version_is_read_and_a_later_major_one_is_not(tmp_path: Pa
     ("text", "message"),
     [
         ("{", "not readable as JSON"),
-        ("[]", "is no leakaudit results file"),
+        ("[]", "is not a leakaudit results file"),
         ('{"schema": "leakaudit.results/1.0"}', "does not fit leakaudit.results/1.2: run: Field required"),
     ],
 )

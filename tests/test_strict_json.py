@@ -14,11 +14,11 @@ from leakaudit import strict_json
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (b'{"a": 1, "a": 1}', "the key 'a' stands twice at the top"),
-        (b'{"x": [{"y": {"b": 1, "b": 2}}]}', r"the key 'b' stands twice in x\[0\]\.y"),
-        (b'{"a": NaN}', "NaN is no finite number"),
-        (b"[-Infinity]", "-Infinity is no finite number"),
-        (b"[1e999]", "1e999' is no finite number"),
+        (b'{"a": 1, "a": 1}', "the key 'a' occurs twice at the top"),
+        (b'{"x": [{"y": {"b": 1, "b": 2}}]}', r"the key 'b' occurs twice in x\[0\]\.y"),
+        (b'{"a": NaN}', "NaN is not a finite number"),
+        (b"[-Infinity]", "-Infinity is not a finite number"),
+        (b"[1e999]", "1e999' is not a finite number"),
         (b"[" * 100_000 + b"]" * 100_000, "nested more than 30 levels deep"),
         (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "nested more than 30 levels deep"),
         (b"[" * 40 + b"]" * 40, "nested more than 30 levels deep"),
@@ -62,7 +62,7 @@ def test_a_file_that_is_too_large_or_no_file_is_not_read(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="is larger than 256 MiB"):
         strict_json.read_bounded(path)
     if os.name == "posix":
-        with pytest.raises(ValueError, match="is no regular file"):
+        with pytest.raises(ValueError, match="is not a regular file"):
             strict_json.read_bounded(Path("/dev/zero"))
 
 

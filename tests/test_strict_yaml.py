@@ -98,7 +98,7 @@ def test_every_problem_is_reported_at_once_in_the_order_of_the_file() -> None:
     found = problems("title: no\nrate: .nan\nrate: 2\nmain:\n  max_rate: 7\ncolour: green\nlimit: []\n")
     assert found == [
         'form.yaml:1: title: expected text, but YAML reads no as no; write "no" in quotes',
-        "form.yaml:2: rate: .nan is no finite number",
+        "form.yaml:2: rate: .nan is not a finite number",
         "form.yaml:3: duplicate key 'rate'; it stands in line 2 already",
         "form.yaml:5: main.max_rate: input should be less than or equal to 1",
         "form.yaml:6: colour: input should be 'red' or 'blue'",
@@ -121,7 +121,7 @@ def test_of_a_unions_alternatives_the_nearest_is_explained() -> None:
 @pytest.mark.parametrize("word", [".inf", "-.Inf", ".NaN", "1e999"])
 def test_numbers_that_are_not_finite_are_refused(word: str) -> None:
     """A limit of infinity switches a rule off."""
-    assert problems(f"title: a\nrate: {word}\n") == [f"form.yaml:2: rate: {word} is no finite number"]
+    assert problems(f"title: a\nrate: {word}\n") == [f"form.yaml:2: rate: {word} is not a finite number"]
 
 
 def test_a_leading_zero_must_be_decided() -> None:
@@ -202,7 +202,7 @@ def test_parsed_data_is_checked_alike() -> None:
         validate_mapping({"titel": "a", "rate": float("nan")}, Form, source="options")
     assert str(caught.value).splitlines() == [
         "options: key 'title' is missing",
-        "options: rate: nan is no finite number",
+        "options: rate: nan is not a finite number",
         "options: unknown key 'titel'; did you mean 'title'?",
     ]
 

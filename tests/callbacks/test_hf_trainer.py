@@ -539,7 +539,7 @@ def test_a_run_that_is_over_before_the_first_step_leaves_no_spool(
     make_trainer(tmp_path, audit).train()
     said = capsys.readouterr().err
     assert "will keep no step: the run has 3, and `first_step` is 3" in said
-    assert "kept no step, so there is nothing to report" in said
+    assert "no step was kept, so there is nothing to report" in said
     assert [path.name for path in (tmp_path / "audit").iterdir()] == ["not_audited.json"]
 
 
