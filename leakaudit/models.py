@@ -468,7 +468,7 @@ def load_model(
             )
     except Exception as error:  # whatever a folder made by hand leads a library to
         reason = _reason(error)
-        if "ignore_mismatched_sizes" in reason:  # transformers points to a report above, which is switched off
+        if "ignore_mismatched_sizes" in str(error):  # transformers points to a report above, which is switched off
             reason = (
                 f"its stored weights do not fit a head of {num_labels} classes; set the number of labels to its own"
             )

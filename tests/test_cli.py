@@ -42,6 +42,7 @@ SUMMARY_KEYS = {
     "r2",
     "rl",
     "token_recall",
+    "token_precision",
     "reachable_tokens",
     "reachable_sequences",
     "label_accuracy",

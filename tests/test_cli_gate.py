@@ -36,6 +36,16 @@ def write(folder: Path, found: Results) -> Path:
     return path
 
 
+def rules_on_sentences(folder: Path) -> Path:
+    """Write a policy that asks only for what the results of these tests can tell."""
+    path = folder / "sentences.yaml"
+    path.write_text(
+        "schema: leakaudit.policy/1\nname: sentences\nrules:\n"
+        "  - id: sentence-rate\n    event: exact_sentence\n    max_rate: 0.05\n"
+    )
+    return path
+
+
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
@@ -98,7 +108,7 @@ def test_types_are_strict_and_counts_are_none_below_zero(tmp_path: Path, old: st
 def test_a_file_that_was_changed_after_it_was_written_is_an_error(tmp_path: Path) -> None:
     """One figure, or the digest itself, or the digest left out; not its layout, nor how a tool writes 1.0."""
     path = write(tmp_path, audit(0, 60))
-    assert run(tmp_path).exit_code == 0
+    assert run(tmp_path, "--policy", rules_on_sentences(tmp_path)).exit_code == 0
     text = path.read_text()
     path.write_text(text.replace('"parameters": 22000000', '"parameters": 22000001'))
     done = run(tmp_path, "-q")
@@ -107,7 +117,7 @@ def test_a_file_that_was_changed_after_it_was_written_is_an_error(tmp_path: Path
     path.write_text(
         json.dumps(data, indent=3, sort_keys=True).replace('"wall_s": 1.5', '"wall_s": 15e-1').replace(": 0.0,", ": 0,")
     )
-    assert run(tmp_path).exit_code == 0
+    assert run(tmp_path, "--policy", rules_on_sentences(tmp_path)).exit_code == 0
     path.write_text(json.dumps({key: value for key, value in data.items() if key != "digest"}))
     assert "has no digest, which leakaudit.results/1.2 requires" in run(tmp_path, "-q").stdout
     verdict = json.loads((tmp_path / "verdict.json").read_text())
@@ -117,7 +127,7 @@ def test_a_file_that_was_changed_after_it_was_written_is_an_error(tmp_path: Path
 def test_a_verdict_names_the_digest(tmp_path: Path) -> None:
     """As the results do."""
     path = write(tmp_path, audit(0, 60))
-    assert run(path, "--json").exit_code == 0
+    assert run(path, "--json", "--policy", rules_on_sentences(tmp_path)).exit_code == 0
     verdict = json.loads((tmp_path / "verdict.json").read_text())
     assert verdict["results_digest"] == json.loads(path.read_text())["digest"]
 
@@ -169,7 +179,7 @@ def test_a_folder_that_cannot_be_written_still_gets_its_verdict(tmp_path: Path) 
     write(tmp_path, audit(0, 60))
     (tmp_path / ".verdict.json").mkdir()  # root may write anywhere, so the name itself is taken
     (tmp_path / "verdict.json").mkdir()
-    done = run(tmp_path, "-q")
+    done = run(tmp_path, "-q", "--policy", rules_on_sentences(tmp_path))
     assert done.exit_code == 0 and "verdict.json was not written" in done.stderr
     assert stat.S_ISDIR((tmp_path / "verdict.json").stat().st_mode)
 

@@ -221,6 +221,11 @@ def test_auxiliary_data_are_checked_before_they_are_used(tmp_path: Path) -> None
         verdict = LlgPlus(auxiliary=path).applies(seen)
         assert not verdict and reason in verdict.reason
     save_auxiliary(tmp_path / "odd", {"input_ids": torch.zeros(3, 4)}, torch.zeros(2))
+    with pytest.raises(
+        DataError, match=r"`labels` is a float32 tensor of shape \(2,\); classes are \(N,\) whole numbers"
+    ):
+        load_auxiliary(tmp_path / "odd")
+    save_auxiliary(tmp_path / "odd", {"input_ids": torch.zeros(3, 4)}, torch.zeros(2, dtype=torch.long))
     with pytest.raises(DataError, match="one label each; found 2 labels"):
         load_auxiliary(tmp_path / "odd")
 
