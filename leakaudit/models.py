@@ -155,7 +155,22 @@ def _declared_keys(kind: Any) -> frozenset[str]:
     fields = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
     if not fields:
         fields = {*inspect.signature(kind).parameters, *kind().to_dict()}
-    return frozenset({*fields, *getattr(kind, "attribute_map", {}), "model_type", "output_attentions", "dtype"})
+    return frozenset(
+        {*fields, *getattr(kind, "attribute_map", {}), *SPECIAL_TOKENS, "model_type", "output_attentions", "dtype"}
+    )
+
+
+SPECIAL_TOKENS = (
+    "bos_token_id",
+    "decoder_start_token_id",
+    "eos_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "pad_token_id",
+    "sep_token_id",
+)
+"""Token ids that models of transformers read from their configuration although not every class declares them: an encoder-decoder
+(T5, BART) makes its decoder's inputs with `decoder_start_token_id`. The tokenizer makes them public."""
 
 
 MADE_BY = "_leakaudit_made_by"

@@ -122,7 +122,8 @@ def _net() -> nn.Module:
 
 
 LOOPS = {
-    "deferred": Loop(everywhere=True),
+    "deferred": Loop(),
+    "everywhere": Loop(everywhere=True),
     "beside": Loop({"wait_at_end_s": 0.0}),
     "broken off": Loop({"at_end": "leave"}, error=UserError("mine")),
     "closures": Loop(optimizer=torch.optim.LBFGS),
@@ -144,7 +145,10 @@ def _in_callbacks(code: CodeType) -> bool:
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # a generator of ours that raises when it is dropped
-@pytest.mark.parametrize("kind", LOOPS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.integrations] if loop.everywhere else []) for kind, loop in LOOPS.items()],
+)
 @pytest.mark.parametrize("first", [1, pytest.param(3, marks=pytest.mark.integrations)])
 def test_no_function_of_ours_can_stop_a_loop(
     first: int,
@@ -160,14 +164,10 @@ def test_no_function_of_ours_can_stop_a_loop(
         off.setenv(OFF_SWITCH, "1")
         wanted = loop.train(tmp_path / "off")
     found = reached(lambda again: loop.train(tmp_path / "reached", again))
-    everywhere = loop.everywhere and first == 1
-    targets = [
-        code
-        for code in found
-        if (first, code) not in _done and (everywhere or _in_callbacks(code)) and name_of(code) not in BETWEEN
-    ]
+    ours = [code for code in found if (loop.everywhere or _in_callbacks(code)) and name_of(code) not in BETWEEN]
+    assert len(ours) > (150 if loop.everywhere else 20), "the trap sees what training reaches"
+    targets = [code for code in ours if (first, code) not in _done]
     _done.update((first, target) for target in targets)
-    assert len(targets) > (250 if everywhere else 0), "the trap sees what training reaches"
     wrong = list(_wrong(targets, loop.train, wanted, tmp_path, caplog, first))
     assert not wrong, "\n".join(wrong)
     assert CANARY not in capfd.readouterr().err
