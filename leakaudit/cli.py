@@ -249,6 +249,10 @@ def simulate(
     )
     if policy is not None:
         _check_policy(policy)
+    if sentence_model is not None:
+        from leakaudit.metrics.semantic_similarity import check_sentence_model
+
+        check_sentence_model(sentence_model)
     if config.text is TextMode.FULL:
         from leakaudit.reports.redaction import refuse_full_in_ci
 

@@ -53,6 +53,15 @@ class SemanticSimilarity:
         return min(1.0, max(0.0, float(one @ other)))
 
 
+def check_sentence_model(path: Path) -> None:
+    """Refuse a folder that holds no sentence model, before any attack has run.
+
+    Raises:
+        ModelError: says why.
+    """
+    _encoder(path)
+
+
 def with_similarity(scored: Scored, metric: SemanticSimilarity) -> Scored:
     """Add the mean over a step's sequences to its scores; missing where no sequence was guessed, for the same reason as `exact`.
 
