@@ -264,7 +264,7 @@ def test_a_signal_before_the_first_attempt_leaves_nothing_behind_to_gate(
         time.sleep(0.5)
         process.send_signal(signal.SIGTERM)
         _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 143 and "stopped before an attempt was finished" in stderr
+    assert process.returncode == 143 and "stopped before the first attempt was finished" in stderr
     assert not (out / "results.json").exists()
 
 
