@@ -18,6 +18,7 @@ import pytest
 from transformers import TrainerCallback
 
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
+from leakaudit.config import PluginSpec
 from leakaudit.scores import AttemptStatus, VerificationStatus, load_journal, load_results
 from leakaudit.worker import run_worker
 from tests import tiny
@@ -91,8 +92,13 @@ def busy(spool: Path) -> bool:
 
 
 def test_a_worker_killed_during_training_is_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The next step notices, the attempt is repeated, training does not."""
-    audit = LeakAuditCallback(audit_config(tmp_path, every_n_steps=100, controls=0))
+    """The next step notices, the attempt is repeated, training does not.
+
+    The slow attack makes sure that the worker still holds the snapshot when it is killed.
+    """
+    slow = PluginSpec(name="tag", options={"steps": 10_000_000})
+    attacks = (PluginSpec(name="embedding-rows"), PluginSpec(name="span"), slow)
+    audit = LeakAuditCallback(audit_config(tmp_path, every_n_steps=100, controls=0, attacks=attacks, budget_s=2.0))
     killed: list[int] = []
 
     def kill() -> bool:
@@ -113,11 +119,13 @@ def test_a_worker_killed_during_training_is_started_again(tmp_path: Path, caplog
     assert killed and seen[-1] != killed[0], "started again during training, not only at its end"
     assert "side process died over snapshot 000000; starting it again" in caplog.text
     results = load_results(tmp_path / "audit")
-    assert [(a.attack, a.status) for a in results.attempts] == [
-        ("embedding-rows", AttemptStatus.RAN),
-        ("span", AttemptStatus.RAN),
-    ]
-    assert len(load_journal(tmp_path / "audit" / "journal.jsonl")) == 2
+    attempts = {attempt.attack.partition("(")[0]: attempt.status for attempt in results.attempts}
+    assert attempts == {
+        "embedding-rows": AttemptStatus.RAN,
+        "span": AttemptStatus.RAN,
+        "tag": AttemptStatus.BUDGET_EXHAUSTED,
+    }
+    assert len(load_journal(tmp_path / "audit" / "journal.jsonl")) == 3
 
 
 class Watch(TrainerCallback):
@@ -137,6 +145,7 @@ import signal, sys, time
 from pathlib import Path
 from transformers import TrainerCallback
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
+from leakaudit.config import PluginSpec
 from tests.callbacks.tiny_trainer import audit_config, make_trainer
 
 class Slow(TrainerCallback):
