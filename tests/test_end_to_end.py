@@ -94,7 +94,8 @@ def busy(spool: Path) -> bool:
 def test_a_worker_killed_during_training_is_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The next step notices, the attempt is repeated, training does not.
 
-    The slow attack makes sure that the worker still holds the snapshot when it is killed.
+    The slow attack makes sure that the worker still holds the snapshot when it is killed, and the wait at the first step that it
+    was started.
     """
     slow = PluginSpec(name="tag", options={"steps": 10_000_000})
     attacks = (PluginSpec(name="embedding-rows"), PluginSpec(name="span"), slow)
@@ -110,7 +111,11 @@ def test_a_worker_killed_during_training_is_started_again(tmp_path: Path, caplog
             audit._run.side._process.wait(timeout=60)
         return bool(killed)
 
-    trainer = make_trainer(tmp_path, audit, Wait(3, kill), max_steps=5)
+    def written() -> bool:
+        """Return whether the first step is on the disk: the step after that starts the worker."""
+        return audit._run is not None and audit._run.recorder.counters.kept == 1
+
+    trainer = make_trainer(tmp_path, audit, Wait(1, written), Wait(3, kill), max_steps=5)
     audit.attach(trainer)
     seen: list[int] = []
     trainer.add_callback(Watch(audit, seen))
