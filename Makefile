@@ -1,4 +1,4 @@
-# Four verbs: demo, test, check, bench. Each makes its own environment in .venv and installs what was tested together.
+# Five verbs: demo, test, integrations, check, bench. Each makes its own environment in .venv and installs what was tested together.
 
 PYTHON ?= python3.11
 VENV := .venv
@@ -9,13 +9,17 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo test check bench clean
+.PHONY: demo test integrations check bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/quickstart.py
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+# What needs heavy packages or minutes: TRL, sentence-transformers, exhaustive sweeps.
+integrations: $(VENV)/.integrations
+	$(BIN)/python -m pytest -m integrations
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -43,4 +47,9 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 $(VENV)/.dev: $(VENV)/.demo
 	@echo "installing the development tools"
 	$(PIP) altair build hypothesis jsonschema lightning mypy opacus peft pyrage pytest pytest-timeout ruff scikit-learn scipy-stubs types-PyYAML
+	@touch $@
+
+$(VENV)/.integrations: $(VENV)/.dev
+	@echo "installing the packages of the integration tests"
+	$(PIP) sentence-transformers trl
 	@touch $@
