@@ -276,11 +276,14 @@ class ClientStep:
 
 
 def _gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Return the gradients as they are now, in float32; zero for a parameter that the loss did not reach."""
-    return {
-        name: torch.zeros_like(p, dtype=torch.float32) if p.grad is None else p.grad.detach().float().clone()
-        for name, p in parameters.items()
-    }
+    """Take the gradients from the parameters, in float32; zero for a parameter that the loss did not reach."""
+    found = {}
+    for name, parameter in parameters.items():
+        gradient, parameter.grad = parameter.grad, None
+        found[name] = (
+            torch.zeros_like(parameter, dtype=torch.float32) if gradient is None else gradient.detach().float()
+        )
+    return found
 
 
 @contextmanager

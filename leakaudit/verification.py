@@ -6,8 +6,9 @@ The step is computed again, and every declared defence says what it may have mad
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -92,44 +93,99 @@ def _unverifiable(note: str, relative_error: float | None = None, scale: float |
     return Verification(status=VerificationStatus.UNVERIFIABLE, note=note, relative_error=relative_error, scale=scale)
 
 
+PIECE = 1 << 20
+"""Entries that are compared at a time, so that their float64 copies take a few megabytes, whatever the model's size. Our choice."""
+
+
 @dataclass(frozen=True)
 class _Compared:
-    """An observed and a recomputed update, entry by entry."""
+    """An observed and a recomputed update, as sums over their entries in float64; neither is copied."""
 
-    seen: Tensor
-    """(entries,), float64."""
-    own: Tensor
-    """(entries,), float64."""
+    seen: Update
+    own: Update
+    entries: int
+    seen_norm: float
     norm: float
     """Of the recomputed one."""
-    error: float
-    """||seen - own|| / ||own||; infinite where own is zero."""
-    scale: float
-    """k = <seen, own> / <own, own>."""
-    scaled_error: float
-    """||seen - k own|| / (|k| ||own||)."""
+    product: float
+    """<seen, own>."""
+    difference: _Moments
+    """Of seen - own."""
 
     @classmethod
     def of(cls, observed: Update, recomputed: Update) -> _Compared:
         check_finite(recomputed)
-        seen = torch.cat([observed[name].double().flatten() for name in recomputed])
-        own = torch.cat([recomputed[name].double().flatten() for name in recomputed])
-        norm = float(own.norm())
-        k = float(seen @ own) / norm**2 if norm else 0.0
+        sums = [0.0] * 5
+        for seen, own in _pieces(observed, recomputed):
+            left = seen - own
+            found = torch.stack([seen @ seen, own @ own, seen @ own, left.sum(), left @ left]).tolist()
+            sums = [total + more for total, more in zip(sums, found, strict=True)]
+        entries = sum(tensor.numel() for tensor in recomputed.values())
         return cls(
-            seen=seen,
-            own=own,
-            norm=norm,
-            error=float((seen - own).norm()) / norm if norm else float("inf"),
-            scale=k,
-            scaled_error=float((seen - k * own).norm()) / (abs(k) * norm) if k else float("inf"),
+            seen=observed,
+            own=recomputed,
+            entries=entries,
+            seen_norm=math.sqrt(sums[0]),
+            norm=math.sqrt(sums[1]),
+            product=sums[2],
+            difference=_Moments(entries, sums[3], sums[4]),
         )
+
+    @property
+    def error(self) -> float:
+        """||seen - own|| / ||own||; infinite where own is zero."""
+        return self.difference.norm / self.norm if self.norm else float("inf")
+
+    @property
+    def scale(self) -> float:
+        """k = <seen, own> / <own, own>; 0 where own is zero."""
+        return self.product / self.norm**2 if self.norm else 0.0
+
+    @cached_property
+    def scaled_difference(self) -> _Moments:
+        """Of seen - k own. The entries are read again for it: from the sums its square would come out with an error of 1e-8."""
+        total = squares = 0.0
+        for seen, own in _pieces(self.seen, self.own):
+            left = seen - self.scale * own
+            total, squares = total + float(left.sum()), squares + float(left @ left)
+        return _Moments(self.entries, total, squares)
+
+    @property
+    def scaled_error(self) -> float:
+        """||seen - k own|| / (|k| ||own||); infinite where k is zero."""
+        return self.scaled_difference.norm / (abs(self.scale) * self.norm) if self.scale else float("inf")
 
     @property
     def cosine(self) -> float:
         """Between the two; 0 where one of them is zero."""
-        length = self.norm * float(self.seen.norm())
-        return float(self.seen @ self.own) / length if length else 0.0
+        length = self.norm * self.seen_norm
+        return self.product / length if length else 0.0
+
+
+@dataclass(frozen=True)
+class _Moments:
+    """Sums over the entries of a vector."""
+
+    entries: int
+    total: float
+    squares: float
+
+    @property
+    def norm(self) -> float:
+        return math.sqrt(self.squares)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the entries, with n - 1 in the denominator; 0 of a single one."""
+        spread = self.squares - self.total**2 / max(1, self.entries)
+        return math.sqrt(max(0.0, spread) / max(1, self.entries - 1))
+
+
+def _pieces(observed: Update, recomputed: Update) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the entries of both updates in float64, a piece of one parameter at a time."""
+    for name, own in recomputed.items():
+        both = zip(observed[name].flatten().split(PIECE), own.flatten().split(PIECE), strict=True)
+        yield from ((seen.double(), mine.double()) for seen, mine in both)
 
 
 @dataclass(frozen=True)
@@ -179,7 +235,7 @@ class _Stamping:
 
     def _empty(self, found: _Compared) -> Verification | None:
         """Stamp an update of zeros, or one that should be zero: only where both are, or a defence is unknown, it may be this batch's."""
-        empty = [float(found.seen.norm()) == 0.0, found.norm == 0.0]
+        empty = [found.seen_norm == 0.0, found.norm == 0.0]
         if not any(empty) or (self.unknown and not empty[0]):
             return None
         if all(empty) or self.unknown:
@@ -206,8 +262,7 @@ class _Stamping:
         """Stamp an update that differs from the expected one as declared noise does."""
         if not self.sigma or self.unknown:
             return None
-        residual = found.seen - found.own
-        if not _is_noise(residual, found.own, self.sigma, self.tolerance):
+        if not _is_noise(found, self.sigma, self.tolerance):
             return None
         error = self.sigma / found.norm
         note = (
@@ -219,7 +274,7 @@ class _Stamping:
             status=VerificationStatus.NOISED,
             relative_error=found.error,
             scale=1.0,
-            sigma=float(residual.std()),
+            sigma=found.difference.std,
             note=note,
         )
 
@@ -253,7 +308,7 @@ class _Stamping:
 
     def _seen_to_be(self, gone: _Gone, found: _Compared) -> _Gone:
         """Return what is gone for certain: not the noise, where the error leaves room for as much as is declared."""
-        room = float((found.seen - found.own).std()) >= (1 - NOISE_TOLERANCE) * self.sigma
+        room = found.difference.std >= (1 - NOISE_TOLERANCE) * self.sigma
         return replace(gone, noiseless=()) if self.sigma and room else gone
 
     def _said(self, gone: _Gone) -> str:
@@ -311,7 +366,7 @@ class _Stamping:
         """Say where an unknown factor before the declared noise would explain the update; another batch may do so, too."""
         if not self.sigma or found.scale <= STANDARD_ERRORS * self.sigma / found.norm:
             return ""
-        left = float((found.seen - found.scale * found.own).std())
+        left = found.scaled_difference.std
         if not any(abs(left - level) <= NOISE_TOLERANCE * level for level in (self.sigma, found.scale * self.sigma)):
             return ""
         return (
@@ -337,7 +392,7 @@ class _Stamping:
 def _why_scaled(step: ClientStep, found: _Compared, k: float) -> str:
     """Name the factor `k` where it is one that trainers are known for."""
     windows, processes = len(step.truth.micro_batches), step.recipe.processes
-    norm = float(found.seen.norm())
+    norm = found.seen_norm
     round_norm = float(f"{norm:.1g}")
     named = [
         (k, windows, "the number of micro-batches"),
@@ -356,22 +411,20 @@ def _why_scaled(step: ClientStep, found: _Compared, k: float) -> str:
     return ""
 
 
-def _is_noise(residual: Tensor, recomputed: Tensor, sigma: float, tolerance: float) -> bool:
-    """Return whether `residual` is what noise of `sigma` leaves: as large as declared, and unrelated to the update.
+def _is_noise(found: _Compared, sigma: float, tolerance: float) -> bool:
+    """Return whether the difference is what noise of `sigma` leaves: as large as declared, and unrelated to the update.
 
     Independent noise projects on the update g with the standard deviation sigma / |g| in units of g. Without this second
     look, noise far above the signal would hide an update of another batch.
 
     Args:
-        residual: (entries,), observed minus recomputed.
-        recomputed: (entries,).
+        found: the observed and the recomputed update.
         sigma: declared standard deviation.
         tolerance: relative error of the recomputation itself.
     """
-    if abs(float(residual.std()) - sigma) > NOISE_TOLERANCE * sigma:
+    if abs(found.difference.std - sigma) > NOISE_TOLERANCE * sigma:
         return False
-    norm = float(recomputed.norm())
-    return abs(float(residual @ recomputed)) / norm**2 <= tolerance + STANDARD_ERRORS * sigma / norm
+    return abs(found.scale - 1) <= tolerance + STANDARD_ERRORS * sigma / found.norm
 
 
 def _repeats_dropout(step: ClientStep) -> bool:
