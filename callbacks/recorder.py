@@ -38,6 +38,10 @@ WRAPPERS = ("original_optimizer", "optimizer", "_optimizer")
 PATIENCE_SECONDS = 60.0
 """How long the end of training waits for the writer. A disk that takes longer for one snapshot is stuck; our choice."""
 
+POOL_BYTES = 2 * 10**9
+"""Most that the copies of a step may take in the trainer's memory. A larger step is written from where it is, a few megabytes at a
+time, while the optimizer waits. Our choice: a machine that trains a model of more than 2 GB has that much to spare."""
+
 Observe = Literal["update", "local", "delta"]
 """What the client sends: the update that the optimizer gets, this process's share of it before processes are summed, or the
 difference of the weights after K local steps."""
@@ -258,6 +262,10 @@ class Recorder:
         trained = sum(p.numel() * (p.element_size() + _kept_as(p.dtype).itemsize) for _, p in self._trained())
         buffers = (b for name, b in self._model.named_buffers() if plain_name(name) in self._persistent)
         return trained + sum(b.numel() * b.element_size() for b in buffers)
+
+    def _in_pool(self) -> bool:
+        """Return whether the copies of a step are small enough to be kept until the writer has them on the disk."""
+        return self._observe == "delta" or self.bytes_of_a_step() <= POOL_BYTES
 
     def bytes_to_write(self) -> int:
         """Return what the next kept step takes on the disk: the first one brings the frozen weights with it."""
@@ -506,6 +514,9 @@ class Recorder:
             frozen=frozen,
             ready=ready.wait,
         )
+        if not self._in_pool():
+            self._write_quietly(kept)
+            return
         # A daemon: a disk that is stuck must not keep the finished training process alive. `remove` waits for it.
         self._writer = threading.Thread(target=self._write_quietly, args=(kept,), name="leakaudit-writer", daemon=True)
         self._writer.start()
@@ -554,6 +565,8 @@ class Recorder:
 
         MiniLM on one thread: 330 ms for a first copy into fresh memory, 15 ms for every later one.
         """
+        if not self._in_pool():
+            return
         for name, parameter in self._trained():
             self._buffers[f"u/{name}"] = _fresh(parameter.shape, _kept_as(parameter.dtype), parameter)
             self._buffers[f"w/{name}"] = _fresh(parameter.shape, parameter.dtype, parameter)
@@ -572,6 +585,8 @@ class Recorder:
             source = source.to_dense()
         if scale is not None:
             source = source / scale
+        if not self._in_pool():
+            return source.to(dtype)  # mostly the tensor itself
         buffer = self._buffers.get(key)
         if buffer is None or buffer.shape != source.shape or buffer.dtype != dtype:
             buffer = self._buffers[key] = _fresh(source.shape, dtype, source)
