@@ -195,6 +195,8 @@ class Recorder:
         self._buffers: dict[str, Tensor] = {}
         self._frozen: FrozenWeights | None = None
         """Parameters that were in no optimizer at the first kept step and have not changed since."""
+        self._pooled = True
+        """Whether the copies of a step are small enough to be held until the writer has them on the disk."""
         self._handles: list[Any] = []
         self._local_handles: list[Any] = []
         self._writer: threading.Thread | None = None
@@ -226,6 +228,7 @@ class Recorder:
             raise SnapshotError(
                 "the optimizer moves no parameter of this model; give the optimizer and the model that belong together"
             )
+        self._pooled = self._in_pool()
         if self._peers is None or self._peers.first:
             self._make_buffers()
         self._handles = [
@@ -264,7 +267,7 @@ class Recorder:
         return trained + sum(b.numel() * b.element_size() for b in buffers)
 
     def _in_pool(self) -> bool:
-        """Return whether the copies of a step are small enough to be kept until the writer has them on the disk."""
+        """Return whether the copies of a step fit; more does when layers are unfrozen."""
         return self._observe == "delta" or self.bytes_of_a_step() <= POOL_BYTES
 
     def bytes_to_write(self) -> int:
@@ -284,6 +287,7 @@ class Recorder:
             return
         self.disarm()
         self._armed = _Armed(step, manifest)
+        self._pooled = self._in_pool()
         self._owes_answer = self._peers is not None
         if self._tap is not None:
             self._tap.open()
@@ -514,7 +518,7 @@ class Recorder:
             frozen=frozen,
             ready=ready.wait,
         )
-        if not self._in_pool():
+        if not self._pooled:
             self._write_quietly(kept)
             return
         # A daemon: a disk that is stuck must not keep the finished training process alive. `remove` waits for it.
@@ -565,7 +569,7 @@ class Recorder:
 
         MiniLM on one thread: 330 ms for a first copy into fresh memory, 15 ms for every later one.
         """
-        if not self._in_pool():
+        if not self._pooled:
             return
         for name, parameter in self._trained():
             self._buffers[f"u/{name}"] = _fresh(parameter.shape, _kept_as(parameter.dtype), parameter)
@@ -585,7 +589,7 @@ class Recorder:
             source = source.to_dense()
         if scale is not None:
             source = source / scale
-        if not self._in_pool():
+        if not self._pooled:
             return source.to(dtype)  # mostly the tensor itself
         buffer = self._buffers.get(key)
         if buffer is None or buffer.shape != source.shape or buffer.dtype != dtype:
