@@ -228,7 +228,7 @@ class Recorder:
             raise SnapshotError(
                 "the optimizer moves no parameter of this model; give the optimizer and the model that belong together"
             )
-        self._pooled = self._in_pool()
+        self._pooled = self._in_pool(self.bytes_of_a_step())
         if self._peers is None or self._peers.first:
             self._make_buffers()
         self._handles = [
@@ -266,9 +266,9 @@ class Recorder:
         buffers = (b for name, b in self._model.named_buffers() if plain_name(name) in self._persistent)
         return trained + sum(b.numel() * b.element_size() for b in buffers)
 
-    def _in_pool(self) -> bool:
-        """Return whether the copies of a step fit; more does when layers are unfrozen."""
-        return self._observe == "delta" or self.bytes_of_a_step() <= POOL_BYTES
+    def _in_pool(self, size: int) -> bool:
+        """Return whether copies of that size are held until the writer has them on the disk."""
+        return self._observe == "delta" or size <= POOL_BYTES
 
     def bytes_to_write(self) -> int:
         """Return what the next kept step takes on the disk: the first one brings the frozen weights with it."""
@@ -287,7 +287,6 @@ class Recorder:
             return
         self.disarm()
         self._armed = _Armed(step, manifest)
-        self._pooled = self._in_pool()
         self._owes_answer = self._peers is not None
         if self._tap is not None:
             self._tap.open()
@@ -499,6 +498,7 @@ class Recorder:
         types = {n: _kept_as(g.dtype) if scale is None else torch.float32 for n, g in update.items()}
         copies = {f"u/{n}": (g, types[n], scale) for n, g in update.items()}
         copies |= {f"w/{name}": (w, w.dtype, None) for name, w in weights.items()}
+        self._pooled = self._in_pool(sum(t.numel() * dtype.itemsize for t, dtype, _ in copies.values()))
         with _CopyStream(self, update) as ready:
             copied = {key: self._into_buffer(key, *what) for key, what in copies.items()}
         if self._peers is not None and not self._peers.first:
