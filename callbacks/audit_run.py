@@ -55,9 +55,6 @@ Source = AuditConfig | Mapping[str, Any] | Path | str | None
 OFF_SWITCH = "LEAKAUDIT_DISABLED"
 SWITCHED_OFF = f"{OFF_SWITCH} is set"
 
-SPARE_DISK = 3
-"""Free disk that a snapshot asks for, in sizes of the model: it takes two, weights and update."""
-
 AUTOCAST: Mapping[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 AUTOCAST_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
@@ -302,8 +299,7 @@ class AuditRun:
             self.skipped += 1
             self.skipped_since += 1
             return False
-        needed = SPARE_DISK * sum(p.numel() * p.element_size() for p in self.model.parameters())
-        if lacking := self.spool.lacks(needed):
+        if lacking := self.spool.lacks(self.recorder.bytes_to_write()):
             if not self.too_full:
                 logger.warning("step %d was not kept: %s", step, lacking)
             self.too_full += 1
@@ -801,7 +797,8 @@ def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> 
             ),
         }
     )
-    spool.write(kept.step, update=kept.update, weights=kept.weights, truth=kept.truth, manifest=manifest)
+    parts = {"update": kept.update, "weights": kept.weights, "truth": kept.truth, "manifest": manifest}
+    spool.write(kept.step, frozen=kept.frozen, **parts)
     say(f"kept step {kept.step} ({len(kept.update)} updates, copied in {kept.copy_seconds * 1000:.0f} ms)")
 
 

@@ -15,7 +15,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from leakaudit.callbacks.boundary import around, entry
 from leakaudit.callbacks.tap import MOST_BYTES, Pass, Tap, copied
 from leakaudit.errors import LeakAuditError, NonFiniteUpdateError, SnapshotError, type_and_place
+from leakaudit.frozen_weights import FrozenWeights
 from leakaudit.models import plain_name
 from leakaudit.snapshot import Manifest, MicroBatch, Truth, check_finite
 
@@ -36,6 +37,10 @@ WRAPPERS = ("original_optimizer", "optimizer", "_optimizer")
 
 PATIENCE_SECONDS = 60.0
 """How long the end of training waits for the writer. A disk that takes longer for one snapshot is stuck; our choice."""
+
+POOL_BYTES = 2 * 10**9
+"""Most that the copies of a step may take in the trainer's memory. A larger step is written from where it is, a few megabytes at a
+time, while the optimizer waits. Our choice: a machine that trains a model of more than 2 GB has that much to spare."""
 
 Observe = Literal["update", "local", "delta"]
 """What the client sends: the update that the optimizer gets, this process's share of it before processes are summed, or the
@@ -63,6 +68,8 @@ class Kept:
     """Parts of a model that trained which were not."""
     tapped: bool = False
     """Whether the batches hold what the loss sent back."""
+    frozen: FrozenWeights | None = None
+    """Live parameters that no optimizer moves and that are not in `weights`; the writer keeps them once a run."""
     ready: Callable[[], None] = lambda: None
     """Waits until the copy has arrived; called in the writer's thread."""
 
@@ -186,6 +193,10 @@ class Recorder:
         self._persistent: frozenset[str] = frozenset()
         self._armed: _Armed | None = None
         self._buffers: dict[str, Tensor] = {}
+        self._frozen: FrozenWeights | None = None
+        """Parameters that were in no optimizer at the first kept step and have not changed since."""
+        self._pooled = True
+        """Whether the copies of a step are small enough to be held until the writer has them on the disk."""
         self._handles: list[Any] = []
         self._local_handles: list[Any] = []
         self._writer: threading.Thread | None = None
@@ -207,7 +218,7 @@ class Recorder:
         if self._handles:
             return
         self._persistent = frozenset(plain_name(name) for name in self._model.state_dict())
-        size = self.bytes_of_a_step()
+        size = self.bytes_to_write()
         if size > self._max_bytes:
             raise SnapshotError(
                 f"one step of this model takes {size // 10**6} MB and `max_spool_gb` allows {self._max_bytes / 10**6:.0f} MB: "
@@ -217,6 +228,7 @@ class Recorder:
             raise SnapshotError(
                 "the optimizer moves no parameter of this model; give the optimizer and the model that belong together"
             )
+        self._pooled = self._in_pool(self.bytes_of_a_step())
         if self._peers is None or self._peers.first:
             self._make_buffers()
         self._handles = [
@@ -249,9 +261,20 @@ class Recorder:
         return self._writer is not None and self._writer.is_alive()
 
     def bytes_of_a_step(self) -> int:
-        """Return what the copies of one step take: all weights, and an update in float32."""
-        weights = sum(p.numel() * p.element_size() for p in self._model.parameters())
-        return weights + 4 * sum(p.numel() for _, p in self._trained())
+        """Return what the copies of one step take: trained weights, their update, and persistent buffers."""
+        trained = sum(p.numel() * (p.element_size() + _kept_as(p.dtype).itemsize) for _, p in self._trained())
+        buffers = (b for name, b in self._model.named_buffers() if plain_name(name) in self._persistent)
+        return trained + sum(b.numel() * b.element_size() for b in buffers)
+
+    def _in_pool(self, size: int) -> bool:
+        """Return whether copies of that size are held until the writer has them on the disk."""
+        return self._observe == "delta" or size <= POOL_BYTES
+
+    def bytes_to_write(self) -> int:
+        """Return what the next kept step takes on the disk: the first one brings the frozen weights with it."""
+        moved = self._moved()
+        frozen = sum(p.numel() * p.element_size() for p in self._model.parameters() if id(p) not in moved)
+        return self.bytes_of_a_step() + (frozen if self._frozen is None or self._observe == "delta" else 0)
 
     def arm(self, step: int, manifest: Manifest) -> None:
         """Record the step that begins now.
@@ -469,11 +492,13 @@ class Recorder:
                 f"its loss is computed outside the model, from outputs of more than {MOST_BYTES // 10**6} MB a pass; let the model "
                 "compute it (`labels`), or take smaller micro-batches"
             )
-        update, weights = self._tensors(armed)
+        update, weights, frozen = self._tensors(armed)
         # Set by a GradScaler for fused optimizers, which unscale inside their step; what is local is unscaled already.
         scale = None if self._observe == "local" else getattr(self._optimizer, "grad_scale", None)
-        copies = {f"u/{name}": (g, torch.float32, scale) for name, g in update.items()}
+        types = {n: _kept_as(g.dtype) if scale is None else torch.float32 for n, g in update.items()}
+        copies = {f"u/{n}": (g, types[n], scale) for n, g in update.items()}
         copies |= {f"w/{name}": (w, w.dtype, None) for name, w in weights.items()}
+        self._pooled = self._in_pool(sum(t.numel() * dtype.itemsize for t, dtype, _ in copies.values()))
         with _CopyStream(self, update) as ready:
             copied = {key: self._into_buffer(key, *what) for key, what in copies.items()}
         if self._peers is not None and not self._peers.first:
@@ -490,26 +515,39 @@ class Recorder:
             training=armed.modes.get("", True),
             eval_modules=tuple(name for name, on in armed.modes.items() if not on and armed.modes.get("")),
             tapped=bool(passes) and all(p.tapped for p in passes),
+            frozen=frozen,
             ready=ready.wait,
         )
+        if not self._pooled:
+            self._write_quietly(kept)
+            return
         # A daemon: a disk that is stuck must not keep the finished training process alive. `remove` waits for it.
         self._writer = threading.Thread(target=self._write_quietly, args=(kept,), name="leakaudit-writer", daemon=True)
         self._writer.start()
 
-    def _tensors(self, armed: _Armed) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return references to the update and to the weights before it, in one walk over the model."""
+    def _tensors(self, armed: _Armed) -> tuple[dict[str, Tensor], dict[str, Tensor], FrozenWeights | None]:
+        """Return references to the update, to the weights before it and to the frozen ones, in one walk over the model."""
         mine = self._moved()
         parameters = [(plain_name(name), p) for name, p in self._model.named_parameters()]
         if self._observe == "delta":
             scale = (self._learning_rate or 1.0) * self._local_steps
             moved = {n: (armed.before[n] - p.detach()).float() / scale for n, p in parameters if id(p) in mine}
-            return moved, armed.before
+            return moved, armed.before, None
         if self._observe == "local":
             update = {name: g / armed.loss_scale for name, g in armed.local.items()}
         else:
             update = {name: p.grad for name, p in parameters if p.grad is not None and id(p) in mine}
-        before = {name: b for name, b in armed.buffers.items() if name in self._persistent}
-        return update, {**{name: p.detach() for name, p in parameters}, **before}
+        frozen = self._still_frozen((name, p) for name, p in parameters if id(p) not in mine)
+        weights = {name: p.detach() for name, p in parameters if name not in frozen.tensors}
+        return update, weights | {n: b for n, b in armed.buffers.items() if n in self._persistent}, frozen
+
+    def _still_frozen(self, unmoved: Iterable[tuple[str, nn.Parameter]]) -> FrozenWeights:
+        """Return the parameters that need no copy, because they are as they were at the first kept step."""
+        if self._peers is not None and not self._peers.first:
+            return FrozenWeights({}, {})  # this process writes nothing
+        now = FrozenWeights.of(unmoved)
+        self._frozen = now if self._frozen is None else self._frozen.unchanged_in(now)
+        return self._frozen
 
     def _moved(self) -> set[int]:
         """Return the identities of the parameters that the optimizer moves; groups are added during training."""
@@ -531,10 +569,14 @@ class Recorder:
 
         MiniLM on one thread: 330 ms for a first copy into fresh memory, 15 ms for every later one.
         """
+        if not self._pooled:
+            return
         for name, parameter in self._trained():
-            self._buffers[f"u/{name}"] = _fresh(parameter.shape, torch.float32, parameter)
-        for name, tensor in self._state().items():
-            self._buffers[f"w/{name}"] = _fresh(tensor.shape, tensor.dtype, tensor)
+            self._buffers[f"u/{name}"] = _fresh(parameter.shape, _kept_as(parameter.dtype), parameter)
+            self._buffers[f"w/{name}"] = _fresh(parameter.shape, parameter.dtype, parameter)
+        for name, buffer in self._model.named_buffers():
+            if plain_name(name) in self._persistent:
+                self._buffers[f"w/{plain_name(name)}"] = _fresh(buffer.shape, buffer.dtype, buffer)
 
     def _into_buffer(self, key: str, source: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
         """Copy into a reused buffer: fresh allocations cost six times as much in page faults."""
@@ -547,6 +589,8 @@ class Recorder:
             source = source.to_dense()
         if scale is not None:
             source = source / scale
+        if not self._pooled:
+            return source.to(dtype)  # mostly the tensor itself
         buffer = self._buffers.get(key)
         if buffer is None or buffer.shape != source.shape or buffer.dtype != dtype:
             buffer = self._buffers[key] = _fresh(source.shape, dtype, source)
@@ -619,6 +663,11 @@ class _CopyStream:
 def _fresh(shape: torch.Size, dtype: torch.dtype, like: Tensor) -> Tensor:
     """Return memory that was touched, pinned where it is filled from a GPU."""
     return torch.empty(shape, dtype=dtype, pin_memory=like.is_cuda).fill_(0)
+
+
+def _kept_as(dtype: torch.dtype) -> torch.dtype:
+    """Return the type in which an update of that type is kept: itself if it is narrower than float32, else float32."""
+    return dtype if dtype in (torch.bfloat16, torch.float16) else torch.float32
 
 
 def _own_part(gradient: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ def list_command(audit: Path, as_json: bool) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    click.echo(f"{counted(found)}, {_size(sum(item.size for item in found))}")
+    click.echo(f"{counted(found)}, {_size(spool.used_bytes())}")
 
 
 def _as_json(spool: Spool, item: Item, now: datetime) -> dict[str, Any]:

@@ -348,7 +348,7 @@ def check_snapshot(spool: Spool, item: Item, identities: tuple[str, ...] = ()) -
         item: it; one that is being written is not looked at.
         identities: private keys; with one, encrypted files are opened.
     """
-    from leakaudit.snapshot import OBSERVED, TRUTH, check_files
+    from leakaudit.snapshot import check_files
     from leakaudit.snapshot_files import read_tensors, stored_name
 
     if item.path.suffix == ".tmp":
@@ -364,7 +364,7 @@ def check_snapshot(spool: Spool, item: Item, identities: tuple[str, ...] = ()) -
         if spool.config.encrypt_to and not manifest.encrypted_to:
             yield "lies in clear, although the audit is configured to encrypt"
         if not manifest.encrypted_to or identities:
-            for name in (OBSERVED, TRUTH):
+            for name in manifest.files():
                 read_tensors(item.path / (stored_name(item.path, name) or name), identities, manifest.encrypted_to)
     except LeakAuditError as error:
         yield str(error)

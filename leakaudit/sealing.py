@@ -210,11 +210,14 @@ class _Guarded:
             raise
 
 
-def decrypt(source: BinaryIO, identities: Sequence[str], name: str, recipients: Sequence[str] = ()) -> bytes:
-    """Decrypt a file into memory; nothing in clear touches a disk.
+def decrypt(
+    source: BinaryIO, target: Any, identities: Sequence[str], name: str, recipients: Sequence[str] = ()
+) -> None:
+    """Decrypt a file, piece by piece; nothing in clear touches a disk.
 
     Args:
         source: the encrypted file.
+        target: has `write` and `flush`; in memory.
         identities: private keys, of which one has to fit.
         name: how messages call the file.
         recipients: public keys it was encrypted to, for messages.
@@ -229,9 +232,8 @@ def decrypt(source: BinaryIO, identities: Sequence[str], name: str, recipients: 
             f"{name}: is encrypted{wanted}; give the private key with --identity FILE or {IDENTITY_VARIABLE}"
         )
     pyrage = _pyrage()
-    clear = io.BytesIO()
     try:
-        pyrage.decrypt_io(source, clear, _parse_identities(identities))
+        pyrage.decrypt_io(source, target, _parse_identities(identities))
     except pyrage.DecryptError as error:
         if "matching" in str(error):
             raise SnapshotSealedError(
@@ -243,4 +245,3 @@ def decrypt(source: BinaryIO, identities: Sequence[str], name: str, recipients: 
             raise
         # The library's own: a piece that does not fit its tag, or a stream that ends too early. No fault of the disk's.
         raise SnapshotDamagedError(f"{name}: cannot be decrypted: truncated or changed") from None
-    return clear.getvalue()

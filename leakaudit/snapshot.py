@@ -3,11 +3,12 @@
 `Observation` and `Truth` are two types and two files. Attacks are handed the first; the second is for scoring and for
 re-simulating defences only.
 
-On disk a snapshot is a folder (0700) of three files (0600):
+On disk a snapshot is a folder (0700) of three or four files (0600):
 
     observed.safetensors    update/<parameter>, weights/<parameter or buffer>
+    base.safetensors        weights/<parameter> that training does not move: one file, linked into every snapshot of a run
     truth.safetensors       <micro-batch>/inputs/<name>, rng/<device>, num_items, options/<name>, kept_back/<name>, pulls/<path>, again
-    snapshot.json           everything else, with the SHA-256 of both files
+    snapshot.json           everything else, with the digests of these files
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
+from leakaudit.digests import digest_of
 from leakaudit.errors import (
     ConfigError,
     NonFiniteUpdateError,
@@ -35,11 +37,12 @@ from leakaudit.errors import (
 from leakaudit.models import ModelRecipe, Vocabulary, build_model
 from leakaudit.registry import defenses
 from leakaudit.snapshot_content import MAX_MANIFEST_BYTES, check_manifest, check_size, check_truth, check_update
-from leakaudit.snapshot_files import digest_of, read_tensors, stored_name, write_tensors, write_text
+from leakaudit.snapshot_files import Base, link_base, read_tensors, stored_name, write_tensors, write_text
 from leakaudit.strict_json import parse_json, read_bounded
 
-SCHEMA = "leakaudit.snapshot/1.1"
+SCHEMA = "leakaudit.snapshot/1.2"
 OBSERVED, TRUTH, MANIFEST = "observed.safetensors", "truth.safetensors", "snapshot.json"
+BASE = "base.safetensors"
 
 IGNORED_LABEL = -100
 """Label that PyTorch's cross-entropy leaves out (its `ignore_index` default)."""
@@ -342,11 +345,16 @@ class Manifest(_Facts):
     recipe: StepRecipe
     provenance: Provenance
     digests: dict[str, str] = {}
-    """File name -> `sha256:` of its bytes."""
+    """File name -> digest of its bytes, which begins with the algorithm (`leakaudit.digests`); `sha256:` before schema 1.2."""
     encrypted_to: tuple[str, ...] = ()
     """Public keys; empty where the tensors lie there in clear."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    def files(self) -> tuple[str, ...]:
+        """Return the names of the tensor files that belong to the snapshot, as they are before encryption."""
+        has_base = any(name.startswith(BASE) for name in self.digests)
+        return (OBSERVED, TRUTH, BASE) if has_base else (OBSERVED, TRUTH)
 
 
 @dataclass(frozen=True)
@@ -397,16 +405,18 @@ def write_snapshot(
     truth: Truth,
     manifest: Manifest,
     recipients: Sequence[str] = (),
+    base: Base | None = None,
 ) -> None:
-    """Write the three files of a snapshot into `folder`, through a temporary name and one rename.
+    """Write the files of a snapshot into `folder`, through a temporary name and one rename.
 
     Args:
         folder: must not exist; its parent must. Appears complete or not at all.
-        update: parameter name -> update, on the CPU, contiguous.
-        weights: every parameter and persistent buffer before the step, tied ones once.
+        update: parameter name -> update.
+        weights: every parameter and persistent buffer before the step, tied ones once; those in `base` only where they differ.
         truth: the batch, on the CPU.
         manifest: everything else; its digests are filled in here.
         recipients: public keys to encrypt both tensor files to; none to leave them in clear.
+        base: frozen weights that were written before, in clear or encrypted like the rest.
 
     Raises:
         SnapshotError: the folder exists, or the disk is full or not writable; nothing is left behind.
@@ -432,6 +442,8 @@ def write_snapshot(
         for name, tensors in ((OBSERVED, observed), (TRUTH, private)):
             stored, digest = write_tensors(temporary / name, tensors, recipients)
             digests[stored] = digest
+        if base is not None:
+            digests[link_base(base, temporary)] = base.digest
         complete = manifest.model_copy(update={"digests": digests, "encrypted_to": tuple(recipients)})
         write_text(temporary / MANIFEST, complete.model_dump_json(by_alias=True, indent=1))
         temporary.rename(folder)
@@ -557,8 +569,8 @@ def read_snapshot(
         ModelError: the model cannot be rebuilt.
     """
     manifest = read_manifest(folder)
-    tensors: dict[str, dict[str, Tensor]] = {}
-    for name in (OBSERVED, TRUTH):
+    tensors: dict[str, dict[str, Tensor]] = {BASE: {}}
+    for name in manifest.files():
         path = _checked(folder, name, manifest)
         tensors[name] = read_tensors(path, identities, manifest.encrypted_to)
     update, facts = _below("update/", tensors[OBSERVED]), manifest.facts
@@ -570,7 +582,9 @@ def read_snapshot(
     )
     check_update(update, str(folder / OBSERVED))
     check_finite(update)
-    model = (build or build_model)(manifest.model, _below("weights/", tensors[OBSERVED]))
+    update = {name: tensor.float() for name, tensor in update.items()}  # exact: kept in the type of the gradient
+    weights = _below("weights/", tensors[BASE]) | _below("weights/", tensors[OBSERVED])
+    model = (build or build_model)(manifest.model, weights)
     _check_update_fits(update, model, manifest.facts.shared, folder)
     return Snapshot(
         observation=Observation(update=update, model=model, facts=manifest.facts),
@@ -587,8 +601,9 @@ def _checked(folder: Path, name: str, manifest: Manifest) -> Path:
     if stored is None:
         raise SnapshotDamagedError(f"{folder}: {name} is missing; found {_listing(folder)}")
     check_size((folder / stored).stat().st_size, str(folder / stored))
-    if digest_of(folder / stored) != manifest.digests.get(stored):
-        raise SnapshotDamagedError(f"{folder / stored}: its SHA-256 is not the one in {MANIFEST}: truncated or changed")
+    expected = manifest.digests.get(stored, "")
+    if digest_of(folder / stored, expected) != expected:
+        raise SnapshotDamagedError(f"{folder / stored}: its digest is not the one in {MANIFEST}: truncated or changed")
     return folder / stored
 
 
@@ -600,7 +615,7 @@ def check_files(folder: Path) -> Manifest:
         SnapshotDamagedError: a file is missing, truncated or was changed.
     """
     manifest = read_manifest(folder)
-    for name in (OBSERVED, TRUTH):
+    for name in manifest.files():
         _checked(folder, name, manifest)
     return manifest
 

@@ -7,24 +7,25 @@ a short text's tensors could be guessed by trying texts.
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import io
 import os
+import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from safetensors import SafetensorError
-from safetensors.torch import load, load_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from leakaudit import sealing
+from leakaudit.digests import TreeDigest
 from leakaudit.errors import SnapshotDamagedError
 from leakaudit.strict_json import parse_json
-from leakaudit.tensor_stream import TensorStream
+from leakaudit.tensor_stream import MAX_HEADER_BYTES, TensorSink, TensorStream
 
-MAX_HEADER_BYTES = 32 * 1024 * 1024
-"""Of a safetensors file. Our choice: the largest public models have below 100,000 tensors at about 150 bytes each."""
 MAX_DIMENSIONS = 64
 """Of one tensor: what PyTorch itself can index."""
 
@@ -36,7 +37,7 @@ class _Hashing:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
         self._descriptor = os.open(path, flags, 0o600)
         os.fchmod(self._descriptor, 0o600)  # a umask may have taken more away than it should
-        self._digest = hashlib.sha256()
+        self._digest = TreeDigest()
 
     def write(self, data: Any) -> int:
         left = memoryview(data)
@@ -54,7 +55,8 @@ class _Hashing:
                 os.fsync(self._descriptor)
         finally:
             os.close(self._descriptor)
-        return f"sha256:{self._digest.hexdigest()}"
+            digest = self._digest.finish()
+        return digest
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], recipients: Sequence[str] = ()) -> tuple[str, str]:
@@ -62,11 +64,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], recipients: Sequenc
 
     Args:
         path: where; `.age` is added to it if there are recipients.
-        tensors: on the CPU.
+        tensors: dense; they must not change meanwhile.
         recipients: public keys to encrypt to; none to leave it in clear.
 
     Returns:
-        The file's name and `sha256:` of its bytes.
+        The file's name and the digest of its bytes.
 
     Raises:
         OSError: it exists, or cannot be written.
@@ -107,18 +109,44 @@ def stored_name(folder: Path, name: str) -> str | None:
     return next((found for found in (name, name + sealing.SUFFIX) if (folder / found).is_file()), None)
 
 
-def digest_of(path: Path) -> str:
-    """Return `sha256:` of a file's bytes.
+LINKLESS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
+"""What a file system answers that has no hard links, or no more of them."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """A file of weights that several snapshots have in common."""
+
+    path: Path
+    digest: str
+    names: frozenset[str]
+    """Of the parameters in it."""
+
+
+def link_base(base: Base, folder: Path) -> str:
+    """Put a common file into a snapshot: as a hard link, or as a copy where the file system has none.
+
+    A link keeps the bytes for as long as one snapshot has them, wherever its folder is moved on the same disk.
+
+    Returns:
+        The file's name.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it is gone, or cannot be written.
     """
-    with path.open("rb") as file:
-        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+    target = folder / base.path.name
+    try:
+        os.link(base.path, target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in LINKLESS:
+            raise
+        shutil.copyfile(base.path, target, follow_symlinks=False)
+        target.chmod(0o600)
+    return target.name
 
 
 def read_tensors(path: Path, identities: Sequence[str] = (), recipients: Sequence[str] = ()) -> dict[str, Tensor]:
-    """Read tensors; an encrypted file is decrypted in memory.
+    """Read tensors; an encrypted file is decrypted into their memory, a piece at a time.
 
     Args:
         path: as `stored_name` found it.
@@ -134,16 +162,34 @@ def read_tensors(path: Path, identities: Sequence[str] = (), recipients: Sequenc
             with path.open("rb") as file:
                 _check_header(file, path)
             return load_file(path)
-        with path.open("rb") as file:
-            clear = sealing.decrypt(file, identities, str(path), recipients)
-        _check_header(io.BytesIO(clear), path)
-        return load(clear)
+        return _opened(path, identities, recipients)
     except (SafetensorError, RuntimeError, OverflowError):
         raise SnapshotDamagedError(f"{path}: not readable as safetensors") from None
 
 
-def _check_header(file: BinaryIO, path: Path) -> None:
-    """Refuse a header that describes more than a file can hold, before the library makes tensors of it.
+def _opened(path: Path, identities: Sequence[str], recipients: Sequence[str]) -> dict[str, Tensor]:
+    """Return the tensors of an encrypted file.
+
+    Raises:
+        SnapshotSealedError: no key fits.
+        SnapshotDamagedError: it was changed, or is none of ours.
+    """
+    sink = TensorSink(lambda head: _check_header(io.BytesIO(head), path), most=path.stat().st_size)
+    try:
+        with path.open("rb") as file:
+            sealing.decrypt(file, sink, identities, str(path), recipients)
+    except SnapshotDamagedError:
+        if sink.failure is None:
+            raise
+    if isinstance(sink.failure, SnapshotDamagedError):
+        raise sink.failure
+    if sink.failure is not None or not sink.whole:
+        raise SnapshotDamagedError(f"{path}: not readable as safetensors") from None
+    return sink.tensors
+
+
+def _check_header(file: BinaryIO, path: Path) -> dict[str, Any]:
+    """Return a header, unless it describes more than a file can hold, before tensors are made of it.
 
     Raises:
         SnapshotDamagedError: too long, no JSON, or a tensor of too many dimensions.
@@ -160,3 +206,4 @@ def _check_header(file: BinaryIO, path: Path) -> None:
         raise SnapshotDamagedError(f"{path}: not readable as safetensors") from None
     if longest > MAX_DIMENSIONS:
         raise SnapshotDamagedError(f"{path}: holds a tensor of {longest} dimensions; at most {MAX_DIMENSIONS} are read")
+    return dict(header)

@@ -5,6 +5,7 @@
     000120.run/      claimed by the worker
     000120.kept/     audited, kept because the configuration says so
     000120.bad/      refused: damaged, newer schema, not finite
+    base/            weights that training does not move, while it lasts; each snapshot has a hard link to the file
     audit.json       the audit's configuration; tokenizer/ beside it
     finished.json    the trainer is through: its totals
     hold.json        nothing here may be removed; inside a snapshot: not this one
@@ -26,25 +27,32 @@ import shutil
 import socket
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from leakaudit.config import AuditConfig
-from leakaudit.errors import SpoolError
+from leakaudit.errors import SnapshotError, SpoolError
 from leakaudit.leash import ORPHANED
 from leakaudit.not_audited import NOT_AUDITED
 from leakaudit.scores import Overhead, write_private
 from leakaudit.sealing import Seal
 from leakaudit.strict_json import parse_json, read_bounded
 
+if TYPE_CHECKING:
+    from leakaudit.frozen_weights import FrozenWeights
+    from leakaudit.snapshot_files import Base
+
 SCHEMA = "leakaudit.audit/1.0"
 HOLD = "hold.json"
 """Says that a snapshot, or a whole spool, must not be removed."""
+
+BASES = "base"
+"""Folder of the weights that training does not move."""
 
 REASON = "reason.json"
 """Inside a snapshot that was set aside: why."""
@@ -134,6 +142,8 @@ class Spool:
         self.root = root
         self.config = AuditConfig()
         """Of the audit, once the spool was made or opened."""
+        self._base: Base | None = None
+        """Frozen weights that were written, once for all snapshots."""
         self.seal: Seal | None = None
         """Keys that the trainer encrypts to; None where snapshots lie in clear, and on the worker's side."""
 
@@ -220,14 +230,22 @@ class Spool:
         return ""
 
     def used_bytes(self) -> int:
-        """Return the size of all snapshots here."""
-        return sum(size_of(path) for path in self.entries())
+        """Return the size of all snapshots here; a file that several of them have in common counts once."""
+        found = {}
+        for folder in (*self.entries(), self.root / BASES):
+            with contextlib.suppress(OSError):
+                for path in folder.iterdir():
+                    with contextlib.suppress(OSError):
+                        stat = path.stat()
+                        found[stat.st_dev, stat.st_ino] = stat.st_size
+        return sum(found.values())
 
-    def write(self, step: int, **parts: Any) -> None:
+    def write(self, step: int, *, frozen: FrozenWeights | None = None, **parts: Any) -> None:
         """Write a snapshot, encrypted if the audit's configuration says so.
 
         Args:
             step: its number.
+            frozen: weights that training does not move, which are written once; `weights` leaves them out.
             parts: what `leakaudit.snapshot.write_snapshot` takes: update, weights, truth, manifest.
 
         Raises:
@@ -236,7 +254,45 @@ class Spool:
         from leakaudit.snapshot import write_snapshot
 
         recipients = self.seal.recipients if self.seal else ()
+        if frozen is not None and frozen.tensors:
+            base = self._base_of(frozen, recipients)
+            more = {name: tensor for name, tensor in frozen.tensors.items() if name not in base.names}
+            parts |= {"base": base, "weights": {**parts["weights"], **more}}
         write_snapshot(self.slot(step), recipients=recipients, **parts)
+
+    def _base_of(self, frozen: FrozenWeights, recipients: Sequence[str]) -> Base:
+        """Return the file of frozen weights, written if it is not there.
+
+        Raises:
+            SnapshotError: it cannot be written, or the weights changed meanwhile; nothing is left behind.
+        """
+        from leakaudit.snapshot import BASE
+        from leakaudit.snapshot_files import Base, write_tensors
+
+        if self._base is not None and self._base.path.is_file():
+            return self._base
+        folder = self.root / BASES
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(mode=0o700)
+            folder.chmod(0o700)
+            tensors = {f"weights/{name}": tensor for name, tensor in frozen.tensors.items()}
+            name, digest = write_tensors(folder / BASE, tensors, recipients)
+            frozen.check()
+        except BaseException as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise SnapshotError(
+                    f"cannot write the frozen weights in {folder}: {error.strerror or type(error).__name__}; free some space or set "
+                    "`out_dir` to a folder that can be written"
+                ) from None
+            raise
+        self._base = Base(folder / name, digest, frozenset(frozen.tensors))
+        return self._base
+
+    def forget_base(self) -> None:
+        """Remove the frozen weights that no snapshot will be given any more; those that have them keep them."""
+        shutil.rmtree(self.root / BASES, ignore_errors=True)
 
     def entries(self) -> list[Path]:
         """Return the snapshots, whatever their state; none where the spool is gone."""
@@ -311,7 +367,8 @@ class Spool:
         return "no worker is at work on it; `leakaudit worker` goes on"
 
     def purge_unfinished(self) -> None:
-        """Remove what a trainer that is gone was writing when it was killed: private text that nobody will ever audit."""
+        """Remove what a trainer that is gone was writing when it was killed, which nobody will ever audit."""
+        self.forget_base()
         for path in self.root.glob("*.tmp"):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
@@ -324,6 +381,7 @@ class Spool:
 
     def finish(self, totals: Totals) -> None:
         """Tell the worker that no more snapshots will come."""
+        self.forget_base()
         write_private(self.root / "finished.json", totals.model_dump_json(indent=1))
 
     # ------------------------------------------------------------------ the worker's side
@@ -497,12 +555,13 @@ def _first_problem(error: ValidationError) -> str:
 
 
 def size_of(snapshot: Path) -> int:
-    """Return the bytes of a snapshot's files; what is removed meanwhile counts as nothing."""
+    """Return the bytes that removing a snapshot frees: those of its files that no other snapshot has, too."""
     total = 0
     with contextlib.suppress(OSError):
         for path in snapshot.iterdir():
             with contextlib.suppress(OSError):
-                total += path.stat().st_size
+                stat = path.stat()
+                total += stat.st_size if stat.st_nlink == 1 else 0
     return total
 
 

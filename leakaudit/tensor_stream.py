@@ -1,4 +1,4 @@
-"""Tensors as a stream in the safetensors format, without a copy of them and without a file.
+"""Tensors as a stream in the safetensors format and back, without a second copy of them and without a file.
 
 `safetensors` itself writes to a path that it opens on its own, or to bytes that double the memory; a snapshot is written to a file
 that was created for its owner only, and hashed or encrypted on the way, so that nothing in clear needs to touch the disk.
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -38,6 +39,12 @@ DTYPES = {
 }
 """Names of the types, as the library spells them."""
 
+TYPES = {name: dtype for dtype, name in DTYPES.items()}
+"""The same, the other way round."""
+
+MAX_HEADER_BYTES = 32 * 1024 * 1024
+"""Of a safetensors file. Our choice: the largest public models have below 100,000 tensors at about 150 bytes each."""
+
 PIECE = 1 << 22
 """Bytes handed on at a time: 4 MiB, large enough that writing releases the interpreter for as long as it takes."""
 
@@ -49,7 +56,7 @@ class TensorStream(io.RawIOBase):
         """Lay out the file.
 
         Args:
-            tensors: on the CPU, dense.
+            tensors: dense; what is on a GPU is fetched a piece at a time.
 
         Raises:
             SnapshotError: a type that the format has no name for.
@@ -83,9 +90,9 @@ class TensorStream(io.RawIOBase):
         for tensor in self._tensors.values():
             if not tensor.numel():
                 continue
-            data = memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-            for start in range(0, len(data), PIECE):
-                yield data[start : start + PIECE]
+            flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+            for start in range(0, len(flat), PIECE):
+                yield memoryview(flat[start : start + PIECE].cpu().numpy().data)
 
     def readable(self) -> bool:
         """Return True."""
@@ -102,3 +109,80 @@ class TensorStream(io.RawIOBase):
         buffer[:count] = self._left[:count]
         self._left = self._left[count:]
         return count
+
+
+class TensorSink(io.RawIOBase):
+    """A write-only stream that puts the bytes of a safetensors file into tensors as they come."""
+
+    def __init__(self, read_head: Callable[[bytes], Mapping[str, Any]], most: int) -> None:
+        """Begin with nothing.
+
+        Args:
+            read_head: makes a header of the first bytes of the file: its length, then so many bytes of JSON.
+            most: bytes that the file can have.
+        """
+        super().__init__()
+        self._read_head = read_head
+        self._most = most
+        self._head = bytearray()
+        self._layout: list[tuple[int, int, memoryview]] | None = None
+        self._place = 0
+        self._next = 0
+        self.tensors: dict[str, Tensor] = {}
+        """On the CPU; complete once `whole` is true."""
+        self.failure: Exception | None = None
+        """What was wrong with the header; a library in between puts it into other words."""
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Take the next bytes of the file."""
+        left = memoryview(data).cast("B")
+        if self._layout is None:
+            try:
+                left = self._take_head(left)
+            except Exception as error:
+                self.failure = error
+                raise
+        while len(left) and self._layout is not None and self._next < len(self._layout):
+            start, end, target = self._layout[self._next]
+            count = min(len(left), end - self._place)
+            target[self._place - start : self._place - start + count] = left[:count]
+            self._place, left = self._place + count, left[count:]
+            self._next += self._place == end
+        self._place += len(left)  # beyond the last tensor: the file is longer than its header says
+        return len(data)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every tensor is filled and nothing came after the last."""
+        return self._layout is not None and self._place == (self._layout[-1][1] if self._layout else 0)
+
+    def _take_head(self, data: memoryview) -> memoryview:
+        """Read the header once it is there; return what follows it."""
+        self._head += data
+        size = int.from_bytes(self._head[:8], "little")
+        if len(self._head) < 8 or len(self._head) < 8 + size <= 8 + MAX_HEADER_BYTES:
+            return memoryview(b"")
+        self._lay_out(self._read_head(bytes(self._head[: 8 + size])))
+        return memoryview(bytes(self._head[8 + size :]))
+
+    def _lay_out(self, header: Mapping[str, Any]) -> None:
+        """Make the tensors of a header.
+
+        Raises:
+            ValueError: it leaves holes, or describes more than there can be.
+        """
+        entries = sorted((e["data_offsets"], n, e) for n, e in header.items() if n != "__metadata__")
+        layout, end = [], 0
+        for (start, stop), name, entry in entries:
+            dtype = TYPES[entry["dtype"]]
+            if start != end or stop > self._most or stop - start != math.prod(entry["shape"]) * dtype.itemsize:
+                raise ValueError("offsets")
+            tensor = torch.empty(entry["shape"], dtype=dtype)
+            self.tensors[name], end = tensor, stop
+            if stop > start:
+                layout.append((start, stop, memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)))
+        self._layout = layout

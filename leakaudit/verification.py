@@ -138,7 +138,7 @@ class _Compared:
 
     @property
     def scale(self) -> float:
-        """k = <seen, own> / <own, own>; 0 where own is zero."""
+        """K = <seen, own> / <own, own>; 0 where own is zero."""
         return self.product / self.norm**2 if self.norm else 0.0
 
     @cached_property

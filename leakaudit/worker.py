@@ -265,7 +265,7 @@ def make_audit(spool: Spool, audit_file: AuditFile, means: Means) -> Any:
     from leakaudit.battery import Audit
     from leakaudit.classifiers import reader_in
     from leakaudit.devices import choose_device
-    from leakaudit.snapshot import OBSERVED
+    from leakaudit.snapshot import BASE, OBSERVED
 
     def report(entry: JournalEntry) -> None:
         done = entry.attempt
@@ -273,7 +273,8 @@ def make_audit(spool: Spool, audit_file: AuditFile, means: Means) -> Any:
 
     config = audit_file.config
     torch.set_num_threads(config.threads)
-    sizes = [file.stat().st_size for path in spool.entries() for file in path.glob(f"{OBSERVED}*")]
+    parts = [[*path.glob(f"{OBSERVED}*"), *path.glob(f"{BASE}*")] for path in spool.entries()]
+    sizes = [sum(file.stat().st_size for file in files) for files in parts]
     device = choose_device(
         means.device or config.device, beside=os.environ.get(DEVICE_VARIABLE), snapshot=max(sizes, default=0)
     )

@@ -125,7 +125,7 @@ def test_a_file_that_was_changed_is_said_to_be(tmp_path: Path, damage: str) -> N
 
 
 def check_digest(path: Path) -> str:
-    from leakaudit.snapshot_files import digest_of
+    from leakaudit.digests import digest_of
 
     return digest_of(path)
 

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from leakaudit.client import with_random_state
+from leakaudit.digests import digest_of
 from leakaudit.errors import NonFiniteUpdateError, SnapshotDamagedError, SnapshotError, SnapshotVersionError
 from leakaudit.models import ModelRecipe, state_of
 from leakaudit.registry import defenses
@@ -34,7 +35,6 @@ from leakaudit.snapshot import (
     read_snapshot,
     write_snapshot,
 )
-from leakaudit.snapshot_files import digest_of
 from tests import tiny
 
 ROOT = Path(__file__).parents[1]
@@ -158,7 +158,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path, name: str) -> None:
     folder = written(tmp_path)
     data = (folder / name).read_bytes()
     (folder / name).write_bytes(data[: len(data) // 2])
-    with pytest.raises(SnapshotDamagedError, match=rf"{name}: its SHA-256 .* truncated or changed"):
+    with pytest.raises(SnapshotDamagedError, match=rf"{name}: its digest .* truncated or changed"):
         read_snapshot(folder)
 
 
@@ -169,7 +169,7 @@ def test_a_changed_byte_is_refused(tmp_path: Path, name: str) -> None:
     data = bytearray((folder / name).read_bytes())
     data[-1] ^= 1
     (folder / name).write_bytes(data)
-    with pytest.raises(SnapshotDamagedError, match=rf"{name}: its SHA-256"):
+    with pytest.raises(SnapshotDamagedError, match=rf"{name}: its digest"):
         read_snapshot(folder)
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from leakaudit import snapshot_content
+from leakaudit.digests import digest_of
 from leakaudit.errors import ModelError, SnapshotDamagedError, SnapshotError
 from leakaudit.models import ModelRecipe, build_model, state_of
 from leakaudit.snapshot import (
@@ -28,7 +29,7 @@ from leakaudit.snapshot import (
     write_snapshot,
 )
 from leakaudit.snapshot_content import check_truth
-from leakaudit.snapshot_files import digest_of, read_tensors
+from leakaudit.snapshot_files import read_tensors
 from tests import tiny
 
 SECONDS = 5.0

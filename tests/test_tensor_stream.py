@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load, load_file, save
 from torch import Tensor
 
+from leakaudit.digests import digest_of
 from leakaudit.errors import SnapshotError
-from leakaudit.snapshot_files import digest_of, write_tensors
+from leakaudit.snapshot_files import write_tensors
 from leakaudit.tensor_stream import DTYPES, PIECE, TensorStream
 
 

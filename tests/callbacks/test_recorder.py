@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from leakaudit.callbacks import recorder as recorder_module
 from leakaudit.callbacks.recorder import Kept, Recorder, innermost
 from leakaudit.client import public_facts
 from leakaudit.errors import SnapshotError
@@ -408,3 +409,30 @@ def test_the_model_is_walked_once_for_a_copy(monkeypatch: pytest.MonkeyPatch) ->
     loop.optimizer.step()
     assert walks == ["names"]
     loop.wait()
+
+
+def test_a_step_that_is_too_large_for_the_pool_is_written_while_the_optimizer_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From where it is, with no buffers beside it; training and what is written are the same to the bit."""
+    runs = []
+    for limit in (recorder_module.POOL_BYTES, 0):
+        monkeypatch.setattr(recorder_module, "POOL_BYTES", limit)
+        written: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
+
+        def write(kept: Kept, written: Any = written) -> None:
+            written.append(
+                ({n: g.clone() for n, g in kept.update.items()}, {n: w.clone() for n, w in kept.weights.items()})
+            )
+
+        loop = Loop(torch.optim.AdamW, write)
+        for number in range(3):
+            loop.step(number)
+            while loop.recorder.writing():
+                loop.recorder.written()
+        runs.append((written, dict(loop.model.named_parameters()), loop.recorder._buffers))
+    (pooled, one, buffers), (direct, two, none) = runs
+    assert buffers and not none
+    assert same(one, two)
+    assert len(pooled) == len(direct) == 3
+    assert all(same(a[part], b[part]) for a, b in zip(pooled, direct, strict=True) for part in (0, 1))

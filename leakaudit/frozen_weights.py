@@ -1,0 +1,85 @@
+"""Weights that training does not change: they are kept once a run, and every snapshot refers to that one file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from leakaudit.errors import SnapshotError
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What tells whether a tensor was written to."""
+
+    place: int
+    """Address of its memory."""
+    version: int
+    """PyTorch's count of the operations that wrote to it; writing through `.data` is not counted."""
+    checksum: int
+    """Sum of its bytes, eight at a time, modulo 2^64: changes with the values but for one chance in 2^64."""
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Fingerprint:
+        """Read a tensor once, where it is."""
+        return cls(tensor.data_ptr(), tensor._version, _checksum(tensor))
+
+
+@dataclass(frozen=True)
+class FrozenWeights:
+    """Live parameters that no optimizer moves, as they are at one step."""
+
+    tensors: Mapping[str, Tensor]
+    """By name; references, not copies, on whatever device they are."""
+    fingerprints: Mapping[str, Fingerprint]
+    """At that step."""
+
+    @classmethod
+    def of(cls, parameters: Iterable[tuple[str, Tensor]]) -> FrozenWeights:
+        """Take the fingerprints of parameters; sharded and unusual kinds of tensors are left out."""
+        tensors = {
+            name: p.detach()
+            for name, p in parameters
+            if type(p.data) is Tensor and not (p.is_sparse or p.is_inference())
+        }
+        return cls(tensors, {name: Fingerprint.of(tensor) for name, tensor in tensors.items()})
+
+    def unchanged_in(self, later: FrozenWeights) -> FrozenWeights:
+        """Return the part of these weights that is still the same in `later`."""
+        names = [name for name, found in self.fingerprints.items() if later.fingerprints.get(name) == found]
+        return FrozenWeights({n: later.tensors[n] for n in names}, {n: self.fingerprints[n] for n in names})
+
+    def without(self, names: frozenset[str]) -> FrozenWeights:
+        """Return these weights without some of them."""
+        left = {name: tensor for name, tensor in self.tensors.items() if name not in names}
+        return FrozenWeights(left, {name: self.fingerprints[name] for name in left})
+
+    def check(self) -> None:
+        """Refuse weights that were changed since the step: what was read meanwhile may be half old and half new.
+
+        Raises:
+            SnapshotError: names the first one.
+        """
+        changed = [name for name, tensor in self.tensors.items() if Fingerprint.of(tensor) != self.fingerprints[name]]
+        if changed:
+            raise SnapshotError(
+                f"{changed[0]!r} is in no optimizer, but it was changed while it was being written ({len(changed)} such parameters); "
+                "the next step that is kept holds its own copy"
+            )
+
+    @property
+    def bytes(self) -> int:
+        """Size of all of them."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+
+def _checksum(tensor: Tensor) -> int:
+    """Return the sum of a tensor's bytes, eight at a time, modulo 2^64."""
+    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    whole = len(data) - len(data) % 8
+    if whole and data.storage_offset() % 8 == 0:
+        return int(data[:whole].view(torch.int64).sum() + data[whole:].sum(dtype=torch.int64))
+    return int(data.sum(dtype=torch.int64))
