@@ -5,6 +5,7 @@
       UnknownPluginError            no attack, defence or metric of that name
       ModelError                    a model or tokenizer cannot be loaded or rebuilt
         AnatomyError                a model's parts cannot be found by structure
+        LiveModelReachedError       a copy of the model that is trained is not proven to be separate from it
         PriorError                  a prior cannot be loaded, or does not know the victim's tokens
       DataError                     a data file is missing, empty or lacks a field
       SnapshotError                 a snapshot cannot be written or trusted
@@ -44,6 +45,10 @@ class ModelError(LeakAuditError):
 
 class AnatomyError(ModelError):
     """A model's parts cannot be found by structure; the message says what was looked for and what was found."""
+
+
+class LiveModelReachedError(ModelError):
+    """A copy of the model that is trained is not proven to be separate from it, so no attack may compute on it."""
 
 
 class PriorError(ModelError):

@@ -1,17 +1,16 @@
 """Attacks in the training process, which waits for them: the last resort, for models that no other process can rebuild.
 
-Training goes on afterwards as if nothing had been: random generators, threads, autocast and gradient mode are put back, and the
-live model is copied, not used.
+Training goes on afterwards as if nothing had been. Attacks compute on a copy that was proven to be separate from the live model
+(`leakaudit.live_copy`), and everything else that training depends on is put back: gradients, modes, random generators,
+threads, autocast, gradient mode, attention kernels and the default dtype.
 """
 
 from __future__ import annotations
 
-import copy
 import os
 import random
 import sys
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -19,25 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from leakaudit.errors import ModelError
-from leakaudit.models import ModelRecipe
+from leakaudit.errors import LiveModelReachedError
+from leakaudit.live_copy import copier, prove_separate, unchanged
+from leakaudit.snapshot import Snapshot
 from leakaudit.spool import Spool
 from leakaudit.worker import Means, audit_one, make_audit, write_results
-
-HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_pre_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
-"""Where a module keeps its hooks. Ours hold the recorder, and others' whatever they like: none of it belongs into a copy."""
 
 
 class InlineAudit:
@@ -59,21 +44,24 @@ class InlineAudit:
             say=self._note,
             build=copier(live),
         )
-        self._audit: Any = None
+        self._live = live
+        self._audit: _Proven | None = None
         self._refused = 0
 
     def catch_up(self) -> None:
         """Attack every step that waits.
 
         Raises:
+            LiveModelReachedError: a copy of the live model cannot be proven separate from it; no attack ran on that copy.
             SpoolError: a worker was started on the spool.
             OSError: the disk is full.
         """
         if not self._spool.waiting():
             return
-        with undisturbed(), self._spool.worker_lock():
+        with undisturbed(self._live), self._spool.worker_lock():
             if self._audit is None:
-                self._audit = make_audit(self._spool, Spool.open(self._spool.root)[1], self._means)
+                made = make_audit(self._spool, Spool.open(self._spool.root)[1], self._means)
+                self._audit = _Proven(made, self._live)
             while (claimed := self._spool.claim()) is not None:
                 try:
                     keep = self._spool.config.keep_snapshots
@@ -81,11 +69,13 @@ class InlineAudit:
                 except BaseException:  # Ctrl-C, or a full disk: the step is not lost
                     self._spool.give_back(claimed)
                     raise
+                if self._audit.unproven is not None:
+                    raise self._audit.unproven
 
     def finish(self) -> None:
         """Write results, verdict and report of what was attacked."""
         if self._audit is not None:
-            with undisturbed():
+            with undisturbed(self._live):
                 write_results(self._spool, self._audit, self._refused, False, self._means)
 
     def _note(self, line: str) -> None:
@@ -97,43 +87,48 @@ class InlineAudit:
             os.close(descriptor)
 
 
-def copier(live: nn.Module) -> Callable[[ModelRecipe, Mapping[str, Tensor]], nn.Module]:
-    """Return what makes a model of weights by copying the live one: without its hooks and gradients, in eval mode."""
+class _Proven:
+    """An audit that runs no attack on a copy before that copy is proven separate from the live model."""
 
-    def build(recipe: ModelRecipe, weights: Mapping[str, Tensor]) -> nn.Module:
-        known: dict[int, Any] = {}
-        for module in live.modules():
-            for name in HOOKS:
-                if hasattr(module, name):
-                    known[id(getattr(module, name))] = OrderedDict()
-        known |= {id(p.grad): None for p in live.parameters() if p.grad is not None}
+    def __init__(self, audit: Any, live: nn.Module) -> None:
+        self._audit = audit
+        self._live = live
+        self.unproven: LiveModelReachedError | None = None
+        """Why there was no proof; None while there was one for every copy."""
+
+    def step(self, snapshot: Snapshot) -> None:
+        """Audit a step on a proven copy.
+
+        Raises:
+            LiveModelReachedError: there is no proof, or attacks changed the live model all the same.
+        """
         try:
-            model = copy.deepcopy(live, known)
-            outcome = model.load_state_dict(dict(weights), strict=False)
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise ModelError(f"a {type(live).__name__} cannot be copied: {type(error).__name__}") from None
-        if outcome.unexpected_keys:
-            raise ModelError(
-                f"{len(outcome.unexpected_keys)} weights do not fit a copy of {type(live).__name__}, "
-                f"first {outcome.unexpected_keys[0]!r}"
-            )
-        if hasattr(model, "set_attn_implementation"):
-            model.set_attn_implementation("eager")  # type: ignore[operator]
-        for parameter in model.parameters():
-            parameter.grad = None
-        return model.to("cpu").eval()
+            first = snapshot.truth.micro_batches[0]
+            prove_separate(snapshot.observation.model, self._live, first, training=snapshot.recipe.training)
+            with unchanged(self._live):
+                self._audit.step(snapshot)
+        except LiveModelReachedError as error:
+            self.unproven = error
+            raise
 
-    return build
+    def __getattr__(self, name: str) -> Any:
+        """Return everything else from the audit itself."""
+        return getattr(self._audit, name)
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Leave everything that training depends on as it was, and compute as the side process would."""
-    threads, plain = torch.get_num_threads(), random.getstate()
+def undisturbed(live: nn.Module | None = None) -> Iterator[None]:
+    """Leave everything that training depends on as it was, and compute as the side process would.
+
+    Args:
+        live: the model that is trained. Meanwhile its parameters have no gradients; afterwards they have the same tensors again.
+    """
+    threads, plain, dtype = torch.get_num_threads(), random.getstate(), torch.get_default_dtype()
     numpy = sys.modules.get("numpy")
     arrays = numpy.random.get_state() if numpy is not None else None
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with ExitStack() as stack:
+        stack.enter_context(_set_aside(live))
         stack.enter_context(torch.random.fork_rng(devices=list(devices)))
         stack.enter_context(torch.enable_grad())
         for kind in ("cpu", *(("cuda",) if devices else ())):
@@ -143,6 +138,28 @@ def undisturbed() -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(threads)
+            torch.set_default_dtype(dtype)
             random.setstate(plain)
             if numpy is not None:
                 numpy.random.set_state(arrays)
+
+
+@contextmanager
+def _set_aside(live: nn.Module | None) -> Iterator[None]:
+    """Take the gradients off a model, and put them back with its modes and what requires a gradient."""
+    if live is None:
+        yield
+        return
+    modes = [(module, module.training) for module in live.modules()]
+    kept: list[tuple[nn.Parameter, Tensor | None, bool]] = [(p, p.grad, p.requires_grad) for p in live.parameters()]
+    try:
+        for parameter, _, _ in kept:
+            parameter.grad = None
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for parameter, gradient, required in kept:
+            parameter.grad = gradient
+            if parameter.requires_grad != required:
+                parameter.requires_grad_(required)

@@ -17,7 +17,8 @@ from torch import nn
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.config import AuditConfig, PluginSpec
 from leakaudit.errors import ModelError
-from leakaudit.inline import copier, undisturbed
+from leakaudit.inline import undisturbed
+from leakaudit.live_copy import copier
 from leakaudit.models import ModelRecipe, can_rebuild
 from leakaudit.scores import AttemptStatus, VerificationStatus, load_results
 from leakaudit.sealing import new_identity

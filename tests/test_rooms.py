@@ -68,7 +68,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit.simulate_arrays",
         "leakaudit.worker",
     ),
-    "inline": ("leakaudit.inline",),
+    "inline": ("leakaudit.inline", "leakaudit.live_copy"),
     "callbacks": ("leakaudit.callbacks.*",),
     "cli": (
         "leakaudit.__main__",
