@@ -28,13 +28,15 @@ from leakaudit.callbacks.private_sgd import PrivateSgd, private_sgd
 from leakaudit.callbacks.recorder import Kept, Observe, Peers, Recorder, layers_of
 from leakaudit.callbacks.side_process import SideProcess, attacked_when, say, what_stays
 from leakaudit.callbacks.unaudited import folder_of, mark
+from leakaudit.catalogue import registered_names
 from leakaudit.classifiers import ArrayClassifier, NoText, array_facts, array_recipe
 from leakaudit.client import public_facts
 from leakaudit.config import AuditConfig, load_config
 from leakaudit.errors import LeakAuditError, ModelError, SnapshotError, SpoolError, type_and_place
-from leakaudit.gate import load_policy
+from leakaudit.gate import Policy, default_policy, load_policy
 from leakaudit.invocation import training_command
 from leakaudit.models import ModelRecipe, can_rebuild, dtype_of, plain_name, unwrapped
+from leakaudit.plan import Plan, room_in_words, time_in_words
 from leakaudit.registry import attacks, defenses
 from leakaudit.scores import Attempt, Overhead, Score, load_journal
 from leakaudit.snapshot import (
@@ -46,7 +48,7 @@ from leakaudit.snapshot import (
     dropout_rates,
 )
 from leakaudit.spool import Place, Spool, Totals, settle
-from leakaudit.wording import counted, ordinal
+from leakaudit.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,10 @@ Source = AuditConfig | Mapping[str, Any] | Path | str | None
 
 OFF_SWITCH = "LEAKAUDIT_DISABLED"
 SWITCHED_OFF = f"{OFF_SWITCH} is set"
+
+SHORT_RUN_PATIENCE_S = 10.0
+"""How long a due step of a run of a few steps waits until the one before is on the disk. Our choice: its end waits for both anyway,
+and a disk that is slower is stuck."""
 
 AUTOCAST: Mapping[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 AUTOCAST_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -123,14 +129,17 @@ class AuditRun:
     model_recipe: ModelRecipe
     facts: PublicFacts
     """What is public for as long as the run lasts; what changes from step to step is filled in per step."""
+    plan: Plan
+    """Which steps are due."""
     private: PrivateSgd | None = None
     outside: int = 0
     started: float = field(default_factory=time.monotonic)
     skipped: int = 0
-    skipped_since: int = 0
-    """Skipped since the last kept step."""
+    """Due steps that came while the one before was still on its way to the disk."""
     too_full: int = 0
-    """Due steps that the disk had no room for."""
+    """Due steps that the spool or the disk had no room for."""
+    missed_since: int = 0
+    """Due steps since the last kept one that were not recorded, for either reason."""
     journal_size: int = 0
     logged: set[str] = field(default_factory=set)
     mute: bool = False
@@ -196,11 +205,13 @@ class AuditRun:
         try:
             run = cls._begin_in(spool, config, stack, model, recipe, facts, private, foreign)
             if _writes(peers):
-                say(_plan(config, stack.total_steps) + (f"; {place.note}" if place.note else ""))
+                say(_plan(run) + (f"; {place.note}" if place.note else ""))
                 if more := beyond(foreign, recipe.class_name):
                     say(more)
                 if private is None and (why := unused_private_model(stack.model)):
                     say(why)
+                if run.plan.kept != 0:
+                    run.side.begin()
         except BaseException:
             if _writes(peers):
                 spool.discard()
@@ -244,6 +255,7 @@ class AuditRun:
             model=model,
             model_recipe=recipe,
             facts=facts,
+            plan=Plan.of(config, _policy(config), _steps_of(stack)),
             private=private,
             outside=len(moved - {id(p) for p in model.parameters()}),
         )
@@ -254,8 +266,7 @@ class AuditRun:
 
     def due(self, step: int) -> bool:
         """Return whether the schedule wants a step; a matter of its number alone, so that all processes agree on it."""
-        first, every = self.config.first_step, self.config.every_n_steps
-        return step >= first and (step - first) % every == 0
+        return self.plan.due(step)
 
     def decide(self, now: Callable[[], StepNow], step: int) -> None:
         """Record the step that begins, if it is due and there is room for it.
@@ -283,7 +294,7 @@ class AuditRun:
         finally:  # whatever went wrong here, the others wait for an answer
             agreed = manifest is not None if self.stack.peers is None else self.stack.peers.agree(manifest is not None)
         if agreed and manifest is not None:
-            self.skipped_since = 0
+            self.missed_since = 0
             self.recorder.arm(step, manifest)
         self.blocked_s += time.perf_counter() - start
 
@@ -291,20 +302,22 @@ class AuditRun:
         """Return whether this process would record a step; only the one that writes knows of room for it."""
         if not _writes(self.stack.peers):
             return not self.recorder.disabled
-        if self.recorder.disabled or self.side.given_up or self.kept >= self.config.max_snapshots:
+        if self.recorder.disabled or self.side.given_up or self.kept >= self.plan.most:
             return False
         if self.spool.gone():
             raise SpoolError(f"somebody removed {self.spool.root}")
-        if self.recorder.writing() or self.spool.busy():
+        if self.plan.short:
+            self.recorder.written(SHORT_RUN_PATIENCE_S)
+        if self.recorder.writing():
             self.skipped += 1
-            self.skipped_since += 1
-            return False
-        if lacking := self.spool.lacks(self.recorder.bytes_to_write()):
+        elif lacking := self.spool.lacks(self.recorder.bytes_to_write()):
             if not self.too_full:
                 logger.warning("step %d was not kept: %s", step, lacking)
             self.too_full += 1
-            return False
-        return True
+        else:
+            return True
+        self.missed_since += 1
+        return False
 
     def _describe(self, now: StepNow) -> Manifest:
         """Note what is public about the step, and how its update comes about, as they are now."""
@@ -340,7 +353,7 @@ class AuditRun:
                 total_steps=now.total_steps,
                 loss=now.loss,
                 learning_rate=now.learning_rate,
-                skipped_before=self.skipped_since,
+                skipped_before=self.missed_since,
             ),
         )
 
@@ -351,7 +364,7 @@ class AuditRun:
         start = time.perf_counter()
         if self.config.schedule == "inline":
             self.recorder.written()  # attacks on it come next, and training waits for them anyway
-        if self.recorder.counters.kept:
+        if self.recorder.counters.kept or self.side.pid is not None:
             self.side.ensure()
         self.log_results()
         self.blocked_s += time.perf_counter() - start
@@ -372,25 +385,24 @@ class AuditRun:
             if counters.kept == 0:
                 self._leave_empty(self.dead)
             return
-        if counters.kept == 0:
-            missed = self.skipped + self.too_full + counters.failed + counters.not_finite
-            why = f"no step was kept, so there is nothing to report: the run had {counted(steps, 'step')}, {missed} were missed"
-            self._leave_empty(why)
-            say(why)
-            return
         totals = self.totals(steps, interrupted=False)
+        if counters.kept == 0:
+            reasons = _reasons(totals, self.config) + ([self.side.why_given_up] if self.side.given_up else [])
+            why = f"no step was kept, so there is nothing to report: the run had {counted(steps, 'step')}"
+            self._leave_empty("; ".join([why, *reasons]))
+            say("; ".join([why, *reasons]))
+            return
         if self.spool.gone():
             raise SpoolError(f"somebody removed {self.spool.root}")
         self.spool.finish(totals)
         self.side.see_out()
         self.log_results()
         self.side.stop()
-        where = self.side.outcome()
-        say(
-            f"{where}; {counted(counters.kept, 'step')} kept, {self.skipped} skipped because the battery was busy, "
-            f"{counters.not_finite} not finite, {counters.failed + self.too_full} failed; "
-            f"training was held up for {totals.overhead.blocked_s:.2f} s of {totals.overhead.training_s:.0f} s"
-        )
+        for line in self.side.outcome():
+            say(line)
+        kept = [f"{counted(counters.kept, 'step')} kept", *_reasons(totals, self.config)]
+        held_up = f"training was held up for {totals.overhead.blocked_s:.2f} s of {totals.overhead.training_s:.1f} s"
+        say("; ".join([*kept, held_up]))
         if not self.side.detached and (stays := what_stays(self.spool)):
             say(stays)
 
@@ -430,6 +442,9 @@ class AuditRun:
             total_steps=total_steps,
             kept=self.recorder.counters.kept,
             skipped=self.skipped,
+            too_full=self.too_full,
+            not_finite=self.recorder.counters.not_finite,
+            failed=self.recorder.counters.failed,
             overhead=Overhead(blocked_s=round(blocked, 4), training_s=round(training, 4)),
             interrupted=interrupted,
         )
@@ -736,13 +751,12 @@ def _check_plugins(config: AuditConfig) -> None:
     """Refuse what the side process could not use: better now than after hours of training.
 
     Raises:
-        ConfigError: an attack, a defence or an option that does not exist, or a policy that cannot be read.
+        ConfigError: an attack, a defence or an option that does not exist, or a policy that cannot be read or names one.
     """
     for registry, specs in ((attacks, config.attacks), (defenses, config.defenses)):
         for spec in specs:
             registry.create(spec.name, spec.options)
-    if config.policy is not None:
-        load_policy(config.policy)
+    _policy(config)
 
 
 def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> None:
@@ -881,16 +895,41 @@ def _neftune_alpha(model: nn.Module) -> float | None:
     return None if alpha is None else float(alpha)
 
 
-def _plan(config: AuditConfig, steps: int | None) -> str:
-    """Return the line that says what, where, how often, and how to switch it off."""
-    every = "" if config.every_n_steps == 1 else f"{ordinal(config.every_n_steps)} "
-    last = config.first_step + config.every_n_steps * (config.max_snapshots - 1)
-    if steps is not None and steps <= config.first_step:
-        return f"will keep no step: the run has {steps}, and `first_step` is {config.first_step}"
-    return (
-        f"keeps every {every}step from step {config.first_step} (up to {config.max_snapshots}, last {last}), "
-        f"{attacked_when(config)}, report in {config.out_dir}; off with {OFF_SWITCH}=1"
-    )
+def _plan(run: AuditRun) -> str:
+    """Return the line that says which steps are kept, how long attacks on them may take, and whether the policy can pass."""
+    config, plan = run.config, run.plan
+    if plan.kept == 0:
+        return plan.steps_in_words()
+    room = int(config.max_spool_gb * 1e9) // max(1, run.recorder.bytes_of_a_step())
+    clauses = [
+        f"{plan.steps_in_words()}, {attacked_when(config)} ({time_in_words(config)})",
+        room_in_words(plan, config, room),
+        plan.policy_in_words(config, room),
+        f"report in {config.out_dir}",
+        f"off with {OFF_SWITCH}=1",
+    ]
+    return "; ".join(filter(None, clauses))
+
+
+def _reasons(totals: Totals, config: AuditConfig) -> list[str]:
+    """Return how many steps that were due were not kept, and why, a clause for each reason."""
+    return [f"{counted(number, 'step')} not kept: {why}" for number, why in totals.not_kept(config)]
+
+
+def _steps_of(stack: Stack) -> int | None:
+    """Return the steps of the run as the audit counts them: rounds of local steps where the client sends those."""
+    if stack.total_steps is None or stack.observe != "delta":
+        return stack.total_steps
+    return stack.total_steps // stack.local_steps
+
+
+def _policy(config: AuditConfig) -> Policy:
+    """Return the policy that the gate will apply.
+
+    Raises:
+        ConfigError: it cannot be read, or names an attack, a defence or a metric that does not exist.
+    """
+    return default_policy() if config.policy is None else load_policy(config.policy, registered_names())
 
 
 def _task(model: nn.Module) -> Any:

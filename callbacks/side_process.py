@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -20,9 +21,11 @@ from typing import Any
 
 import leakaudit
 from leakaudit.config import AuditConfig
-from leakaudit.leash import KEY_VARIABLE, PARENT_VARIABLE
+from leakaudit.leash import KEY_VARIABLE, PARENT_VARIABLE, yield_processor
+from leakaudit.outcome import outcome
+from leakaudit.progress import Progress
 from leakaudit.spool import DEVICE_VARIABLE, MOST_DEATHS, Spool
-from leakaudit.wording import counted
+from leakaudit.wording import duration
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +40,9 @@ MISUSE_CODE = 2
 """Exit code of a side process that cannot work like this; trying again would not help."""
 RETRY_SECONDS = 60.0
 """Before a side process that could not write is tried again. Our choice: checkpoints that fill a disk are cleaned up in minutes."""
+
+LOG_LINE_SECONDS = 30.0
+"""Off a terminal, how far the attacks have come is one line per this many seconds: enough to see it live in a log."""
 
 GRACE_SECONDS = 60.0
 """How long a side process that is told to stop may take to write its report."""
@@ -91,8 +97,9 @@ QUIET = {
     "WANDB_MODE": "disabled",
     "MLFLOW_TRACKING_URI": "",
     "DISABLE_TELEMETRY": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
 }
-"""Nothing is looked up in a hub, nobody's experiment tracking gets a second run, and no library writes a model's configuration or
+"""Threads that have nothing to do sleep, because the trainer can use the core that they would wait on. Nothing is looked up in a hub, nobody's experiment tracking gets a second run, and no library writes a model's configuration or
 what it computes into the log."""
 
 THREAD_VARIABLES = (
@@ -141,11 +148,18 @@ class SideProcess:
         self.detached = False
         """Whether the side process goes on without us."""
         self.given_up = False
+        self.why_given_up = ""
+        """In a clause."""
 
     @property
     def pid(self) -> int | None:
         """Process id of the side process; None where none was started."""
         return None if self._process is None else self._process.pid
+
+    def begin(self) -> None:
+        """Start the worker before there is anything to attack: it imports torch for seconds, and a short training is over by then."""
+        if self._spool.config.schedule == "beside":
+            self.ensure()
 
     def ensure(self) -> bool:
         """Start the worker, or start it again if it died. Cheap where there is nothing to do.
@@ -195,11 +209,14 @@ class SideProcess:
         Raises nothing; a Ctrl-C ends the waiting, not the program.
         """
         self._training, self._retry_at = False, 0.0  # now is the time to try again, whatever went wrong
+        self._let_it_hurry()
         config = self._spool.config
         if config.schedule == "inline":
             self._attack_here()
             self._here.finish()
         elif config.at_end == "leave":
+            if self._spool.waiting() and self._process is not None:
+                say(f"not waiting for the attacks (`at_end: leave`): {by_hand(self._spool)} makes those that are left")
             self._end_early("")
         elif config.at_end == "detach":
             self._detach()
@@ -234,14 +251,15 @@ class SideProcess:
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
 
-    def outcome(self) -> str:
-        """Return where the report is, or why there is none, in a clause; asked once the end was seen out."""
+    def outcome(self) -> list[str]:
+        """Return the verdict and where the report is, or why there is none, a line each; asked once the end was seen out."""
         report = self._log.with_name("report.html")
         if self.detached:
-            return f"report to come: {report}"
+            return [f"report to come: {report}"]
         if report.is_file():
-            return f"report: {report}"
-        return f"no report: see {self._log}" if self._log.exists() else "no report yet"
+            verdict, *unchecked = outcome(report.parent) or ("no verdict",)
+            return [f"{verdict}; report: {report}", *unchecked]
+        return [f"no report: see {self._log}" if self._log.exists() else "no report yet"]
 
     def stop(self) -> None:
         """Leave no worker behind, whatever ended the training; what it has finished is on the disk."""
@@ -273,17 +291,14 @@ class SideProcess:
     def _wait(self, seconds: float) -> None:
         """Wait with a visible countdown until the worker is through; after that, let it write what it has."""
         deadline = time.monotonic() + seconds
-        journal = self._log.with_name("journal.jsonl")
+        progress = Progress(self._spool)
         try:
             with _countdown() as show:
                 while self.ensure():
                     patience = deadline - time.monotonic()
                     if patience <= 0:
                         break
-                    show(
-                        f"waiting for the audit: {counted(_lines(journal), 'attempt')} done; waiting at most {patience:.0f} s more "
-                        "(Ctrl-C: do not wait)"
-                    )
+                    show(_waiting_line(*progress.look(), patience))
                     time.sleep(0.2)
                 else:
                     return
@@ -291,6 +306,11 @@ class SideProcess:
         except KeyboardInterrupt:
             reason = "not waiting any longer"
         self._end_early(f"{reason}: the report covers what is finished")
+
+    def _let_it_hurry(self) -> None:
+        """Give the worker the processor that training needs no more, where the system allows it."""
+        if self._process is not None and self._process.poll() is None:
+            yield_processor(self._process.pid, os.getpid(), 0)
 
     def _end_early(self, why: str) -> None:
         """Ask the worker to write its report and go; a Ctrl-C meanwhile ends it at once."""
@@ -346,7 +366,8 @@ class SideProcess:
 
     def _give_up(self, why: str) -> bool:
         self.given_up = True
-        say(f"{why}: see {self._log}; no more steps are kept")
+        self.why_given_up = f"{why}: see {self._log}"
+        say(f"{self.why_given_up}; no more steps are kept")
         return False
 
     def _start(self) -> bool:
@@ -372,6 +393,7 @@ class SideProcess:
                 )
             finally:
                 os.close(log)
+            yield_processor(self._process.pid, os.getpid(), self._spool.config.nice)
             if seal and seal.identity:
                 self._tell(seal.identity)
         except BrokenPipeError:
@@ -406,17 +428,30 @@ def say(line: str) -> None:
         print(f"leakaudit: {line}", file=sys.stderr, flush=True)
 
 
+def _waiting_line(what: str, left: float | None, patience: float) -> str:
+    """Return what the end of training waits for, how long, and how to wait no longer.
+
+    >>> _waiting_line("attempt 3 of 7: tag on step 0, up to 60 s; about 40 s left", 40.0, 600.0)
+    'attempt 3 of 7: tag on step 0, up to 60 s; about 40 s left (Ctrl-C: do not wait)'
+    """
+    limit = f", waiting {duration(patience)} of it at most" if left is None or left > patience else ""
+    return f"{what}{limit if left else ''} (Ctrl-C: do not wait)"
+
+
 @contextmanager
 def _countdown() -> Iterator[Callable[[str], None]]:
-    """Show a line that changes in place on a terminal, and a plain line every ten seconds elsewhere."""
-    last = 0.0
+    """Show a line that changes in place on a terminal, and a plain line every half a minute elsewhere."""
+    last: float | None = None
     tty = sys.stderr.isatty()
 
     def show(line: str) -> None:
         nonlocal last
         if tty:
-            print(f"\r\033[Kleakaudit: {line}", end="", file=sys.stderr, flush=True)
-        elif time.monotonic() - last >= 10.0:
+            line = f"leakaudit: {line}"[
+                : shutil.get_terminal_size().columns - 1
+            ]  # a line that wraps cannot be replaced
+            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+        elif last is None or time.monotonic() - last >= LOG_LINE_SECONDS:
             last = time.monotonic()
             say(line)
 
@@ -468,14 +503,6 @@ def _steps(spool: Spool, *states: str) -> list[str]:
     """Return the steps of the snapshots in some states, in order."""
     found = {path.stem for path in spool.entries() if path.suffix in states}
     return [name.lstrip("0") or "0" for name in sorted(found, key=lambda name: (len(name), name))]
-
-
-def _lines(path: Path) -> int:
-    """Return how many complete lines a file has; none if it is not there."""
-    try:
-        return path.read_bytes().count(b"\n")
-    except OSError:
-        return 0
 
 
 def clean_environment(threads: int) -> dict[str, str]:

@@ -19,7 +19,7 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -77,6 +77,7 @@ from leakaudit.scores import (
 )
 from leakaudit.snapshot import DeclaredDefense, Granted, Observation, Snapshot, StepRecipe, Truth
 from leakaudit.verification import defenses_found, defenses_left, verify
+from leakaudit.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -363,7 +364,8 @@ class Audit:
     def finish(
         self,
         *,
-        skipped: int = 0,
+        refused: int = 0,
+        not_kept: Sequence[tuple[int, str]] = (),
         total_steps: int | None = None,
         overhead: Overhead | None = None,
         interrupted: bool = False,
@@ -372,7 +374,8 @@ class Audit:
         """Write results.json, verdict.json and report.html, and destroy the run's key.
 
         Args:
-            skipped: snapshots that were due and not audited, because the battery was busy or because they were refused.
+            refused: snapshots that could not be audited, of which nobody knows what step they were.
+            not_kept: how many steps that were due were not kept, with the reason.
             total_steps: optimizer steps of the training run.
             overhead: what the audit cost the training process.
             interrupted: the audit was stopped before it was through.
@@ -387,7 +390,9 @@ class Audit:
 
         if interrupted:
             self.catch_up()
-        results = sealed(self._results(skipped, total_steps, overhead or Overhead(), interrupted, code))
+        results = sealed(
+            self._results(self._coverage(refused, not_kept, total_steps), overhead or Overhead(), interrupted, code)
+        )
         text = json.dumps(to_json(results), indent=1, ensure_ascii=False, allow_nan=False)
         write_private(self.folder / "results.json", text)
         policy = load_policy(self.config.policy) if self.config.policy else default_policy()
@@ -703,8 +708,7 @@ class Audit:
 
     def _results(
         self,
-        skipped: int,
-        total_steps: int | None,
+        coverage: Coverage,
         overhead: Overhead,
         interrupted: bool,
         code: tuple[str, bool] | None,
@@ -740,24 +744,25 @@ class Audit:
             attempts=attempts,
             summaries=summarise(attempts),
             controls=_count(state.controls),
-            coverage=self._coverage(skipped, total_steps),
+            coverage=coverage,
             overhead=overhead,
             min_tokens=self.config.min_tokens,
         )
 
-    def _coverage(self, skipped: int, total_steps: int | None) -> Coverage:
+    def _coverage(self, refused: int, not_kept: Sequence[tuple[int, str]], total_steps: int | None) -> Coverage:
         ran = {spec.name for spec in self.config.attacks}
         lost = [(f"step {int(step[3:])}", why) for step, why in self._state.lost.items()]
+        missed = [(f"{counted(number, 'step')} that should have been kept", why) for number, why in not_kept]
         servers = _servers_not_tested(self.config.server)
         return Coverage(
-            not_tested=tuple(NotTested(what=what, why=why) for what, why in (*lost, *servers, *NEVER_TESTED)),
+            not_tested=tuple(NotTested(what=what, why=why) for what, why in (*lost, *missed, *servers, *NEVER_TESTED)),
             not_run=tuple(
                 NotTested(what=name, why="known to the tool, not in this battery")
                 for name in attack_registry.names()
                 if name not in ran
             ),
             audited_steps=len(self._state.steps),
-            skipped_snapshots=skipped,
+            skipped_snapshots=refused,
             total_steps=total_steps,
         )
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from leakaudit.scores import TextMode
 
@@ -26,6 +37,17 @@ MAX_GIGABYTES = 10**6
 
 Scalar = bool | int | FiniteFloat | str
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+
+
+def _number_or_auto(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """Say in one sentence what may stand there, instead of one for each kind."""
+    try:
+        return handler(value)
+    except ValidationError:
+        raise ValueError(f"write auto, or a whole number from 1 to {MAX_COUNT}") from None
+
+
+CountOrAuto = Annotated[Annotated[int, Field(ge=1, le=MAX_COUNT)] | Literal["auto"], WrapValidator(_number_or_auto)]
 
 
 class PluginSpec(BaseModel):
@@ -92,12 +114,15 @@ class AuditConfig(BaseModel):
 
     out_dir: Path = Path("leakaudit-audit")
     """Folder for snapshots, results and report of the latest run; made private (0700). An earlier run's move to `<out_dir>.1`..."""
-    every_n_steps: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 100
-    """Optimizer steps between two snapshots."""
+    every_n_steps: CountOrAuto = "auto"
+    """Optimizer steps between two kept ones. `auto` spreads the steps that the policy needs (or `max_snapshots`) over the run, at least
+    10 steps apart; of a run below 100 steps it keeps 10, of one of a few steps all. Where the run's length is unknown, the distance grows:
+    steps 0, 1, 2, 4, 8, 16, 26, 36... and from step 100 on a tenth of the steps so far."""
     first_step: Count = 0
     """First optimizer step to keep, counted from 0."""
-    max_snapshots: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 5
-    """Snapshots to keep in one training run."""
+    max_snapshots: CountOrAuto = "auto"
+    """Steps to keep in one training run at most. `auto`: a tenth more than the policy needs to pass (65 for the built-in one, which
+    needs 59), because some turn out to be no evidence; at least 10."""
     attacks: Annotated[tuple[Plugin, ...], Field(min_length=1, max_length=MAX_PLUGINS)] = DEFAULT_ATTACKS
     defenses: Annotated[tuple[Plugin, ...], Field(max_length=MAX_PLUGINS), AfterValidator(_undefended_first)] = (NONE,)
     """What the side process tries on each snapshot; `none` is the update as it was sent and always comes first."""
@@ -140,7 +165,8 @@ class AuditConfig(BaseModel):
     wait_at_end_s: Annotated[FiniteFloat, Field(ge=0, le=MAX_SECONDS)] = 600.0
     """How long the end of training waits for the side process to finish."""
     max_spool_gb: Annotated[FiniteFloat, Field(gt=0, le=MAX_GIGABYTES)] = 20.0
-    """Most that kept steps may take up on the disk, in units of 10^9 bytes; a step that does not fit is not kept."""
+    """Most that kept steps may take up on the disk while they wait for their attacks, in units of 10^9 bytes. A step that does not fit
+    is not kept; the last line of training says how many."""
     retention_days: Annotated[FiniteFloat, Field(gt=0, le=MAX_DAYS)] = 7.0
     """Age at which kept snapshots are removed by whatever next runs in their folder; `leakaudit snapshots hold` exempts them."""
     encrypt_to: tuple[Annotated[str, Field(pattern=r"^age1[0-9a-z]+$")], ...] = ()

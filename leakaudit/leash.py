@@ -35,6 +35,24 @@ KEY_SECONDS = 60.0
 PR_SET_DUMPABLE = 4
 """Linux, prctl(2): whether a crash of this process may write its memory to a file, and others of the same user may look into it."""
 
+
+def yield_processor(process: int, trainer: int, nice: int) -> None:
+    """Give a process a lower priority than the trainer's, as far as the system lets us; a second call changes nothing.
+
+    Linux may group processes by session and share the processor between the groups, whatever the priorities inside them
+    (sched(7), "the autogroup feature"). The side process is a session of its own, so its group gets the priority, too.
+
+    Args:
+        process: id of the side process; 0 for this one.
+        trainer: id of the process that trains.
+        nice: steps of priority below the trainer's, 0 to 19.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # not allowed, or a system without
+        os.setpriority(os.PRIO_PROCESS, process, min(19, os.getpriority(os.PRIO_PROCESS, trainer) + nice))
+    with contextlib.suppress(OSError):  # not Linux, or without groups
+        Path(f"/proc/{process or 'self'}/autogroup").write_text(str(nice), encoding="ascii")
+
+
 _leash: Leash | None = None
 
 

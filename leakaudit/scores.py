@@ -331,7 +331,8 @@ class Coverage(_Model):
     not_run: tuple[NotTested, ...] = ()
     audited_steps: Count = 0
     skipped_snapshots: Count = 0
-    """Steps that were due but skipped because the battery was busy."""
+    """Snapshots that were refused and whose step nobody knows. Early audits counted steps here, too, that were due while the battery
+    was busy; such steps are queued now, and those that are not kept stand in `not_tested` with their reason."""
     total_steps: Count | None = None
 
 

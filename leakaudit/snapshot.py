@@ -333,7 +333,7 @@ class Provenance(_Facts):
     created: str = ""
     copy_seconds: float = 0.0
     skipped_before: int = 0
-    """Steps that were due since the last snapshot but skipped because the battery was busy."""
+    """Steps that were due since the last snapshot and not recorded: the writer was at work, or the spool was full."""
 
 
 class Manifest(_Facts):

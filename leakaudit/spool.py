@@ -7,13 +7,13 @@
     000120.bad/      refused: damaged, newer schema, not finite
     base/            weights that training does not move, while it lasts; each snapshot has a hard link to the file
     audit.json       the audit's configuration; tokenizer/ beside it
+    battery.json     the attempts that the worker makes on each snapshot
     finished.json    the trainer is through: its totals
     hold.json        nothing here may be removed; inside a snapshot: not this one
     trainer.lock     held by the trainer for as long as it lives
     worker.lock      held by the worker for as long as it lives
 
-A snapshot changes hands by one rename. At most one waits while another is attacked, so that neither disk nor memory can fill up;
-where attacks are deferred to the end of training, `max_spool_gb` is the limit.
+A snapshot changes hands by one rename. Snapshots wait for their attacks in a queue; `max_spool_gb` bounds what they take.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from leakaudit.config import AuditConfig
 from leakaudit.errors import SnapshotError, SpoolError
 from leakaudit.leash import ORPHANED
 from leakaudit.not_audited import NOT_AUDITED
-from leakaudit.scores import Overhead, write_private
+from leakaudit.scores import Battery, Overhead, write_private
 from leakaudit.sealing import Seal
 from leakaudit.strict_json import parse_json, read_bounded
 
@@ -56,6 +56,9 @@ BASES = "base"
 
 REASON = "reason.json"
 """Inside a snapshot that was set aside: why."""
+
+BATTERY = "battery.json"
+"""What the worker makes of the configuration's attacks and defences: the attempts on each snapshot."""
 
 MAX_JSON_BYTES = 1024 * 1024
 """Of a file of the spool such as `audit.json`. Our choice: the longest configuration takes a tenth of it."""
@@ -118,8 +121,25 @@ class Totals(BaseModel):
     total_steps: int | None = None
     kept: int = 0
     skipped: int = 0
+    """Steps that were due while the one before was still on its way to the disk."""
+    too_full: int = 0
+    """Steps that were due and for which the spool or the disk had no room."""
+    not_finite: int = 0
+    """Steps that were due and whose update held NaN or infinity."""
+    failed: int = 0
+    """Steps that were due and could not be kept for another reason, which the training's log names."""
     overhead: Overhead = Overhead()
     interrupted: bool = False
+
+    def not_kept(self, config: AuditConfig) -> list[tuple[int, str]]:
+        """Return how many steps that were due were not kept, with the reason in a clause; reasons of no step are left out."""
+        reasons = (
+            (self.skipped, "the step before was still on its way to the disk"),
+            (self.too_full, f"the spool or the disk was full (`max_spool_gb: {config.max_spool_gb:g}`)"),
+            (self.not_finite, "the update was not finite"),
+            (self.failed, "the step could not be recorded; the log of the training says why"),
+        )
+        return [(number, why) for number, why in reasons if number]
 
 
 @dataclass(frozen=True)
@@ -211,10 +231,6 @@ class Spool:
             (self.root / TRAINER_LOCK).unlink(missing_ok=True)
         else:
             weakref.finalize(self, os.close, descriptor)
-
-    def busy(self) -> bool:
-        """Return whether the next snapshot would have to wait behind another one. Never where attacks are deferred."""
-        return self.config.schedule != "deferred" and any(path.suffix == ".ready" for path in self.entries())
 
     def slot(self, step: int) -> Path:
         """Return the folder that a snapshot of `step` is to be written to."""
@@ -456,6 +472,22 @@ class Spool:
         """Return the snapshots that are to be set aside because workers died over them."""
         found = (path for path in self.root.glob("*.bad") if (path / DEATHS).exists())
         return sorted(path for path in found if not (path / REASON).exists())
+
+    def in_order(self) -> list[Path]:
+        """Return the snapshots that are still to be audited, in the order of their turns: the one under attack first."""
+        found = [path for path in self.entries() if path.suffix in (".run", ".ready") and path.stem.isdecimal()]
+        return sorted(found, key=lambda path: (path.suffix == ".ready", int(path.stem)))
+
+    def note_battery(self, battery: Battery) -> None:
+        """Write down which attempts are made on each snapshot, so that the trainer can say how many are to come."""
+        write_private(self.root / BATTERY, battery.model_dump_json(indent=1))
+
+    def battery(self) -> Battery | None:
+        """Return which attempts are made on each snapshot; None where no worker has said so yet."""
+        try:
+            return Battery.model_validate_json(read_bounded(self.root / BATTERY, MAX_JSON_BYTES))
+        except (OSError, ValueError):
+            return None
 
     def claim(self) -> Path | None:
         """Take the oldest waiting snapshot, or return None."""

@@ -5,7 +5,6 @@ It is a guest on the trainer's machine: low priority, first to be killed when me
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import logging
@@ -20,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from leakaudit.errors import ConfigError, LeakAuditError, SnapshotSealedError, type_and_place
-from leakaudit.leash import PARENT_VARIABLE, leash
+from leakaudit.leash import PARENT_VARIABLE, leash, yield_processor
 from leakaudit.retention import purge_old_runs
 from leakaudit.scores import JournalEntry
 from leakaudit.sealing import IDENTITY_VARIABLE
@@ -94,6 +93,11 @@ def run_worker(
                 spool.purge_unfinished()
             for line in purge_old_runs(spool, now=datetime.now(UTC)):
                 means.say(line)
+            if audit_factory is None:
+                import_what_attacks_need()
+            if not once and not _wait_for_the_first(spool, audit_file, means):
+                means.say("no step was kept: nothing to attack and nothing to report")
+                return 0
             audit = (audit_factory or make_audit)(spool, audit_file, means)
             return _loop(spool, audit_file, audit, means, once=once)
     except KeyboardInterrupt:
@@ -119,6 +123,31 @@ def _check_key(spool: Spool, means: Means) -> None:
             f"{spool.root}: its snapshots are encrypted to {' and '.join(owners)}; give a private key with --identity FILE "
             f"or {IDENTITY_VARIABLE}"
         )
+
+
+def import_what_attacks_need() -> None:
+    """Import torch and the attacks, which takes seconds, before there is anything to attack."""
+    import leakaudit.battery
+    import leakaudit.snapshot  # noqa: F401
+
+
+def _wait_for_the_first(spool: Spool, audit_file: AuditFile, means: Means) -> bool:
+    """Wait for the first snapshot, and say whether there is one: a trainer starts its worker before it keeps a step."""
+    since, pause = time.monotonic(), SHORTEST_POLL
+    while not spool.gone():
+        over = spool.totals() is not None or spool.trainer_gone(audit_file) or _is_overdue(since, means)
+        if spool.waiting() or spool.deadly() or _has_journal(spool):
+            return True
+        if over:
+            return False
+        time.sleep(pause)
+        pause = min(1.5 * pause, LONGEST_POLL)
+    return False
+
+
+def _has_journal(spool: Spool) -> bool:
+    """Return whether an earlier worker of this spool finished an attempt: then there is a report to write."""
+    return (spool.root.parent / "journal.jsonl").exists()
 
 
 def _loop(spool: Spool, audit_file: AuditFile, audit: Any, means: Means, *, once: bool) -> int:
@@ -190,7 +219,8 @@ def write_results(
     totals = spool.totals() or Totals()
     try:
         audit.finish(
-            skipped=totals.skipped + refused,
+            refused=refused,
+            not_kept=totals.not_kept(spool.config),
             total_steps=totals.total_steps,
             overhead=totals.overhead,
             interrupted=interrupted or totals.interrupted,
@@ -279,7 +309,7 @@ def make_audit(spool: Spool, audit_file: AuditFile, means: Means) -> Any:
         means.device or config.device, beside=os.environ.get(DEVICE_VARIABLE), snapshot=max(sizes, default=0)
     )
     means.say(f"computes on {device}, CPU threads: {config.threads}")
-    return Audit(
+    audit = Audit(
         spool.root.absolute().parent,  # not `config.out_dir`: a later run may have moved this audit aside
         config,
         reader_in(spool.root / "tokenizer"),
@@ -288,6 +318,8 @@ def make_audit(spool: Spool, audit_file: AuditFile, means: Means) -> Any:
         command=audit_file.command,
         key=_hash_key(means, audit_file.salt) if config.encrypt_to else None,
     )
+    spool.note_battery(audit.battery)
+    return audit
 
 
 def _hash_key(means: Means, salt: str) -> bytes:
@@ -329,5 +361,4 @@ def _be_a_good_guest(audit_file: AuditFile) -> None:
     """Yield the processor to the trainer as far as the system lets us, before anything heavy is loaded."""
     if not os.environ.get(PARENT_VARIABLE):
         return  # started by hand: a process of its own right
-    with contextlib.suppress(OSError, AttributeError):  # not allowed, or a system without
-        os.nice(audit_file.config.nice)
+    yield_processor(0, os.getppid(), audit_file.config.nice)

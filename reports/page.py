@@ -954,8 +954,8 @@ def _coverage_section(results: Results, verdict: Verdict) -> dict[str, Any]:
             {"what": "other steps of the run", "why": f"{unseen} of {coverage.total_steps} ({share}) were not audited"}
         )
     if coverage.skipped_snapshots:
-        why = "due for audit, but the battery was still busy with an earlier one, or the snapshot was refused"
-        found.append({"what": counted(coverage.skipped_snapshots, "step"), "why": why})
+        why = "refused, and nobody knows of which step they were"
+        found.append({"what": counted(coverage.skipped_snapshots, "snapshot"), "why": why})
     if results.run.interrupted:
         found.append({"what": "the rest of this audit", "why": "it was interrupted"})
     threat = results.threat_model

@@ -19,6 +19,7 @@ import torch
 
 from leakaudit.callbacks.torch_loop import Watch, watch
 from leakaudit.config import AuditConfig, PluginSpec
+from leakaudit.spool import Spool
 from tests import tiny
 
 TEXTS = ("the old dog chased a cat .", "a small bird saw the red fish .", "one horse ate .")
@@ -37,6 +38,7 @@ def config(folder: Path, **more: Any) -> AuditConfig:
             "attacks": attacks,
             "controls": 0,
             "device": "cpu",
+            "nice": 0,
             **more,
         }
     )
@@ -74,11 +76,16 @@ def let_pass(audit: Watch) -> None:
     """Wait until the next step can be kept, seeing to the side process as every step does."""
     deadline = time.monotonic() + PATIENCE_S
     run = audit._run
-    while run is not None and (run.recorder.writing() or run.spool.busy()) and time.monotonic() < deadline:
+    while run is not None and (run.recorder.writing() or waits(run.spool)) and time.monotonic() < deadline:
         if run.side.given_up or run.spool.gone():
             return
         run.after_step()
         time.sleep(0.005)
+
+
+def waits(spool: Spool) -> bool:
+    """Return whether a snapshot waits that no worker has taken."""
+    return any(path.suffix == ".ready" for path in spool.entries())
 
 
 def announce(audit: Watch, step: int) -> None:

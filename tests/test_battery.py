@@ -672,7 +672,7 @@ def _whole_audit(folder: Path) -> tuple[Path, Results]:
     )
     for step in range(2):
         audit.step(_snapshot(step, TEXTS))
-    return folder, audit.finish(total_steps=10, skipped=3)
+    return folder, audit.finish(total_steps=10, refused=1, not_kept=((3, "the spool was full"),))
 
 
 def test_results_fit_the_published_schema_and_load_again(finished: tuple[Path, Results]) -> None:
@@ -684,7 +684,10 @@ def test_results_fit_the_published_schema_and_load_again(finished: tuple[Path, R
     assert load_results(folder) == results
     assert {a.status for a in results.attempts} == set(AttemptStatus) - {AttemptStatus.SKIPPED}
     assert results.coverage.audited_steps == 2
-    assert (results.coverage.total_steps, results.coverage.skipped_snapshots) == (10, 3)
+    assert (results.coverage.total_steps, results.coverage.skipped_snapshots) == (10, 1)
+    assert ("3 steps that should have been kept", "the spool was full") in [
+        (item.what, item.why) for item in results.coverage.not_tested
+    ]
     not_run = {item.what for item in results.coverage.not_run}
     assert {"tag", "idlg", "llg"} <= not_run and "span" not in not_run
 

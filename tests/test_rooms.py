@@ -29,6 +29,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit.json_lines",
         "leakaudit.leash",
         "leakaudit.not_audited",
+        "leakaudit.plan",
         "leakaudit.recovery",
         "leakaudit.registry",
         "leakaudit.reports.*",

@@ -107,25 +107,23 @@ def test_what_is_no_spool_is_not_opened(tmp_path: Path, text: str | None, messag
         Spool.open(tmp_path)
 
 
-def test_the_next_snapshot_waits_behind_one_that_waits_and_not_behind_one_under_attack(tmp_path: Path) -> None:
-    """So the worker always finds one when it is through, and no more than two are ever there."""
+def test_snapshots_wait_in_a_queue(tmp_path: Path) -> None:
+    """The oldest is attacked first; those behind it wait."""
     spool = make(tmp_path)
-    assert not spool.busy()
-    put(spool, 3)
-    assert spool.busy() and spool.waiting() == 1
+    put(spool, 3), put(spool, 20), put(spool, 100)
     claimed = spool.claim()
     assert claimed is not None and claimed.name == "000003.run"
-    assert not spool.busy() and spool.waiting() == 1
+    assert names(spool) == ["000003.run", "000020.ready", "000100.ready"] and spool.waiting() == 3
     spool.release(claimed, keep=False)
-    assert not spool.busy() and names(spool) == []
+    assert spool.waiting() == 2
 
 
-def test_where_attacks_are_deferred_snapshots_queue_up_to_a_limit_of_bytes(tmp_path: Path) -> None:
-    """Whose message says how much is taken and what to change; what lies there in whatever state counts."""
-    spool = make(tmp_path, schedule="deferred", max_spool_gb=2e-6)
+@pytest.mark.parametrize("schedule", ["beside", "deferred"])
+def test_snapshots_queue_up_to_a_limit_of_bytes(tmp_path: Path, schedule: str) -> None:
+    """The message says how much is taken and what to change; what lies there in whatever state counts."""
+    spool = make(tmp_path, schedule=schedule, max_spool_gb=2e-6)
     put(spool, 3)
     (put(spool, 4, ".kept") / "truth.safetensors").write_bytes(b"x" * 1500)
-    assert not spool.busy()
     assert spool.used_bytes() == 1504
     assert spool.lacks(400) == ""
     assert spool.lacks(600).endswith("MB are taken (`max_spool_gb`)")
@@ -162,7 +160,7 @@ def test_snapshots_are_kept_where_that_is_asked_for(tmp_path: Path) -> None:
     spool.release(spool.claim() or tmp_path, keep=True)
     spool.set_aside(spool.claim() or tmp_path, keep=True)
     assert names(spool) == ["000001.kept", "000002.bad"]
-    assert not spool.busy()
+    assert spool.waiting() == 0
 
 
 def test_refused_snapshots_are_removed_otherwise(tmp_path: Path) -> None:
@@ -197,7 +195,7 @@ def test_what_a_dead_worker_had_claimed_is_put_back(tmp_path: Path) -> None:
     assert spool.claim() is not None
     with spool.worker_lock():
         assert [path.name for path in spool.deadly()] == ["000001.bad"]
-        assert not spool.busy()
+        assert spool.waiting() == 0
 
 
 def test_a_worker_that_went_with_its_trainer_is_not_held_against_the_snapshot(tmp_path: Path) -> None:
@@ -253,7 +251,7 @@ def test_a_removed_spool_is_noticed(tmp_path: Path) -> None:
     spool = make(tmp_path)
     assert not spool.gone()
     spool.discard()
-    assert spool.gone() and not spool.busy() and spool.waiting() == 0 and not spool.attended()
+    assert spool.gone() and spool.waiting() == 0 and not spool.attended()
     assert spool.claim() is None
     assert not (tmp_path / "audit").exists()
 

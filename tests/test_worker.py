@@ -111,7 +111,8 @@ def test_every_snapshot_is_audited_in_turn_and_removed(tmp_path: Path) -> None:
     assert audit.steps == [1, 2]
     assert names(spool) == []
     assert audit.finished is not None
-    assert (audit.finished["skipped"], audit.finished["total_steps"], audit.finished["interrupted"]) == (1, 10, False)
+    assert (audit.finished["refused"], audit.finished["total_steps"], audit.finished["interrupted"]) == (0, 10, False)
+    assert audit.finished["not_kept"] == [(1, "the step before was still on its way to the disk")]
 
 
 @pytest.mark.parametrize("gone", [True, False])
@@ -209,7 +210,7 @@ def test_a_damaged_snapshot_does_not_stop_the_others(tmp_path: Path, capsys: pyt
     assert audit.steps == [2]
     assert names(spool) == []
     assert "snapshot 000001 refused: SnapshotDamagedError" in capsys.readouterr().out
-    assert audit.finished is not None and audit.finished["skipped"] == 1
+    assert audit.finished is not None and audit.finished["refused"] == 0
     assert audit.lost == {1: "its snapshot could not be audited (SnapshotDamagedError)"}
 
 

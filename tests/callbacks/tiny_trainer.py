@@ -19,7 +19,6 @@ from leakaudit.client import ClientStep
 from leakaudit.config import AuditConfig, PluginSpec
 from leakaudit.scores import Verification
 from leakaudit.snapshot import Snapshot, read_snapshot
-from leakaudit.spool import Spool
 from leakaudit.verification import verify
 from tests import tiny
 
@@ -85,6 +84,7 @@ def audit_config(folder: Path, **more: Any) -> AuditConfig:
             "attacks": (PluginSpec(name="embedding-rows"), PluginSpec(name="span")),
             "controls": 1,
             "device": "cpu",
+            "nice": 0,  # on a busy machine the default would leave the side process next to nothing
             **more,
         }
     )
@@ -132,7 +132,7 @@ def make_trainer(
 
 @contextmanager
 def without_side_process() -> Iterator[None]:
-    """Keep every due step: the writer is waited for, and snapshots are taken out of the spool as a fast worker would."""
+    """Keep every due step: the writer is waited for, and nobody takes snapshots out of the spool."""
     with pytest.MonkeyPatch.context() as patch:
 
         def writing(self: recorder.Recorder) -> bool:
@@ -141,7 +141,6 @@ def without_side_process() -> Iterator[None]:
             return False
 
         patch.setattr(recorder.Recorder, "writing", writing)
-        patch.setattr(Spool, "busy", lambda self: bool(_take(self.root)) and False)
         patch.setattr(side_process.SideProcess, "ensure", lambda self: False)
         yield
 
