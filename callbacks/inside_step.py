@@ -211,7 +211,7 @@ def _of_torch(optimizer: Any) -> bool:
 
     It may change gradients by itself, as SGD with Nesterov's momentum and fused optimizers with a scale do.
     """
-    return str(getattr(type(optimizer).step, "__module__", "")).split(".")[0] == "torch"
+    return str(getattr(getattr(type(optimizer), "step", None), "__module__", "")).split(".")[0] == "torch"
 
 
 def _is_empty(gradient: Tensor | None) -> bool:

@@ -113,10 +113,10 @@ def _inside(optimizer: Any) -> list[Any]:
     return list(found.values()) if inner and len(set(inner)) == len(inner) and set(inner) == outer else []
 
 
-def _optimizers_in(value: Any) -> Sequence[torch.optim.Optimizer]:
-    """Return the optimizers that an attribute's value is, or lists."""
+def _optimizers_in(value: Any) -> Sequence[Any]:
+    """Return the optimizers and wrappers of optimizers that an attribute's value is, or lists."""
     entries = [value] if (given := _given(value)) is None else given
-    return [one for one in entries if isinstance(one, torch.optim.Optimizer)]
+    return [one for one in entries if isinstance(getattr(one, "param_groups", None), list) and hasattr(one, "step")]
 
 
 def may_nest(optimizer: Any) -> bool:

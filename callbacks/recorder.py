@@ -470,6 +470,7 @@ class Recorder:
         """Copy now, or after the closure where the optimizer computes its gradients itself."""
         if nested(optimizer):
             return None
+        optimizer = self._mover(optimizer)
         closure = kwargs.get("closure") or next((a for a in args[1:] if callable(a)), None)
         if closure is None or (self._armed is None and self._copied is None):
             if not self._belongs_before(optimizer):
@@ -479,6 +480,10 @@ class Recorder:
         if kwargs.get("closure") is not None:
             return args, {**kwargs, "closure": observed}
         return tuple(observed if a is closure else a for a in args), kwargs
+
+    def _mover(self, optimizer: Any) -> Any:
+        """Return the optimizer as it was found in its wrappers, some of which cannot be looked into."""
+        return self._movers[0] if len(self._movers) == 1 else optimizer
 
     @entry
     def _evaluated(self, optimizer: Any, calls: Iterator[int], loss: Any) -> None:
@@ -568,6 +573,7 @@ class Recorder:
         """Hand the step to the writer, now that all is known of it, or come to the end of a round of local steps."""
         if nested(optimizer):
             return
+        optimizer = self._mover(optimizer)
         self._come_last(after_step=True)
         start = time.perf_counter()
         armed = self._armed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -449,3 +451,20 @@ def test_a_step_that_is_too_large_for_the_pool_is_written_while_the_optimizer_wa
     assert same(one, two)
     assert len(pooled) == len(direct) == 3
     assert all(same(a[part], b[part]) for a, b in zip(pooled, direct, strict=True) for part in (0, 1))
+
+
+def test_a_model_can_be_copied_and_saved_while_a_step_is_recorded() -> None:
+    """Averaged weights are made by `deepcopy`. A copy has our hooks, which record nothing of it."""
+    model = tiny.bert().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    written: list[Kept] = []
+    recorder = Recorder(model, optimizer, written.append, called=model)
+    recorder.install()
+    recorder.arm(0, manifest(model))
+    inputs = {"input_ids": IDS, "labels": torch.tensor([1])}
+    model(**inputs).loss.backward()
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        other(**inputs).loss.backward()
+    optimizer.step()
+    recorder.remove()
+    assert len(written[0].truth.micro_batches) == 1 and not recorder.disabled
