@@ -20,6 +20,7 @@ import transformers
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from leakaudit.callbacks import recorder
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.config import PluginSpec
 from leakaudit.scores import VerificationStatus
@@ -412,6 +413,17 @@ def test_a_hook_that_runs_the_model_is_not_disturbed(tmp_path: Path) -> None:
     assert_right(both(tmp_path, make, step), EVERY)
 
 
+@pytest.mark.parametrize("kind", ["own, plain", "muon and adamw", "sgd", "noise in place"])
+def test_a_step_too_large_for_a_copy_is_written_once_its_optimizers_are_known(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is written before the optimizer steps; of optimizers that are not torch's own, or several, one step is watched first."""
+    monkeypatch.setattr(recorder, "POOL_BYTES", 0)
+    ran = both(tmp_path, WRONG[kind][0] if kind in WRONG else RIGHT[kind])
+    assert_right(ran, {"sgd": EVERY, "noise in place": []}.get(kind, EVERY[1:]))
+    assert ("must be seen to the end once before that" in caplog.text) is (kind != "sgd")
+
+
 # ---------------------------------------------------------------------- several optimizers
 
 
@@ -580,6 +592,7 @@ def test_fgm_is_named_in_the_note(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- frameworks
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")  # of Opacus
 @pytest.mark.parametrize("knob", ["noise_multiplier", "max_grad_norm"])
 def test_the_knobs_of_a_private_optimizer_are_those_of_its_step(tmp_path: Path, knob: str) -> None:
     """Schedulers of Opacus change them after each step; they are read when the optimizer steps."""
