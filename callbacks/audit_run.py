@@ -24,8 +24,9 @@ from leakaudit.callbacks.arrays import array_pass, for_labels, labels_only
 from leakaudit.callbacks.boundary import entry
 from leakaudit.callbacks.distributed import peers_of
 from leakaudit.callbacks.fitness import beyond, check_tensors, fitting, foreign_tensors
+from leakaudit.callbacks.optimizers import movers_of
 from leakaudit.callbacks.private_sgd import PrivateSgd, private_sgd
-from leakaudit.callbacks.recorder import Kept, Observe, Peers, Recorder, layers_of
+from leakaudit.callbacks.recorder import Kept, Observe, Peers, Recorder
 from leakaudit.callbacks.side_process import SideProcess, attacked_when, say, what_stays
 from leakaudit.callbacks.unaudited import folder_of, mark
 from leakaudit.catalogue import registered_names
@@ -231,7 +232,7 @@ class AuditRun:
         foreign: frozenset[str],
     ) -> AuditRun:
         """Set the hooks of a run whose spool is there."""
-        moving = layers_of(stack.optimizer)[-1].param_groups
+        moving = [group for mover in movers_of(stack.optimizer) for group in mover.param_groups]
         recorder = Recorder(
             model,
             stack.optimizer,
@@ -243,6 +244,7 @@ class AuditRun:
             local_steps=stack.local_steps,
             learning_rate=float(moving[0]["lr"]) if stack.observe == "delta" else None,
             max_bytes=config.max_spool_gb * 1e9,
+            as_stepped=functools.partial(_with_defenses, config, private),
             **_words_of(model),
         )
         moved = {id(p) for group in moving for p in group["params"] if p.requires_grad}
@@ -877,7 +879,7 @@ def _facts(stack: Stack, model: nn.Module, declared: tuple[DeclaredDefense, ...]
         "view": view,
     }
     if stack.observe == "delta":
-        rate = layers_of(stack.optimizer)[-1].param_groups[0]["lr"]
+        rate = movers_of(stack.optimizer)[0].param_groups[0]["lr"]
         update |= {"local_steps": stack.local_steps, "learning_rate": float(rate)}
     return facts.model_copy(update=update)
 
@@ -938,6 +940,14 @@ def _task(model: nn.Module) -> Any:
     if name.endswith("ForSequenceClassification"):
         return "classification"
     return "causal-lm" if name.endswith(("ForCausalLM", "LMHeadModel")) else "other"
+
+
+def _with_defenses(config: AuditConfig, private: PrivateSgd | None, manifest: Manifest) -> Manifest:
+    """Return a manifest with the knobs of the private optimizer as they are now: schedulers change them after each step."""
+    if private is None:
+        return manifest
+    facts = manifest.facts.model_copy(update={"defenses": _declared(config, private)})
+    return manifest.model_copy(update={"facts": facts})
 
 
 def _declared(config: AuditConfig, private: PrivateSgd | None) -> tuple[DeclaredDefense, ...]:

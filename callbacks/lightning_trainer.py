@@ -23,7 +23,7 @@ from leakaudit.callbacks.arrays import classifier_in, labels_of
 from leakaudit.callbacks.audit_run import Guarded, Source, Stack, StepNow, auditable, refuse_strategy
 from leakaudit.callbacks.boundary import entry, last_resort
 from leakaudit.callbacks.distributed import peers_of
-from leakaudit.callbacks.recorder import innermost
+from leakaudit.callbacks.optimizers import movers_of, parameters_of
 from leakaudit.errors import SnapshotError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class LeakAuditCallback(Guarded, Callback):
     """Largest batch of a step, where the protocol makes it public; else attacks have to guess how many labels there are."""
     _trainer: Any = field(default=None, init=False)
     _optimizer: Any = field(default=None, init=False)
-    _hook: Any = field(default=None, init=False)
+    _hooks: list[Any] = field(default_factory=list, init=False)
     _steps: int = field(default=0, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class LeakAuditCallback(Guarded, Callback):
         self._open(lambda: self._look(trainer, pl_module))
         if self._run is not None:
             self._steps = int(trainer.global_step)
-            self._hook = innermost(self._optimizer).register_step_post_hook(self._stepped)
+            self._hooks = [mover.register_step_post_hook(self._stepped) for mover in movers_of(self._optimizer)]
             self._next()
 
     @entry
@@ -124,7 +124,7 @@ class LeakAuditCallback(Guarded, Callback):
             tokenizer = tokenizer or getattr(pl_module, "tokenizer", None)
         else:
             called = core = classifier_in(pl_module)
-        self._optimizer = _mover(trainer.optimizers, core)
+        self._optimizer = _moving(trainer.optimizers, core)
         planned = (
             trainer.max_steps if trainer.max_steps and trainer.max_steps > 0 else trainer.estimated_stepping_batches
         )
@@ -151,9 +151,10 @@ class LeakAuditCallback(Guarded, Callback):
 
     @entry
     def _stepped(self, *args: Any) -> None:
-        """Count a step; called by the optimizer after the weights have moved, and not for steps that a GradScaler skips."""
-        self._steps += 1
-        self._next()
+        """Count a step; called by each optimizer after the weights have moved, and not for steps that a GradScaler skips."""
+        if self._run is None or self._run.recorder.rounds.over:
+            self._steps += 1
+            self._next()
 
     def _now(self) -> StepNow:
         trainer = self._trainer
@@ -163,40 +164,35 @@ class LeakAuditCallback(Guarded, Callback):
             step=self._steps,
             epoch=float(trainer.current_epoch),
             total_steps=None if self._run is None else self._run.stack.total_steps,
-            learning_rate=float(innermost(self._optimizer).param_groups[0]["lr"]),
+            learning_rate=float(movers_of(self._optimizer)[0].param_groups[0]["lr"]),
             max_grad_norm=float(bound) if bound and not by_value else None,
             max_grad_value=float(bound) if bound and by_value else None,
         )
 
     @entry
     def _unhook(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def _log(self, numbers: dict[str, float]) -> None:
         for logger in self._trainer.loggers:
             logger.log_metrics(numbers, step=self._trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
-def _mover(optimizers: list[Any], model: torch.nn.Module) -> Any:
-    """Return the optimizer that moves the model.
+def _moving(optimizers: list[Any], model: torch.nn.Module) -> list[Any]:
+    """Return the optimizers that move the model; manual optimisation may have several.
 
     Raises:
-        SnapshotError: none does, or several do.
+        SnapshotError: none does.
     """
     mine = {id(p) for p in model.parameters()}
-    found = [
-        optimizer
-        for optimizer in optimizers
-        if any(id(p) in mine for group in innermost(optimizer).param_groups for p in group["params"])
-    ]
-    if len(found) != 1:
+    found = [one for one in optimizers if any(id(p) in mine for mover in movers_of(one) for p in parameters_of(mover))]
+    if not found:
         raise SnapshotError(
-            f"{len(found)} of {len(optimizers)} optimizers move the model that is audited; one has to, so that one update is "
-            "what the client sends"
+            f"none of {len(optimizers)} optimizers moves the model that is audited; one has to, so that there is an update to audit"
         )
-    return found[0]
+    return found
 
 
 def _version() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from leakaudit.callbacks.recorder import layers_of
+from leakaudit.callbacks.optimizers import every_layer, movers_of
 from leakaudit.errors import SnapshotError
 from leakaudit.snapshot import DeclaredDefense
 
@@ -47,13 +47,18 @@ def private_sgd(optimizer: Any) -> PrivateSgd | None:
         SnapshotError: it is one whose clipping cannot be repeated here: per layer, adaptive, or in a second backward pass.
     """
     knobs = ("noise_multiplier", "max_grad_norm", "expected_batch_size", "loss_reduction")
-    for layer in layers_of(optimizer):
+    for layer in every_layer(optimizer):
         if all(knob in vars(layer) for knob in knobs):
             name = type(layer).__name__
             if name not in REPEATED:
                 raise SnapshotError(
                     f"{name} clips otherwise than one bound for every example's whole gradient, which cannot be repeated; use "
                     "`clipping='flat'` and `grad_sample_mode='hooks'` of Opacus to audit"
+                )
+            if (several := len(movers_of(optimizer))) > 1:
+                raise SnapshotError(
+                    f"{name} is one of {several} optimizers, so only a part of the update is clipped and noised; train all parameters with "
+                    "one private optimizer to audit"
                 )
             return PrivateSgd(layer)
     return None

@@ -2,7 +2,8 @@
 
 No framework is imported here; adapters say when a step is due and what its batch was. The one place where the final gradient
 can be read in every stack is a step pre-hook on the innermost optimizer: after accumulation, unscaling, clipping and a
-defence's noise, before the weights move.
+defence's noise, before the weights move. After the step it is checked that the weights were moved by what was copied, and only then
+is the copy handed to the writer. Several optimizers make one step of the audit: it ends when all of them have stepped.
 
 The training thread copies into buffers that are reused, and nothing else; writing happens in the background. Nothing raises
 into training: a step that cannot be written is counted, anything unforeseen is reported once and ends the recording.
@@ -16,14 +17,26 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
 from leakaudit.callbacks.boundary import around, entry
+from leakaudit.callbacks.inside_step import Handed, random_states
+from leakaudit.callbacks.optimizers import (
+    Rounds,
+    check_all_moved,
+    every_layer,
+    first,
+    movers_of,
+    nested,
+    parameters_of,
+    steps_on_the_stack,
+)
 from leakaudit.callbacks.tap import MOST_BYTES, Pass, Tap, copied
+from leakaudit.callbacks.witness import Witness, own_part
 from leakaudit.errors import LeakAuditError, NonFiniteUpdateError, SnapshotError, type_and_place
 from leakaudit.frozen_weights import FrozenWeights
 from leakaudit.models import plain_name
@@ -31,16 +44,16 @@ from leakaudit.snapshot import Manifest, MicroBatch, Truth, check_finite
 
 logger = logging.getLogger(__name__)
 
-WRAPPERS = ("original_optimizer", "optimizer", "_optimizer")
-"""Attributes under which Opacus, Accelerate and Lightning keep the optimizer they wrap. `ZeroRedundancyOptimizer` keeps one under
-`optim` that moves a share of the parameters only: there the outer one is hooked, once."""
-
 PATIENCE_SECONDS = 60.0
 """How long the end of training waits for the writer. A disk that takes longer for one snapshot is stuck; our choice."""
 
 POOL_BYTES = 2 * 10**9
 """Most that the copies of a step may take in the trainer's memory. A larger step is written from where it is, a few megabytes at a
 time, while the optimizer waits. Our choice: a machine that trains a model of more than 2 GB has that much to spare."""
+
+MOST_RESTARTS = 16
+"""How often a step of several optimizers begins again before a message says so. Our choice: optimizers that step less often than others
+do so every few steps."""
 
 Observe = Literal["update", "local", "delta"]
 """What the client sends: the update that the optimizer gets, this process's share of it before processes are summed, or the
@@ -104,25 +117,6 @@ class Peers(Protocol):
         """Return the micro-batches of all processes, in the order of their ranks."""
 
 
-def innermost(optimizer: Any) -> torch.optim.Optimizer:
-    """Return the optimizer that moves the weights, out of the wrappers of Accelerate, Lightning and Opacus.
-
-    Wrappers subclass `Optimizer` without calling its constructor, so hooks on them fail; they are looked up in the instance,
-    because some delegate every attribute.
-    """
-    return layers_of(optimizer)[-1]  # type: ignore[no-any-return]
-
-
-def layers_of(optimizer: Any) -> list[Any]:
-    """Return an optimizer and everything that it wraps, outermost first."""
-    layers = [optimizer]
-    while True:
-        inner = next((vars(layers[-1])[name] for name in WRAPPERS if name in vars(layers[-1])), None)
-        if inner is None or any(inner is layer for layer in layers):
-            return layers
-        layers.append(inner)
-
-
 @dataclass
 class _Armed:
     """The step that is being recorded."""
@@ -138,10 +132,41 @@ class _Armed:
     local: dict[str, Tensor] = field(default_factory=dict)
     """Gradients of this process before they are summed with those of others; filled where `observe` is `local`."""
     before: dict[str, Tensor] = field(default_factory=dict)
-    """Weights before the first local step; filled where `observe` is `delta`."""
+    """Weights before the first local step, where `observe` is `delta`, or at the first forward pass, where they were others later."""
     steps_done: int = 0
     loss_scale: float = 1.0
     """Of a GradScaler: it is in the gradients while the passes are recorded."""
+    parameters: list[tuple[str, nn.Parameter]] = field(default_factory=list)
+    """Of the model, by name, as they were when the step was copied."""
+    moving: list[nn.Parameter] = field(default_factory=list)
+    """Parameters that the optimizers moved when the first forward pass began."""
+    seen_weights: list[tuple[Pass, Witness]] = field(default_factory=list)
+    """Each forward pass, with a few entries of these parameters when it began."""
+    ignored: set[int] = field(default_factory=set)
+    """Optimizers that stepped before any forward pass of this step: they belong to the step before."""
+    begun_again: int = 0
+    """How often passes were left out, because only some of several optimizers had stepped when the next forward pass began."""
+    problem: str = ""
+    """Why the step cannot be kept, where that was seen on the way."""
+
+
+@dataclass
+class _Copied:
+    """A step that was copied and waits for the end of the optimizers' steps."""
+
+    armed: _Armed
+    handed: dict[int, Handed] = field(default_factory=dict)
+    """Identity of an optimizer -> what it was given."""
+    kept: Kept | None = None
+    """The copy; None where another process writes it."""
+    notes: list[str] = field(default_factory=list)
+    """What cannot be known of it."""
+    written: bool = False
+    """It is on the disk already, because it is too large for a copy."""
+    entered: set[int] = field(default_factory=set)
+    """Optimizers whose step has begun."""
+    stepped: set[int] = field(default_factory=set)
+    """Optimizers whose step has come to its end."""
 
 
 class Recorder:
@@ -161,12 +186,13 @@ class Recorder:
         learning_rate: float | None = None,
         max_bytes: float = float("inf"),
         as_kept: Callable[[MicroBatch], MicroBatch] = lambda batch: batch,
+        as_stepped: Callable[[Manifest], Manifest] = lambda manifest: manifest,
     ) -> None:
         """Prepare; hooks are set by `install`.
 
         Args:
             model: the unwrapped model whose parameters the optimizer moves.
-            optimizer: it, or a wrapper around it.
+            optimizer: it, or a wrapper around it, or a list of several that share the model.
             write: called in a background thread with each kept step; its exceptions are reported, never raised.
             called: the object that the training loop calls, if its forward passes are to be recorded from outside; without
                 it, `micro_batch` tells of each.
@@ -176,22 +202,33 @@ class Recorder:
             local_steps: K optimizer steps that make one `delta`.
             learning_rate: of these steps.
             max_bytes: a step whose copies are larger than this is not recorded.
+            as_stepped: fills in what is true of the optimizer when it steps and not earlier, such as the noise of a schedule.
             as_kept: puts a forward pass, as it was seen, into the words of the model that is audited; it may refuse the step.
         """
         self._model = model
-        self._layers = layers_of(optimizer)
-        self._optimizer: Any = self._layers[-1]
+        self._movers = movers_of(optimizer)
+        self.rounds = Rounds(self._movers)
         self._write = write
-        self._scaler = scaler or next((vars(o)["scaler"] for o in self._layers if vars(o).get("scaler")), None)
+        self._scaler = scaler or next(
+            (vars(o)["scaler"] for o in every_layer(optimizer) if vars(o).get("scaler")), None
+        )
         self._peers = peers
         self._observe = observe
         self._local_steps = local_steps
         self._learning_rate = learning_rate
         self._max_bytes = max_bytes
         self._as_kept = as_kept
+        self._as_stepped = as_stepped
         self._tap = None if called is None else Tap(called, self._began, self._reached, self._fail)
         self._persistent: frozenset[str] = frozenset()
         self._armed: _Armed | None = None
+        self._copied: _Copied | None = None
+        self._seen_right = False
+        """Whether a step of the optimizers was seen to the end and moved the weights by what was kept."""
+        self._notes_of_the_last: list[str] = []
+        """What could not be known of that step."""
+        self._weights_at_first_pass = False
+        """Whether weights are copied at the first forward pass, because they were others when the optimizer stepped."""
         self._buffers: dict[str, Tensor] = {}
         self._frozen: FrozenWeights | None = None
         """Parameters that were in no optimizer at the first kept step and have not changed since."""
@@ -231,15 +268,17 @@ class Recorder:
         self._pooled = self._in_pool(self.bytes_of_a_step())
         if self._peers is None or self._peers.first:
             self._make_buffers()
-        self._handles = [
-            self._optimizer.register_step_pre_hook(self._before_step),
-            self._optimizer.register_step_post_hook(self._after_step),
-        ]
+        self._handles = [mover.register_step_pre_hook(self._before_step) for mover in self._movers]
+        for mover in self._movers:
+            self._handles.append(
+                first(mover._optimizer_step_post_hooks, mover.register_step_post_hook(self._after_step))
+            )
+        self._handles += self.rounds.install()
 
     def give_in(self) -> None:
         """Record nothing any more, and go on answering the other processes: they ask at every step that is due."""
         self.disabled = True
-        self._armed = None
+        self._armed = self._copied = None
 
     def remove(self, patience_s: float = PATIENCE_SECONDS) -> None:
         """Take the hooks off and wait for the writer, for so long and no longer: a stuck disk must not hold up training."""
@@ -300,7 +339,7 @@ class Recorder:
 
     def _put_down(self) -> None:
         """Record nothing of this step any more; the other processes still wait for an answer."""
-        self._armed = None
+        self._armed = self._copied = None
         self._unhook_step()
 
     @property
@@ -311,13 +350,14 @@ class Recorder:
     @entry
     def batch(self, values: Mapping[str, Any]) -> None:
         """Tell of the whole batch before its forward pass, so that what the trainer keeps from the model is known, too."""
+        self._begin_again()
         if self._armed is not None:
             self._armed.kept_back = copied(values)
 
     @entry
     def micro_batch(self, inputs: Mapping[str, Any], num_items: Any = None) -> None:
         """Keep one micro-batch and the random state; call immediately before its forward pass, where nothing is tapped."""
-        if self._armed is None:
+        if self._armed is None and self._copied is None:
             return
         items = None if num_items is None else torch.as_tensor(num_items).detach().to("cpu", copy=True)
         self._began(Pass(inputs=copied(inputs), num_items=items))
@@ -326,17 +366,45 @@ class Recorder:
 
     def _began(self, seen: Pass) -> None:
         """Add a pass to the step, with the random state that its dropout will draw from."""
+        self._begin_again()
         armed = self._armed
         if armed is None:
             return
         start = time.perf_counter()
         if not armed.passes:
+            self._come_last()
+            self.rounds.restart()
             armed.buffers = {plain_name(n): b.detach().clone() for n, b in self._model.named_buffers()}
             armed.modes = {plain_name(n): m.training for n, m in self._model.named_modules()}
-        seen.rng = _random_state(self._model)
+        self._look_at_weights(armed, seen)
+        seen.rng = random_states([next(self._model.parameters())])
         seen.kept_back = {k: v for k, v in armed.kept_back.items() if k not in seen.inputs}
         armed.passes.append(seen)
         self.counters.blocked_s += time.perf_counter() - start
+
+    def _begin_again(self) -> None:
+        """Leave out a step that only some of several optimizers had made when a forward pass begins: the weights were moved since."""
+        found = self._copied
+        if found is None or not found.stepped:
+            return
+        self._copied, self._owes_answer = None, self._peers is not None
+        self._armed = _Armed(found.armed.step, found.armed.manifest, begun_again=found.armed.begun_again + 1)
+        if self._armed.begun_again == MOST_RESTARTS:
+            reason = f"in {MOST_RESTARTS} attempts a forward pass began before {self._missing(found)}"
+            self._not_kept(
+                found.armed.step,
+                SnapshotError(f"{reason}; several optimizers are audited where they step one after the other"),
+            )
+
+    def _look_at_weights(self, armed: _Armed, seen: Pass) -> None:
+        """Remember a few entries of the weights that a pass sees; copy them where those at the step were others before."""
+        if self._observe == "delta":
+            return
+        if not armed.passes:
+            armed.moving = [p for mover in self._movers for p in parameters_of(mover) if p.requires_grad]
+        if self._weights_at_first_pass and not armed.before:
+            armed.before = {name: p.detach().clone() for name, p in self._trained()}
+        armed.seen_weights.append((seen, Witness.of(armed.moving)))
 
     def _reached(self, seen: Pass, backward: int) -> None:
         """Drop the passes of a window that came to nothing: its gradients were zeroed since, so they are in no update.
@@ -349,6 +417,11 @@ class Recorder:
             return
         if self._scaler is not None:
             armed.loss_scale = float(self._scaler.get_scale())
+        if armed.begun_again and all(p.backward is None for p in armed.passes) and not self._nothing_accumulated():
+            armed.problem = (
+                "one of its optimizers accumulates gradients over several steps of another one, which moves the weights in between: no "
+                "one set of weights gives such an update"
+            )
         earlier = [p for p in armed.passes if p.backward not in (None, backward) and not p.stepped]
         if earlier and not self._takes_examples_alone(armed) and self._nothing_accumulated():
             gone = {id(p) for p in earlier}
@@ -368,7 +441,7 @@ class Recorder:
             if getattr(parameter, "summed_grad", None) is not None:  # Opacus, between the pieces of a logical batch
                 return False
             gradient = parameter.grad
-            if gradient is not None and bool(_own_part(gradient).any()):
+            if gradient is not None and bool(own_part(gradient).any()):
                 return False
         return True
 
@@ -395,40 +468,100 @@ class Recorder:
     @entry
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Copy now, or after the closure where the optimizer computes its gradients itself."""
-        closure = kwargs.get("closure") or next((a for a in args[1:] if callable(a)), None)
-        if self._armed is None or closure is None:
-            self._copy()
+        if nested(optimizer):
             return None
-        observed = around(closure, after=self._copy_once())
+        optimizer = self._mover(optimizer)
+        closure = kwargs.get("closure") or next((a for a in args[1:] if callable(a)), None)
+        if closure is None or (self._armed is None and self._copied is None):
+            if not self._belongs_before(optimizer):
+                self._copy(optimizer)
+            return None
+        observed = around(closure, after=functools.partial(self._evaluated, optimizer, itertools.count()))
         if kwargs.get("closure") is not None:
             return args, {**kwargs, "closure": observed}
         return tuple(observed if a is closure else a for a in args), kwargs
 
-    def _copy_once(self) -> Callable[[Any], None]:
-        """Return what copies when it is first called: an optimizer may evaluate its closure many times."""
-        calls = itertools.count()
-        return functools.partial(self._evaluated, calls)
+    def _mover(self, optimizer: Any) -> Any:
+        """Return the optimizer as it was found in its wrappers, some of which cannot be looked into."""
+        return self._movers[0] if len(self._movers) == 1 else optimizer
 
     @entry
-    def _evaluated(self, calls: Iterator[int], loss: Any) -> None:
+    def _evaluated(self, optimizer: Any, calls: Iterator[int], loss: Any) -> None:
+        """Copy at the first evaluation: an optimizer may evaluate its closure many times."""
         if next(calls) == 0:
-            self._copy()
+            self._copy(optimizer)
+        if self._copied is not None and id(optimizer) in self._copied.handed:
+            self._copied.handed[id(optimizer)].evaluated()
 
-    def _copy(self) -> None:
+    def _belongs_before(self, optimizer: Any) -> bool:
+        """Return whether one of several optimizers steps before the first forward pass of this step: it ends the step before."""
+        armed = self._armed
+        if armed is None or armed.passes or len(self._movers) == 1:
+            return False
+        armed.ignored.add(id(optimizer))
+        return len(armed.ignored) < len(self._movers)
+
+    def _copy(self, optimizer: Any) -> None:
         """Keep what the optimizer got; whatever happens, the other processes have their answer afterwards."""
         start = time.perf_counter()
         armed = self._armed
         try:
-            if armed is not None and self._observe == "delta":
+            if self._copied is not None:
+                self._join(self._copied, optimizer)
+            elif armed is not None and self._observe == "delta":
                 self._note_local_step(armed)
             elif armed is not None:
                 self._finish(armed, start)
+                self._join_first(optimizer)
         finally:
             if self._owes_answer:
                 self._answer(False)
             if self.disabled:
                 self._unhook_step()
             self.counters.blocked_s += time.perf_counter() - start
+
+    def _join_first(self, optimizer: Any) -> None:
+        """Note which of the optimizers steps first."""
+        if self._copied is not None:
+            self._copied.entered.add(id(optimizer))
+
+    def _join(self, found: _Copied, optimizer: Any) -> None:
+        """Go on with a copied step at the next of several optimizers; what was clipped since is copied again."""
+        if id(optimizer) in found.entered:
+            self._drop(found, SnapshotError(f"{type(optimizer).__name__} steps again before {self._missing(found)}"))
+            return
+        found.entered.add(id(optimizer))
+        handed = found.handed.get(id(optimizer))
+        if handed is None:
+            return
+        found.handed[id(optimizer)] = Handed.of(optimizer, last=self._is_last(optimizer))
+        if handed.gradients.touched(handed.now):
+            self._copy_again(found, handed)
+
+    def _missing(self, found: _Copied) -> str:
+        """Name the optimizers that have not stepped yet."""
+        left = [type(mover).__name__ for mover in self._movers if id(mover) not in found.stepped]
+        return f"{' and '.join(left)} came to the end of a step"
+
+    def _is_last(self, optimizer: Any) -> bool:
+        """Return whether no hook of an optimizer comes after ours."""
+        return bool(next(reversed(optimizer._optimizer_step_pre_hooks.values())) == self._before_step)
+
+    def _come_last(self, *, after_step: bool = False) -> None:
+        """Move our hook before a step behind those that were set since, so that it sees what they do to the gradients.
+
+        Args:
+            after_step: whether this is called after a step. Otherwise a running step may be calling the hooks just now, and a dictionary
+                must not be changed while somebody goes through it.
+        """
+        for mover, handle in zip(self._movers, self._handles, strict=False):
+            hooks = mover._optimizer_step_pre_hooks
+            if (
+                next(reversed(hooks), None) != handle.id
+                and handle.id in hooks
+                and (after_step or not steps_on_the_stack(mover))
+            ):
+                hooks.move_to_end(handle.id)
 
     def _answer(self, yes: bool) -> bool:
         """Tell the other processes whether this one keeps the step; return whether all do."""
@@ -437,20 +570,58 @@ class Recorder:
 
     @entry
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Come to the end of a round of local steps; otherwise there is nothing left of the step."""
-        if self._owes_answer:
-            self._answer(False)
+        """Hand the step to the writer, now that all is known of it, or come to the end of a round of local steps."""
+        if nested(optimizer):
+            return
+        optimizer = self._mover(optimizer)
+        self._come_last(after_step=True)
+        start = time.perf_counter()
         armed = self._armed
-        if armed is None:
+        if self._copied is not None:
+            self._stepped(self._copied, optimizer)
+        elif armed is not None and id(optimizer) in armed.ignored:
             return
-        if self._observe != "delta":
-            self.disarm()
+        elif self._observe != "delta":
+            if self._owes_answer:
+                self._answer(False)
+            if armed is not None:
+                self.disarm()
+        elif armed is not None:
+            armed.steps_done += 1
+            if armed.steps_done == self._local_steps:
+                self._finish(armed, start)
+        self.counters.blocked_s += time.perf_counter() - start
+
+    def _stepped(self, found: _Copied, optimizer: Any) -> None:
+        """Look at what one optimizer did, and hand the step to the writer when all have stepped."""
+        found.stepped.add(id(optimizer))
+        handed = found.handed.get(id(optimizer))
+        try:
+            if handed is not None:
+                found.notes.append(handed.check(declared=bool(found.armed.manifest.facts.defenses)))
+                if handed.retake:
+                    self._copy_again(found, handed)
+        except LeakAuditError as error:
+            self._drop(found, error)
             return
-        armed.steps_done += 1
-        if armed.steps_done == self._local_steps:
-            start = time.perf_counter()
-            self._finish(armed, start)
-            self.counters.blocked_s += time.perf_counter() - start
+        if all(id(mover) in found.stepped for mover in self._movers):
+            self._put_down()
+            self._seen_right, self._notes_of_the_last = True, found.notes
+            if found.kept is not None:
+                self._hand_over(found.kept, found.notes)
+
+    def _drop(self, found: _Copied, error: LeakAuditError) -> None:
+        """Let go of a copied step and say why."""
+        self._put_down()
+        if found.written:
+            self.give_in()
+            logger.warning(
+                "step %d was written before it was known that it is wrong, and nothing is kept any more: %s",
+                found.armed.step,
+                error,
+            )
+        else:
+            self._not_kept(found.armed.step, error)
 
     def _note_local_step(self, armed: _Armed) -> None:
         """Keep the weights before the first step of a round, and remember which passes were made into steps."""
@@ -461,17 +632,61 @@ class Recorder:
             armed.before = {name: armed.buffers.get(name, w) for name, w in before.items()}
 
     def _finish(self, armed: _Armed, start: float) -> None:
-        """Keep the step, or say why not where that is a matter of this step alone."""
-        self._put_down()
+        """Copy the step, or say why not where that is a matter of this step alone."""
+        self._armed = None
+        if len(self._movers) == 1:  # of several, a forward pass before all have stepped must be seen
+            self._unhook_step()
         try:
+            armed.parameters = [(plain_name(name), p) for name, p in self._model.named_parameters()]
             if self._observe == "delta" and sum(p.stepped for p in armed.passes) != self._local_steps:
                 raise SnapshotError(
                     f"its {self._local_steps} local steps were made of {sum(p.stepped for p in armed.passes)} micro-batches; "
                     "a difference of weights is audited where every local step takes one"
                 )
+            self._check(armed)
             self._keep(armed, start)
         except LeakAuditError as error:
             self._not_kept(armed.step, error)
+
+    def _check(self, armed: _Armed) -> None:
+        """Refuse a step of which it is known before the copy that it would not be what the client sends.
+
+        Raises:
+            SnapshotError: says what was found and what to do.
+        """
+        if armed.problem:
+            raise SnapshotError(armed.problem)
+        if torch._C._current_graph_task_id() != -1:
+            raise SnapshotError(
+                "its optimizer steps during the backward pass, when only some of the gradients are there; step after it to be audited"
+            )
+        check_all_moved(armed.parameters, self._movers)
+        if armed.seen_weights and not armed.before and (changed := armed.seen_weights[0][1].changed(armed.moving)):
+            self._weights_at_first_pass = True
+            raise SnapshotError(
+                f"the weights of {len(changed)} of {len(armed.moving)} parameters changed between its first forward pass and its step, as "
+                "SAM and swapped averages do; the next step that is due is kept with the weights of its first pass"
+            )
+
+    def _other_weights(self, armed: _Armed, passes: list[Pass]) -> str:
+        """Say which forward passes saw other weights than those that are kept; empty where none did."""
+        if not armed.seen_weights:
+            return ""
+        first_seen = armed.seen_weights[0][1]
+        kept = {id(p) for p in passes}
+        here = [witness for seen, witness in armed.seen_weights if id(seen) in kept]
+        others = sum(not first_seen.equals(witness) for witness in here)
+        if others:
+            return (
+                f"{others} of {len(here)} forward passes saw other weights than those that are kept (SAM, FGM): such a pass cannot be "
+                "repeated from the weights that the client received"
+            )
+        if first_seen.touched(armed.moving):
+            return (
+                "weights were written to between the first forward pass and the step, and put back (FGM, SAM, swapped averages): a gradient "
+                "that was computed in between cannot be repeated from the weights that the client received"
+            )
+        return ""
 
     # ------------------------------------------------------------------ copies
 
@@ -493,22 +708,22 @@ class Recorder:
                 "compute it (`labels`), or take smaller micro-batches"
             )
         update, weights, frozen = self._tensors(armed)
-        # Set by a GradScaler for fused optimizers, which unscale inside their step; what is local is unscaled already.
-        scale = None if self._observe == "local" else getattr(self._optimizer, "grad_scale", None)
-        types = {n: _kept_as(g.dtype) if scale is None else torch.float32 for n, g in update.items()}
-        copies = {f"u/{n}": (g, types[n], scale) for n, g in update.items()}
+        scales = self._scales(armed)
+        types = {n: torch.float32 if n in scales else _kept_as(g.dtype) for n, g in update.items()}
+        copies = {f"u/{n}": (g, types[n], scales.get(n)) for n, g in update.items()}
         copies |= {f"w/{name}": (w, w.dtype, None) for name, w in weights.items()}
         self._pooled = self._in_pool(sum(t.numel() * dtype.itemsize for t, dtype, _ in copies.values()))
         with _CopyStream(self, update) as ready:
             copied = {key: self._into_buffer(key, *what) for key, what in copies.items()}
         if self._peers is not None and not self._peers.first:
+            self._copied = _Copied(armed)
             return
         kept = Kept(
             step=armed.step,
             update={name: copied[f"u/{name}"] for name in update},
             weights={name: copied[f"w/{name}"] for name in weights},
             truth=truth,
-            manifest=armed.manifest,
+            manifest=self._as_stepped(armed.manifest),
             copy_seconds=time.perf_counter() - start,
             autocast=next((p.autocast for p in passes), None),
             loss_scale=armed.loss_scale,
@@ -518,6 +733,49 @@ class Recorder:
             frozen=frozen,
             ready=ready.wait,
         )
+        notes = [self._other_weights(armed, passes)]
+        if self._observe == "delta":
+            self._hand_over(kept, notes)
+            return
+        handed = {} if self._observe == "local" else {id(m): Handed.of(m, last=self._is_last(m)) for m in self._movers}
+        self._copied = _Copied(armed, handed, kept, notes)
+        if not self._pooled:
+            self._write_at_once(self._copied)
+
+    def _write_at_once(self, found: _Copied) -> None:
+        """Write a step of which there is no copy, before its optimizer moves the weights.
+
+        What is known only after the step comes too late for it. So it is written only if torch's own code moves the weights, or if
+        an earlier step was seen to be right in all of that.
+
+        Raises:
+            SnapshotError: no step has been seen to the end before; the next one is kept.
+        """
+        kept, found.kept = found.kept, None
+        plain = len(self._movers) == 1 and all(handed.trusted for handed in found.handed.values())
+        if kept is not None and (plain or self._seen_right):
+            found.written = True
+            self._hand_over(kept, [*found.notes, *self._notes_of_the_last])
+        else:
+            self._not_kept(
+                found.armed.step,
+                SnapshotError(
+                    f"it is larger than {POOL_BYTES // 10**9} GB and so is written before the optimizer steps, whose step must be seen to "
+                    "the end once before that; the next one that is due is kept"
+                ),
+            )
+
+    def _hand_over(self, kept: Kept, notes: list[str]) -> None:
+        """Let the writer have a step.
+
+        Args:
+            kept: the step.
+            notes: what cannot be known of it; empty ones are left out.
+        """
+        recipe = kept.manifest.recipe
+        note = "; ".join(dict.fromkeys(filter(None, (recipe.note, *notes))))
+        manifest = kept.manifest.model_copy(update={"recipe": recipe.model_copy(update={"note": note})})
+        kept = replace(kept, manifest=manifest)
         if not self._pooled:
             self._write_quietly(kept)
             return
@@ -525,10 +783,42 @@ class Recorder:
         self._writer = threading.Thread(target=self._write_quietly, args=(kept,), name="leakaudit-writer", daemon=True)
         self._writer.start()
 
+    def _copy_again(self, found: _Copied, handed: Handed) -> None:
+        """Take gradients that were changed since the copy as the update of their parameters.
+
+        Raises:
+            SnapshotError: they are in shards, and putting them together would need all processes.
+        """
+        if found.kept is None:
+            if found.written or not self._pooled:
+                raise SnapshotError(f"the gradients that {handed.name} moves changed after the step was written")
+            return
+        mine = {id(p) for p in handed.parameters}
+        update = {name: p.grad for name, p in found.armed.parameters if id(p) in mine and p.grad is not None}
+        if any(hasattr(gradient, "full_tensor") for gradient in update.values()):
+            raise SnapshotError(
+                f"the gradients that {handed.name} moves changed after they were copied, and they are in shards"
+            )
+        with _CopyStream(self, update) as ready:
+            fresh = {name: self._into_buffer(f"u/{name}", g, _kept_as(g.dtype), None) for name, g in update.items()}
+        found.kept = replace(found.kept, update={**found.kept.update, **fresh}, ready=ready.wait)
+
+    def _scales(self, armed: _Armed) -> dict[str, Tensor]:
+        """Return the scale that is in the gradients of some parameters, by name.
+
+        A GradScaler leaves it to fused optimizers, which unscale inside their step; what is local is unscaled already.
+        """
+        found = (
+            {}
+            if self._observe == "local"
+            else {id(p): getattr(m, "grad_scale", None) for m in self._movers for p in parameters_of(m)}
+        )
+        return {name: scale for name, p in armed.parameters if (scale := found.get(id(p))) is not None}
+
     def _tensors(self, armed: _Armed) -> tuple[dict[str, Tensor], dict[str, Tensor], FrozenWeights | None]:
         """Return references to the update, to the weights before it and to the frozen ones, in one walk over the model."""
         mine = self._moved()
-        parameters = [(plain_name(name), p) for name, p in self._model.named_parameters()]
+        parameters = armed.parameters
         if self._observe == "delta":
             scale = (self._learning_rate or 1.0) * self._local_steps
             moved = {n: (armed.before[n] - p.detach()).float() / scale for n, p in parameters if id(p) in mine}
@@ -539,7 +829,8 @@ class Recorder:
             update = {name: p.grad for name, p in parameters if p.grad is not None and id(p) in mine}
         frozen = self._still_frozen((name, p) for name, p in parameters if id(p) not in mine)
         weights = {name: p.detach() for name, p in parameters if name not in frozen.tensors}
-        return update, weights | {n: b for n, b in armed.buffers.items() if n in self._persistent}, frozen
+        before = {n: b for n, b in armed.buffers.items() if n in self._persistent}
+        return update, weights | before | armed.before, frozen
 
     def _still_frozen(self, unmoved: Iterable[tuple[str, nn.Parameter]]) -> FrozenWeights:
         """Return the parameters that need no copy, because they are as they were at the first kept step."""
@@ -550,8 +841,8 @@ class Recorder:
         return self._frozen
 
     def _moved(self) -> set[int]:
-        """Return the identities of the parameters that the optimizer moves; groups are added during training."""
-        return {id(p) for group in self._optimizer.param_groups for p in group["params"] if p.requires_grad}
+        """Return the identities of the parameters that the optimizers move; groups are added during training."""
+        return {id(p) for mover in self._movers for p in parameters_of(mover) if p.requires_grad}
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         """Return the parameters that the optimizer moves, by name."""
@@ -670,12 +961,6 @@ def _kept_as(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype in (torch.bfloat16, torch.float16) else torch.float32
 
 
-def _own_part(gradient: Tensor) -> Tensor:
-    """Return the part of a gradient that this process holds, so that looking at it is no collective."""
-    part: Tensor = getattr(gradient, "_local_tensor", gradient)
-    return part.coalesce().values() if part.is_sparse else part
-
-
 def _same_examples(one: Pass, two: Pass) -> bool:
     mine, others = ([p.inputs["input_ids"]] if "input_ids" in p.inputs else list(p.inputs.values()) for p in (one, two))
     return len(mine) == len(others) > 0 and all(map(torch.equal, mine, others))
@@ -724,12 +1009,3 @@ def _check_worth_keeping(kept: Kept) -> None:
     if not any(batch.inputs.get("inputs", batch.inputs["input_ids"]).numel() for batch in kept.truth.micro_batches):
         raise SnapshotError("its batch was empty")
     check_finite(kept.update)
-
-
-def _random_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the states of the random generators that dropout draws from; reading them changes nothing."""
-    states = {"cpu": torch.get_rng_state()}
-    device = next(model.parameters()).device
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states

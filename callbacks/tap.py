@@ -82,6 +82,14 @@ class Tap:
         self._handles: list[Any] = []
         self._running: list[Pass] = []
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tap:
+        """Return an idle one: a copy that the user makes of a model carries its hooks, and is not what is audited."""
+        return _idle()
+
+    def __reduce__(self) -> tuple[Callable[[], Tap], tuple[()]]:
+        """Pickle as an idle one, for the same reason."""
+        return _idle, ()
+
     def open(self) -> None:
         """Set the hooks; a second call changes nothing."""
         if self._handles:
@@ -117,6 +125,8 @@ class Tap:
 
     @entry
     def _before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if module is not self._model:
+            return  # a copy of the model, which has our hooks
         if not torch.is_grad_enabled():
             return  # an evaluation, or a reference model: it has no part in the update
         named = {**dict(zip(self._names, args, strict=False)), **kwargs}
@@ -162,6 +172,12 @@ class Tap:
             return
         pull = pull.detach()
         seen.pulls[path] = seen.pulls[path] + pull if path in seen.pulls else pull.clone()
+
+
+def _idle() -> Tap:
+    """Return a tap that records nothing."""
+    nobody: Any = lambda *given: None
+    return Tap(nn.Identity(), nobody, nobody, nobody)
 
 
 class _Undo:

@@ -31,7 +31,8 @@ from torch import nn
 from leakaudit.callbacks.audit_run import Guarded, Source, Stack, StepNow, auditable, refuse_strategy
 from leakaudit.callbacks.boundary import entry, last_resort
 from leakaudit.callbacks.distributed import peers_of
-from leakaudit.callbacks.recorder import Observe, innermost, layers_of
+from leakaudit.callbacks.optimizers import every_layer, movers_of
+from leakaudit.callbacks.recorder import Observe
 from leakaudit.errors import SnapshotError
 
 
@@ -43,7 +44,8 @@ class Watch(Guarded):
     """What the loop calls: a model of transformers, wrapped or not, or a module with one such model inside; with `num_labels` any
     classifier."""
     optimizer: Any
-    """What the loop steps, wrapped or not."""
+    """What the loop steps, wrapped or not; a list where several optimizers share the model. A step of the audit ends when all of them
+    have stepped after the same forward passes."""
     _: KW_ONLY
     tokenizer: Any = None
     """The model's; none for a classifier of arrays."""
@@ -71,7 +73,7 @@ class Watch(Guarded):
     log: Callable[[dict[str, float]], None] | None = None
     """Called with finished numbers, such as `accelerator.log`."""
     _steps: int = field(default=0, init=False)
-    _hook: Any = field(default=None, init=False)
+    _hooks: list[Any] = field(default_factory=list, init=False)
     _precision: str | None = field(default=None, init=False)
 
     @last_resort
@@ -101,25 +103,27 @@ class Watch(Guarded):
         self._steps = self.first_step
         self._open(self._look)
         if self._run is not None:
-            self._hook = innermost(self.optimizer).register_step_post_hook(self._stepped)
+            self._hooks = [mover.register_step_post_hook(self._stepped) for mover in movers_of(self.optimizer)]
             self._next()
 
     @entry
     def _unhook(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def _look(self) -> Stack:
         """Return the stack as it is when training begins."""
-        layers = layers_of(self.optimizer)
+        layers, movers = list(every_layer(self.optimizer)), movers_of(self.optimizer)
         state = next((s for layer in layers if (s := vars(layer).get("accelerator_state")) is not None), None)
         kind = getattr(state, "distributed_type", "")
         refuse_strategy(str(getattr(kind, "value", kind)), fsdp2=bool(getattr(state, "is_fsdp2", False)))
         wrappers = ("DataParallel", "DeepSpeedEngine", "FullyShardedDataParallel")
         refuse_strategy(next((k.__name__ for k in type(self.model).__mro__ if k.__name__ in wrappers), ""), fsdp2=False)
         if self.observe == "delta":
-            _check_plain_sgd(layers[-1])
+            if len(movers) > 1:
+                raise SnapshotError(f"`observe='delta'` is for one optimizer; {len(movers)} were given")
+            _check_plain_sgd(movers[0])
             if peers_of() is not None:
                 raise SnapshotError("`observe='delta'` is for one client in one process; several share this run")
         called, core = auditable(self.model, self.config) if self.num_labels is None else (self.model, self.model)
@@ -154,9 +158,11 @@ class Watch(Guarded):
 
     @entry
     def _stepped(self, *args: Any) -> None:
-        """Count a step; called by the optimizer after the weights have moved, and not for steps that a GradScaler skips."""
-        self._steps += 1
-        if self._run is not None:
+        """Count a step; called by each optimizer after the weights have moved, and not for steps that a GradScaler skips."""
+        if self._run is None:
+            self._steps += 1
+        elif self._run.recorder.rounds.over:
+            self._steps += 1
             self._run.after_step()
             self._next()
 
@@ -164,7 +170,7 @@ class Watch(Guarded):
         return StepNow(
             step=self._steps // self._rounds,
             total_steps=self.total_steps,
-            learning_rate=float(innermost(self.optimizer).param_groups[0]["lr"]),
+            learning_rate=float(movers_of(self.optimizer)[0].param_groups[0]["lr"]),
             max_grad_norm=self.max_grad_norm,
             autocast=self._precision,
             kept_rng=not _compiled(self.model),

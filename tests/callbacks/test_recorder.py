@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.callbacks import recorder as recorder_module
-from leakaudit.callbacks.recorder import Kept, Recorder, innermost
+from leakaudit.callbacks.optimizers import innermost
+from leakaudit.callbacks.recorder import Kept, Recorder
 from leakaudit.client import public_facts
 from leakaudit.errors import SnapshotError
 from leakaudit.models import ModelRecipe
@@ -225,10 +228,15 @@ def test_buffers_are_reused_from_step_to_step() -> None:
     assert {name: value.data_ptr() for name, value in loop.wait()[1].update.items()} == first
 
 
-def test_parameters_of_another_optimizer_are_not_part_of_the_update() -> None:
-    """Only what this optimizer moves is transmitted."""
+@pytest.mark.parametrize("frozen", [True, False])
+def test_parameters_that_the_optimizer_does_not_move_are_frozen_or_the_step_is_not_kept(
+    frozen: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A gradient that this optimizer does not move may be moved by another one: only `requires_grad` says that it is not."""
     model = tiny.bert().train()
     head = [p for name, p in model.named_parameters() if name.startswith("classifier")]
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not frozen or name.startswith("classifier"))
     optimizer = torch.optim.SGD(head, lr=0.1)
     written: list[Kept] = []
     recorder = Recorder(model, optimizer, written.append)
@@ -239,7 +247,14 @@ def test_parameters_of_another_optimizer_are_not_part_of_the_update() -> None:
     model(**inputs).loss.backward()
     optimizer.step()
     recorder.remove()
-    assert set(written[0].update) == {"classifier.weight", "classifier.bias"}
+    if frozen:
+        assert set(written[0].update) == {"classifier.weight", "classifier.bias"}
+    else:
+        assert not written and recorder.counters.failed == 1
+        assert (
+            "39 parameters of the model, first 'bert.embeddings.word_embeddings.weight', have a gradient" in caplog.text
+        )
+        assert "give all of them: `watch(model, [a, b])`" in caplog.text
 
 
 def test_sparse_gradients_are_kept_as_dense_ones() -> None:
@@ -436,3 +451,20 @@ def test_a_step_that_is_too_large_for_the_pool_is_written_while_the_optimizer_wa
     assert same(one, two)
     assert len(pooled) == len(direct) == 3
     assert all(same(a[part], b[part]) for a, b in zip(pooled, direct, strict=True) for part in (0, 1))
+
+
+def test_a_model_can_be_copied_and_saved_while_a_step_is_recorded() -> None:
+    """Averaged weights are made by `deepcopy`. A copy has our hooks, which record nothing of it."""
+    model = tiny.bert().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    written: list[Kept] = []
+    recorder = Recorder(model, optimizer, written.append, called=model)
+    recorder.install()
+    recorder.arm(0, manifest(model))
+    inputs = {"input_ids": IDS, "labels": torch.tensor([1])}
+    model(**inputs).loss.backward()
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        other(**inputs).loss.backward()
+    optimizer.step()
+    recorder.remove()
+    assert len(written[0].truth.micro_batches) == 1 and not recorder.disabled

@@ -597,8 +597,11 @@ def lora() -> nn.Module:
 # ---------------------------------------------------------------------- optimizers, state, faults
 
 
-def test_row_24_of_two_optimizers_the_watched_ones_update_is_kept(tmp_path: Path) -> None:
-    """A generator's steps go through the classifier's forward as well, and leave gradients in it."""
+@pytest.mark.parametrize("frozen", [True, False])
+def test_row_24_of_two_optimizers_the_watched_ones_update_is_kept_where_it_is_all_that_moves(
+    tmp_path: Path, frozen: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A generator's steps go through the classifier's forward as well, and may leave gradients in it."""
     model: Any = tiny.bert().train()
     own, other = list(model.classifier.parameters()), list(model.bert.parameters())
     head, body = torch.optim.SGD(own, lr=0.1), torch.optim.SGD(other, lr=0.1)
@@ -608,9 +611,14 @@ def test_row_24_of_two_optimizers_the_watched_ones_update_is_kept(tmp_path: Path
             model(**one).loss.backward()
             body.step()
             model.zero_grad()
+            model.bert.requires_grad_(not frozen)
             model(**two).loss.backward()
             head.step()
             model.zero_grad()
+            model.bert.requires_grad_(True)
+    if not frozen:
+        assert "39 parameters of the model" in caplog.text and "give all of them" in caplog.text
+        return
     found = kept(watched)
     assert list(found) == [0, 1, 2]
     for snapshot in found.values():

@@ -1,0 +1,179 @@
+"""Optimizers as people write them: private ones, SAM, containers, wrappers. Each says which gradients moved the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Plain(torch.optim.Optimizer):
+    """SGD in a few lines, with weight decay that is added to the gradient in place."""
+
+    def __init__(self, parameters: Any, lr: float = 0.1, decay: float = 0.0) -> None:
+        super().__init__(parameters, {"lr": lr, "decay": decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    if group["decay"]:
+                        p.grad.add_(p, alpha=group["decay"])
+                    p.add_(p.grad, alpha=-group["lr"])
+
+
+class Averaged(torch.optim.Optimizer):
+    """Keeps a fast and an averaged iterate, as schedule-free SGD does; weights are a mix of both."""
+
+    def __init__(self, parameters: Any, lr: float = 0.1) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                fast = state.setdefault("z", p.clone())
+                p.grad.add_(p, alpha=0.01)
+                p.lerp_(fast, 0.5)
+                p.add_(p.grad, alpha=-0.1 * group["lr"])
+                fast.sub_(p.grad, alpha=group["lr"])
+
+
+class Private(torch.optim.Optimizer):
+    """Clips and noises the gradients inside its step."""
+
+    def __init__(self, parameters: Any, lr: float = 0.1, *, way: str = "in place", momentum: bool = False) -> None:
+        super().__init__(parameters, {"lr": lr})
+        self.way, self.momentum = way, momentum
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    moving = self._noised(p)
+                    if self.momentum:
+                        moving = self.state[p].setdefault("m", torch.zeros_like(p)).mul_(0.9).add_(moving)
+                    p.add_(moving, alpha=-group["lr"])
+                    if self.way == "emptied":
+                        p.grad = None
+
+    def _noised(self, p: Any) -> Tensor:
+        noise = torch.randn_like(p.grad) * 0.01
+        if self.way in ("in place", "emptied"):
+            return p.grad.add_(noise)  # type: ignore[no-any-return]
+        if self.way == "data":
+            p.grad.data.add_(noise)
+        elif self.way == "replaced":
+            p.grad = p.grad + noise
+        else:
+            return p.grad + noise  # type: ignore[no-any-return]
+        return p.grad  # type: ignore[no-any-return]
+
+
+class PrivateChild(torch.optim.SGD):
+    """The usual way to write one: noise in `step`, and the parent's `step` for the rest."""
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        p.grad.add_(torch.randn_like(p.grad) * 0.01)
+        return super().step(closure)
+
+
+class Sam(torch.optim.Optimizer):
+    """Sharpness-aware minimization (Foret et al. 2021) around a base optimizer, in one step with a closure or in two."""
+
+    def __init__(self, parameters: Any, lr: float = 0.1, rho: float = 0.5) -> None:
+        super().__init__(parameters, {"lr": lr, "rho": rho})
+        self.base_optimizer = torch.optim.SGD(self.param_groups, lr=lr)
+        self.param_groups = self.base_optimizer.param_groups
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        """Climb to the worst weights nearby."""
+        climb(self)
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        """Go back and step with the gradient from there."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if "old" in self.state[p]:
+                    p.data = self.state[p]["old"]
+        self.base_optimizer.step()
+        self.zero_grad()
+
+    def step(self, closure: Callable[[], Any]) -> None:  # type: ignore[override]
+        self.first_step()
+        with torch.enable_grad():
+            closure()
+        self.second_step()
+
+
+class OwnSam(torch.optim.Optimizer):
+    """The same without a base optimizer."""
+
+    def __init__(self, parameters: Any, lr: float = 0.1, rho: float = 0.5) -> None:
+        super().__init__(parameters, {"lr": lr, "rho": rho})
+
+    def step(self, closure: Callable[[], Any]) -> None:  # type: ignore[override]
+        climb(self)
+        self.zero_grad()
+        with torch.enable_grad():
+            closure()
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        p.copy_(self.state[p]["old"]).sub_(p.grad, alpha=group["lr"])
+
+
+@torch.no_grad()
+def climb(optimizer: Any) -> None:
+    """Move the weights along the whole gradient, by a step of length rho, and remember where they were."""
+    moved = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    norm = torch.stack([p.grad.norm() for p in moved]).norm()
+    for p in moved:
+        optimizer.state[p]["old"] = p.data.clone()
+        p.add_(p.grad, alpha=float(optimizer.param_groups[0]["rho"] / (norm + 1e-12)))
+
+
+class Several(torch.optim.Optimizer):
+    """One optimizer to the outside, two inside: Muon for matrices, AdamW for the rest."""
+
+    def __init__(self, parameters: Any, lr: float = 0.01) -> None:
+        given = list(parameters)
+        super().__init__(given, {"lr": lr})
+        self.parts = muon_and_adamw(given, lr)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for part in self.parts:
+            part.step()
+
+
+def muon_and_adamw(parameters: Any, lr: float = 0.01) -> list[Any]:
+    """Return Muon for matrices and AdamW for the other parameters."""
+    given = list(parameters)
+    matrices = [p for p in given if p.dim() == 2 and p.requires_grad]
+    rest = [p for p in given if p.dim() != 2 and p.requires_grad]
+    return [torch.optim.Muon(matrices, lr=lr), torch.optim.AdamW(rest, lr=lr)]
+
+
+class Wrapper:
+    """Keeps an optimizer under a name of its own and delegates the rest."""
+
+    def __init__(self, inside: Any) -> None:
+        self.inside = inside
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["inside"], name)
