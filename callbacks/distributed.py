@@ -38,7 +38,7 @@ class TorchPeers:
         """Return the micro-batches of all processes, in the order of their ranks."""
         everything: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everything, [_plain(batch) for batch in truth.micro_batches])
-        return Truth(tuple(MicroBatch(**batch) for mine in everything for batch in mine))
+        return replace(truth, micro_batches=tuple(MicroBatch(**batch) for mine in everything for batch in mine))
 
 
 def peers_of(processes: int | None = None) -> TorchPeers | None:

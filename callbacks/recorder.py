@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from leakaudit.callbacks.boundary import around, entry
 from leakaudit.callbacks.inside_step import Handed, random_states
+from leakaudit.callbacks.kept_back import hand_out
 from leakaudit.callbacks.optimizers import (
     Rounds,
     check_all_moved,
@@ -378,7 +379,7 @@ class Recorder:
             armed.modes = {plain_name(n): m.training for n, m in self._model.named_modules()}
         self._look_at_weights(armed, seen)
         seen.rng = random_states([next(self._model.parameters())])
-        seen.kept_back = {k: v for k, v in armed.kept_back.items() if k not in seen.inputs}
+        seen.kept_back = armed.kept_back
         armed.passes.append(seen)
         self.counters.blocked_s += time.perf_counter() - start
 
@@ -962,13 +963,18 @@ def _kept_as(dtype: torch.dtype) -> torch.dtype:
 
 
 def _same_examples(one: Pass, two: Pass) -> bool:
-    mine, others = ([p.inputs["input_ids"]] if "input_ids" in p.inputs else list(p.inputs.values()) for p in (one, two))
+    """Return whether two passes saw the same examples, and the same labels where both were given some."""
+    parts = ("input_ids", *(("labels",) if all("labels" in p.inputs for p in (one, two)) else ()))
+    mine, others = (
+        [p.inputs[name] for name in parts] if "input_ids" in p.inputs else list(p.inputs.values()) for p in (one, two)
+    )
     return len(mine) == len(others) > 0 and all(map(torch.equal, mine, others))
 
 
 def _batch_of(armed: _Armed) -> tuple[list[Pass], list[MicroBatch]]:
     """Return the passes that the update comes from, and the batch that they are; two passes over the same examples are one."""
     passes = [p for p in armed.passes if p.backward is not None or not p.tapped]
+    hand_out(passes)
     for number, seen in enumerate(passes):
         seen.again = any(_same_examples(seen, p) for p in passes[:number] if seen.backward == p.backward is not None)
     return passes, [_micro_batch(p, armed.loss_scale) for p in passes]

@@ -51,6 +51,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit.pooler",
         "leakaudit.retention",
         "leakaudit.sealing",
+        "leakaudit.sequences",
         "leakaudit.snapshot",
         "leakaudit.snapshot_content",
         "leakaudit.snapshot_files",
