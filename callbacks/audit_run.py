@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +27,7 @@ from leakaudit.callbacks.optimizers import movers_of
 from leakaudit.callbacks.private_sgd import PrivateSgd, private_sgd
 from leakaudit.callbacks.recorder import Kept, Observe, Peers, Recorder
 from leakaudit.callbacks.side_process import SideProcess, attacked_when, say, what_stays
+from leakaudit.callbacks.step_facts import believed_bound, believed_divisor, check_words
 from leakaudit.callbacks.unaudited import folder_of, mark
 from leakaudit.catalogue import registered_names
 from leakaudit.classifiers import ArrayClassifier, NoText, array_facts, array_recipe
@@ -47,6 +47,7 @@ from leakaudit.snapshot import (
     PublicFacts,
     StepRecipe,
     dropout_rates,
+    reading_of,
 )
 from leakaudit.spool import Place, Spool, Totals, settle
 from leakaudit.wording import counted
@@ -772,9 +773,13 @@ def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> 
     """
     kept = fitting(kept, foreign)
     facts, provenance, recipe = kept.manifest.facts, kept.manifest.provenance, kept.manifest.recipe
+    truth = replace(kept.truth, reading=reading_of(facts))
+    check_words(facts, truth)
+    bound, loose = believed_bound(facts, truth)
+    divisor, uneven = believed_divisor(truth)
     autocast = recipe.autocast or AUTOCAST.get(kept.autocast) if kept.autocast else recipe.autocast
     again = sum(batch.again for batch in kept.truth.micro_batches)
-    notes = [recipe.note] if recipe.note else []
+    notes = [note for note in (recipe.note, loose, uneven) if note]
     if again:
         notes.append(f"{again} forward passes saw a batch that another one had seen")
     recipe = recipe.model_copy(
@@ -798,7 +803,8 @@ def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> 
             "facts": facts.model_copy(
                 update={
                     "training_mode": kept.training,
-                    "loss_divisor": _loss_divisor(kept),
+                    "batch_size_bound": bound,
+                    "loss_divisor": divisor,
                     "dtype": AUTOCAST_DTYPES.get(str(autocast), facts.dtype),
                     "input_shape": _input_shape(kept),
                     "shared": tuple(name for name in everything if name in kept.update),
@@ -822,15 +828,6 @@ def _input_shape(kept: Kept) -> tuple[int, ...] | None:
     """Return the shape of one example of a batch of arrays."""
     inputs = kept.truth.micro_batches[0].inputs.get("inputs")
     return None if inputs is None else tuple(inputs.shape[1:])
-
-
-def _loss_divisor(kept: Kept) -> float:
-    """Return what the trainer divided each micro-batch's loss by: one over the pull on it, where that is the same for all."""
-    pulls = [float(batch.pulls["loss"]) for batch in kept.truth.micro_batches if "loss" in batch.pulls]
-    if not pulls or len(pulls) < len(kept.truth.micro_batches):
-        return 1.0
-    same = all(math.isclose(pull, pulls[0], rel_tol=1e-6) for pull in pulls)
-    return 1.0 / pulls[0] if same and pulls[0] else 1.0
 
 
 def _is_placeholder(kept: Kept) -> bool:
@@ -935,11 +932,17 @@ def _policy(config: AuditConfig) -> Policy:
 
 
 def _task(model: nn.Module) -> Any:
-    """Return the task by what the model is made for."""
-    name = type(model).__name__
-    if name.endswith("ForSequenceClassification"):
+    """Return the task by what the model is made for: the names of its class and of those that it is derived from."""
+    names = [kind.__name__ for kind in type(model).__mro__]
+    if any(name.endswith("ForSequenceClassification") for name in names):
         return "classification"
-    return "causal-lm" if name.endswith(("ForCausalLM", "LMHeadModel")) else "other"
+    config = getattr(model, "config", None)
+    words = hasattr(model, "get_output_embeddings") and model.get_output_embeddings() is not None
+    if words and getattr(config, "is_encoder_decoder", False):
+        return "encoder-decoder"
+    if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
+        return "causal-lm"
+    return "masked-lm" if words and any(name.endswith(("ForMaskedLM", "ForPreTraining")) for name in names) else "other"
 
 
 def _with_defenses(config: AuditConfig, private: PrivateSgd | None, manifest: Manifest) -> Manifest:

@@ -26,6 +26,7 @@ from transformers.trainer_callback import ExportableState
 from leakaudit.callbacks.audit_run import OFF_SWITCH, Guarded, Source, Stack, StepNow, refuse_strategy
 from leakaudit.callbacks.boundary import Ending, around, entry, last_resort
 from leakaudit.callbacks.distributed import peers_of
+from leakaudit.callbacks.step_facts import loader_bound
 from leakaudit.config import AuditConfig
 from leakaudit.errors import SnapshotError
 
@@ -145,7 +146,7 @@ class LeakAuditCallback(Guarded, TrainerCallback, ExportableState):
             tokenizer=kwargs.get("processing_class"),
             num_labels=self.num_labels,
             called=None if trainer is None else trainer.model_wrapped,
-            batch_size_bound=args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size,
+            batch_size_bound=_bound(args, kwargs.get("train_dataloader")),
             total_steps=state.max_steps or None,
             kept_before=_kept_before(state, type(self).__name__),
             log=None if trainer is None else self._log,
@@ -188,6 +189,14 @@ def _refuse(args: TrainingArguments, trainer: Any) -> None:
     refuse_strategy("DataParallel" if args.n_gpu > 1 else "", fsdp2=False)
     if args.torch_compile and trainer is None:
         raise SnapshotError("hooks inside a compiled model do not fire; call `attach(trainer)` to put them around it")
+
+
+def _bound(args: TrainingArguments, loader: Any) -> int | None:
+    """Return the largest batch of one optimizer step: by the loader that is used, or by the arguments where there is none yet."""
+    windows = args.gradient_accumulation_steps
+    if loader is None:
+        return args.per_device_train_batch_size * windows * args.world_size
+    return loader_bound(loader, windows, args.world_size)
 
 
 def _kind(accelerator: Any) -> str:

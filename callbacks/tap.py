@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leakaudit.callbacks.accumulation import Nodes, accumulates
 from leakaudit.callbacks.boundary import around, entry
 from leakaudit.models import outputs_of, unwrapped
 
@@ -148,16 +149,19 @@ class Tap:
         seen = self._running.pop()
         for path, tensor in outputs_of(outputs):
             if tensor.requires_grad:
-                tensor.register_hook(functools.partial(self._arrived, seen, path))
+                below = tensor.grad_fn.next_functions if tensor.grad_fn is not None else ()
+                tensor.register_hook(functools.partial(self._arrived, seen, path, below))
 
     @entry
-    def _arrived(self, seen: Pass, path: str, pull: Tensor | None) -> None:
+    def _arrived(self, seen: Pass, path: str, below: Nodes, pull: Tensor | None) -> None:
         """Keep what arrives at an output, unless it comes from a loss inside the model, which is enough by itself.
 
         A scalar output is computed from the others, so a backward pass reaches it before them.
         """
         if pull is None:
             return  # DDP sends a gradient of nothing to outputs that the loss does not use
+        if not accumulates(below):
+            return  # `torch.autograd.grad`, such as a saliency map: it adds to no gradient
         number = torch._C._current_graph_task_id()
         if not seen.pulls:
             self._reached(seen, number)

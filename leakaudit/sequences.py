@@ -33,6 +33,10 @@ class Reading:
     """Whether the padding token is also the one that ends a text, as in GPT-2."""
 
 
+PLAIN = Reading()
+"""Nothing is known: labels are no words, and no token is padding."""
+
+
 @dataclass(frozen=True)
 class Text:
     """One private text of a batch."""

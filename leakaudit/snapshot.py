@@ -36,8 +36,8 @@ from leakaudit.errors import (
 )
 from leakaudit.models import ModelRecipe, Vocabulary, build_model
 from leakaudit.registry import defenses
-from leakaudit.sequences import IGNORED_LABEL as IGNORED_LABEL
-from leakaudit.sequences import Reading, Text, texts_of, texts_read
+from leakaudit.sequences import IGNORED_LABEL as IGNORED_LABEL  # noqa: PLC0414  attacks take it from here
+from leakaudit.sequences import PLAIN, Reading, Text, texts_of, texts_read
 from leakaudit.snapshot_content import MAX_MANIFEST_BYTES, check_manifest, check_size, check_truth, check_update
 from leakaudit.snapshot_files import Base, link_base, read_tensors, stored_name, write_tensors, write_text
 from leakaudit.strict_json import parse_json, read_bounded
@@ -111,8 +111,8 @@ class PublicFacts(_Facts):
     """Largest batch the protocol allows; the batch size itself is not public."""
     max_grad_norm: float | None = None
     """Clipping bound of the whole update, if the client clips."""
-    loss_divisor: float = 1.0
-    """What the trainer divides each micro-batch's mean loss by (gradient accumulation)."""
+    loss_divisor: float | None = 1.0
+    """What the trainer divides each micro-batch's loss by (gradient accumulation); None where it is not one number."""
     dtype: str = "float32"
     """Precision in which the client computed the update."""
     view: Literal["local", "reduced", "delta"] = "local"
@@ -263,7 +263,7 @@ class Truth:
     """The private batch. Only scoring, verification and defences may see it."""
 
     micro_batches: tuple[MicroBatch, ...]
-    reading: Reading = Reading()
+    reading: Reading = PLAIN
     """How their tensors are read as texts; public."""
 
     def texts(self) -> list[Text]:
@@ -512,7 +512,7 @@ def _scalar(value: bool | float) -> Tensor:
     return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
 
 
-def _truth_from(tensors: Mapping[str, Tensor], reading: Reading = Reading()) -> Truth:
+def _truth_from(tensors: Mapping[str, Tensor], reading: Reading = PLAIN) -> Truth:
     """Put the batch together again; `check_truth` has looked at its tensors."""
     found: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
