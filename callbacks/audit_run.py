@@ -22,8 +22,8 @@ from torch import nn
 from leakaudit.callbacks.arrays import array_pass, for_labels, labels_only
 from leakaudit.callbacks.boundary import entry
 from leakaudit.callbacks.distributed import peers_of
-from leakaudit.callbacks.fitness import beyond, check_tensors, fitting, foreign_tensors
-from leakaudit.callbacks.optimizers import movers_of
+from leakaudit.callbacks.fitness import Fit, beyond, check_tensors, fitting
+from leakaudit.callbacks.optimizers import movers_of, parameters_of
 from leakaudit.callbacks.private_sgd import PrivateSgd, private_sgd
 from leakaudit.callbacks.recorder import Kept, Observe, Peers, Recorder
 from leakaudit.callbacks.side_process import SideProcess, attacked_when, say, what_stays
@@ -36,7 +36,7 @@ from leakaudit.config import AuditConfig, load_config
 from leakaudit.errors import LeakAuditError, ModelError, SnapshotError, SpoolError, type_and_place
 from leakaudit.gate import Policy, default_policy, load_policy
 from leakaudit.invocation import training_command
-from leakaudit.models import ModelRecipe, can_rebuild, dtype_of, plain_name, unwrapped
+from leakaudit.models import ModelRecipe, can_rebuild, coarsest_dtype, dtype_of, plain_name, unwrapped
 from leakaudit.plan import Plan, room_in_words, time_in_words
 from leakaudit.registry import attacks, defenses
 from leakaudit.scores import Attempt, Overhead, Score, load_journal
@@ -134,6 +134,8 @@ class AuditRun:
     plan: Plan
     """Which steps are due."""
     private: PrivateSgd | None = None
+    fit: Fit = field(default_factory=Fit)
+    """How the live model differs from the one that its recipe makes."""
     outside: int = 0
     started: float = field(default_factory=time.monotonic)
     skipped: int = 0
@@ -194,7 +196,7 @@ class AuditRun:
         _check_plugins(config)
         check_tensors(model)
         recipe, config = _recipe(model, config)
-        foreign = frozenset() if config.schedule == "inline" else foreign_tensors(model, recipe)
+        fit = Fit() if config.schedule == "inline" else Fit.of(model, recipe)
         private = private_sgd(stack.optimizer)
         declared = _declared(config, private)
         facts = _facts(stack, model, declared)
@@ -205,10 +207,10 @@ class AuditRun:
         config = config.model_copy(update={"out_dir": place.folder})
         spool = spool or Spool(config.out_dir / "spool")
         try:
-            run = cls._begin_in(spool, config, stack, model, recipe, facts, private, foreign)
+            run = cls._begin_in(spool, config, stack, model, recipe, facts, private, fit)
             if _writes(peers):
                 say(_plan(run) + (f"; {place.note}" if place.note else ""))
-                if more := beyond(foreign, recipe.class_name):
+                if more := beyond(fit.foreign, recipe.class_name):
                     say(more)
                 if private is None and (why := unused_private_model(stack.model)):
                     say(why)
@@ -230,14 +232,14 @@ class AuditRun:
         recipe: ModelRecipe,
         facts: PublicFacts,
         private: PrivateSgd | None,
-        foreign: frozenset[str],
+        fit: Fit,
     ) -> AuditRun:
         """Set the hooks of a run whose spool is there."""
         moving = [group for mover in movers_of(stack.optimizer) for group in mover.param_groups]
         recorder = Recorder(
             model,
             stack.optimizer,
-            functools.partial(_write, spool, private is not None, foreign),
+            functools.partial(_write, spool, private is not None, fit.foreign),
             called=stack.model if stack.called is None else stack.called,
             scaler=stack.scaler,
             peers=stack.peers,
@@ -246,6 +248,7 @@ class AuditRun:
             learning_rate=float(moving[0]["lr"]) if stack.observe == "delta" else None,
             max_bytes=config.max_spool_gb * 1e9,
             as_stepped=functools.partial(_with_defenses, config, private),
+            beside=fit.unlike,
             **_words_of(model),
         )
         moved = {id(p) for group in moving for p in group["params"] if p.requires_grad}
@@ -260,6 +263,7 @@ class AuditRun:
             facts=facts,
             plan=Plan.of(config, _policy(config), _steps_of(stack)),
             private=private,
+            fit=fit,
             outside=len(moved - {id(p) for p in model.parameters()}),
         )
         recorder.install()
@@ -337,7 +341,7 @@ class AuditRun:
         )
         defenses = _declared(self.config, self.private)
         return Manifest(
-            model=self.model_recipe,
+            model=self.model_recipe.model_copy(update={"settings": self.fit.settings(self.model)}),
             facts=self.facts.model_copy(
                 update={
                     "dropout": dropout_rates(self.model.named_modules()),
@@ -858,7 +862,7 @@ def _facts(stack: Stack, model: nn.Module, declared: tuple[DeclaredDefense, ...]
     known: dict[str, Any] = {
         "training": True,
         "batch_size_bound": stack.batch_size_bound,
-        "dtype": str(dtype_of(model)).removeprefix("torch."),
+        "dtype": str(_dtype(stack.optimizer, model)).removeprefix("torch."),
         "stage": "protected" if declared else "raw",
         "defenses": declared,
     }
@@ -879,6 +883,13 @@ def _facts(stack: Stack, model: nn.Module, declared: tuple[DeclaredDefense, ...]
         rate = movers_of(stack.optimizer)[0].param_groups[0]["lr"]
         update |= {"local_steps": stack.local_steps, "learning_rate": float(rate)}
     return facts.model_copy(update=update)
+
+
+def _dtype(optimizer: Any, model: nn.Module) -> torch.dtype:
+    """Return the type in which the update is computed: the coarsest of the parameters that are trained."""
+    moved = {id(p) for mover in movers_of(optimizer) for p in parameters_of(mover)}
+    trained = (p for p in model.parameters() if id(p) in moved)
+    return coarsest_dtype(trained) or dtype_of(model)
 
 
 def _fresh_adapters(model: nn.Module) -> bool:

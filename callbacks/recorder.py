@@ -188,6 +188,7 @@ class Recorder:
         max_bytes: float = float("inf"),
         as_kept: Callable[[MicroBatch], MicroBatch] = lambda batch: batch,
         as_stepped: Callable[[Manifest], Manifest] = lambda manifest: manifest,
+        beside: frozenset[str] = frozenset(),
     ) -> None:
         """Prepare; hooks are set by `install`.
 
@@ -205,6 +206,7 @@ class Recorder:
             max_bytes: a step whose copies are larger than this is not recorded.
             as_stepped: fills in what is true of the optimizer when it steps and not earlier, such as the noise of a schedule.
             as_kept: puts a forward pass, as it was seen, into the words of the model that is audited; it may refuse the step.
+            beside: names of buffers that are kept although the model does not store them.
         """
         self._model = model
         self._movers = movers_of(optimizer)
@@ -221,6 +223,7 @@ class Recorder:
         self._as_kept = as_kept
         self._as_stepped = as_stepped
         self._tap = None if called is None else Tap(called, self._began, self._reached, self._fail)
+        self._beside = beside
         self._persistent: frozenset[str] = frozenset()
         self._armed: _Armed | None = None
         self._copied: _Copied | None = None
@@ -255,7 +258,7 @@ class Recorder:
         """
         if self._handles:
             return
-        self._persistent = frozenset(plain_name(name) for name in self._model.state_dict())
+        self._persistent = self._beside | {plain_name(name) for name in self._model.state_dict()}
         size = self.bytes_to_write()
         if size > self._max_bytes:
             raise SnapshotError(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from leakaudit.client import ClientStep
 from leakaudit.errors import SnapshotError
+from leakaudit.models import coarsest_dtype
 from leakaudit.scores import Verification, VerificationStatus
 from leakaudit.snapshot import DeclaredDefense, check_finite
 
@@ -204,7 +205,13 @@ class _Stamping:
     def __init__(self, step: ClientStep, observed: Update) -> None:
         device = next(step.model.parameters()).device
         self.step, self.observed = step, {name: update.to(device) for name, update in observed.items()}
-        self.tolerance = TOLERANCE.get(step.recipe.autocast or step.facts.dtype, FLOAT32_TOLERANCE)
+        computed_in = str(coarsest_dtype(step.model.parameters())).removeprefix("torch.")
+        types = (
+            str(step.recipe.autocast),
+            step.facts.dtype,
+            computed_in,
+        )  # adapters are finer than the model below them
+        self.tolerance = max(TOLERANCE.get(kind, FLOAT32_TOLERANCE) for kind in types)
         self.unknown = [declared.name for declared in step.facts.defenses if declared.known() is None]
         plugins = [plugin for plugin in step.facts.known_defenses if plugin is not None]
         self.active = [plugin for plugin in plugins if not plugin.is_identity()]
