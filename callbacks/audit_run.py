@@ -36,6 +36,7 @@ from leakaudit.config import AuditConfig, load_config
 from leakaudit.errors import LeakAuditError, ModelError, SnapshotError, SpoolError, type_and_place
 from leakaudit.gate import Policy, default_policy, load_policy
 from leakaudit.invocation import training_command
+from leakaudit.lora import refuse_prompts
 from leakaudit.models import ModelRecipe, can_rebuild, coarsest_dtype, dtype_of, plain_name, unwrapped
 from leakaudit.plan import Plan, room_in_words, time_in_words
 from leakaudit.registry import attacks, defenses
@@ -194,6 +195,8 @@ class AuditRun:
         if isinstance(model, ArrayClassifier):
             config = for_labels(config)
         _check_plugins(config)
+        refuse_prompts(stack.model if stack.called is None else stack.called)
+        refuse_prompts(stack.model)
         check_tensors(model)
         recipe, config = _recipe(model, config)
         fit = Fit() if config.schedule == "inline" else Fit.of(model, recipe)
