@@ -16,6 +16,7 @@ from transformers import DataCollatorForLanguageModeling, DataCollatorWithFlatte
 
 from leakaudit.attacks.llg import Llg
 from leakaudit.budget import Budget
+from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.step_facts import loader_bound
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.metrics.label_accuracy import LabelAccuracy
@@ -284,3 +285,60 @@ def test_losses_of_different_weights_have_no_divisor(tmp_path: Path) -> None:
     for snapshot in train(tmp_path, **more).values():
         assert snapshot.observation.facts.loss_divisor is None and "divided the loss" in snapshot.recipe.note
         assert stamp(snapshot).status is VerificationStatus.VERIFIED
+
+
+# ---------------------------------------------------------------------- a model inside another module
+
+
+class Sentences(nn.Sequential):
+    """Holds one model of transformers and its tokenizer, as a SentenceTransformer does."""
+
+    tokenizer: Any = None
+
+    def __init__(self) -> None:
+        encoder = hf.BertModel(copy.deepcopy(tiny.bert().config))  # type: ignore[arg-type]
+        super().__init__(encoder, nn.Linear(tiny.HIDDEN, 2))
+        self.tokenizer = TOKENIZER
+
+    def forward(self, labels: Tensor, **inputs: Tensor) -> Any:
+        """Return the loss first, as the Trainer takes it."""
+        logits = self[1](self[0](**inputs).last_hidden_state.mean(dim=1))
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class Processor:
+    """Stands where a tokenizer is asked for, and holds one."""
+
+    tokenizer = TOKENIZER
+
+
+@pytest.mark.parametrize("given", [None, "processor"])
+def test_a_trainer_of_a_module_around_a_model_is_audited_by_that_model(given: str | None, tmp_path: Path) -> None:
+    """The head beside it is counted as outside; the tokenizer is found where there is one."""
+
+    class Own(Trainer):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "processing_class": None})
+            self.callback_handler.processing_class = None if given is None else Processor()
+
+    def make() -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return Sentences()
+
+    for step, snapshot in assert_undisturbed(tmp_path, make, kind=Own, remove_unused_columns=False).items():
+        assert snapshot.model_recipe.class_name == "BertModel" and snapshot.recipe.outside == 2
+        assert len(snapshot.truth.sequences()) == 2 and snapshot.provenance.step == step
+        assert stamp(snapshot).status is VerificationStatus.VERIFIED
+
+
+def test_a_trainer_of_a_module_around_two_models_is_refused_by_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Which of the two would be a guess."""
+    two = Sentences()
+    two.append(hf.BertModel(copy.deepcopy(tiny.bert().config)))  # type: ignore[arg-type]
+    audit = LeakAuditCallback(audit_config(tmp_path))
+    trainer = make_trainer(tmp_path, audit, model=two, remove_unused_columns=False)
+    trainer.train()
+    assert "inside it 2 were found" in caplog.text and "rebuilt_by" in caplog.text
