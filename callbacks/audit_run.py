@@ -344,7 +344,9 @@ class AuditRun:
         )
         defenses = _declared(self.config, self.private)
         return Manifest(
-            model=self.model_recipe.model_copy(update={"settings": self.fit.settings(self.model)}),
+            model=self.model_recipe.model_copy(
+                update={"parts": dict(self.fit.parts), "settings": self.fit.settings(self.model)}
+            ),
             facts=self.facts.model_copy(
                 update={
                     "dropout": dropout_rates(self.model.named_modules()),

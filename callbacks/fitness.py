@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from leakaudit.callbacks.recorder import Kept
 from leakaudit.errors import ModelError, SnapshotError
 from leakaudit.lora import rebuild_lora
 from leakaudit.models import ModelRecipe, blank_model, plain_name, state_of, tied_names
+from leakaudit.module_parts import put_parts, replaced_parts
 from leakaudit.module_settings import Settings, changed_settings, settings_of, unlike_buffers, unstored_buffers
 from leakaudit.tensor_stream import DTYPES
 
@@ -45,6 +46,8 @@ class Fit:
     """Parameters and stored buffers that the made model has no place for."""
     unlike: frozenset[str] = frozenset()
     """Unstored buffers whose values differ, so that they are kept with each step."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """Small modules that a user put in the place of others, and how they are made again."""
     made: Settings | None = None
     """Plain numbers on the made model's modules; None where none could be made."""
 
@@ -57,21 +60,27 @@ class Fit:
             recipe: how the side process makes it. For one that user code makes nothing is tried: that code may have effects.
 
         Raises:
-            ModelError: the class makes tensors that the live model has not, or of other shapes: its weights could not be loaded.
+            ModelError: the class makes tensors that the live model has not, or of other shapes: its weights could not be loaded; or
+                the live model has a part that cannot be made again.
         """
         refuse_quantised(model)
         live = {plain_name(name): buffer for name, buffer in unstored_buffers(model).items()}
         blank = _blank(recipe)
         if blank is None:
             return cls(unlike=frozenset(live) if recipe.made_by else frozenset())
+        here = {plain_name(f"{name}.")[:-1]: module for name, module in model.named_modules()}
+        parts = replaced_parts(here, dict(blank.named_modules()))
+        with torch.device("meta"):
+            put_parts(blank, parts)
         unlike = unlike_buffers(live, unstored_buffers(blank))
-        return cls(_foreign(model, recipe, blank), unlike, settings_of(blank))
+        return cls(_foreign(model, recipe, blank), unlike, parts, settings_of(blank))
 
     def settings(self, model: nn.Module) -> Settings:
         """Return the plain numbers on the live model's modules that are not those of the made one, as they are now."""
         if self.made is None:
             return {}
-        return changed_settings({plain_name(name): n for name, n in settings_of(model).items()}, self.made)
+        live = {plain_name(f"{name}.")[:-1]: numbers for name, numbers in settings_of(model).items()}
+        return changed_settings(live, self.made)
 
 
 def refuse_quantised(model: nn.Module) -> None:

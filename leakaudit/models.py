@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from leakaudit.errors import ModelError
 from leakaudit.lora import LoraRecipe, adapted, rebuild_lora
+from leakaudit.module_parts import put_parts
 from leakaudit.module_settings import apply_settings, set_buffers, take_types, unstored_buffers
 
 Task = Literal["classification", "causal-lm"]
@@ -68,6 +69,8 @@ class ModelRecipe(BaseModel):
     """Of a class of transformers, as it is now: a Trainer changes it, and packed sequences attend differently for it."""
     lora: LoraRecipe | None = None
     """Adapters in it, if any."""
+    parts: dict[str, str] = {}
+    """Small module -> `package:class` that a user put there, such as another activation."""
     settings: dict[str, dict[str, bool | int | float]] = {}
     """Module -> attribute -> number that is not the one its class makes, such as a dropout rate that was changed."""
     made_by: str = ""
@@ -346,6 +349,7 @@ def build_model(recipe: ModelRecipe, weights: Mapping[str, Tensor]) -> nn.Module
             model = blank_model(recipe)
         if recipe.lora is not None:
             rebuild_lora(model, recipe.lora)
+        put_parts(model, recipe.parts)
         take_types(model, weights)
         beside = {name: weights[name] for name in unstored_buffers(model) if name in weights}
         outcome = model.load_state_dict({k: v for k, v in weights.items() if k not in beside}, strict=False)

@@ -48,6 +48,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "leakaudit.frozen_weights",
         "leakaudit.lora",
         "leakaudit.models",
+        "leakaudit.module_parts",
         "leakaudit.module_settings",
         "leakaudit.pooler",
         "leakaudit.retention",

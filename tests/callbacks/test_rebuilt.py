@@ -14,12 +14,14 @@ import transformers as hf
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from leakaudit.models import state_of
+from leakaudit.callbacks.hf_trainer import LeakAuditCallback
+from leakaudit.errors import ModelError
+from leakaudit.models import ModelRecipe, build_model, state_of
 from leakaudit.module_settings import unstored_buffers
 from leakaudit.scores import VerificationStatus
 from leakaudit.snapshot import Snapshot
 from tests import tiny
-from tests.callbacks.tiny_trainer import Rows, make_trainer, stamp, train
+from tests.callbacks.tiny_trainer import Rows, audit_config, make_trainer, stamp, train
 
 WORDS: dict[str, Any] = {
     "rows": Rows(tiny.gpt2_tokenizer(), classes=0),
@@ -138,3 +140,47 @@ def test_rates_that_were_changed_on_the_modules_are_those_of_the_rebuilt_model(t
     assert {snapshot.observation.model.bert.embeddings.LayerNorm.eps for snapshot in found.values()} == {0.1}
     for snapshot in found.values():
         assert stamp(snapshot).status is VerificationStatus.VERIFIED
+
+
+def _replace(part: nn.Module) -> Callable[[], Any]:
+    def make() -> Any:
+        model: Any = tiny.bert()
+        for layer in model.bert.encoder.layer:
+            layer.intermediate.intermediate_act_fn = copy.deepcopy(part)
+        return model
+
+    return make
+
+
+@pytest.mark.parametrize("part", [nn.ReLU(), nn.LeakyReLU(0.3), nn.GELU(), nn.Identity()], ids=lambda part: str(part))
+def test_an_activation_that_was_replaced_is_that_of_the_rebuilt_model(part: nn.Module, tmp_path: Path) -> None:
+    """With its number; otherwise attacks would search on another model."""
+    for snapshot in both(tmp_path, _replace(part), max_steps=1).values():
+        model: Any = snapshot.observation.model
+        assert repr(model.bert.encoder.layer[1].intermediate.intermediate_act_fn) == repr(part)
+        assert (stamp(snapshot).relative_error or 0.0) < 1e-5
+
+
+class Odd(nn.Module):
+    """An activation that nobody else can make."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values.sin()
+
+
+@pytest.mark.parametrize("part", [Odd(), nn.GELU(approximate="tanh")], ids=["own", "a word of its own"])
+def test_a_part_that_cannot_be_made_again_is_refused_by_name(
+    part: nn.Module, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the first step, with what to do."""
+    audit = LeakAuditCallback(audit_config(tmp_path))
+    make_trainer(tmp_path, audit, model=_replace(part)()).train()
+    assert "intermediate_act_fn' is a" in caplog.text and "rebuilt_by" in caplog.text
+    assert not (tmp_path / "audit" / "spool").exists()
+
+
+def test_a_recipe_asks_for_no_other_class() -> None:
+    """It is read from a file."""
+    recipe = ModelRecipe.of(tiny.bert()).model_copy(update={"parts": {"dropout": "subprocess:Popen"}})
+    with pytest.raises(ModelError, match="no activation, dropout or identity"):
+        build_model(recipe, state_of(tiny.bert()))
