@@ -140,7 +140,8 @@ class LeakAuditCallback(Guarded, TrainerCallback, ExportableState):
         _refuse(args, self._trainer)
         trainer, model = self._trainer, kwargs["model"]
         called = None if trainer is None else trainer.model_wrapped
-        if self.num_labels is None:
+        # A class of the user's own on top of transformers' has a head of its own, which the part of it that is known has not.
+        if self.num_labels is None and not isinstance(unwrapped(model), transformers.PreTrainedModel):
             inner, core = auditable(model, self.config)
             if core is not unwrapped(model):  # a model of transformers in another module, as in sentence-transformers
                 model = called = inner
