@@ -15,13 +15,17 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from transformers import DataCollatorForLanguageModeling, DataCollatorWithFlattening, Trainer
 
 from leakaudit.attacks.llg import Llg
+from leakaudit.attacks.target_tokens import TargetTokens
+from leakaudit.battery import Audit
 from leakaudit.budget import Budget
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.step_facts import loader_bound
 from leakaudit.callbacks.torch_loop import watch
+from leakaudit.config import PluginSpec
 from leakaudit.metrics.label_accuracy import LabelAccuracy
 from leakaudit.metrics.protocol import LabelCounts
-from leakaudit.scores import VerificationStatus
+from leakaudit.reports.page import cell_for
+from leakaudit.scores import Score, VerificationStatus
 from leakaudit.snapshot import Snapshot
 from tests import tiny
 from tests.callbacks.tiny_trainer import (
@@ -342,3 +346,26 @@ def test_a_trainer_of_a_module_around_two_models_is_refused_by_name(
     trainer = make_trainer(tmp_path, audit, model=two, remove_unused_columns=False)
     trainer.train()
     assert "inside it 2 were found" in caplog.text and "rebuilt_by" in caplog.text
+
+
+def test_the_report_has_the_masked_words_of_a_masked_language_model(tmp_path: Path) -> None:
+    """The head names them, no text is exact, and the control, whose words are all visible, comes back."""
+    rows = Rows(TOKENIZER, classes=0)
+    collator = DataCollatorForLanguageModeling(TOKENIZER, mlm=True, mlm_probability=0.3)
+    torch.manual_seed(11)
+    snapshot = train(tmp_path, model=masked_lm(), rows=rows, collator=collator, max_steps=1)[0]
+    masked = {token for text in snapshot.truth.texts() for token in text.masked}
+    visible = {token for text in snapshot.truth.texts() for token in text.ids} - masked
+    assert masked - visible
+    attacks = (PluginSpec(name="target-tokens"), PluginSpec(name="span"))
+    config = audit_config(tmp_path / "report", attacks=attacks, min_tokens=3)
+    audit = Audit(tmp_path / "report", config, TOKENIZER)
+    audit.step(snapshot)
+    results = audit.finish()
+    named, spanned = (a for a in results.attempts if a.defense == "none")
+    guess = TargetTokens()(snapshot.observation, torch.Generator().manual_seed(0), Budget(60))
+    expected = len((masked - visible) & set(guess.tokens or ())) / len(masked - visible)
+    assert named.scores["masked_token_recall"] == Score(value=expected, n=2) and expected > 0.9
+    assert not {"exact_sequence", "exact_sentence"} & {*named.events, *spanned.events}
+    assert results.controls.positive.k == 1
+    assert any("recall of masked words" in line for line in cell_for(results, "target-tokens", "none").lines)
