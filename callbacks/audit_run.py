@@ -953,7 +953,7 @@ def _task(model: nn.Module) -> Any:
     if any(name.endswith("ForSequenceClassification") for name in names):
         return "classification"
     config = getattr(model, "config", None)
-    words = hasattr(model, "get_output_embeddings") and model.get_output_embeddings() is not None
+    words = hasattr(model, "get_output_embeddings") and model.get_output_embeddings() is not None  # type: ignore[operator]
     if words and getattr(config, "is_encoder_decoder", False):
         return "encoder-decoder"
     if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):

@@ -208,7 +208,7 @@ def _bound(args: TrainingArguments, loader: Any) -> int | None:
     """Return the largest batch of one optimizer step: by the loader that is used, or by the arguments where there is none yet."""
     windows = args.gradient_accumulation_steps
     if loader is None:
-        return args.per_device_train_batch_size * windows * args.world_size
+        return int(args.per_device_train_batch_size * windows * args.world_size)
     return loader_bound(loader, windows, args.world_size)
 
 

@@ -177,7 +177,7 @@ def refuse_prompts(model: nn.Module) -> None:
     for module in model.modules():
         if "PeftModel" not in {kind.__name__ for kind in type(module).__mro__}:
             continue
-        config = getattr(module, "active_peft_config", None)
+        config: Any = getattr(module, "active_peft_config", None)
         if getattr(config, "is_prompt_learning", False):
             kind = str(getattr(config.peft_type, "value", config.peft_type)).lower().replace("_", " ")
             raise ModelError(

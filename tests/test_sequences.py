@@ -15,7 +15,8 @@ LOWEST = torch.finfo(torch.float32).min
 
 
 def ids(*rows: Any) -> Tensor:
-    return torch.tensor(rows)
+    made: Tensor = torch.tensor(rows)
+    return made
 
 
 def blocks(*sizes: int, causal: bool = False) -> Tensor:
