@@ -42,7 +42,9 @@ choice: another dropout mask leaves 0.8 or more at the usual rate of 0.1."""
 Update = Mapping[str, Tensor]
 
 
-def verify(step: ClientStep, observed: Update) -> Verification:
+def verify(
+    step: ClientStep, observed: Update, *, repeated: Update | None = None, tolerance: float | None = None
+) -> Verification:
     """Compute a step again and stamp the observed update (architecture, honesty rule 2).
 
     Every declared defence says what it may have made of the recomputed update (`Defense.expected`) and how much noise it adds. What
@@ -52,9 +54,11 @@ def verify(step: ClientStep, observed: Update) -> Verification:
     Args:
         step: where the update is said to come from.
         observed: parameter name -> observed update.
+        repeated: the step's update, where it was computed again by other means; None to compute it with `step`.
+        tolerance: relative error up to which the two are one; None for what a rebuilt model needs.
     """
     try:
-        return _Stamping(step, observed).stamp()
+        return _Stamping(step, observed, repeated, tolerance).stamp()
     except SnapshotError as error:
         return _unverifiable(f"not recomputed: {error}")
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError, AttributeError) as error:
@@ -201,10 +205,14 @@ class _Gone:
 class _Stamping:
     """One step that is computed again, and what its declared defences say of it."""
 
-    def __init__(self, step: ClientStep, observed: Update) -> None:
+    def __init__(
+        self, step: ClientStep, observed: Update, repeated: Update | None = None, tolerance: float | None = None
+    ) -> None:
         device = next(step.model.parameters()).device
         self.step, self.observed = step, {name: update.to(device) for name, update in observed.items()}
-        self.tolerance = TOLERANCE.get(step.recipe.autocast or step.facts.dtype, FLOAT32_TOLERANCE)
+        usual = TOLERANCE.get(step.recipe.autocast or step.facts.dtype, FLOAT32_TOLERANCE)
+        self.tolerance = usual if tolerance is None else tolerance
+        self.repeated = repeated
         self.unknown = [declared.name for declared in step.facts.defenses if declared.known() is None]
         plugins = [plugin for plugin in step.facts.known_defenses if plugin is not None]
         self.active = [plugin for plugin in plugins if not plugin.is_identity()]
@@ -212,7 +220,7 @@ class _Stamping:
         """Standard deviation of the declared noise, in the update's units."""
 
     def stamp(self) -> Verification:
-        bare = self.step.update()
+        bare = self.step.update() if self.repeated is None else self.repeated
         plain = _Compared.of(self.observed, bare)
         all_absent = _Gone(absent=(*self.unknown, *(plugin.name for plugin in self.active)))
         try:
@@ -380,7 +388,12 @@ class _Stamping:
         return any(noisy) and not all(noisy[noisy.index(True) :])
 
     def _loses_dropout(self) -> bool:
-        return self.step.recipe.training and bool(self.step.facts.dropout) and not _repeats_dropout(self.step)
+        return (
+            self.repeated is None
+            and self.step.recipe.training
+            and bool(self.step.facts.dropout)
+            and not _repeats_dropout(self.step)
+        )
 
     def _same_direction(self, found: _Compared) -> bool:
         """Return whether the two share a direction, under noise as far as it lets that be seen."""
