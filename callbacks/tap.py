@@ -237,7 +237,10 @@ class Tap:
             return True  # `backward()` without `inputs`
         trained = [p for p in self.model.parameters() if p.requires_grad]
         nodes = (torch.autograd.graph.get_gradient_edge(p).node for p in trained)
-        return any(torch._C._will_engine_execute_node(node) for node in nodes)
+        try:
+            return any(torch._C._will_engine_execute_node(node) for node in nodes)
+        except RuntimeError:  # which is how torch says that this is `torch.autograd.grad`
+            return False
 
 
 def sums(pull: Tensor) -> Tensor:
