@@ -25,6 +25,9 @@ were measured at 5e-3 (bf16) with eager instead of fused attention; a wrong batc
 FLOAT32_TOLERANCE = 1e-3
 """The same for every other precision: float32 steps were measured at 1e-8 to 1e-6."""
 
+ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+"""Relative error that multiplying a gradient of this type by a factor may add: half the distance of two neighbouring numbers."""
+
 NOISE_TOLERANCE = 0.1
 """Relative error up to which a residual's standard deviation is the declared one."""
 
@@ -213,6 +216,7 @@ class _Stamping:
         usual = TOLERANCE.get(step.recipe.autocast or step.facts.dtype, FLOAT32_TOLERANCE)
         self.tolerance = usual if tolerance is None else tolerance
         self.repeated = repeated
+        self.rounding = max((ROUNDING.get(update.dtype, 0.0) for update in observed.values()), default=0.0)
         self.unknown = [declared.name for declared in step.facts.defenses if declared.known() is None]
         plugins = [plugin for plugin in step.facts.known_defenses if plugin is not None]
         self.active = [plugin for plugin in plugins if not plugin.is_identity()]
@@ -302,14 +306,14 @@ class _Stamping:
 
     def _scaled(self, found: _Compared, gone: _Gone, factor: float, error: float) -> Verification | None:
         """Stamp an update that is `factor` times the expected one up to `error`, from which `gone` is left out."""
-        if factor <= 0 or error > self.tolerance:
+        if factor <= 0 or error > max(self.tolerance, self.rounding):
             return None
         gone = self._seen_to_be(gone, found)
         return Verification(
             status=VerificationStatus.SCALED,
             relative_error=error,
             scale=factor,
-            note="; ".join(filter(None, (_why_scaled(self.step, found, factor), self._said(gone)))),
+            note="; ".join(filter(None, (_why_scaled(self.step, found, factor, self.rounding), self._said(gone)))),
             absent=gone.absent,
             noiseless=gone.noiseless,
         )
@@ -402,8 +406,8 @@ class _Stamping:
         return found.scale + STANDARD_ERRORS * self.sigma / found.norm >= SAME_DIRECTION
 
 
-def _why_scaled(step: ClientStep, found: _Compared, k: float) -> str:
-    """Name the factor `k` where it is one that trainers are known for."""
+def _why_scaled(step: ClientStep, found: _Compared, k: float, rounding: float) -> str:
+    """Name the factor `k` where it is one that trainers are known for, up to the rounding of a gradient that it multiplied."""
     windows, processes = len(step.truth.micro_batches), step.recipe.processes
     norm = found.seen_norm
     round_norm = float(f"{norm:.1g}")
@@ -419,7 +423,7 @@ def _why_scaled(step: ClientStep, found: _Compared, k: float) -> str:
     exponent = math.log2(1 / k)
     if step.recipe.autocast == "fp16" and exponent >= 1 and abs(exponent - round(exponent)) <= FACTOR_TOLERANCE:
         return f"one over 2^{round(exponent)}, as of a GradScaler that the audit was not told of"
-    if k < 1 and abs(norm - round_norm) <= FACTOR_TOLERANCE * round_norm:
+    if k < 1 and abs(norm - round_norm) <= max(FACTOR_TOLERANCE, rounding) * round_norm:
         return f"as if clipped to a norm of {round_norm:g}"
     return ""
 

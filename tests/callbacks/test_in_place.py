@@ -14,14 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from leakaudit.callbacks import recorder
 from leakaudit.callbacks.in_place import Repetition
+from leakaudit.callbacks.torch_loop import watch
 from leakaudit.scores import Verification, VerificationStatus
 from leakaudit.snapshot import Snapshot
 from tests import tiny
 from tests.callbacks import stacks
 from tests.callbacks.in_place_cases import Training, without_audit
 from tests.callbacks.stacks import Batch
-from tests.callbacks.tiny_trainer import stamp
+from tests.callbacks.tiny_trainer import audit_config, kept, stamp, without_side_process
 
 _chance: Any = numpy.random
 """Its global generator, which layers that drop themselves draw from."""
@@ -311,3 +313,114 @@ def test_the_cost_is_counted(tmp_path: Path) -> None:
     """In the snapshot."""
     found, _ = Training().run(tmp_path)
     assert all(snapshot.provenance.check_seconds > 0 for snapshot in found.values())
+
+
+def test_a_factor_that_nobody_told_is_found_in_bfloat16_as_well(tmp_path: Path) -> None:
+    """A gradient in bfloat16 is rounded again where it is multiplied: the factor is named, with that error."""
+
+    def clip(model: nn.Module) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+    found, _ = Training(model=_bfloat16, after=clip).run(tmp_path)
+    for one in stamps(found):
+        assert one.status is SCALED
+        assert "clipped to a norm of 0.01" in one.note
+
+
+# ---------------------------------------------------------------------- nothing is left changed
+
+
+def _everything(model: nn.Module, optimizer: Any) -> list[Any]:
+    """Return all that a repetition could leave changed, as bits and identities."""
+    states = [(module, dict(vars(module))) for module in model.modules()]
+    found: list[Any] = []
+    for name, parameter in model.named_parameters():
+        found += [name, id(parameter), parameter.data_ptr(), parameter._version, parameter.detach().clone()]
+        found += [id(parameter.grad), parameter.requires_grad]
+        found += [] if parameter.grad is None else [parameter.grad.clone(), parameter.grad._version]
+        found += [len(parameter._backward_hooks or ()), len(parameter._post_accumulate_grad_hooks or ())]
+    for module, state in states:
+        found += [module.training, *(id(value) for value in state.values())]
+        found += [value.clone() for value in state.values() if isinstance(value, Tensor)]
+        found += [list(value) for value in state.values() if isinstance(value, list)]
+        found += [v if v is None else (id(v), v._version, v.clone()) for v in module._buffers.values()]
+        found += [len(value) for key, value in state.items() if "hooks" in key and value is not None]
+    found += [torch.get_rng_state(), random.getstate(), *(torch.as_tensor(x) for x in _chance.get_state()[1:])]
+    found += [torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()]
+    found += [torch.get_num_threads(), torch.backends.cuda.flash_sdp_enabled(), torch.is_inference_mode_enabled()]
+    return [*found, len(optimizer.state)]
+
+
+def _equal(one: Any, two: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, two)
+    if isinstance(one, tuple):
+        return len(one) == len(two) and all(map(_equal, one, two))
+    return bool(one == two)
+
+
+class _FailsWhenCalledAgain(nn.Module):
+    """Fails in the forward or the backward pass of a repetition, at first after having changed things."""
+
+    def __init__(self, inner: nn.Module, fails: str) -> None:
+        super().__init__()
+        self.inner, self.fails, self.armed = inner, fails, [False]
+
+    def forward(self, states: Tensor) -> Tensor:
+        found: Tensor = self.inner(states) + torch.rand(())
+        if self.armed[0] and self.fails == "forward":
+            raise MemoryError
+        if self.armed[0] and self.fails == "backward":
+            found.register_hook(self._fail)
+        return found
+
+    def _fail(self, gradient: Tensor) -> None:
+        raise ValueError("mine")
+
+
+@pytest.mark.parametrize("fails", ["nowhere", "forward", "backward", "comparison"])
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.filterwarnings("ignore:.*enable` is deprecated:FutureWarning")
+def test_nothing_is_left_changed_whatever_happens(
+    fails: str, reentrant: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, gradients (the same tensors), buffers, counters, hooks, modes, generators, autocast, threads; to the bit."""
+    model: Any = _checkpointed(True)() if reentrant else tiny.bert(dropout=0.1)
+    odd = _FailsWhenCalledAgain(nn.Sequential(nn.BatchNorm1d(tiny.HIDDEN, affine=False), _Counting()), fails)
+    model.bert.pooler.activation = odd
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fired: list[str] = []
+    model.classifier.weight.register_post_accumulate_grad_hook(lambda parameter: fired.append("accumulated"))
+    seen: dict[str, Any] = {}
+    real = recorder.check
+
+    def checked(*args: Any) -> Any:
+        seen["before"] = _everything(model, optimizer)
+        odd.armed[0] = True
+        if fails == "comparison":
+            monkeypatch.setattr("leakaudit.callbacks.in_place.verify", lambda *a, **k: 1 / 0)
+        try:
+            return real(*args)
+        finally:
+            odd.armed[0] = False
+            seen["after"] = _everything(model, optimizer)
+
+    monkeypatch.setattr(recorder, "check", checked)
+    batch = stacks.classes(count=1)[0]
+    with (
+        without_side_process(),
+        watch(model, optimizer, tokenizer=tiny.bert_tokenizer(), config=audit_config(tmp_path)) as audit,
+    ):
+        model(**batch).loss.backward()
+        optimizer.step()
+    before, after = seen["before"], seen["after"]
+    assert len(before) == len(after)
+    assert [pair for pair in zip(before, after, strict=True) if not _equal(*pair)] == []
+    assert fired == ["accumulated"]
+    (snapshot,) = kept(audit).values()
+    if fails == "nowhere":
+        assert snapshot.checked is not None and snapshot.checked.relative_error == 0.0
+    else:
+        assert snapshot.checked is None
+        assert "raised" in snapshot.provenance.not_in_place and "mine" not in snapshot.provenance.not_in_place
