@@ -28,7 +28,7 @@ from leakaudit.errors import SnapshotError
 from leakaudit.models import outputs_of
 from leakaudit.scores import Verification, VerificationStatus
 from leakaudit.snapshot import StepRecipe
-from leakaudit.verification import FLOAT32_TOLERANCE, TOLERANCE, verify
+from leakaudit.verification import FLOAT32_TOLERANCE, TOLERANCE, relative_error, verify
 
 IN_PLACE_TOLERANCE = 1e-6
 """Relative error up to which a repeated step counts as the same. Measured: 0.0 in most cells of the matrix on a CPU, in bfloat16 too, and
@@ -152,7 +152,7 @@ def check(
         own = repetition.update(observed)
     stamp = verify(step, observed, repeated=own, tolerance=IN_PLACE_TOLERANCE)
     if stamp.status is VerificationStatus.MISMATCH:
-        spread = distance(repetition.update(observed), own)
+        spread = relative_error(repetition.update(observed), own)
         if spread > 0:
             most = TOLERANCE.get(step.recipe.autocast or step.facts.dtype, FLOAT32_TOLERANCE)
             stamp = verify(step, observed, repeated=own, tolerance=min(most, max(IN_PLACE_TOLERANCE, SPREAD * spread)))
@@ -414,10 +414,3 @@ def _keep_content(stack: ExitStack, value: Any) -> None:
     elif type(value) is deque:
         stack.callback(value.extend, list(value))
         stack.callback(value.clear)
-
-
-def distance(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> float:
-    """Return ||one - two|| / ||two||, in float64 sums tensor by tensor; infinite where `two` is zero."""
-    off = sum(float(torch.linalg.vector_norm((one[n] - two[n]).double()).square()) for n in two)
-    size = sum(float(torch.linalg.vector_norm(two[n].double()).square()) for n in two)
-    return float((off / size) ** 0.5) if size else float("inf")

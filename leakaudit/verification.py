@@ -69,6 +69,15 @@ def verify(
         return _unverifiable(f"recomputing raised {type(error).__name__}")
 
 
+def relative_error(observed: Update, recomputed: Update) -> float:
+    """Return ||observed - recomputed|| / ||recomputed|| over all entries; infinite where the second is zero.
+
+    Raises:
+        NonFiniteUpdateError: the second is not finite.
+    """
+    return _Compared.of(observed, recomputed).error
+
+
 def defenses_found(step: ClientStep, stamp: Verification, observed: Update) -> tuple[DeclaredDefense, ...]:
     """Return the declared defences that are in the update, with all that is relative to the step or its update filled in.
 
