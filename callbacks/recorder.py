@@ -35,11 +35,14 @@ from leakaudit.callbacks.optimizers import (
     parameters_of,
     steps_on_the_stack,
 )
+from leakaudit.callbacks.part_of_step import PartOfStep
 from leakaudit.callbacks.tap import MOST_BYTES, Pass, Tap, copied
 from leakaudit.callbacks.witness import Witness, own_part
 from leakaudit.errors import LeakAuditError, NonFiniteUpdateError, SnapshotError, type_and_place
 from leakaudit.frozen_weights import FrozenWeights
 from leakaudit.models import plain_name
+from leakaudit.parts import Parts
+from leakaudit.sketch import BUCKETS
 from leakaudit.snapshot import Manifest, MicroBatch, Truth, check_finite
 
 logger = logging.getLogger(__name__)
@@ -83,6 +86,10 @@ class Kept:
     """Whether the batches hold what the loss sent back."""
     frozen: FrozenWeights | None = None
     """Live parameters that no optimizer moves and that are not in `weights`; the writer keeps them once a run."""
+    part: PartOfStep | None = None
+    """What takes the place of the rest of the update; None where `update` is the whole one."""
+    parameters: int = 0
+    """Of the whole model."""
     ready: Callable[[], None] = lambda: None
     """Waits until the copy has arrived; called in the writer's thread."""
 
@@ -232,6 +239,8 @@ class Recorder:
         self._buffers: dict[str, Tensor] = {}
         self._frozen: FrozenWeights | None = None
         """Parameters that were in no optimizer at the first kept step and have not changed since."""
+        self._parts: Parts | None = None
+        """What of a step is kept; None for everything."""
         self._pooled = True
         """Whether the copies of a step are small enough to be held until the writer has them on the disk."""
         self._handles: list[Any] = []
@@ -299,11 +308,21 @@ class Recorder:
         """Return whether a kept step is still on its way to the disk."""
         return self._writer is not None and self._writer.is_alive()
 
+    def keep_only(self, parts: Parts) -> None:
+        """Keep these parts of a step, and a sketch of the rest of its update; call before `install`."""
+        self._parts = parts
+
     def bytes_of_a_step(self) -> int:
-        """Return what the copies of one step take: trained weights, their update, and persistent buffers."""
-        trained = sum(p.numel() * (p.element_size() + _kept_as(p.dtype).itemsize) for _, p in self._trained())
+        """Return what the copies of one step take: trained weights, their update, and persistent buffers.
+
+        Rows of the word embedding, of which there are as many as words in the batch, are not counted where only parts are kept.
+        """
+        parts, trained = self._parts, self._trained()
+        size = sum(p.numel() * p.element_size() for n, p in trained if parts is None or n in parts.weights)
+        size += sum(p.numel() * _kept_as(p.dtype).itemsize for n, p in trained if parts is None or n in parts.updates)
+        size += 0 if parts is None else sum(4 * min(BUCKETS, p.numel()) for _, p in trained)
         buffers = (b for name, b in self._model.named_buffers() if plain_name(name) in self._persistent)
-        return trained + sum(b.numel() * b.element_size() for b in buffers)
+        return size + sum(b.numel() * b.element_size() for b in buffers)
 
     def _in_pool(self, size: int) -> bool:
         """Return whether copies of that size are held until the writer has them on the disk."""
@@ -709,15 +728,27 @@ class Recorder:
             )
         update, weights, frozen = self._tensors(armed)
         scales = self._scales(armed)
+        part = None if self._parts is None else PartOfStep.of(self._parts, update, scales)
+        if part is not None and self._parts is not None:
+            update, weights = dict(part.update), {n: w for n, w in weights.items() if n in self._parts.weights}
+            frozen = None if frozen is None else frozen.without(frozenset(frozen.tensors) - self._parts.weights)
         types = {n: torch.float32 if n in scales else _kept_as(g.dtype) for n, g in update.items()}
         copies = {f"u/{n}": (g, types[n], scales.get(n)) for n, g in update.items()}
         copies |= {f"w/{name}": (w, w.dtype, None) for name, w in weights.items()}
+        if part is not None:
+            copies |= {f"s/{name}": (s, s.dtype, None) for name, s in part.sketches.items()}
+            rows = {"r/index": part.index, "r/values": part.values}
+            copies |= {key: (tensor, tensor.dtype, None) for key, tensor in rows.items() if tensor is not None}
         self._pooled = self._in_pool(sum(t.numel() * dtype.itemsize for t, dtype, _ in copies.values()))
         with _CopyStream(self, update) as ready:
             copied = {key: self._into_buffer(key, *what) for key, what in copies.items()}
         if self._peers is not None and not self._peers.first:
             self._copied = _Copied(armed)
             return
+        if part is not None:
+            sketches = {name: copied[f"s/{name}"] for name in part.sketches}
+            rows = {"index": copied.get("r/index"), "values": copied.get("r/values")}
+            part = replace(part, update={}, sketches=sketches, **rows)
         kept = Kept(
             step=armed.step,
             update={name: copied[f"u/{name}"] for name in update},
@@ -731,6 +762,8 @@ class Recorder:
             eval_modules=tuple(name for name, on in armed.modes.items() if not on and armed.modes.get("")),
             tapped=bool(passes) and all(p.tapped for p in passes),
             frozen=frozen,
+            part=part,
+            parameters=sum(p.numel() for p in self._model.parameters()) if part is not None else 0,
             ready=ready.wait,
         )
         notes = [self._other_weights(armed, passes)]
@@ -793,6 +826,10 @@ class Recorder:
             if found.written or not self._pooled:
                 raise SnapshotError(f"the gradients that {handed.name} moves changed after the step was written")
             return
+        if found.kept.part is not None:
+            raise SnapshotError(
+                f"the gradients that {handed.name} moves changed after the parts of them that are kept were taken; set `keep: all`"
+            )
         mine = {id(p) for p in handed.parameters}
         update = {name: p.grad for name, p in found.armed.parameters if id(p) in mine and p.grad is not None}
         if any(hasattr(gradient, "full_tensor") for gradient in update.values()):
@@ -863,8 +900,10 @@ class Recorder:
         if not self._pooled:
             return
         for name, parameter in self._trained():
-            self._buffers[f"u/{name}"] = _fresh(parameter.shape, _kept_as(parameter.dtype), parameter)
-            self._buffers[f"w/{name}"] = _fresh(parameter.shape, parameter.dtype, parameter)
+            if self._parts is None or name in self._parts.updates:
+                self._buffers[f"u/{name}"] = _fresh(parameter.shape, _kept_as(parameter.dtype), parameter)
+            if self._parts is None or name in self._parts.weights:
+                self._buffers[f"w/{name}"] = _fresh(parameter.shape, parameter.dtype, parameter)
         for name, buffer in self._model.named_buffers():
             if plain_name(name) in self._persistent:
                 self._buffers[f"w/{plain_name(name)}"] = _fresh(buffer.shape, buffer.dtype, buffer)
@@ -993,7 +1032,7 @@ def _check_worth_keeping(kept: Kept) -> None:
         NonFiniteUpdateError: the update holds NaN or infinity.
         SnapshotError: no gradient, no forward pass, or a batch without tokens.
     """
-    if not kept.update:
+    if not kept.update and kept.part is None:
         raise SnapshotError(
             "the optimizer held no gradient when it stepped; optimizers that move the weights during the backward pass "
             "cannot be audited"
@@ -1009,3 +1048,5 @@ def _check_worth_keeping(kept: Kept) -> None:
     if not any(batch.inputs.get("inputs", batch.inputs["input_ids"]).numel() for batch in kept.truth.micro_batches):
         raise SnapshotError("its batch was empty")
     check_finite(kept.update)
+    if kept.part is not None:
+        check_finite(kept.part.sketches)  # of everything: an entry that is not finite makes its bucket so
