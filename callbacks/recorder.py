@@ -747,8 +747,8 @@ class Recorder:
             return
         if part is not None:
             sketches = {name: copied[f"s/{name}"] for name in part.sketches}
-            rows = {"index": copied.get("r/index"), "values": copied.get("r/values")}
-            part = replace(part, update={}, sketches=sketches, **rows)
+            index, values = copied.get("r/index"), copied.get("r/values")
+            part = replace(part, update={}, sketches=sketches, index=index, values=values)
         kept = Kept(
             step=armed.step,
             update={name: copied[f"u/{name}"] for name in update},

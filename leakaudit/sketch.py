@@ -21,8 +21,8 @@ from torch import Tensor
 BUCKETS = 1 << 14
 """m. Our choice: 64 KB a tensor, a thousandth of a large one, for a standard error of 0.6 % of the length of a difference."""
 
-ROWS = 256
-"""Rows that are turned at a time: 32 MB in float64."""
+ROWS = 16
+"""Rows that are added up before the sum goes on in float64: 1 MB in float32, which stays in a processor's cache."""
 
 
 def sketch(name: str, tensor: Tensor) -> Tensor:
@@ -43,17 +43,20 @@ def sketch(name: str, tensor: Tensor) -> Tensor:
         return out.float()
     rows = math.ceil(flat.numel() / m)
     row_signs, column_signs, shifts = _draw(name, rows, m)
-    column_signs = column_signs.to(flat.device)
+    wide = torch.float64 if flat.dtype == torch.float64 else torch.float32
+    column_signs = column_signs.to(flat.device, wide)
     for start in range(0, rows, ROWS):
         part = flat[start * m : (start + ROWS) * m]
         whole = len(part) - len(part) % m
-        signed = torch.mul(part[:whole].view(-1, m), column_signs)  # float64
+        signed = torch.mul(part[:whole].view(-1, m), column_signs)
+        some = torch.zeros_like(column_signs)
         for number, row in enumerate(signed, start):
-            _add_turned(out, row, shifts[number], row_signs[number])
+            _add_turned(some, row, shifts[number], row_signs[number])
         if whole < len(part):
-            rest = torch.zeros_like(out)
+            rest = torch.zeros_like(column_signs)
             rest[: len(part) - whole] = part[whole:] * column_signs[: len(part) - whole]
-            _add_turned(out, rest, shifts[-1], row_signs[-1])
+            _add_turned(some, rest, shifts[-1], row_signs[-1])
+        out += some
     return out.float()
 
 
@@ -67,7 +70,7 @@ def _draw(name: str, rows: int, m: int) -> tuple[list[int], Tensor, list[int]]:
     """Return signs of rows, signs of columns (m,), and shifts of rows that belong to a name."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     signs = torch.randint(0, 2, (rows + m,), generator=generator).mul_(2).sub_(1)
-    return signs[:rows].tolist(), signs[rows:].double(), torch.randint(0, m, (rows,), generator=generator).tolist()
+    return signs[:rows].tolist(), signs[rows:], torch.randint(0, m, (rows,), generator=generator).tolist()
 
 
 def distance(sketches: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from leakaudit.callbacks.torch_loop import watch
 from leakaudit.errors import SnapshotDamagedError
 from leakaudit.models import ModelRecipe
 from leakaudit.parts import first_parts
-from leakaudit.scores import AttemptStatus, VerificationStatus, load_results
+from leakaudit.scores import AttemptStatus, Score, VerificationStatus, load_results
 from leakaudit.sketch import distance
 from leakaudit.snapshot import OBSERVED, Snapshot, read_snapshot
 from leakaudit.snapshot_files import read_tensors, write_tensors
@@ -36,13 +36,13 @@ def bert() -> nn.Module:
     )
 
 
-def gpt2() -> nn.Module:
+def gpt2() -> Any:
     torch.manual_seed(0)
     shape = {"n_layer": 5, "n_embd": 96, "n_head": 6, "initializer_range": 0.2}
     return tiny.hf.GPT2LMHeadModel(tiny.hf.GPT2Config(**(tiny._gpt2_config().to_dict() | shape)))
 
 
-def llama() -> nn.Module:
+def llama() -> Any:
     torch.manual_seed(0)
     config = tiny.hf.LlamaConfig(
         vocab_size=len(tiny.VOCABULARY), hidden_size=96, num_attention_heads=6, num_key_value_heads=3, intermediate_size=192,
@@ -130,6 +130,7 @@ def test_the_results_say_what_was_not_kept_and_span_reads_what_was(tmp_path: Pat
     assert results.subject.parameters == sum(p.numel() for p in MODELS[kind]().parameters())
     words = len(SENTENCE.split())
     recall = status["span"].scores["token_recall"]
+    assert isinstance(recall, Score)
     # The last word of a decoder's text is no input of anything that is learnt from: only the head's update tells it.
     assert recall.value == pytest.approx(1.0 if kind == "bert" else (words - 1) / words)
     assert results.steps[0].verification.status is VerificationStatus.UNVERIFIABLE, (
