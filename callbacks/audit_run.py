@@ -455,7 +455,13 @@ class AuditRun:
             too_full=self.too_full,
             not_finite=self.recorder.counters.not_finite,
             failed=self.recorder.counters.failed,
-            overhead=Overhead(blocked_s=round(blocked, 4), training_s=round(training, 4)),
+            overhead=Overhead(
+                blocked_s=round(blocked, 4),
+                training_s=round(training, 4),
+                writer_s=round(self.recorder.counters.writer_s, 4),
+                memory_mb=round(self.recorder.bytes_held() / 1e6, 3),
+                disk_mb=round(self.recorder.counters.written / 1e6, 3),
+            ),
             interrupted=interrupted,
         )
 

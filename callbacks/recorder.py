@@ -93,6 +93,17 @@ class Kept:
     ready: Callable[[], None] = lambda: None
     """Waits until the copy has arrived; called in the writer's thread."""
 
+    @property
+    def bytes(self) -> int:
+        """Size of its update and weights, the frozen ones left out."""
+        tensors = [*self.update.values(), *self.weights.values()]
+        if self.part is not None:
+            tensors += [
+                *self.part.sketches.values(),
+                *(t for t in (self.part.index, self.part.values) if t is not None),
+            ]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
 
 @dataclass
 class Counters:
@@ -104,6 +115,10 @@ class Counters:
     """Steps that were due and could not be kept: a full disk, an empty batch, an optimizer without gradients."""
     blocked_s: float = 0.0
     """Seconds of the training thread spent in the recorder."""
+    writer_s: float = 0.0
+    """Seconds of the writer beside it."""
+    written: int = 0
+    """Bytes on the disk, of all kept steps."""
 
 
 class Peers(Protocol):
@@ -311,6 +326,10 @@ class Recorder:
     def keep_only(self, parts: Parts) -> None:
         """Keep these parts of a step, and a sketch of the rest of its update; call before `install`."""
         self._parts = parts
+
+    def bytes_held(self) -> int:
+        """Return the size of the copies that are held in memory."""
+        return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers.values())
 
     def bytes_of_a_step(self) -> int:
         """Return what the copies of one step take: trained weights, their update, and persistent buffers.
@@ -928,16 +947,20 @@ class Recorder:
 
     @entry
     def _write_quietly(self, kept: Kept) -> None:
+        start = time.perf_counter()
         try:
             kept.ready()
             _check_worth_keeping(kept)
             self._write(kept)
             self.counters.kept += 1
+            self.counters.written += kept.bytes + (kept.frozen.bytes if kept.frozen and self.counters.kept == 1 else 0)
         except NonFiniteUpdateError:
             self.counters.not_finite += 1
             logger.warning("step %d was not kept: its update is not finite", kept.step)
         except LeakAuditError as error:
             self._not_kept(kept.step, error)
+        finally:
+            self.counters.writer_s += time.perf_counter() - start
 
     def _not_kept(self, step: int, error: LeakAuditError) -> None:
         self.counters.failed += 1
