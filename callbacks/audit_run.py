@@ -25,6 +25,7 @@ from leakaudit.callbacks.boundary import entry
 from leakaudit.callbacks.distributed import peers_of
 from leakaudit.callbacks.fitness import beyond, check_tensors, fitting, foreign_tensors
 from leakaudit.callbacks.optimizers import movers_of
+from leakaudit.callbacks.part_of_step import PartOfStep
 from leakaudit.callbacks.private_sgd import PrivateSgd, private_sgd
 from leakaudit.callbacks.recorder import Kept, Observe, Peers, Recorder
 from leakaudit.callbacks.side_process import SideProcess, attacked_when, say, what_stays
@@ -37,11 +38,13 @@ from leakaudit.errors import LeakAuditError, ModelError, SnapshotError, SpoolErr
 from leakaudit.gate import Policy, default_policy, load_policy
 from leakaudit.invocation import training_command
 from leakaudit.models import ModelRecipe, can_rebuild, dtype_of, plain_name, unwrapped
+from leakaudit.parts import BLOCKS, KEEP_ALL_BYTES, Parts, first_parts
 from leakaudit.plan import Plan, room_in_words, time_in_words
 from leakaudit.registry import attacks, defenses
 from leakaudit.scores import Attempt, Overhead, Score, load_journal
 from leakaudit.snapshot import (
     DeclaredDefense,
+    KeptParts,
     Manifest,
     Provenance,
     PublicFacts,
@@ -61,6 +64,9 @@ SWITCHED_OFF = f"{OFF_SWITCH} is set"
 SHORT_RUN_PATIENCE_S = 10.0
 """How long a due step of a run of a few steps waits until the one before is on the disk. Our choice: its end waits for both anyway,
 and a disk that is slower is stuck."""
+
+WHOLE = "everything"
+"""What an attack needs that does not say otherwise (`Attack.needs`)."""
 
 AUTOCAST: Mapping[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 AUTOCAST_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -248,6 +254,8 @@ class AuditRun:
             in_place=config.check == "in_place",
             **_words_of(model),
         )
+        if parts := _parts_to_keep(config, stack, model, recipe, recorder):
+            recorder.keep_only(parts)
         moved = {id(p) for group in moving for p in group["params"] if p.requires_grad}
         run = cls(
             config=config,
@@ -452,6 +460,9 @@ class AuditRun:
                 blocked_s=round(blocked, 4),
                 training_s=round(training, 4),
                 check_s=round(self.recorder.counters.check_s, 4),
+                writer_s=round(self.recorder.counters.writer_s, 4),
+                memory_mb=round(self.recorder.bytes_held() / 1e6, 3),
+                disk_mb=round(self.recorder.counters.written / 1e6, 3),
             ),
             interrupted=interrupted,
         )
@@ -797,6 +808,7 @@ def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> 
             "its batch is what the loader puts in the place of an empty Poisson draw, and nobody's data"
         )
     everything = [name for name in (*facts.shared, *facts.frozen) if name not in foreign]
+    sent = kept.update.keys() if kept.part is None else kept.part.sketches.keys()
     manifest = kept.manifest.model_copy(
         update={
             "recipe": recipe,
@@ -807,8 +819,8 @@ def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> 
                     "loss_divisor": _loss_divisor(kept),
                     "dtype": AUTOCAST_DTYPES.get(str(autocast), facts.dtype),
                     "input_shape": _input_shape(kept),
-                    "shared": tuple(name for name in everything if name in kept.update),
-                    "frozen": tuple(name for name in everything if name not in kept.update),
+                    "shared": tuple(name for name in everything if name in sent),
+                    "frozen": tuple(name for name in everything if name not in sent),
                 }
             ),
             "provenance": provenance.model_copy(
@@ -821,9 +833,44 @@ def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> 
             ),
         }
     )
-    parts = {"update": kept.update, "weights": kept.weights, "truth": kept.truth, "manifest": manifest}
+    parts: dict[str, Any] = {"update": kept.update, "weights": kept.weights, "truth": kept.truth}
+    if (part := kept.part) is not None:
+        manifest = manifest.model_copy(update={"parts": _kept_parts(kept, part)})
+        parts["sketches"] = part.sketches
+        parts["rows"] = None if part.index is None or part.values is None else (part.index, part.values)
+    parts["manifest"] = manifest
     spool.write(kept.step, frozen=kept.frozen, **parts)
     say(f"kept step {kept.step} ({len(kept.update)} updates, copied in {kept.copy_seconds * 1000:.0f} ms)")
+
+
+def _kept_parts(kept: Kept, part: PartOfStep) -> KeptParts:
+    """Describe what is there of a step that was not kept as a whole."""
+    gone = tuple(name for name in part.sketches if name not in kept.update and name != part.rows)
+    return KeptParts(blocks=BLOCKS, parameters=kept.parameters, rows=part.rows, not_kept=gone)
+
+
+def _parts_to_keep(
+    config: AuditConfig, stack: Stack, model: nn.Module, recipe: ModelRecipe, recorder: Recorder
+) -> Parts | None:
+    """Return what to keep of each step where all of it would be too much; None to keep all.
+
+    That is where an attack of the configuration reads the first blocks only, and the model can be rebuilt without the others.
+    """
+    size = recorder.bytes_of_a_step()
+    elsewhere = config.schedule == "inline" or config.server is not None
+    if config.keep == "all" or size <= KEEP_ALL_BYTES or elsewhere or stack.peers or stack.observe != "update":
+        return None
+    needs = {spec.name: getattr(attacks.create(spec.name, spec.options), "needs", WHOLE) for spec in config.attacks}
+    reading = [name for name, need in needs.items() if need != WHOLE]
+    parts = first_parts(model, recipe) if reading else None
+    if parts is not None:
+        rest = [name for name in needs if name not in reading]
+        more = f"; {', '.join(rest)} read everything and are left out (`keep: all` keeps it)" if rest else ""
+        say(
+            f"a step of this model takes {size / 1e9:.1f} GB, so what {' and '.join(reading)} read of it is kept, of the first {BLOCKS} "
+            f"blocks, and a sketch of the rest{more}"
+        )
+    return parts
 
 
 def _input_shape(kept: Kept) -> tuple[int, ...] | None:

@@ -37,13 +37,16 @@ from leakaudit.callbacks.optimizers import (
     parameters_of,
     steps_on_the_stack,
 )
+from leakaudit.callbacks.part_of_step import PartOfStep
 from leakaudit.callbacks.tap import MOST_BYTES, Pass, Tap
 from leakaudit.callbacks.witness import Witness, own_part
 from leakaudit.client import ClientStep
 from leakaudit.errors import LeakAuditError, NonFiniteUpdateError, SnapshotError, type_and_place
 from leakaudit.frozen_weights import FrozenWeights
 from leakaudit.models import plain_name
+from leakaudit.parts import Parts
 from leakaudit.scores import Verification
+from leakaudit.sketch import BUCKETS
 from leakaudit.snapshot import Manifest, MicroBatch, Truth, check_finite
 
 logger = logging.getLogger(__name__)
@@ -92,8 +95,23 @@ class Kept:
     check_seconds: float = 0.0
     not_in_place: str = ""
     """Why it was not; empty where that was not asked for."""
+    part: PartOfStep | None = None
+    """What takes the place of the rest of the update; None where `update` is the whole one."""
+    parameters: int = 0
+    """Of the whole model."""
     ready: Callable[[], None] = lambda: None
     """Waits until the copy has arrived; called in the writer's thread."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of its update and weights, the frozen ones left out."""
+        tensors = [*self.update.values(), *self.weights.values()]
+        if self.part is not None:
+            tensors += [
+                *self.part.sketches.values(),
+                *(t for t in (self.part.index, self.part.values) if t is not None),
+            ]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 @dataclass
@@ -108,6 +126,10 @@ class Counters:
     """Seconds of the training thread spent in the recorder."""
     check_s: float = 0.0
     """The part of them in which steps were repeated in place."""
+    writer_s: float = 0.0
+    """Seconds of the writer beside it."""
+    written: int = 0
+    """Bytes on the disk, of all kept steps."""
 
 
 class Peers(Protocol):
@@ -251,6 +273,8 @@ class Recorder:
         self._buffers: dict[str, Tensor] = {}
         self._frozen: FrozenWeights | None = None
         """Parameters that were in no optimizer at the first kept step and have not changed since."""
+        self._parts: Parts | None = None
+        """What of a step is kept; None for everything."""
         self._pooled = True
         """Whether the copies of a step are small enough to be held until the writer has them on the disk."""
         self._handles: list[Any] = []
@@ -318,11 +342,25 @@ class Recorder:
         """Return whether a kept step is still on its way to the disk."""
         return self._writer is not None and self._writer.is_alive()
 
+    def keep_only(self, parts: Parts) -> None:
+        """Keep these parts of a step, and a sketch of the rest of its update; call before `install`."""
+        self._parts = parts
+
+    def bytes_held(self) -> int:
+        """Return the size of the copies that are held in memory."""
+        return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers.values())
+
     def bytes_of_a_step(self) -> int:
-        """Return what the copies of one step take: trained weights, their update, and persistent buffers."""
-        trained = sum(p.numel() * (p.element_size() + _kept_as(p.dtype).itemsize) for _, p in self._trained())
+        """Return what the copies of one step take: trained weights, their update, and persistent buffers.
+
+        Rows of the word embedding, of which there are as many as words in the batch, are not counted where only parts are kept.
+        """
+        parts, trained = self._parts, self._trained()
+        size = sum(p.numel() * p.element_size() for n, p in trained if parts is None or n in parts.weights)
+        size += sum(p.numel() * _kept_as(p.dtype).itemsize for n, p in trained if parts is None or n in parts.updates)
+        size += 0 if parts is None else sum(4 * min(BUCKETS, p.numel()) for _, p in trained)
         buffers = (b for name, b in self._model.named_buffers() if plain_name(name) in self._persistent)
-        return trained + sum(b.numel() * b.element_size() for b in buffers)
+        return size + sum(b.numel() * b.element_size() for b in buffers)
 
     def _in_pool(self, size: int) -> bool:
         """Return whether copies of that size are held until the writer has them on the disk."""
@@ -739,15 +777,27 @@ class Recorder:
         if any(p.mixed for p in passes):
             truth = Truth(tuple(self._as_kept(_micro_batch(p, armed.loss_scale)) for p in passes))
         scales = self._scales(armed)
+        part = None if self._parts is None else PartOfStep.of(self._parts, update, scales)
+        if part is not None and self._parts is not None:
+            update, weights = dict(part.update), {n: w for n, w in weights.items() if n in self._parts.weights}
+            frozen = None if frozen is None else frozen.without(frozenset(frozen.tensors) - self._parts.weights)
         types = {n: torch.float32 if n in scales else _kept_as(g.dtype) for n, g in update.items()}
         copies = {f"u/{n}": (g, types[n], scales.get(n)) for n, g in update.items()}
         copies |= {f"w/{name}": (w, w.dtype, None) for name, w in weights.items()}
+        if part is not None:
+            copies |= {f"s/{name}": (s, s.dtype, None) for name, s in part.sketches.items()}
+            rows = {"r/index": part.index, "r/values": part.values}
+            copies |= {key: (tensor, tensor.dtype, None) for key, tensor in rows.items() if tensor is not None}
         self._pooled = self._in_pool(sum(t.numel() * dtype.itemsize for t, dtype, _ in copies.values()))
         with _CopyStream(self, update) as ready:
             copied = {key: self._into_buffer(key, *what) for key, what in copies.items()}
         if self._peers is not None and not self._peers.first:
             self._copied = _Copied(armed)
             return
+        if part is not None:
+            sketches = {name: copied[f"s/{name}"] for name in part.sketches}
+            index, values = copied.get("r/index"), copied.get("r/values")
+            part = replace(part, update={}, sketches=sketches, index=index, values=values)
         kept = Kept(
             step=armed.step,
             update={name: copied[f"u/{name}"] for name in update},
@@ -764,6 +814,8 @@ class Recorder:
             checked=checked,
             check_seconds=seconds,
             not_in_place=why,
+            part=part,
+            parameters=sum(p.numel() for p in self._model.parameters()) if part is not None else 0,
             ready=ready.wait,
         )
         notes = [self._other_weights(armed, passes)]
@@ -826,6 +878,12 @@ class Recorder:
             if found.written or not self._pooled:
                 raise SnapshotError(f"the gradients that {handed.name} moves changed after the step was written")
             return
+        if found.kept.part is not None:
+            raise SnapshotError(
+                f"the gradients that {handed.name} moves changed after the parts of them that are kept were taken; set `keep: all`"
+            )
+        if found.kept.part is not None:
+            raise SnapshotError(f"the gradients that {handed.name} moves changed after parts of them were copied")
         mine = {id(p) for p in handed.parameters}
         update = {name: p.grad for name, p in found.armed.parameters if id(p) in mine and p.grad is not None}
         if any(hasattr(gradient, "full_tensor") for gradient in update.values()):
@@ -945,8 +1003,10 @@ class Recorder:
         if not self._pooled:
             return
         for name, parameter in self._trained():
-            self._buffers[f"u/{name}"] = _fresh(parameter.shape, _kept_as(parameter.dtype), parameter)
-            self._buffers[f"w/{name}"] = _fresh(parameter.shape, parameter.dtype, parameter)
+            if self._parts is None or name in self._parts.updates:
+                self._buffers[f"u/{name}"] = _fresh(parameter.shape, _kept_as(parameter.dtype), parameter)
+            if self._parts is None or name in self._parts.weights:
+                self._buffers[f"w/{name}"] = _fresh(parameter.shape, parameter.dtype, parameter)
         for name, buffer in self._model.named_buffers():
             if plain_name(name) in self._persistent:
                 self._buffers[f"w/{plain_name(name)}"] = _fresh(buffer.shape, buffer.dtype, buffer)
@@ -971,16 +1031,20 @@ class Recorder:
 
     @entry
     def _write_quietly(self, kept: Kept) -> None:
+        start = time.perf_counter()
         try:
             kept.ready()
             _check_worth_keeping(kept)
             self._write(kept)
             self.counters.kept += 1
+            self.counters.written += kept.bytes + (kept.frozen.bytes if kept.frozen and self.counters.kept == 1 else 0)
         except NonFiniteUpdateError:
             self.counters.not_finite += 1
             logger.warning("step %d was not kept: its update is not finite", kept.step)
         except LeakAuditError as error:
             self._not_kept(kept.step, error)
+        finally:
+            self.counters.writer_s += time.perf_counter() - start
 
     def _not_kept(self, step: int, error: LeakAuditError) -> None:
         self.counters.failed += 1
@@ -1090,7 +1154,7 @@ def _check_worth_keeping(kept: Kept) -> None:
         NonFiniteUpdateError: the update holds NaN or infinity.
         SnapshotError: no gradient, no forward pass, or a batch without tokens.
     """
-    if not kept.update:
+    if not kept.update and kept.part is None:
         raise SnapshotError(
             "the optimizer held no gradient when it stepped; optimizers that move the weights during the backward pass "
             "cannot be audited"
@@ -1106,3 +1170,5 @@ def _check_worth_keeping(kept: Kept) -> None:
     if not any(batch.inputs.get("inputs", batch.inputs["input_ids"]).numel() for batch in kept.truth.micro_batches):
         raise SnapshotError("its batch was empty")
     check_finite(kept.update)
+    if kept.part is not None:
+        check_finite(kept.part.sketches)  # of everything: an entry that is not finite makes its bucket so

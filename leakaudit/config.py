@@ -167,6 +167,9 @@ class AuditConfig(BaseModel):
     goes on alone, or `leave` them to `leakaudit worker` on this machine or another."""
     wait_at_end_s: Annotated[FiniteFloat, Field(ge=0, le=MAX_SECONDS)] = 600.0
     """How long the end of training waits for the side process to finish."""
+    keep: Literal["auto", "all"] = "auto"
+    """What of a step is kept: `all` of it, or, where that would take more than 1 GB, what attacks on the first blocks read (`auto`); attacks
+    that read everything are then not applicable, and the results say so."""
     max_spool_gb: Annotated[FiniteFloat, Field(gt=0, le=MAX_GIGABYTES)] = 20.0
     """Most that kept steps may take up on the disk while they wait for their attacks, in units of 10^9 bytes. A step that does not fit
     is not kept; the last line of training says how many."""

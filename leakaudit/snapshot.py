@@ -29,12 +29,14 @@ from torch import Tensor, nn
 from leakaudit.digests import digest_of
 from leakaudit.errors import (
     ConfigError,
+    ModelError,
     NonFiniteUpdateError,
     SnapshotDamagedError,
     SnapshotError,
     SnapshotVersionError,
 )
 from leakaudit.models import ModelRecipe, Vocabulary, build_model
+from leakaudit.parts import fill_missing, first_blocks
 from leakaudit.registry import defenses
 from leakaudit.scores import Verification
 from leakaudit.snapshot_content import MAX_MANIFEST_BYTES, check_manifest, check_size, check_truth, check_update
@@ -149,6 +151,9 @@ class Observation:
     model: nn.Module
     """The public model with the weights before the step, in eval mode with eager attention. Attacks leave it unchanged."""
     facts: PublicFacts
+    whole: bool = True
+    """Whether the model and its update are there as a whole. If not, only the first blocks were kept: what is behind them in `model` has
+    other values, and no step can be simulated."""
 
     @cached_property
     def noise_sigma(self) -> float:
@@ -341,6 +346,19 @@ class Provenance(_Facts):
     """Steps that were due since the last snapshot and not recorded: the writer was at work, or the spool was full."""
 
 
+class KeptParts(_Facts):
+    """What is there of a step of which the first blocks were kept only (`keep: auto`)."""
+
+    blocks: int
+    """Of the model that is rebuilt; they are the first ones of the client's."""
+    parameters: int
+    """Of the client's model, in all."""
+    rows: str | None = None
+    """Parameter whose update is kept as the rows that are not zero."""
+    not_kept: tuple[str, ...] = ()
+    """Shared parameters of whose update only a sketch was kept (`leakaudit.sketch`)."""
+
+
 class Manifest(_Facts):
     """`snapshot.json`."""
 
@@ -355,6 +373,8 @@ class Manifest(_Facts):
     """File name -> digest of its bytes, which begins with the algorithm (`leakaudit.digests`); `sha256:` before schema 1.2."""
     encrypted_to: tuple[str, ...] = ()
     """Public keys; empty where the tensors lie there in clear."""
+    parts: KeptParts | None = None
+    """None where the step was kept as a whole."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -375,6 +395,10 @@ class Snapshot:
     provenance: Provenance
     checked: Verification | None = None
     """Its stamp, where the step was repeated where it was made."""
+    parts: KeptParts | None = None
+    """None where the step was kept as a whole."""
+    sketches: Mapping[str, Tensor] = field(default_factory=dict)
+    """Of the whole update, by parameter name, where only parts of it were kept."""
 
 
 def root_mean_square(update: Mapping[str, Tensor]) -> float:
@@ -415,6 +439,8 @@ def write_snapshot(
     manifest: Manifest,
     recipients: Sequence[str] = (),
     base: Base | None = None,
+    rows: tuple[Tensor, Tensor] | None = None,
+    sketches: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write the files of a snapshot into `folder`, through a temporary name and one rename.
 
@@ -426,6 +452,8 @@ def write_snapshot(
         manifest: everything else; its digests are filled in here.
         recipients: public keys to encrypt both tensor files to; none to leave them in clear.
         base: frozen weights that were written before, in clear or encrypted like the rest.
+        rows: indices (R,) and values (R, D) of the rows of `manifest.parts.rows` that are not zero.
+        sketches: of the whole update, where `update` holds parts of it.
 
     Raises:
         SnapshotError: the folder exists, or the disk is full or not writable; nothing is left behind.
@@ -436,6 +464,9 @@ def write_snapshot(
     temporary = folder.with_suffix(".tmp")
     observed = {f"update/{name}": tensor for name, tensor in update.items()}
     observed |= {f"weights/{name}": tensor for name, tensor in weights.items()}
+    observed |= {f"sketch/{name}": tensor for name, tensor in (sketches or {}).items()}
+    if rows is not None:
+        observed |= {"rows/index": rows[0], "rows/values": rows[1]}
     digests: dict[str, str] = {}
     private = _truth_tensors(truth)
     check_truth(
@@ -593,10 +624,18 @@ def read_snapshot(
     check_finite(update)
     update = {name: tensor.float() for name, tensor in update.items()}  # exact: kept in the type of the gradient
     weights = _below("weights/", tensors[BASE]) | _below("weights/", tensors[OBSERVED])
-    model = (build or build_model)(manifest.model, weights)
-    _check_update_fits(update, model, manifest.facts.shared, folder)
+    parts = manifest.parts
+    if parts is None:
+        model = (build or build_model)(manifest.model, weights)
+    else:
+        update |= _from_rows(_below("rows/", tensors[OBSERVED]), parts.rows, weights, folder)
+        model = build_first_blocks(manifest.model, parts.blocks, weights)
+    kept = set(manifest.facts.shared) - set(parts.not_kept if parts else ())
+    _check_update_fits(update, model, kept, folder)
     return Snapshot(
-        observation=Observation(update=update, model=model, facts=manifest.facts),
+        parts=parts,
+        sketches=_below("sketch/", tensors[OBSERVED]),
+        observation=Observation(update=update, model=model, facts=manifest.facts, whole=parts is None),
         truth=_truth_from(tensors[TRUTH]),
         recipe=manifest.recipe,
         model_recipe=manifest.model,
@@ -612,9 +651,18 @@ def _checked(folder: Path, name: str, manifest: Manifest) -> Path:
         raise SnapshotDamagedError(f"{folder}: {name} is missing; found {_listing(folder)}")
     check_size((folder / stored).stat().st_size, str(folder / stored))
     expected = manifest.digests.get(stored, "")
+    stat = (folder / stored).stat()
+    same = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, expected)
+    if name == BASE and same in _CHECKED:
+        return folder / stored
     if digest_of(folder / stored, expected) != expected:
         raise SnapshotDamagedError(f"{folder / stored}: its digest is not the one in {MANIFEST}: truncated or changed")
+    _CHECKED.add(same)
     return folder / stored
+
+
+_CHECKED: set[tuple[int, int, int, int, str]] = set()
+"""Files whose digest this process has seen to be right: one file of frozen weights belongs to all snapshots of a run."""
 
 
 def check_files(folder: Path) -> Manifest:
@@ -638,9 +686,46 @@ def _listing(folder: Path) -> str:
     return ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
 
 
-def _check_update_fits(update: Mapping[str, Tensor], model: nn.Module, shared: tuple[str, ...], folder: Path) -> None:
-    if set(update) != set(shared):
-        first = min(set(update) ^ set(shared))
+def _from_rows(
+    rows: Mapping[str, Tensor], name: str | None, weights: Mapping[str, Tensor], folder: Path
+) -> dict[str, Tensor]:
+    """Return the update of a table, float32, of which the rows that are not zero were kept.
+
+    Raises:
+        SnapshotDamagedError: the rows do not fit the table.
+    """
+    if name is None or not rows:
+        return {}
+    index, values, table = rows.get("index"), rows.get("values"), weights.get(name)
+    fits = (
+        index is not None and values is not None and table is not None
+        and index.dtype == torch.int64 and index.dim() == 1 and values.is_floating_point()
+        and values.shape == (len(index), *table.shape[1:])
+        and (not len(index) or (0 <= int(index.min()) and int(index.max()) < len(table)))
+    )  # fmt: skip
+    if not fits:
+        raise SnapshotDamagedError(f"{folder}: the rows of {name!r} in {OBSERVED} do not fit the table")
+    check_finite({name: values})  # type: ignore[dict-item]
+    dense = torch.zeros(table.shape)  # type: ignore[union-attr]
+    dense[index] = values.float()  # type: ignore[union-attr]
+    return {name: dense}
+
+
+def build_first_blocks(recipe: ModelRecipe, blocks: int, weights: Mapping[str, Tensor]) -> nn.Module:
+    """Rebuild the first blocks of a model; what was not kept has other values.
+
+    Raises:
+        ModelError: the recipe cannot be cut, or the weights do not fit it.
+    """
+    cut = first_blocks(recipe, blocks)
+    if cut is None:
+        raise ModelError(f"{recipe.class_name}: its configuration does not say how its first {blocks} blocks are made")
+    return build_model(cut, weights, fill_missing)
+
+
+def _check_update_fits(update: Mapping[str, Tensor], model: nn.Module, shared: set[str], folder: Path) -> None:
+    if set(update) != shared:
+        first = min(set(update) ^ shared)
         raise SnapshotDamagedError(
             f"{folder}: {MANIFEST} names {len(shared)} shared parameters, {OBSERVED} has {len(update)} updates; "
             f"the first that only one of them has is {first!r}"
