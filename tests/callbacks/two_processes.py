@@ -155,18 +155,18 @@ def busy(rank: int) -> Iterator[None]:
 @contextlib.contextmanager
 def stumbling(rank: int) -> Iterator[None]:
     """Let one process fail in the middle of recording a step."""
-    real = recorder._random_state
+    real = recorder.random_states
 
-    def fail(model: nn.Module) -> dict[str, Tensor]:
+    def fail(tensors: Any) -> Any:
         if dist.get_rank() == rank:
             raise MemoryError
-        return real(model)
+        return real(tensors)
 
-    recorder._random_state = fail
+    recorder.random_states = fail
     try:
         yield
     finally:
-        recorder._random_state = real
+        recorder.random_states = real
 
 
 @contextlib.contextmanager
