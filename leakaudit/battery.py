@@ -639,7 +639,7 @@ class Audit:
         if known is not None:
             return known
         sequences = snapshot.truth.sequences()
-        verification = snapshot.checked or _stamp(snapshot, client)
+        verification = _stamp(snapshot, client)
         shipped = defenses_left(
             client, verification
         )  # as declared: numbers of one step would give each step another name
@@ -947,14 +947,19 @@ def _reads(attack: Attack, seen: Observation) -> bool:
 
 
 def _stamp(snapshot: Snapshot, client: ClientStep) -> Verification:
-    """Compute a step again, where all of it is there.
+    """Return the stamp of the check in place, or compute the step again where all of it is there.
 
-    Where it is not, what does not come back is no evidence: attacks that read everything did not run, and `span` cannot read what only
-    later layers tell, such as the last word of a decoder's text.
+    Where only parts of a step were kept, what does not come back is no evidence: attacks that read everything did not run, and `span`
+    cannot read what only later layers tell, such as the last word of a decoder's text.
     """
+    checked = snapshot.checked
     if snapshot.parts is None:
-        return verify(client, snapshot.observation.update)
+        return checked or verify(client, snapshot.observation.update)
+    if checked is not None and not checked.status.attacked:
+        return checked
     note = "only what attacks on the first blocks read, and a sketch of the rest, was kept (`keep: auto`): `keep: all` keeps everything"
+    if checked is not None and checked.status.bounds:
+        note += "; the whole update was checked in place and comes from this batch"
     return Verification(status=VerificationStatus.UNVERIFIABLE, note=note)
 
 
