@@ -138,6 +138,8 @@ class AuditRun:
     """Due steps that came while the one before was still on its way to the disk."""
     too_full: int = 0
     """Due steps that the spool or the disk had no room for."""
+    missing: tuple[int, str] | None = None
+    """The due step that is not recorded, until training has come past it, and why the disk had no room; empty: the writer was busy."""
     missed_since: int = 0
     """Due steps since the last kept one that were not recorded, for either reason."""
     journal_size: int = 0
@@ -278,6 +280,7 @@ class AuditRun:
         Raises:
             SpoolError: somebody removed the spool.
         """
+        self._count_missed(step)
         if not self.due(step) and not self.postponed:
             return
         start = time.perf_counter()
@@ -309,15 +312,23 @@ class AuditRun:
         if self.plan.short:
             self.recorder.written(SHORT_RUN_PATIENCE_S)
         if self.recorder.writing():
-            self.skipped += 1
+            self.missing = (step, "")
         elif lacking := self.spool.lacks(self.recorder.bytes_to_write()):
-            if not self.too_full:
-                logger.warning("step %d was not kept: %s", step, lacking)
-            self.too_full += 1
-        else:
-            return True
+            self.missing = (step, lacking)
+        return self.missing is None
+
+    def _count_missed(self, steps: int) -> None:
+        """Count the last due step if it was not recorded and training has come past it: one that never began is not missed."""
+        if self.missing is None or self.missing[0] >= steps:
+            return
+        (step, lacking), self.missing = self.missing, None
         self.missed_since += 1
-        return False
+        if not lacking:
+            self.skipped += 1
+            return
+        if not self.too_full:
+            logger.warning("step %d was not kept: %s", step, lacking)
+        self.too_full += 1
 
     def _describe(self, now: StepNow) -> Manifest:
         """Note what is public about the step, and how its update comes about, as they are now."""
@@ -385,6 +396,7 @@ class AuditRun:
             if counters.kept == 0:
                 self._leave_empty(self.dead)
             return
+        self._count_missed(steps // (self.stack.local_steps if self.stack.observe == "delta" else 1))
         totals = self.totals(steps, interrupted=False)
         if counters.kept == 0:
             reasons = _reasons(totals, self.config) + ([self.side.why_given_up] if self.side.given_up else [])
