@@ -912,7 +912,9 @@ def _plan(run: AuditRun) -> str:
     config, plan = run.config, run.plan
     if plan.kept == 0:
         return plan.steps_in_words()
-    room = int(config.max_spool_gb * 1e9) // max(1, run.recorder.bytes_of_a_step())
+    size = run.recorder.bytes_of_a_step()
+    once = run.recorder.bytes_to_write() - size
+    room = max(0, int(config.max_spool_gb * 1e9) - once) // max(1, size)
     clauses = [
         f"{plan.steps_in_words()}, {attacked_when(config)} ({time_in_words(config)})",
         room_in_words(plan, config, room),
