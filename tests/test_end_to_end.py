@@ -72,9 +72,19 @@ def test_a_run_is_audited_to_a_report_that_keeps_the_secret(
     assert sum(logged) / 2 == summaries["span"].exact_rate
 
     left = sorted(path.name for path in spool.iterdir())
-    assert left == [".gitignore", "audit.json", "battery.json", "finished.json", "tokenizer", "trainer.lock", "worker.lock"]
+    assert left == [
+        ".gitignore",
+        "audit.json",
+        "battery.json",
+        "finished.json",
+        "tokenizer",
+        "trainer.lock",
+        "worker.lock",
+    ]
     said = capfd.readouterr()
-    assert re.search(rf"leakaudit: FAIL: [12] of [12] steps? leaked a sentence; report: {folder}/report.html\n", said.err)
+    assert re.search(
+        rf"leakaudit: FAIL: [12] of [12] steps? leaked a sentence; report: {folder}/report.html\n", said.err
+    )
     assert "leakaudit: 2 steps kept; training was held up for " in said.err
     words = re.compile(rf"\b({'|'.join(PRIVATE)})\b")
     assert not words.search(said.err + caplog.text)
