@@ -145,6 +145,8 @@ class AuditRun:
     """Due steps that came while the one before was still on its way to the disk."""
     too_full: int = 0
     """Due steps that the spool or the disk had no room for."""
+    missing: tuple[int, str] | None = None
+    """The due step that is not recorded, until training has come past it, and why the disk had no room; empty: the writer was busy."""
     missed_since: int = 0
     """Due steps since the last kept one that were not recorded, for either reason."""
     journal_size: int = 0
@@ -287,6 +289,7 @@ class AuditRun:
         Raises:
             SpoolError: somebody removed the spool.
         """
+        self._count_missed(step)
         if self._has_parted() or not (self.due(step) or self.postponed or self.recorder.missed_pulls):
             return
         start = time.perf_counter()
@@ -319,15 +322,23 @@ class AuditRun:
         if self.plan.short:
             self.recorder.written(SHORT_RUN_PATIENCE_S)
         if self.recorder.writing():
-            self.skipped += 1
+            self.missing = (step, "")
         elif lacking := self.spool.lacks(self.recorder.bytes_to_write()):
-            if not self.too_full:
-                logger.warning("step %d was not kept: %s", step, lacking)
-            self.too_full += 1
-        else:
-            return True
+            self.missing = (step, lacking)
+        return self.missing is None
+
+    def _count_missed(self, steps: int) -> None:
+        """Count the last due step if it was not recorded and training has come past it: one that never began is not missed."""
+        if self.missing is None or self.missing[0] >= steps:
+            return
+        (step, lacking), self.missing = self.missing, None
         self.missed_since += 1
-        return False
+        if not lacking:
+            self.skipped += 1
+            return
+        if not self.too_full:
+            logger.warning("step %d was not kept: %s", step, lacking)
+        self.too_full += 1
 
     def _describe(self, now: StepNow) -> Manifest:
         """Note what is public about the step, and how its update comes about, as they are now."""
@@ -400,6 +411,7 @@ class AuditRun:
         if not _writes(self.stack.peers):
             return
         counters = self.recorder.counters
+        self._count_missed(steps // (self.stack.local_steps if self.stack.observe == "delta" else 1))
         totals = self.totals(steps, interrupted=False)
         if counters.kept == 0:
             reasons = _reasons(totals, self.config) + ([self.side.why_given_up] if self.side.given_up else [])
@@ -981,7 +993,9 @@ def _plan(run: AuditRun) -> str:
     config, plan = run.config, run.plan
     if plan.kept == 0:
         return plan.steps_in_words()
-    room = int(config.max_spool_gb * 1e9) // max(1, run.recorder.bytes_of_a_step())
+    size = run.recorder.bytes_of_a_step()
+    once = run.recorder.bytes_to_write() - size
+    room = max(0, int(config.max_spool_gb * 1e9) - once) // max(1, size)
     clauses = [
         f"{plan.steps_in_words()}, {attacked_when(config)} ({time_in_words(config)})",
         room_in_words(plan, config, room),
