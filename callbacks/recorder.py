@@ -125,6 +125,8 @@ class Counters:
     not_finite: int = 0
     failed: int = 0
     """Steps that were due and could not be kept: a full disk, an empty batch, an optimizer without gradients."""
+    reason: str = ""
+    """Why the first of them could not."""
     blocked_s: float = 0.0
     """Seconds of the training thread spent in the recorder."""
     check_s: float = 0.0
@@ -1068,6 +1070,7 @@ class Recorder:
 
     def _not_kept(self, step: int, error: LeakAuditError) -> None:
         self.counters.failed += 1
+        self.counters.reason = self.counters.reason or str(error)
         # A disk that is full now is full at the next step, too: once is a message, the rest is noise.
         level = logging.WARNING if self.counters.failed == 1 else logging.DEBUG
         logger.log(level, "step %d was not kept: %s", step, error)

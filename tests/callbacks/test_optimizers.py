@@ -427,12 +427,17 @@ def test_a_step_too_large_for_a_copy_is_written_once_its_optimizers_are_known(
 # ---------------------------------------------------------------------- several optimizers
 
 
-def test_one_of_several_optimizers_is_refused_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The parameters of the others are never listed as frozen."""
+def test_one_of_several_optimizers_is_refused_by_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The parameters of the others are never listed as frozen. It is said before the first step, at the first that is due, and at the end."""
     ran = both(tmp_path, lambda model: muon_and_adamw(model.parameters()), watched=lambda optimizers: optimizers[0])
     assert not ran.kept
-    assert "have a gradient and the optimizer does not move them" in caplog.text
-    assert "`watch(model, [a, b])`" in caplog.text and "`requires_grad_(False)`" in caplog.text
+    found = "that have a gradient and that no optimizer moves that the audit was given; give the audit all optimizers"
+    assert found in caplog.text and "`requires_grad_(False)`" in caplog.text
+    before, after = capsys.readouterr().err.split("no step was kept")
+    assert "that require a gradient and are in no optimizer that the audit was given" in before
+    assert found in after
 
 
 def test_gradients_that_are_clipped_between_two_optimizers_are_those_that_are_kept(tmp_path: Path) -> None:

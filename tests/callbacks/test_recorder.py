@@ -252,9 +252,10 @@ def test_parameters_that_the_optimizer_does_not_move_are_frozen_or_the_step_is_n
     else:
         assert not written and recorder.counters.failed == 1
         assert (
-            "39 parameters of the model, first 'bert.embeddings.word_embeddings.weight', have a gradient" in caplog.text
+            "the model has 39 parameters (first 'bert.embeddings.word_embeddings.weight') that have a gradient"
+            in caplog.text
         )
-        assert "give all of them: `watch(model, [a, b])`" in caplog.text
+        assert "give the audit all optimizers, `watch(model, [a, b])`" in caplog.text
 
 
 def test_sparse_gradients_are_kept_as_dense_ones() -> None:
