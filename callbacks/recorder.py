@@ -636,7 +636,7 @@ class Recorder:
                 must not be changed while somebody goes through it.
         """
         for mover, handle in zip(self._movers, self._handles, strict=False):
-            hooks = mover._optimizer_step_pre_hooks
+            hooks: Any = mover._optimizer_step_pre_hooks
             if (
                 next(reversed(hooks), None) != handle.id
                 and handle.id in hooks
@@ -844,7 +844,11 @@ class Recorder:
         if self._observe == "delta":
             self._hand_over(kept, notes)
             return
-        handed = {} if self._observe == "local" else {id(m): Handed.of(m, last=self._is_last(m)) for m in self._movers}
+        handed = (
+            {}
+            if self._observe == "local"
+            else {id(m): Handed.of(m, last=self._is_last(m), alone=len(self._movers) == 1) for m in self._movers}
+        )
         self._copied = _Copied(armed, handed, kept, notes)
         if not self._pooled:
             self._write_at_once(self._copied)
