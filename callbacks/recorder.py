@@ -407,6 +407,9 @@ class Recorder:
 
     def disarm(self) -> None:
         """Forget what was recorded of a step that did not come to its end."""
+        found, self._copied = self._copied, None
+        if found is not None and found.stepped:
+            self._not_kept(found.armed.step, SnapshotError(f"the step ended before {self._missing(found)}"))
         self._put_down()
         if self._owes_answer:
             self._answer(False)
@@ -637,11 +640,9 @@ class Recorder:
         """
         for mover, handle in zip(self._movers, self._handles, strict=False):
             hooks: Any = mover._optimizer_step_pre_hooks
-            if (
-                next(reversed(hooks), None) != handle.id
-                and handle.id in hooks
-                and (after_step or not steps_on_the_stack(mover))
-            ):
+            if next(reversed(hooks), None) == handle.id or handle.id not in hooks:
+                continue
+            if after_step or (isinstance(mover, torch.optim.Optimizer) and not steps_on_the_stack(mover)):
                 hooks.move_to_end(handle.id)
 
     def _owe_answer(self, armed: _Armed) -> None:
@@ -732,6 +733,7 @@ class Recorder:
             self._check(armed)
             self._keep(armed, start)
         except LeakAuditError as error:
+            self._unhook_step()
             self._not_kept(armed.step, error)
 
     def _check(self, armed: _Armed) -> None:
@@ -908,8 +910,6 @@ class Recorder:
             raise SnapshotError(
                 f"the gradients that {handed.name} moves changed after the parts of them that are kept were taken; set `keep: all`"
             )
-        if found.kept.part is not None:
-            raise SnapshotError(f"the gradients that {handed.name} moves changed after parts of them were copied")
         mine = {id(p) for p in handed.parameters}
         update = {name: p.grad for name, p in found.armed.parameters if id(p) in mine and p.grad is not None}
         if any(hasattr(gradient, "full_tensor") for gradient in update.values()):
