@@ -24,7 +24,7 @@ from leakaudit.callbacks.arrays import array_pass, for_labels, labels_only
 from leakaudit.callbacks.boundary import entry
 from leakaudit.callbacks.distributed import BEGIN_SECONDS, check_layout, peers_of
 from leakaudit.callbacks.fitness import beyond, check_tensors, fitting, foreign_tensors
-from leakaudit.callbacks.optimizers import movers_of
+from leakaudit.callbacks.optimizers import movers_of, unmoved
 from leakaudit.callbacks.part_of_step import PartOfStep
 from leakaudit.callbacks.private_sgd import PrivateSgd, private_sgd
 from leakaudit.callbacks.recorder import Kept, Observe, Peers, Recorder
@@ -214,6 +214,8 @@ class AuditRun:
             if _writes(peers):
                 say(_plan(run) + (f"; {place.note}" if place.note else ""))
                 if more := beyond(foreign, recipe.class_name):
+                    say(more)
+                if more := unmoved(model, movers_of(stack.optimizer)):
                     say(more)
                 if private is None and (why := unused_private_model(stack.model)):
                     say(why)
@@ -416,6 +418,7 @@ class AuditRun:
         if counters.kept == 0:
             reasons = _reasons(totals, self.config) + ([self.side.why_given_up] if self.side.given_up else [])
             reasons += [self.stack.peers.over] if parted and self.stack.peers is not None else []
+            reasons += [f"the first that was not kept: {counters.reason}"] if counters.reason else []
             why = f"no step was kept, so there is nothing to report: the run had {counted(steps, 'step')}"
             self._leave_empty("; ".join([why, *reasons]))
             say("; ".join([why, *reasons]))

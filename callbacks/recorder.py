@@ -125,6 +125,8 @@ class Counters:
     not_finite: int = 0
     failed: int = 0
     """Steps that were due and could not be kept: a full disk, an empty batch, an optimizer without gradients."""
+    reason: str = ""
+    """Why the first of them could not."""
     blocked_s: float = 0.0
     """Seconds of the training thread spent in the recorder."""
     check_s: float = 0.0
@@ -405,6 +407,9 @@ class Recorder:
 
     def disarm(self) -> None:
         """Forget what was recorded of a step that did not come to its end."""
+        found, self._copied = self._copied, None
+        if found is not None and found.stepped:
+            self._not_kept(found.armed.step, SnapshotError(f"the step ended before {self._missing(found)}"))
         self._put_down()
         if self._owes_answer:
             self._answer(False)
@@ -634,12 +639,10 @@ class Recorder:
                 must not be changed while somebody goes through it.
         """
         for mover, handle in zip(self._movers, self._handles, strict=False):
-            hooks = mover._optimizer_step_pre_hooks
-            if (
-                next(reversed(hooks), None) != handle.id
-                and handle.id in hooks
-                and (after_step or not steps_on_the_stack(mover))
-            ):
+            hooks: Any = mover._optimizer_step_pre_hooks
+            if next(reversed(hooks), None) == handle.id or handle.id not in hooks:
+                continue
+            if after_step or (isinstance(mover, torch.optim.Optimizer) and not steps_on_the_stack(mover)):
                 hooks.move_to_end(handle.id)
 
     def _owe_answer(self, armed: _Armed) -> None:
@@ -730,6 +733,7 @@ class Recorder:
             self._check(armed)
             self._keep(armed, start)
         except LeakAuditError as error:
+            self._unhook_step()
             self._not_kept(armed.step, error)
 
     def _check(self, armed: _Armed) -> None:
@@ -842,7 +846,11 @@ class Recorder:
         if self._observe == "delta":
             self._hand_over(kept, notes)
             return
-        handed = {} if self._observe == "local" else {id(m): Handed.of(m, last=self._is_last(m)) for m in self._movers}
+        handed = (
+            {}
+            if self._observe == "local"
+            else {id(m): Handed.of(m, last=self._is_last(m), alone=len(self._movers) == 1) for m in self._movers}
+        )
         self._copied = _Copied(armed, handed, kept, notes)
         if not self._pooled:
             self._write_at_once(self._copied)
@@ -902,8 +910,6 @@ class Recorder:
             raise SnapshotError(
                 f"the gradients that {handed.name} moves changed after the parts of them that are kept were taken; set `keep: all`"
             )
-        if found.kept.part is not None:
-            raise SnapshotError(f"the gradients that {handed.name} moves changed after parts of them were copied")
         mine = {id(p) for p in handed.parameters}
         update = {name: p.grad for name, p in found.armed.parameters if id(p) in mine and p.grad is not None}
         if any(hasattr(gradient, "full_tensor") for gradient in update.values()):
@@ -1068,6 +1074,7 @@ class Recorder:
 
     def _not_kept(self, step: int, error: LeakAuditError) -> None:
         self.counters.failed += 1
+        self.counters.reason = self.counters.reason or str(error)
         # A disk that is full now is full at the next step, too: once is a message, the rest is noise.
         level = logging.WARNING if self.counters.failed == 1 else logging.DEBUG
         logger.log(level, "step %d was not kept: %s", step, error)

@@ -22,7 +22,7 @@ from leakaudit.battery import Audit
 from leakaudit.budget import Budget
 from leakaudit.callbacks.audit_run import OFF_SWITCH, AuditRun
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
-from leakaudit.callbacks.recorder import innermost
+from leakaudit.callbacks.optimizers import innermost
 from leakaudit.client import ClientStep
 from leakaudit.config import PluginSpec
 from leakaudit.models import state_of
