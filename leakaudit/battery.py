@@ -397,7 +397,10 @@ class Audit:
 
         Raises:
             ResultsError: not a single step was audited.
+            ConfigError: the policy cannot be read, or names an attack, a defence or a metric that does not exist; then `results.json`
+                is written, and neither verdict nor report.
         """
+        from leakaudit.catalogue import names_for, registered_names
         from leakaudit.gate import default_policy, evaluate, load_policy
         from leakaudit.gate import to_json as verdict_json
         from leakaudit.reports.page import write_report
@@ -409,7 +412,8 @@ class Audit:
         )
         text = json.dumps(to_json(results), indent=1, ensure_ascii=False, allow_nan=False)
         write_private(self.folder / "results.json", text)
-        policy = load_policy(self.config.policy) if self.config.policy else default_policy()
+        names = names_for(results) | registered_names()
+        policy = load_policy(self.config.policy, names) if self.config.policy else default_policy()
         now = datetime.now(UTC)
         verdict = evaluate(results, policy, now=now, results_sha256=hashlib.sha256(text.encode()).hexdigest())
         write_private(self.folder / "verdict.json", json.dumps(verdict_json(verdict), indent=1))

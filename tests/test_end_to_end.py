@@ -168,7 +168,7 @@ class Slow(TrainerCallback):
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal; tests run in the background inherit deafness
 folder = Path(sys.argv[1])
-audit = LeakAuditCallback(audit_config(folder, controls=0, max_snapshots=1000))
+audit = LeakAuditCallback(audit_config(folder, controls=0, every_n_steps=10, max_snapshots=5))
 trainer = make_trainer(folder, audit, Slow(), max_steps=100_000)
 audit.attach(trainer)
 trainer.train()
