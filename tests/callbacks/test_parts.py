@@ -129,6 +129,8 @@ def test_the_results_say_what_was_not_kept_and_span_reads_what_was(tmp_path: Pat
         assert not status[name].scores
     assert status["span"].status is AttemptStatus.RAN
     assert results.subject.parameters == sum(p.numel() for p in MODELS[kind]().parameters())
+    verdict = json.loads((tmp_path / "audit" / "verdict.json").read_text())
+    assert verdict["verdict"] != "PASS"
     words = len(SENTENCE.split())
     recall = status["span"].scores["token_recall"]
     assert isinstance(recall, Score)
