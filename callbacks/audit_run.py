@@ -876,6 +876,7 @@ def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> 
     if (part := kept.part) is not None:
         manifest = manifest.model_copy(update={"parts": _kept_parts(kept, part)})
         parts["sketches"] = part.sketches
+        parts["table"] = part.rows if part.rows in kept.weights else None
         parts["rows"] = None if part.index is None or part.values is None else (part.index, part.values)
     parts["manifest"] = manifest
     spool.write(kept.step, frozen=kept.frozen, **parts)

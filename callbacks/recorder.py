@@ -379,7 +379,9 @@ class Recorder:
 
     def _in_pool(self, size: int) -> bool:
         """Return whether copies of that size are held until the writer has them on the disk."""
-        return self._observe == "delta" or size <= POOL_BYTES
+        # Pinned memory comes in powers of two, so a tensor may take up to twice its size.
+        held = 2 * size if next(self._model.parameters()).is_cuda else size
+        return self._observe == "delta" or held <= POOL_BYTES
 
     def bytes_to_write(self) -> int:
         """Return what the next kept step takes on the disk: the first one brings the frozen weights with it."""

@@ -441,6 +441,7 @@ def write_snapshot(
     base: Base | None = None,
     rows: tuple[Tensor, Tensor] | None = None,
     sketches: Mapping[str, Tensor] | None = None,
+    weight_rows: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Write the files of a snapshot into `folder`, through a temporary name and one rename.
 
@@ -454,6 +455,7 @@ def write_snapshot(
         base: frozen weights that were written before, in clear or encrypted like the rest.
         rows: indices (R,) and values (R, D) of the rows of `manifest.parts.rows` that are not zero.
         sketches: of the whole update, where `update` holds parts of it.
+        weight_rows: indices and values of the rows in which the weights of `manifest.parts.rows` differ from those in `base`.
 
     Raises:
         SnapshotError: the folder exists, or the disk is full or not writable; nothing is left behind.
@@ -467,6 +469,8 @@ def write_snapshot(
     observed |= {f"sketch/{name}": tensor for name, tensor in (sketches or {}).items()}
     if rows is not None:
         observed |= {"rows/index": rows[0], "rows/values": rows[1]}
+    if weight_rows is not None:
+        observed |= {"weight_rows/index": weight_rows[0], "weight_rows/values": weight_rows[1]}
     digests: dict[str, str] = {}
     private = _truth_tensors(truth)
     check_truth(
@@ -629,6 +633,7 @@ def read_snapshot(
         model = (build or build_model)(manifest.model, weights)
     else:
         update |= _from_rows(_below("rows/", tensors[OBSERVED]), parts.rows, weights, folder)
+        weights |= _changed_by(_below("weight_rows/", tensors[OBSERVED]), parts.rows, weights, folder)
         model = build_first_blocks(manifest.model, parts.blocks, weights)
     kept = set(manifest.facts.shared) - set(parts.not_kept if parts else ())
     _check_update_fits(update, model, kept, folder)
@@ -696,19 +701,44 @@ def _from_rows(
     """
     if name is None or not rows:
         return {}
-    index, values, table = rows.get("index"), rows.get("values"), weights.get(name)
-    fits = (
-        index is not None and values is not None and table is not None
-        and index.dtype == torch.int64 and index.dim() == 1 and values.is_floating_point()
-        and values.shape == (len(index), *table.shape[1:])
-        and (not len(index) or (0 <= int(index.min()) and int(index.max()) < len(table)))
-    )  # fmt: skip
-    if not fits:
-        raise SnapshotDamagedError(f"{folder}: the rows of {name!r} in {OBSERVED} do not fit the table")
-    check_finite({name: values})  # type: ignore[dict-item]
-    dense = torch.zeros(table.shape)  # type: ignore[union-attr]
-    dense[index] = values.float()  # type: ignore[union-attr]
+    index, values = _checked_rows(rows, name, weights, folder)
+    check_finite({name: values})
+    dense = torch.zeros(weights[name].shape)
+    dense[index] = values.float()
     return {name: dense}
+
+
+def _changed_by(
+    rows: Mapping[str, Tensor], name: str | None, weights: Mapping[str, Tensor], folder: Path
+) -> dict[str, Tensor]:
+    """Return the weights of a table of which the rows that changed were kept.
+
+    Raises:
+        SnapshotDamagedError: the rows do not fit the table.
+    """
+    if name is None or not rows:
+        return {}
+    index, values = _checked_rows(rows, name, weights, folder)
+    table = weights[name].clone()
+    table[index] = values.to(table.dtype)
+    return {name: table}
+
+
+def _checked_rows(
+    rows: Mapping[str, Tensor], name: str, weights: Mapping[str, Tensor], folder: Path
+) -> tuple[Tensor, Tensor]:
+    """Return indices and values of rows of a table.
+
+    Raises:
+        SnapshotDamagedError: they do not fit it.
+    """
+    index, values, table = rows.get("index"), rows.get("values"), weights.get(name)
+    if index is not None and values is not None and table is not None:
+        shaped = values.shape == (len(index), *table.shape[1:]) if index.dim() == 1 else False
+        inside = not index.numel() or (0 <= int(index.min()) and int(index.max()) < len(table))
+        if shaped and inside and index.dtype == torch.int64 and values.is_floating_point():
+            return index, values
+    raise SnapshotDamagedError(f"{folder}: the rows of {name!r} in {OBSERVED} do not fit the table")
 
 
 def build_first_blocks(recipe: ModelRecipe, blocks: int, weights: Mapping[str, Tensor]) -> nn.Module:

@@ -2,6 +2,7 @@
 
     python -m tests.benchmarks.capture                   # encoders of 22M and 110M parameters, B = 8, T = 64
     python -m tests.benchmarks.capture --sizes 22M --device cuda
+    python -m tests.benchmarks.capture --check in_place  # and the repetition of a kept step
     python -m tests.benchmarks.capture --sizes 1.1B-lora 1.1B     # a Llama shape in bfloat16, B = 1, T = 16; takes 12 GB of memory
 
 Random weights; the shapes of MiniLM-L6-H384, BERT-base and TinyLlama; AdamW, for the last plain SGD. Steps without an audit are timed
@@ -147,7 +148,7 @@ def _median(steps: Sequence[Step]) -> Step:
     return Step(statistics.median(s.seconds for s in steps), statistics.median(s.processor for s in steps))
 
 
-def measure(size: str, device: str) -> str:
+def measure(size: str, device: str, check: str) -> str:
     """Return one line of the table."""
     model, optimizer, batch, tokenizer = setup(size, device)
     steps_of(model, optimizer, batch, 2)
@@ -157,7 +158,7 @@ def measure(size: str, device: str) -> str:
         # Deferred and left to others: no side process is started, so nothing but the capture is measured.
         config = {
             "out_dir": Path(folder) / "audit", "every_n_steps": EVERY, "first_step": 1, "max_snapshots": KEPT,
-            "schedule": "deferred", "at_end": "leave",
+            "schedule": "deferred", "at_end": "leave", "check": check,
         }  # fmt: skip
         watched = watch(model, optimizer, tokenizer=tokenizer, config=config)
         with watched:
@@ -186,10 +187,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=list(SHAPES), choices=SIZES)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--check", default="rebuilt", choices=("rebuilt", "in_place"), help="in_place repeats a kept step at once"
+    )
     options = parser.parse_args()
     load = os.getloadavg()[0]
     print(
-        f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, {os.cpu_count()} cores, load {load:.1f}"
+        f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, {os.cpu_count()} cores, load {load:.1f}, check {options.check}"
     )
     print(
         "| parameters | a step | a kept step blocks | the kept step | the next one | a kept step in all, in steps (processor) "
@@ -197,7 +201,7 @@ def main() -> None:
     )
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for size in options.sizes:
-        print(measure(size, options.device), flush=True)
+        print(measure(size, options.device, options.check), flush=True)
 
 
 if __name__ == "__main__":

@@ -234,4 +234,4 @@ def test_the_overhead_counts_the_writer_the_memory_and_the_disk(tmp_path: Path) 
     totals = spool.totals()
     assert totals is not None and totals.overhead.writer_s and totals.overhead.writer_s > 0
     assert totals.overhead.disk_mb == pytest.approx(spool.used_bytes() / 1e6, rel=0.5)
-    assert totals.overhead.memory_mb and totals.overhead.memory_mb < totals.overhead.disk_mb
+    assert 0 < (totals.overhead.memory_mb or 0) < (totals.overhead.disk_mb or 0)

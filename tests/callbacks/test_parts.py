@@ -17,7 +17,7 @@ from leakaudit.models import ModelRecipe
 from leakaudit.parts import first_parts
 from leakaudit.scores import AttemptStatus, Score, VerificationStatus, load_results
 from leakaudit.sketch import distance
-from leakaudit.snapshot import OBSERVED, Snapshot, read_snapshot
+from leakaudit.snapshot import BASE, OBSERVED, Snapshot, read_snapshot
 from leakaudit.snapshot_files import read_tensors, write_tensors
 from leakaudit.worker import run_worker
 from tests import tiny
@@ -108,7 +108,8 @@ def test_what_is_kept_is_exact_and_training_is_the_same(tmp_path: Path, kind: st
     assert update and set(update) | set(parts.not_kept) == set(own) and not set(update) & set(parts.not_kept)
     assert all(torch.equal(update[name], own[name]) for name in update)
     rebuilt = dict(found.observation.model.named_parameters())
-    stored = [key.removeprefix("weights/") for key in read_tensors(path / OBSERVED) if key.startswith("weights/")]
+    files = [read_tensors(path / name) for name in (OBSERVED, BASE) if (path / name).exists()]
+    stored = {key.removeprefix("weights/") for file in files for key in file if key.startswith("weights/")}
     assert all(torch.equal(rebuilt[name], before[name]) for name in stored if name in rebuilt)
     assert sum(rebuilt[name].numel() for name in stored if name in rebuilt) < 0.6 * parts.parameters
     assert distance(found.sketches, own)[0] < 1e-6
@@ -128,6 +129,8 @@ def test_the_results_say_what_was_not_kept_and_span_reads_what_was(tmp_path: Pat
         assert not status[name].scores
     assert status["span"].status is AttemptStatus.RAN
     assert results.subject.parameters == sum(p.numel() for p in MODELS[kind]().parameters())
+    verdict = json.loads((tmp_path / "audit" / "verdict.json").read_text())
+    assert verdict["verdict"] != "PASS"
     words = len(SENTENCE.split())
     recall = status["span"].scores["token_recall"]
     assert isinstance(recall, Score)
@@ -136,6 +139,30 @@ def test_the_results_say_what_was_not_kept_and_span_reads_what_was(tmp_path: Pat
     assert results.steps[0].verification.status is VerificationStatus.UNVERIFIABLE, (
         "what does not come back is no evidence"
     )
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_the_token_table_is_written_once_and_then_the_rows_that_changed(tmp_path: Path, decay: float) -> None:
+    """Lossless also under weight decay, which moves every row, so that the table is written whole again."""
+    model = llama().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=decay)
+    tokenizer, before = tiny.gpt2_tokenizer(), []
+    settings = {"out_dir": tmp_path / "audit", "every_n_steps": 2, "schedule": "deferred", "at_end": "leave"}
+    with watch(model, optimizer, tokenizer=tokenizer, config=settings) as audit:
+        for _ in range(4):
+            before.append(model.model.embed_tokens.weight.detach().clone())
+            ids = tokenizer([SENTENCE], return_tensors="pt")["input_ids"]
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert audit._run is not None and audit._run.recorder.written()
+    first, second = sorted((tmp_path / "audit" / "spool").glob("*.ready"))
+    for path, weight in ((first, before[0]), (second, before[2])):
+        rebuilt = read_snapshot(path).observation.model
+        assert torch.equal(rebuilt.get_parameter("model.embed_tokens.weight"), weight)
+    name = "weights/model.embed_tokens.weight"
+    assert name not in read_tensors(first / OBSERVED) and name in read_tensors(first / BASE)
+    assert (name in read_tensors(second / OBSERVED)) == (decay > 0)
 
 
 def test_all_is_kept_where_asked_for_or_where_no_attack_reads_less(tmp_path: Path) -> None:
