@@ -22,7 +22,7 @@ from torch import nn
 
 from leakaudit.callbacks.arrays import array_pass, for_labels, labels_only
 from leakaudit.callbacks.boundary import entry
-from leakaudit.callbacks.distributed import peers_of
+from leakaudit.callbacks.distributed import BEGIN_SECONDS, check_layout, peers_of
 from leakaudit.callbacks.fitness import beyond, check_tensors, fitting, foreign_tensors
 from leakaudit.callbacks.optimizers import movers_of
 from leakaudit.callbacks.part_of_step import PartOfStep
@@ -34,7 +34,7 @@ from leakaudit.catalogue import registered_names
 from leakaudit.classifiers import ArrayClassifier, NoText, array_facts, array_recipe
 from leakaudit.client import public_facts
 from leakaudit.config import AuditConfig, load_config
-from leakaudit.errors import LeakAuditError, ModelError, SnapshotError, SpoolError, type_and_place
+from leakaudit.errors import LeakAuditError, ModelError, PeersError, SnapshotError, SpoolError, type_and_place
 from leakaudit.gate import Policy, default_policy, load_policy
 from leakaudit.invocation import training_command
 from leakaudit.models import ModelRecipe, can_rebuild, dtype_of, plain_name, unwrapped
@@ -152,8 +152,6 @@ class AuditRun:
     mute: bool = False
     """A logger of the trainer failed on our numbers."""
     blocked_s: float = 0.0
-    dead: str = ""
-    """Why this process's part of a distributed audit ended before the run did; it only answers the others since."""
     postponed: bool = False
     """The last due step was one that says too little, so the next one is due in its place."""
 
@@ -289,7 +287,7 @@ class AuditRun:
         Raises:
             SpoolError: somebody removed the spool.
         """
-        if not (self.due(step) or self.postponed or self.recorder.missed_pulls):
+        if self._has_parted() or not (self.due(step) or self.postponed or self.recorder.missed_pulls):
             return
         start = time.perf_counter()
         self.postponed = _fresh_adapters(self.model)
@@ -303,7 +301,8 @@ class AuditRun:
             if self._wanted(step):
                 manifest = self._describe(now())
         finally:  # whatever went wrong here, the others wait for an answer
-            agreed = manifest is not None if self.stack.peers is None else self.stack.peers.agree(manifest is not None)
+            mine, peers = manifest is not None, self.stack.peers
+            agreed = mine if peers is None else peers.agree(f"step {step}", mine)
         if agreed and manifest is not None:
             self.missed_since = 0
             self.recorder.arm(step, manifest)
@@ -368,9 +367,16 @@ class AuditRun:
             ),
         )
 
+    def _has_parted(self) -> bool:
+        """Return whether the processes of a distributed run keep no steps together any more."""
+        if self.stack.peers is None or not self.stack.peers.over:
+            return False
+        self.recorder.give_in()
+        return True
+
     def after_step(self) -> None:
         """See to the side process, and log what it has found since."""
-        if self.dead or not _writes(self.stack.peers):
+        if not _writes(self.stack.peers):
             return
         start = time.perf_counter()
         if self.config.schedule == "inline":
@@ -389,16 +395,15 @@ class AuditRun:
             SpoolError: somebody removed the spool.
         """
         self.recorder.remove()
+        parted = self._has_parted()
+        self._part()
         if not _writes(self.stack.peers):
             return
         counters = self.recorder.counters
-        if self.dead:
-            if counters.kept == 0:
-                self._leave_empty(self.dead)
-            return
         totals = self.totals(steps, interrupted=False)
         if counters.kept == 0:
             reasons = _reasons(totals, self.config) + ([self.side.why_given_up] if self.side.given_up else [])
+            reasons += [self.stack.peers.over] if parted and self.stack.peers is not None else []
             why = f"no step was kept, so there is nothing to report: the run had {counted(steps, 'step')}"
             self._leave_empty("; ".join([why, *reasons]))
             say("; ".join([why, *reasons]))
@@ -420,7 +425,8 @@ class AuditRun:
     def break_off(self, what: str) -> None:
         """End the audit of a run that an exception ended: what was kept is audited for as long as this process lives."""
         self.recorder.remove()
-        if self.dead or not _writes(self.stack.peers):
+        self._part()
+        if not _writes(self.stack.peers):
             return
         if self.recorder.counters.kept == 0:
             self._leave_empty(f"{what} before a step was kept")
@@ -438,8 +444,14 @@ class AuditRun:
 
     def stop(self) -> None:
         """Take everything off a run whose audit is over, without waiting for anything."""
+        self._part()
         self.recorder.remove(patience_s=0.0)
         self.side.dismiss()
+
+    def _part(self) -> None:
+        """Let the other processes go on without this one."""
+        if self.stack.peers is not None:
+            self.stack.peers.leave()
 
     def untouched(self) -> bool:
         """Return whether nothing was put into the spool, so that a run that begins again can go on with it."""
@@ -514,6 +526,8 @@ class Guarded:
     _run: AuditRun | None = None
     _folder: Path | None = None
     _kept = 0
+    _speaks = False
+    """Whether this process marks the folder though it is not the first one, which has no audit."""
     _left: tuple[Spool, ...] = ()
     """Spools with steps that are still to be audited; they say that this process lives for as long as they do."""
 
@@ -526,12 +540,15 @@ class Guarded:
         """Begin a run, or go on with the spool of one that never kept a step."""
         self._off = ""
         spool, folder = self._leave_earlier_run()
-        if self._off:
-            return  # because that went wrong, and has been said
-        if os.environ.get(OFF_SWITCH):
+        if not self._off and os.environ.get(OFF_SWITCH):
             self._switch_off(SWITCHED_OFF)
+        if self._off:  # or the earlier run went wrong, which has been said
+            if (others := peers_of()) is not None:
+                others.decline()
             return
-        self._run = _together(lambda: AuditRun.begin(configuration(self.config), stack(), spool, folder))
+        self._run = _together(
+            lambda peers: AuditRun.begin(configuration(self.config), _among(stack(), peers), spool, folder)
+        )
         self._folder = self._run.config.out_dir
 
     @entry
@@ -541,7 +558,7 @@ class Guarded:
         if run is None:
             return
         run.end(steps)
-        self._kept, self._run, self._off = run.kept, None, run.dead
+        self._kept, self._run = run.kept, None
         if run.spool.waiting():
             self._left = (*self._left, run.spool)
 
@@ -579,18 +596,13 @@ class Guarded:
     def _fail(self, error: Exception) -> None:
         """Switch the audit off; only our own exceptions are known to hold no private text in their message."""
         ours = isinstance(error, LeakAuditError)
+        self._speaks = isinstance(error, PeersError) and error.first
         self._switch_off(f"{type(error).__name__}: {error}" if ours else type_and_place(error))
 
     def _switch_off(self, reason: str) -> None:
-        """Stop auditing, say why once, and leave training alone.
-
-        In a distributed run the other processes still ask this one at every step that is due, so it stays to answer no.
-        """
-        run, said = self._run, bool(self._off) or (self._run is not None and bool(self._run.dead))
-        if run is not None and run.stack.peers is not None:
-            run.dead = run.dead or reason
-        else:
-            self._off, self._run = self._off or reason, None
+        """Stop auditing, say why once, and leave training alone; the other processes of a distributed run are told."""
+        run, said = self._run, bool(self._off)
+        self._off, self._run = self._off or reason, None
         notes = list(self._come_away(run, reason))
         if not said:
             logger.warning(
@@ -600,32 +612,29 @@ class Guarded:
     def _come_away(self, run: AuditRun | None, reason: str) -> Iterator[str]:
         """Take everything off a run and mark its folder; yield what came of it, a clause each."""
         try:
-            if run is not None and run.stack.peers is not None:
-                run.recorder.give_in()
-                run.side.stop()
-            elif run is not None:
+            if run is not None:
                 run.stop()
-                if run.untouched():
+                if run.untouched() and _writes(run.stack.peers):
                     run.spool.discard()
         except Exception as error:
             yield f"it could not be switched off cleanly ({type_and_place(error)})"
-        if run is not None and (run.stack.peers is not None or run.recorder.counters.kept or run.spool.entries()):
-            return  # what was kept stays; where others take part, the end says that nothing was
+        if run is not None and (not _writes(run.stack.peers) or run.recorder.counters.kept or run.spool.entries()):
+            return  # what was kept stays
         folder = folder_of(self.config) if run is None else run.config.out_dir
         try:
-            yield from _marked(folder, reason)
+            yield from _marked(folder, reason, speaks=self._speaks)
         except Exception as error:
             yield f"{folder} may hold results of an earlier run and could not be marked as not audited ({type_and_place(error)})"
 
 
-def _marked(folder: Path | None, reason: str) -> Iterator[str]:
+def _marked(folder: Path | None, reason: str, *, speaks: bool = False) -> Iterator[str]:
     """Mark the folder of a run that is not audited; yield what became of an earlier audit there.
 
     A run that is switched off leaves a folder alone that does not exist.
     """
     if folder is None:
         yield "its `out_dir` could not be read, so that folder may still hold results of an earlier run"
-    elif _writes(peers_of()) and (reason != SWITCHED_OFF or folder.exists()):
+    elif (speaks or _writes(peers_of())) and (reason != SWITCHED_OFF or folder.exists()):
         place = mark(folder, reason)
         if place.note:
             yield place.note
@@ -732,26 +741,41 @@ def refuse_strategy(name: str, *, fsdp2: bool) -> None:
         raise SnapshotError(reason)
 
 
-def _together(begin: Callable[[], AuditRun]) -> AuditRun:
-    """Begin in all processes of a distributed run or in none: one that is missing would leave the others waiting for it.
+def _together(begin: Callable[[Peers | None], AuditRun]) -> AuditRun:
+    """Begin in all processes of a distributed run or in none.
 
     Raises:
-        SpoolError: another process could not begin.
+        PeersError: another process is not audited, or could not begin.
     """
     peers = peers_of()
     if peers is None:
-        return begin()
+        return begin(None)
+    peers.meet()
     run: AuditRun | None = None
     try:
-        run = begin()
+        peers.connect()
+        run = begin(peers)
     finally:
-        together = peers.agree(run is not None)
+        together = peers.agree("the beginning", run is not None, BEGIN_SECONDS)
     if not together:
         run.stop()
         if peers.first:
             run.spool.discard()
-        raise SpoolError("another process of this run cannot be audited; its own message says why")
+        raise PeersError(peers.over or "another process of this run cannot be audited; its own message says why")
     return run
+
+
+def _among(stack: Stack, peers: Peers | None) -> Stack:
+    """Return what an adapter knows of a run, with the processes that it met; those that train alone stay alone.
+
+    Raises:
+        SnapshotError: the model is shared out among the processes in a way that is not audited.
+    """
+    if stack.peers is None or peers is None:
+        return stack
+    called = stack.model if stack.called is None else stack.called
+    check_layout(unwrapped(stack.model), called, reduced=stack.observe == "update")
+    return replace(stack, peers=peers)
 
 
 def _writes(peers: Peers | None) -> bool:

@@ -62,6 +62,9 @@ MOST_RESTARTS = 16
 """How often a step of several optimizers begins again before a message says so. Our choice: optimizers that step less often than others
 do so every few steps."""
 
+END_OF = "the end of "
+"""Begins what processes agree on at the end of a step; what they agree on at its beginning is the step's name."""
+
 Observe = Literal["update", "local", "delta"]
 """What the client sends: the update that the optimizer gets, this process's share of it before processes are summed, or the
 difference of the weights after K local steps."""
@@ -133,7 +136,7 @@ class Counters:
 
 
 class Peers(Protocol):
-    """The other processes of a distributed run; every method is entered by all of them, or none."""
+    """The other processes of a distributed run; `gather` and `whole` are entered by all of them, or none."""
 
     @property
     def first(self) -> bool:
@@ -143,11 +146,21 @@ class Peers(Protocol):
     def mean_over(self) -> int:
         """Processes over whose gradients the update is the mean."""
 
-    def agree(self, yes: bool) -> bool:
-        """Return whether all processes say yes."""
+    @property
+    def over(self) -> str:
+        """Why these processes keep no steps together any more; empty while they do."""
+
+    def agree(self, topic: str, yes: bool) -> bool:
+        """Return whether all processes say yes to a topic within a time limit."""
+
+    def leave(self) -> None:
+        """Tell the others that this process takes no part any more."""
 
     def gather(self, truth: Truth) -> Truth:
-        """Return the micro-batches of all processes, in the order of their ranks."""
+        """Return the micro-batches of all processes, in the order of their ranks, in the first one."""
+
+    def whole(self, shard: Any) -> Tensor:
+        """Return a sharded tensor whole, in the first process."""
 
 
 @dataclass
@@ -282,8 +295,8 @@ class Recorder:
         self._writer: threading.Thread | None = None
         self._side: Any = None
         """CUDA stream of the copies."""
-        self._owes_answer = False
-        """The other processes wait at the end of this step for a word from us, even if we recorded nothing of it."""
+        self._owes_answer = ""
+        """Topic on which the other processes wait for a word from us at the end of this step; empty where they do not."""
         self.counters = Counters()
         self.disabled = False
 
@@ -384,7 +397,7 @@ class Recorder:
         self.disarm()
         self.missed_pulls = False
         self._armed = _Armed(step, manifest)
-        self._owes_answer = self._peers is not None
+        self._owe_answer(self._armed)
         if self._tap is not None:
             self._tap.open()
         if self._observe == "local":
@@ -392,8 +405,9 @@ class Recorder:
 
     def disarm(self) -> None:
         """Forget what was recorded of a step that did not come to its end."""
-        self._owes_answer = False
         self._put_down()
+        if self._owes_answer:
+            self._answer(False)
 
     def _put_down(self) -> None:
         """Record nothing of this step any more; the other processes still wait for an answer."""
@@ -449,8 +463,9 @@ class Recorder:
         found = self._copied
         if found is None or not found.stepped:
             return
-        self._copied, self._owes_answer = None, self._peers is not None
+        self._copied = None
         self._armed = _Armed(found.armed.step, found.armed.manifest, begun_again=found.armed.begun_again + 1)
+        self._owe_answer(self._armed)
         if self._armed.begun_again == MOST_RESTARTS:
             reason = f"in {MOST_RESTARTS} attempts a forward pass began before {self._missing(found)}"
             self._not_kept(
@@ -627,10 +642,15 @@ class Recorder:
             ):
                 hooks.move_to_end(handle.id)
 
+    def _owe_answer(self, armed: _Armed) -> None:
+        """Remember that the other processes will ask about the end of a step, each time that it begins again."""
+        again = f", attempt {armed.begun_again + 1}" if armed.begun_again else ""
+        self._owes_answer = "" if self._peers is None else f"{END_OF}step {armed.step}{again}"
+
     def _answer(self, yes: bool) -> bool:
         """Tell the other processes whether this one keeps the step; return whether all do."""
-        self._owes_answer = False
-        return self._peers is None or self._peers.agree(yes)
+        topic, self._owes_answer = self._owes_answer, ""
+        return self._peers is None or self._peers.agree(topic, yes)
 
     @entry
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -1015,7 +1035,7 @@ class Recorder:
         """Copy into a reused buffer: fresh allocations cost six times as much in page faults."""
         source = source.detach()
         if hasattr(source, "full_tensor"):
-            source = source.full_tensor()  # sharded; every process takes part
+            source = source.full_tensor() if self._peers is None else self._peers.whole(source)
         if self._peers is not None and not self._peers.first:
             return source
         if source.is_sparse:
