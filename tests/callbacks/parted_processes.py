@@ -20,12 +20,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from leakaudit.callbacks import distributed
 from leakaudit.callbacks.audit_run import OFF_SWITCH
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.torch_loop import Watch, watch
+from leakaudit.errors import SnapshotError
+from leakaudit.models import unwrapped
 from tests import tiny
 from tests.callbacks import stacks
 from tests.callbacks.tiny_trainer import audit_config, make_trainer, without_side_process
@@ -144,7 +147,65 @@ def scenarios(rank: int) -> dict[str, Callable[[Path, bool], nn.Module]]:
         "broken on rank 0": within(broken, 0),
         "disabled on rank 1": within(disabled, 1),
         "right": loop,
+        "two at once": twice,
     }
+
+
+def twice(folder: Path, audited: bool) -> nn.Module:
+    """Train with two audits of one model, one inside the other."""
+    model = fresh()
+    called = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with contextlib.ExitStack() as audits:
+        if audited:
+            audits.enter_context(without_side_process())
+            for home in (folder, folder / "second"):
+                config = audit_config(home, max_snapshots=50)
+                audits.enter_context(watch(called, optimizer, tokenizer=tiny.bert_tokenizer(), config=config))
+        for batch in stacks.classes(count=2 * STEPS)[dist.get_rank() :: 2]:
+            called(**batch).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+LAYOUTS = {
+    "two dimensions": "lies on a device mesh of shape (2, 1), and 2 processes train",
+    "tensor parallel": "is split by tensor parallelism",
+    "a part of the processes": "gradients are averaged over 1 of 2 processes",
+    "a part of the processes, its own share": "",
+    "FSDP2": "",
+    "DDP": "",
+}
+"""Way of sharing out a model -> what its refusal says; empty where it is audited."""
+
+
+def layouts() -> dict[str, str]:
+    """Return what is said of models that are shared out in several ways."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4))
+
+    made: dict[str, nn.Module] = {
+        "two dimensions": fully_shard(model(), mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))),
+        "tensor parallel": parallelize_module(model(), init_device_mesh("cpu", (2,)), {"0": ColwiseParallel()}),
+        "a part of the processes": DistributedDataParallel(model(), process_group=alone),
+        "a part of the processes, its own share": DistributedDataParallel(model(), process_group=alone),
+        "FSDP2": fully_shard(model()),
+        "DDP": DistributedDataParallel(model()),
+    }
+    said = {}
+    for name, called in made.items():
+        try:
+            distributed.check_layout(unwrapped(called), called, reduced="own share" not in name)
+            said[name] = ""
+        except SnapshotError as error:
+            said[name] = str(error)
+    return said
 
 
 def main() -> None:
@@ -170,6 +231,8 @@ def main() -> None:
                 {n: p.detach().clone() for n, p in model.named_parameters()} | {"random": torch.get_rng_state()}
             )
         got[name] = {"alone": left[0], "audited": left[1], "seconds": seconds}
+    if not chosen:
+        got["layouts"] = layouts()
     torch.save(got, folder / f"left-{rank}.pt")
     dist.destroy_process_group()
 
