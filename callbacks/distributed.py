@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # torch leaves it out of `__all__`
 
 from leakaudit.callbacks.agreement import MEETING, Agreement, Settled
 from leakaudit.callbacks.recorder import END_OF
@@ -96,7 +97,7 @@ class TorchPeers:
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # an agent's store outlives the processes
         number, rank, size = 0, dist.get_rank(), dist.get_world_size()
         while True:
-            self._store = dist.PrefixStore(f"{PREFIX}/{restart}/{number}", store)
+            self._store = PrefixStore(f"{PREFIX}/{restart}/{number}", store)
             self._agreement = Agreement(self._store, rank, size)
             if not self._agreement.settled(MEETING):
                 if not self._agreement.answered(MEETING):
@@ -200,7 +201,7 @@ class _Line:
             raise PeersError("torch was built without gloo, over which the processes of a run send their batches")
         limit = timedelta(seconds=_within(SENDING_SECONDS))
         self._rank, self._size = rank, size
-        self._group = dist.ProcessGroupGloo(dist.PrefixStore("line", store), rank, size, limit)  # type: ignore[call-arg]
+        self._group: Any = dist.ProcessGroupGloo(PrefixStore("line", store), rank, size, limit)
 
     def to_first(self, mine: Tensor) -> list[Tensor]:
         """Send a tensor on the CPU to the first process.

@@ -132,10 +132,6 @@ class PublicFacts(_Facts):
     server: DeclaredServer | None = None
     """None for a server that sends the model as it is, as in every recorded run."""
 
-    def declared(self, name: str) -> DeclaredDefense | None:
-        """Return the declared defence of that name, if the protocol has it."""
-        return next((d for d in self.defenses if d.name == name), None)
-
     @property
     def known_defenses(self) -> tuple[Any, ...]:
         """The declared defences as plugins, in the order in which they are applied; None for one that is not registered."""

@@ -144,18 +144,6 @@ class Totals(BaseModel):
         return [(number, why) for number, why in reasons if number]
 
 
-@dataclass(frozen=True)
-class LeftOver:
-    """A snapshot that stays on the disk although nobody is at work on it. It holds the private batch."""
-
-    path: Path
-    step: int | None
-    """None where its name does not say."""
-    state: str
-    reason: str
-    """Why it stays, in a clause."""
-
-
 class Spool:
     """One spool folder, seen from either side."""
 
@@ -385,19 +373,6 @@ class Spool:
         """
         claimed = sorted(path.name for path in self.entries() if path.suffix == ".run")
         return claimed[0] if claimed and not self.attended() else ""
-
-    def left_over(self) -> list[LeftOver]:
-        """Return the snapshots that stay on the disk unaudited, with the reason; none while a worker is at work on the rest.
-
-        They are removed by their age (`retention_days`), or with `leakaudit snapshots purge`.
-        """
-        attended = self.attended()
-        found = sorted(path for path in self.entries() if path.suffix != ".kept")
-        return [
-            LeftOver(path, int(path.stem) if path.stem.isdecimal() else None, STATES[path.suffix], self.why(path))
-            for path in found
-            if path.suffix == ".bad" or not attended
-        ]
 
     def why(self, snapshot: Path) -> str:
         """Return why a snapshot is not audited, in a clause; empty where it is, or where somebody is at work on it."""

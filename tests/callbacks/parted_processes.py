@@ -190,7 +190,7 @@ def layouts() -> dict[str, str]:
     def model() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 4))
 
-    made: dict[str, nn.Module] = {
+    made: dict[str, Any] = {
         "two dimensions": fully_shard(model(), mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))),
         "tensor parallel": parallelize_module(model(), init_device_mesh("cpu", (2,)), {"0": ColwiseParallel()}),
         "a part of the processes": DistributedDataParallel(model(), process_group=alone),

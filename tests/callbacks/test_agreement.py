@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
+import torch.distributed
 
 from leakaudit.callbacks.agreement import MEETING, REMEMBERED, Agreement, Settled
 
-STORES = {
+dist: Any = torch.distributed
+"""Its stores are missing from its `__all__`."""
+
+STORES: dict[str, Callable[[Path], Any]] = {
     "hash": lambda folder: dist.HashStore(),
     "file": lambda folder: dist.FileStore(str(folder / "store"), -1),
     "tcp": lambda folder: dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False),
@@ -38,7 +41,7 @@ def asked(
     """Ask several processes about a topic; None stays away."""
     return at_once(
         *(
-            lambda a=agreement, yes=answer: a.settle(topic, yes, limit)  # type: ignore[misc]
+            lambda a=agreement, yes=answer: a.settle(topic, yes, limit)
             for agreement, answer in zip(agreements, answers, strict=True)
             if answer is not None
         )

@@ -155,18 +155,19 @@ def busy(rank: int) -> Iterator[None]:
 @contextlib.contextmanager
 def stumbling(rank: int) -> Iterator[None]:
     """Let one process fail in the middle of recording a step."""
-    real = recorder.random_states
+    module: Any = recorder
+    real = module.random_states
 
-    def fail(tensors: Any) -> Any:
+    def fail(like: Any) -> Any:
         if dist.get_rank() == rank:
             raise MemoryError
         return real(tensors)
 
-    recorder.random_states = fail
+    module.random_states = fail
     try:
         yield
     finally:
-        recorder.random_states = real
+        module.random_states = real
 
 
 @contextlib.contextmanager
