@@ -21,9 +21,10 @@ from torch import nn
 
 from leakaudit.callbacks.arrays import array_pass, for_labels, labels_only
 from leakaudit.callbacks.boundary import entry
-from leakaudit.callbacks.distributed import peers_of
+from leakaudit.callbacks.distributed import BEGIN_SECONDS, check_layout, peers_of
 from leakaudit.callbacks.fitness import Fit, beyond, check_tensors, fitting
-from leakaudit.callbacks.optimizers import movers_of, parameters_of
+from leakaudit.callbacks.optimizers import movers_of, parameters_of, unmoved
+from leakaudit.callbacks.part_of_step import PartOfStep
 from leakaudit.callbacks.private_sgd import PrivateSgd, private_sgd
 from leakaudit.callbacks.recorder import Kept, Observe, Peers, Recorder
 from leakaudit.callbacks.side_process import SideProcess, attacked_when, say, what_stays
@@ -33,16 +34,18 @@ from leakaudit.catalogue import registered_names
 from leakaudit.classifiers import ArrayClassifier, NoText, array_facts, array_recipe
 from leakaudit.client import public_facts
 from leakaudit.config import AuditConfig, load_config
-from leakaudit.errors import LeakAuditError, ModelError, SnapshotError, SpoolError, type_and_place
+from leakaudit.errors import LeakAuditError, ModelError, PeersError, SnapshotError, SpoolError, type_and_place
 from leakaudit.gate import Policy, default_policy, load_policy
 from leakaudit.invocation import training_command
 from leakaudit.lora import refuse_prompts
 from leakaudit.models import ModelRecipe, can_rebuild, coarsest_dtype, dtype_of, plain_name, unwrapped
+from leakaudit.parts import BLOCKS, KEEP_ALL_BYTES, Parts, first_parts
 from leakaudit.plan import Plan, room_in_words, time_in_words
 from leakaudit.registry import attacks, defenses
 from leakaudit.scores import Attempt, Overhead, Score, load_journal
 from leakaudit.snapshot import (
     DeclaredDefense,
+    KeptParts,
     Manifest,
     Provenance,
     PublicFacts,
@@ -63,6 +66,9 @@ SWITCHED_OFF = f"{OFF_SWITCH} is set"
 SHORT_RUN_PATIENCE_S = 10.0
 """How long a due step of a run of a few steps waits until the one before is on the disk. Our choice: its end waits for both anyway,
 and a disk that is slower is stuck."""
+
+WHOLE = "everything"
+"""What an attack needs that does not say otherwise (`Attack.needs`)."""
 
 AUTOCAST: Mapping[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 AUTOCAST_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -143,6 +149,8 @@ class AuditRun:
     """Due steps that came while the one before was still on its way to the disk."""
     too_full: int = 0
     """Due steps that the spool or the disk had no room for."""
+    missing: tuple[int, str] | None = None
+    """The due step that is not recorded, until training has come past it, and why the disk had no room; empty: the writer was busy."""
     missed_since: int = 0
     """Due steps since the last kept one that were not recorded, for either reason."""
     journal_size: int = 0
@@ -150,8 +158,6 @@ class AuditRun:
     mute: bool = False
     """A logger of the trainer failed on our numbers."""
     blocked_s: float = 0.0
-    dead: str = ""
-    """Why this process's part of a distributed audit ended before the run did; it only answers the others since."""
     postponed: bool = False
     """The last due step was one that says too little, so the next one is due in its place."""
 
@@ -215,6 +221,8 @@ class AuditRun:
                 say(_plan(run) + (f"; {place.note}" if place.note else ""))
                 if more := beyond(fit.foreign, recipe.class_name):
                     say(more)
+                if more := unmoved(model, movers_of(stack.optimizer)):
+                    say(more)
                 if private is None and (why := unused_private_model(stack.model)):
                     say(why)
                 if run.plan.kept != 0:
@@ -252,8 +260,11 @@ class AuditRun:
             max_bytes=config.max_spool_gb * 1e9,
             as_stepped=functools.partial(_with_defenses, config, private),
             beside=fit.unlike,
+            in_place=config.check == "in_place",
             **_words_of(model),
         )
+        if parts := _parts_to_keep(config, stack, model, recipe, recorder):
+            recorder.keep_only(parts)
         moved = {id(p) for group in moving for p in group["params"] if p.requires_grad}
         run = cls(
             config=config,
@@ -288,7 +299,8 @@ class AuditRun:
         Raises:
             SpoolError: somebody removed the spool.
         """
-        if not self.due(step) and not self.postponed:
+        self._count_missed(step)
+        if self._has_parted() or not (self.due(step) or self.postponed or self.recorder.missed_pulls):
             return
         start = time.perf_counter()
         self.postponed = _fresh_adapters(self.model)
@@ -302,7 +314,8 @@ class AuditRun:
             if self._wanted(step):
                 manifest = self._describe(now())
         finally:  # whatever went wrong here, the others wait for an answer
-            agreed = manifest is not None if self.stack.peers is None else self.stack.peers.agree(manifest is not None)
+            mine, peers = manifest is not None, self.stack.peers
+            agreed = mine if peers is None else peers.agree(f"step {step}", mine)
         if agreed and manifest is not None:
             self.missed_since = 0
             self.recorder.arm(step, manifest)
@@ -319,15 +332,23 @@ class AuditRun:
         if self.plan.short:
             self.recorder.written(SHORT_RUN_PATIENCE_S)
         if self.recorder.writing():
-            self.skipped += 1
+            self.missing = (step, "")
         elif lacking := self.spool.lacks(self.recorder.bytes_to_write()):
-            if not self.too_full:
-                logger.warning("step %d was not kept: %s", step, lacking)
-            self.too_full += 1
-        else:
-            return True
+            self.missing = (step, lacking)
+        return self.missing is None
+
+    def _count_missed(self, steps: int) -> None:
+        """Count the last due step if it was not recorded and training has come past it: one that never began is not missed."""
+        if self.missing is None or self.missing[0] >= steps:
+            return
+        (step, lacking), self.missing = self.missing, None
         self.missed_since += 1
-        return False
+        if not lacking:
+            self.skipped += 1
+            return
+        if not self.too_full:
+            logger.warning("step %d was not kept: %s", step, lacking)
+        self.too_full += 1
 
     def _describe(self, now: StepNow) -> Manifest:
         """Note what is public about the step, and how its update comes about, as they are now."""
@@ -369,9 +390,16 @@ class AuditRun:
             ),
         )
 
+    def _has_parted(self) -> bool:
+        """Return whether the processes of a distributed run keep no steps together any more."""
+        if self.stack.peers is None or not self.stack.peers.over:
+            return False
+        self.recorder.give_in()
+        return True
+
     def after_step(self) -> None:
         """See to the side process, and log what it has found since."""
-        if self.dead or not _writes(self.stack.peers):
+        if not _writes(self.stack.peers):
             return
         start = time.perf_counter()
         if self.config.schedule == "inline":
@@ -390,16 +418,17 @@ class AuditRun:
             SpoolError: somebody removed the spool.
         """
         self.recorder.remove()
+        parted = self._has_parted()
+        self._part()
         if not _writes(self.stack.peers):
             return
         counters = self.recorder.counters
-        if self.dead:
-            if counters.kept == 0:
-                self._leave_empty(self.dead)
-            return
+        self._count_missed(steps // (self.stack.local_steps if self.stack.observe == "delta" else 1))
         totals = self.totals(steps, interrupted=False)
         if counters.kept == 0:
             reasons = _reasons(totals, self.config) + ([self.side.why_given_up] if self.side.given_up else [])
+            reasons += [self.stack.peers.over] if parted and self.stack.peers is not None else []
+            reasons += [f"the first that was not kept: {counters.reason}"] if counters.reason else []
             why = f"no step was kept, so there is nothing to report: the run had {counted(steps, 'step')}"
             self._leave_empty("; ".join([why, *reasons]))
             say("; ".join([why, *reasons]))
@@ -421,7 +450,8 @@ class AuditRun:
     def break_off(self, what: str) -> None:
         """End the audit of a run that an exception ended: what was kept is audited for as long as this process lives."""
         self.recorder.remove()
-        if self.dead or not _writes(self.stack.peers):
+        self._part()
+        if not _writes(self.stack.peers):
             return
         if self.recorder.counters.kept == 0:
             self._leave_empty(f"{what} before a step was kept")
@@ -439,8 +469,14 @@ class AuditRun:
 
     def stop(self) -> None:
         """Take everything off a run whose audit is over, without waiting for anything."""
+        self._part()
         self.recorder.remove(patience_s=0.0)
         self.side.dismiss()
+
+    def _part(self) -> None:
+        """Let the other processes go on without this one."""
+        if self.stack.peers is not None:
+            self.stack.peers.leave()
 
     def untouched(self) -> bool:
         """Return whether nothing was put into the spool, so that a run that begins again can go on with it."""
@@ -457,7 +493,14 @@ class AuditRun:
             too_full=self.too_full,
             not_finite=self.recorder.counters.not_finite,
             failed=self.recorder.counters.failed,
-            overhead=Overhead(blocked_s=round(blocked, 4), training_s=round(training, 4)),
+            overhead=Overhead(
+                blocked_s=round(blocked, 4),
+                training_s=round(training, 4),
+                check_s=round(self.recorder.counters.check_s, 4),
+                writer_s=round(self.recorder.counters.writer_s, 4),
+                memory_mb=round(self.recorder.bytes_held() / 1e6, 3),
+                disk_mb=round(self.recorder.counters.written / 1e6, 3),
+            ),
             interrupted=interrupted,
         )
 
@@ -508,6 +551,8 @@ class Guarded:
     _run: AuditRun | None = None
     _folder: Path | None = None
     _kept = 0
+    _speaks = False
+    """Whether this process marks the folder though it is not the first one, which has no audit."""
     _left: tuple[Spool, ...] = ()
     """Spools with steps that are still to be audited; they say that this process lives for as long as they do."""
 
@@ -520,12 +565,15 @@ class Guarded:
         """Begin a run, or go on with the spool of one that never kept a step."""
         self._off = ""
         spool, folder = self._leave_earlier_run()
-        if self._off:
-            return  # because that went wrong, and has been said
-        if os.environ.get(OFF_SWITCH):
+        if not self._off and os.environ.get(OFF_SWITCH):
             self._switch_off(SWITCHED_OFF)
+        if self._off:  # or the earlier run went wrong, which has been said
+            if (others := peers_of()) is not None:
+                others.decline()
             return
-        self._run = _together(lambda: AuditRun.begin(configuration(self.config), stack(), spool, folder))
+        self._run = _together(
+            lambda peers: AuditRun.begin(configuration(self.config), _among(stack(), peers), spool, folder)
+        )
         self._folder = self._run.config.out_dir
 
     @entry
@@ -535,7 +583,7 @@ class Guarded:
         if run is None:
             return
         run.end(steps)
-        self._kept, self._run, self._off = run.kept, None, run.dead
+        self._kept, self._run = run.kept, None
         if run.spool.waiting():
             self._left = (*self._left, run.spool)
 
@@ -573,18 +621,13 @@ class Guarded:
     def _fail(self, error: Exception) -> None:
         """Switch the audit off; only our own exceptions are known to hold no private text in their message."""
         ours = isinstance(error, LeakAuditError)
+        self._speaks = isinstance(error, PeersError) and error.first
         self._switch_off(f"{type(error).__name__}: {error}" if ours else type_and_place(error))
 
     def _switch_off(self, reason: str) -> None:
-        """Stop auditing, say why once, and leave training alone.
-
-        In a distributed run the other processes still ask this one at every step that is due, so it stays to answer no.
-        """
-        run, said = self._run, bool(self._off) or (self._run is not None and bool(self._run.dead))
-        if run is not None and run.stack.peers is not None:
-            run.dead = run.dead or reason
-        else:
-            self._off, self._run = self._off or reason, None
+        """Stop auditing, say why once, and leave training alone; the other processes of a distributed run are told."""
+        run, said = self._run, bool(self._off)
+        self._off, self._run = self._off or reason, None
         notes = list(self._come_away(run, reason))
         if not said:
             logger.warning(
@@ -594,32 +637,29 @@ class Guarded:
     def _come_away(self, run: AuditRun | None, reason: str) -> Iterator[str]:
         """Take everything off a run and mark its folder; yield what came of it, a clause each."""
         try:
-            if run is not None and run.stack.peers is not None:
-                run.recorder.give_in()
-                run.side.stop()
-            elif run is not None:
+            if run is not None:
                 run.stop()
-                if run.untouched():
+                if run.untouched() and _writes(run.stack.peers):
                     run.spool.discard()
         except Exception as error:
             yield f"it could not be switched off cleanly ({type_and_place(error)})"
-        if run is not None and (run.stack.peers is not None or run.recorder.counters.kept or run.spool.entries()):
-            return  # what was kept stays; where others take part, the end says that nothing was
+        if run is not None and (not _writes(run.stack.peers) or run.recorder.counters.kept or run.spool.entries()):
+            return  # what was kept stays
         folder = folder_of(self.config) if run is None else run.config.out_dir
         try:
-            yield from _marked(folder, reason)
+            yield from _marked(folder, reason, speaks=self._speaks)
         except Exception as error:
             yield f"{folder} may hold results of an earlier run and could not be marked as not audited ({type_and_place(error)})"
 
 
-def _marked(folder: Path | None, reason: str) -> Iterator[str]:
+def _marked(folder: Path | None, reason: str, *, speaks: bool = False) -> Iterator[str]:
     """Mark the folder of a run that is not audited; yield what became of an earlier audit there.
 
     A run that is switched off leaves a folder alone that does not exist.
     """
     if folder is None:
         yield "its `out_dir` could not be read, so that folder may still hold results of an earlier run"
-    elif _writes(peers_of()) and (reason != SWITCHED_OFF or folder.exists()):
+    elif (speaks or _writes(peers_of())) and (reason != SWITCHED_OFF or folder.exists()):
         place = mark(folder, reason)
         if place.note:
             yield place.note
@@ -726,26 +766,41 @@ def refuse_strategy(name: str, *, fsdp2: bool) -> None:
         raise SnapshotError(reason)
 
 
-def _together(begin: Callable[[], AuditRun]) -> AuditRun:
-    """Begin in all processes of a distributed run or in none: one that is missing would leave the others waiting for it.
+def _together(begin: Callable[[Peers | None], AuditRun]) -> AuditRun:
+    """Begin in all processes of a distributed run or in none.
 
     Raises:
-        SpoolError: another process could not begin.
+        PeersError: another process is not audited, or could not begin.
     """
     peers = peers_of()
     if peers is None:
-        return begin()
+        return begin(None)
+    peers.meet()
     run: AuditRun | None = None
     try:
-        run = begin()
+        peers.connect()
+        run = begin(peers)
     finally:
-        together = peers.agree(run is not None)
+        together = peers.agree("the beginning", run is not None, BEGIN_SECONDS)
     if not together:
         run.stop()
         if peers.first:
             run.spool.discard()
-        raise SpoolError("another process of this run cannot be audited; its own message says why")
+        raise PeersError(peers.over or "another process of this run cannot be audited; its own message says why")
     return run
+
+
+def _among(stack: Stack, peers: Peers | None) -> Stack:
+    """Return what an adapter knows of a run, with the processes that it met; those that train alone stay alone.
+
+    Raises:
+        SnapshotError: the model is shared out among the processes in a way that is not audited.
+    """
+    if stack.peers is None or peers is None:
+        return stack
+    called = stack.model if stack.called is None else stack.called
+    check_layout(unwrapped(stack.model), called, reduced=stack.observe == "update")
+    return replace(stack, peers=peers)
 
 
 def _writes(peers: Peers | None) -> bool:
@@ -806,9 +861,11 @@ def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> 
             "its batch is what the loader puts in the place of an empty Poisson draw, and nobody's data"
         )
     everything = [name for name in (*facts.shared, *facts.frozen) if name not in foreign]
+    sent = kept.update.keys() if kept.part is None else kept.part.sketches.keys()
     manifest = kept.manifest.model_copy(
         update={
             "recipe": recipe,
+            "checked": kept.checked,
             "facts": facts.model_copy(
                 update={
                     "training_mode": kept.training,
@@ -816,21 +873,59 @@ def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> 
                     "loss_divisor": divisor,
                     "dtype": AUTOCAST_DTYPES.get(str(autocast), facts.dtype),
                     "input_shape": _input_shape(kept),
-                    "shared": tuple(name for name in everything if name in kept.update),
-                    "frozen": tuple(name for name in everything if name not in kept.update),
+                    "shared": tuple(name for name in everything if name in sent),
+                    "frozen": tuple(name for name in everything if name not in sent),
                 }
             ),
             "provenance": provenance.model_copy(
                 update={
                     "created": datetime.now(UTC).isoformat(timespec="seconds"),
                     "copy_seconds": round(kept.copy_seconds, 4),
+                    "check_seconds": round(kept.check_seconds, 4),
+                    "not_in_place": kept.not_in_place,
                 }
             ),
         }
     )
-    parts = {"update": kept.update, "weights": kept.weights, "truth": kept.truth, "manifest": manifest}
+    parts: dict[str, Any] = {"update": kept.update, "weights": kept.weights, "truth": kept.truth}
+    if (part := kept.part) is not None:
+        manifest = manifest.model_copy(update={"parts": _kept_parts(kept, part)})
+        parts["sketches"] = part.sketches
+        parts["table"] = part.rows if part.rows in kept.weights else None
+        parts["rows"] = None if part.index is None or part.values is None else (part.index, part.values)
+    parts["manifest"] = manifest
     spool.write(kept.step, frozen=kept.frozen, **parts)
     say(f"kept step {kept.step} ({len(kept.update)} updates, copied in {kept.copy_seconds * 1000:.0f} ms)")
+
+
+def _kept_parts(kept: Kept, part: PartOfStep) -> KeptParts:
+    """Describe what is there of a step that was not kept as a whole."""
+    gone = tuple(name for name in part.sketches if name not in kept.update and name != part.rows)
+    return KeptParts(blocks=BLOCKS, parameters=kept.parameters, rows=part.rows, not_kept=gone)
+
+
+def _parts_to_keep(
+    config: AuditConfig, stack: Stack, model: nn.Module, recipe: ModelRecipe, recorder: Recorder
+) -> Parts | None:
+    """Return what to keep of each step where all of it would be too much; None to keep all.
+
+    That is where an attack of the configuration reads the first blocks only, and the model can be rebuilt without the others.
+    """
+    size = recorder.bytes_of_a_step()
+    elsewhere = config.schedule == "inline" or config.server is not None
+    if config.keep == "all" or size <= KEEP_ALL_BYTES or elsewhere or stack.peers or stack.observe != "update":
+        return None
+    needs = {spec.name: getattr(attacks.create(spec.name, spec.options), "needs", WHOLE) for spec in config.attacks}
+    reading = [name for name, need in needs.items() if need != WHOLE]
+    parts = first_parts(model, recipe) if reading else None
+    if parts is not None:
+        rest = [name for name in needs if name not in reading]
+        more = f"; {', '.join(rest)} read everything and are left out (`keep: all` keeps it)" if rest else ""
+        say(
+            f"a step of this model takes {size / 1e9:.1f} GB, so what {' and '.join(reading)} read of it is kept, of the first {BLOCKS} "
+            f"blocks, and a sketch of the rest{more}"
+        )
+    return parts
 
 
 def _input_shape(kept: Kept) -> tuple[int, ...] | None:
@@ -915,7 +1010,9 @@ def _plan(run: AuditRun) -> str:
     config, plan = run.config, run.plan
     if plan.kept == 0:
         return plan.steps_in_words()
-    room = int(config.max_spool_gb * 1e9) // max(1, run.recorder.bytes_of_a_step())
+    size = run.recorder.bytes_of_a_step()
+    once = run.recorder.bytes_to_write() - size
+    room = max(0, int(config.max_spool_gb * 1e9) - once) // max(1, size)
     clauses = [
         f"{plan.steps_in_words()}, {attacked_when(config)} ({time_in_words(config)})",
         room_in_words(plan, config, room),

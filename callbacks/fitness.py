@@ -181,7 +181,8 @@ def fitting(kept: Kept, foreign: frozenset[str]) -> Kept:
     update = {name: g for name, g in kept.update.items() if name not in foreign and g.numel()}
     weights = {name: w for name, w in kept.weights.items() if name not in foreign}
     frozen = None if kept.frozen is None else kept.frozen.without(foreign)
-    return replace(kept, update=update, weights=weights, frozen=frozen)
+    part = None if kept.part is None else kept.part.without(foreign)
+    return replace(kept, update=update, weights=weights, frozen=frozen, part=part)
 
 
 def beyond(foreign: frozenset[str], class_name: str) -> str:

@@ -7,6 +7,7 @@ whether the gradients are changed afterwards, whether the weights moved along th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,10 +49,18 @@ class Handed:
     """Whether the gradients after the step are the update, because a declared defence changed them in place."""
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer, *, last: bool = True) -> Handed:
-        """Remember a few entries of the gradients and weights, and the random state."""
+    def of(cls, optimizer: torch.optim.Optimizer, *, last: bool = True, alone: bool = False) -> Handed:
+        """Remember a few entries of the gradients and weights, and the random state.
+
+        Args:
+            optimizer: about to step.
+            last: whether no other hook of it comes after this.
+            alone: whether it is the only one. Of torch's own nothing has to be remembered then.
+        """
         # Entries of sparse gradients are not at the places of those of the weights.
         parameters = [p for p in parameters_of(optimizer) if p.grad is None or not p.grad.is_sparse]
+        if alone and last and _of_torch(optimizer):
+            parameters = []
         gradients = Witness.of(p.grad for p in parameters)
         return cls(optimizer, parameters, gradients, Witness.of(parameters), random_states(parameters), last)
 
@@ -110,8 +119,9 @@ class Handed:
             return ""
         if along is False and not self._keeps_state():
             raise SnapshotError(
-                f"{self.name} keeps no state and does not move the weights along the gradients that it is given, so it changes them "
-                "inside its step; change the gradients before the optimizer steps, where the audit sees it"
+                f"{self.name} keeps no state and does not move the weights along the gradients that it is given: it changes copies of them "
+                "inside its step, or follows a rule that the audit does not know. Change the gradients before the optimizer steps, where "
+                "the audit sees it"
             )
         if self._drew() and not self.retake:
             raise SnapshotError(
@@ -151,7 +161,7 @@ class Handed:
                 self.weights.entries, Witness.of(self.parameters).entries, gradients, strict=True
             )
         ]
-        step = sum(float(one.square().sum()) for one in moved if one is not None) ** 0.5
+        step = math.hypot(*(float(one.norm()) for one in moved if one is not None))
         rounding = self._rounding()
         if step <= 10 * rounding:
             return None
@@ -164,7 +174,7 @@ class Handed:
             for w in self.weights.entries
             if w is not None and w.numel()
         ]
-        return sum(length**2 for length in lengths) ** 0.5
+        return math.hypot(*lengths)
 
     def _combined(
         self, found: Sequence[Tensor | None], tolerance: float, gradients: Sequence[Tensor | None] | None = None
@@ -185,19 +195,19 @@ class Handed:
             if y is not None and g is not None and w is not None and y.shape == g.shape == w.shape
         ]
         precision = max((torch.finfo(g.dtype).eps for _, g, _ in rows), default=0.0)
-        left, whole = (sum(part) for part in zip(*map(_squares, rows), strict=True)) if rows else (0.0, 0.0)
-        return float(left) ** 0.5 <= max(tolerance, ROUNDING * precision) * float(whole) ** 0.5
+        lengths = [_lengths(*row) for row in rows]
+        left, whole = (math.hypot(*(pair[part] for pair in lengths)) for part in range(2))
+        return left <= max(tolerance, ROUNDING * precision) * whole
 
 
-def _squares(row: tuple[Tensor, Tensor, Tensor]) -> tuple[float, float]:
-    """Return the squared lengths of what is left of y without its parts along w and g, and of y.
+def _lengths(y: Tensor, g: Tensor, w: Tensor) -> tuple[float, float]:
+    """Return the lengths of what is left of y without its parts along w and g, and of y; all are (entries,).
 
-    Args:
-        row: y, g and w, each (entries,). With fewer than `FEW` entries two numbers explain anything, and nothing is left.
+    With fewer than `FEW` entries two numbers explain anything, and nothing is left.
     """
-    y, g, w = (part.double().cpu() for part in row)
+    y, g, w = (part.double().cpu() for part in (y, g, w))
     left = _without(_without(y, w), _without(g, w))
-    return float(left.square().sum()) if len(y) >= FEW else 0.0, float(y.square().sum())
+    return float(left.norm()) if len(y) >= FEW else 0.0, float(y.norm())
 
 
 def _without(vector: Tensor, other: Tensor) -> Tensor:

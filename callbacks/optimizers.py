@@ -16,10 +16,13 @@ from torch import nn
 from leakaudit.callbacks.boundary import entry
 from leakaudit.callbacks.witness import own_part
 from leakaudit.errors import SnapshotError
+from leakaudit.models import plain_name
 
 WRAPPERS = ("original_optimizer", "optimizer", "_optimizer")
 """Attributes under which Opacus, Accelerate and Lightning keep the optimizer they wrap. They are looked up in the instance, because
 some wrappers delegate every attribute. Other wrappers are known by their parameters: see `_inside`."""
+
+WAYS_OUT = "give the audit all optimizers, `watch(model, [a, b])`, or call `requires_grad_(False)` on parameters that none of them moves"
 
 _STEP = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
 """Code of the function that torch puts around the `step` of every class of optimizers; it calls the hooks."""
@@ -68,6 +71,26 @@ def parameters_of(optimizer: Any) -> list[nn.Parameter]:
     return [p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]]
 
 
+def unmoved(model: nn.Module, movers: Sequence[Any]) -> str:
+    """Return a sentence about the parameters that require a gradient and that no optimizer moves; empty where there are none.
+
+    Before training it is not known whether they will have a gradient; `check_all_moved` refuses a step in which one has.
+    """
+    mine = {id(p) for mover in movers for p in parameters_of(mover)}
+    left = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in mine]
+    if not left:
+        return ""
+    return (
+        f"{_counted(left)} that require a gradient and are in no optimizer that the audit was given. A step in which one of them has a "
+        f"gradient is not kept: {WAYS_OUT}"
+    )
+
+
+def _counted(names: Sequence[str]) -> str:
+    parameters = "1 parameter" if len(names) == 1 else f"{len(names)} parameters"
+    return f"the model has {parameters} (first {plain_name(names[0])!r})"
+
+
 def check_all_moved(parameters: Sequence[tuple[str, nn.Parameter]], movers: Sequence[Any]) -> None:
     """Refuse a step in which a parameter has a gradient that none of the optimizers moves.
 
@@ -79,10 +102,8 @@ def check_all_moved(parameters: Sequence[tuple[str, nn.Parameter]], movers: Sequ
     mine = {id(p) for mover in movers for p in parameters_of(mover)}
     left = [name for name, p in parameters if id(p) not in mine and p.requires_grad and _has_gradient(p)]
     if left:
-        moved = "the optimizer does" if len(movers) == 1 else "the optimizers do"
         raise SnapshotError(
-            f"{len(left)} parameters of the model, first {left[0]!r}, have a gradient and {moved} not move them. If another optimizer does, "
-            "give all of them: `watch(model, [a, b])`. If none does, call `requires_grad_(False)` on these parameters"
+            f"{_counted(left)} that have a gradient and that no optimizer moves that the audit was given; {WAYS_OUT}"
         )
 
 

@@ -24,6 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.callbacks.boundary import around, entry
+from leakaudit.callbacks.calls import copied
+from leakaudit.callbacks.in_place import Before, NotInPlaceError, Repetition, UnheldError, check
 from leakaudit.callbacks.inside_step import Handed, random_states
 from leakaudit.callbacks.kept_back import hand_out
 from leakaudit.callbacks.optimizers import (
@@ -36,11 +38,16 @@ from leakaudit.callbacks.optimizers import (
     parameters_of,
     steps_on_the_stack,
 )
-from leakaudit.callbacks.tap import MOST_BYTES, Pass, Tap, copied
+from leakaudit.callbacks.part_of_step import PartOfStep
+from leakaudit.callbacks.tap import MOST_BYTES, Pass, Tap
 from leakaudit.callbacks.witness import Witness, own_part
+from leakaudit.client import ClientStep
 from leakaudit.errors import LeakAuditError, NonFiniteUpdateError, SnapshotError, type_and_place
 from leakaudit.frozen_weights import FrozenWeights
 from leakaudit.models import plain_name
+from leakaudit.parts import Parts
+from leakaudit.scores import Verification
+from leakaudit.sketch import BUCKETS
 from leakaudit.snapshot import Manifest, MicroBatch, Truth, check_finite
 
 logger = logging.getLogger(__name__)
@@ -55,6 +62,9 @@ time, while the optimizer waits. Our choice: a machine that trains a model of mo
 MOST_RESTARTS = 16
 """How often a step of several optimizers begins again before a message says so. Our choice: optimizers that step less often than others
 do so every few steps."""
+
+END_OF = "the end of "
+"""Begins what processes agree on at the end of a step; what they agree on at its beginning is the step's name."""
 
 Observe = Literal["update", "local", "delta"]
 """What the client sends: the update that the optimizer gets, this process's share of it before processes are summed, or the
@@ -84,8 +94,28 @@ class Kept:
     """Whether the batches hold what the loss sent back."""
     frozen: FrozenWeights | None = None
     """Live parameters that no optimizer moves and that are not in `weights`; the writer keeps them once a run."""
+    checked: Verification | None = None
+    """Its stamp, where the step was repeated in place."""
+    check_seconds: float = 0.0
+    not_in_place: str = ""
+    """Why it was not; empty where that was not asked for."""
+    part: PartOfStep | None = None
+    """What takes the place of the rest of the update; None where `update` is the whole one."""
+    parameters: int = 0
+    """Of the whole model."""
     ready: Callable[[], None] = lambda: None
     """Waits until the copy has arrived; called in the writer's thread."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of its update and weights, the frozen ones left out."""
+        tensors = [*self.update.values(), *self.weights.values()]
+        if self.part is not None:
+            tensors += [
+                *self.part.sketches.values(),
+                *(t for t in (self.part.index, self.part.values) if t is not None),
+            ]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 @dataclass
@@ -96,12 +126,20 @@ class Counters:
     not_finite: int = 0
     failed: int = 0
     """Steps that were due and could not be kept: a full disk, an empty batch, an optimizer without gradients."""
+    reason: str = ""
+    """Why the first of them could not."""
     blocked_s: float = 0.0
     """Seconds of the training thread spent in the recorder."""
+    check_s: float = 0.0
+    """The part of them in which steps were repeated in place."""
+    writer_s: float = 0.0
+    """Seconds of the writer beside it."""
+    written: int = 0
+    """Bytes on the disk, of all kept steps."""
 
 
 class Peers(Protocol):
-    """The other processes of a distributed run; every method is entered by all of them, or none."""
+    """The other processes of a distributed run; `gather` and `whole` are entered by all of them, or none."""
 
     @property
     def first(self) -> bool:
@@ -111,11 +149,21 @@ class Peers(Protocol):
     def mean_over(self) -> int:
         """Processes over whose gradients the update is the mean."""
 
-    def agree(self, yes: bool) -> bool:
-        """Return whether all processes say yes."""
+    @property
+    def over(self) -> str:
+        """Why these processes keep no steps together any more; empty while they do."""
+
+    def agree(self, topic: str, yes: bool) -> bool:
+        """Return whether all processes say yes to a topic within a time limit."""
+
+    def leave(self) -> None:
+        """Tell the others that this process takes no part any more."""
 
     def gather(self, truth: Truth) -> Truth:
-        """Return the micro-batches of all processes, in the order of their ranks."""
+        """Return the micro-batches of all processes, in the order of their ranks, in the first one."""
+
+    def whole(self, shard: Any) -> Tensor:
+        """Return a sharded tensor whole, in the first process."""
 
 
 @dataclass
@@ -128,6 +176,8 @@ class _Armed:
     kept_back: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
     """Persistent buffers before the first forward pass, which may change them (batch norm)."""
+    state: Before | None = None
+    """What the loop calls, before the first forward pass; None where the step is not checked in place."""
     modes: dict[str, bool] = field(default_factory=dict)
     """Module -> whether it was in training mode at the first forward pass; trainers set it as late as that."""
     local: dict[str, Tensor] = field(default_factory=dict)
@@ -189,6 +239,7 @@ class Recorder:
         as_kept: Callable[[MicroBatch], MicroBatch] = lambda batch: batch,
         as_stepped: Callable[[Manifest], Manifest] = lambda manifest: manifest,
         beside: frozenset[str] = frozenset(),
+        in_place: bool = False,
     ) -> None:
         """Prepare; hooks are set by `install`.
 
@@ -205,6 +256,7 @@ class Recorder:
             learning_rate: of these steps.
             max_bytes: a step whose copies are larger than this is not recorded.
             as_stepped: fills in what is true of the optimizer when it steps and not earlier, such as the noise of a schedule.
+            in_place: whether a step is repeated here, before the optimizer moves the weights, to check it.
             as_kept: puts a forward pass, as it was seen, into the words of the model that is audited; it may refuse the step.
             beside: names of buffers that are kept although the model does not store them.
         """
@@ -222,6 +274,10 @@ class Recorder:
         self._max_bytes = max_bytes
         self._as_kept = as_kept
         self._as_stepped = as_stepped
+        # A step of several processes, or of several local steps, is checked on the rebuilt model.
+        self._in_place = in_place and peers is None and observe != "delta"
+        self.missed_pulls = False
+        """Whether the last step was not kept for want of what the next one will hold, so that it is due in its place."""
         self._tap = None if called is None else Tap(called, self._began, self._reached, self._fail)
         self._beside = beside
         self._persistent: frozenset[str] = frozenset()
@@ -236,6 +292,8 @@ class Recorder:
         self._buffers: dict[str, Tensor] = {}
         self._frozen: FrozenWeights | None = None
         """Parameters that were in no optimizer at the first kept step and have not changed since."""
+        self._parts: Parts | None = None
+        """What of a step is kept; None for everything."""
         self._pooled = True
         """Whether the copies of a step are small enough to be held until the writer has them on the disk."""
         self._handles: list[Any] = []
@@ -243,8 +301,8 @@ class Recorder:
         self._writer: threading.Thread | None = None
         self._side: Any = None
         """CUDA stream of the copies."""
-        self._owes_answer = False
-        """The other processes wait at the end of this step for a word from us, even if we recorded nothing of it."""
+        self._owes_answer = ""
+        """Topic on which the other processes wait for a word from us at the end of this step; empty where they do not."""
         self.counters = Counters()
         self.disabled = False
 
@@ -303,15 +361,31 @@ class Recorder:
         """Return whether a kept step is still on its way to the disk."""
         return self._writer is not None and self._writer.is_alive()
 
+    def keep_only(self, parts: Parts) -> None:
+        """Keep these parts of a step, and a sketch of the rest of its update; call before `install`."""
+        self._parts = parts
+
+    def bytes_held(self) -> int:
+        """Return the size of the copies that are held in memory."""
+        return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers.values())
+
     def bytes_of_a_step(self) -> int:
-        """Return what the copies of one step take: trained weights, their update, and persistent buffers."""
-        trained = sum(p.numel() * (p.element_size() + _kept_as(p.dtype).itemsize) for _, p in self._trained())
+        """Return what the copies of one step take: trained weights, their update, and persistent buffers.
+
+        Rows of the word embedding, of which there are as many as words in the batch, are not counted where only parts are kept.
+        """
+        parts, trained = self._parts, self._trained()
+        size = sum(p.numel() * p.element_size() for n, p in trained if parts is None or n in parts.weights)
+        size += sum(p.numel() * _kept_as(p.dtype).itemsize for n, p in trained if parts is None or n in parts.updates)
+        size += 0 if parts is None else sum(4 * min(BUCKETS, p.numel()) for _, p in trained)
         buffers = (b for name, b in self._model.named_buffers() if plain_name(name) in self._persistent)
-        return trained + sum(b.numel() * b.element_size() for b in buffers)
+        return size + sum(b.numel() * b.element_size() for b in buffers)
 
     def _in_pool(self, size: int) -> bool:
         """Return whether copies of that size are held until the writer has them on the disk."""
-        return self._observe == "delta" or size <= POOL_BYTES
+        # Pinned memory comes in powers of two, so a tensor may take up to twice its size.
+        held = 2 * size if next(self._model.parameters()).is_cuda else size
+        return self._observe == "delta" or held <= POOL_BYTES
 
     def bytes_to_write(self) -> int:
         """Return what the next kept step takes on the disk: the first one brings the frozen weights with it."""
@@ -329,8 +403,9 @@ class Recorder:
         if self.disabled:
             return
         self.disarm()
+        self.missed_pulls = False
         self._armed = _Armed(step, manifest)
-        self._owes_answer = self._peers is not None
+        self._owe_answer(self._armed)
         if self._tap is not None:
             self._tap.open()
         if self._observe == "local":
@@ -338,8 +413,12 @@ class Recorder:
 
     def disarm(self) -> None:
         """Forget what was recorded of a step that did not come to its end."""
-        self._owes_answer = False
+        found, self._copied = self._copied, None
+        if found is not None and found.stepped:
+            self._not_kept(found.armed.step, SnapshotError(f"the step ended before {self._missing(found)}"))
         self._put_down()
+        if self._owes_answer:
+            self._answer(False)
 
     def _put_down(self) -> None:
         """Record nothing of this step any more; the other processes still wait for an answer."""
@@ -378,12 +457,16 @@ class Recorder:
         if not armed.passes:
             self._come_last()
             self.rounds.restart()
-            armed.buffers = {plain_name(n): b.detach().clone() for n, b in self._model.named_buffers()}
+            armed.state = Before.of(self._called()) if self._in_place and self._tap is not None else None
+            copied_of = _copy if armed.state is None else armed.state.copy_of
+            armed.buffers = {plain_name(name): copied_of(buffer) for name, buffer in self._model.named_buffers()}
             armed.modes = {plain_name(n): m.training for n, m in self._model.named_modules()}
         self._look_at_weights(armed, seen)
         seen.rng = random_states([next(self._model.parameters())])
         seen.kept_back = armed.kept_back
         armed.passes.append(seen)
+        if armed.state is not None:
+            armed.state.note(seen)
         self.counters.blocked_s += time.perf_counter() - start
 
     def _begin_again(self) -> None:
@@ -391,8 +474,9 @@ class Recorder:
         found = self._copied
         if found is None or not found.stepped:
             return
-        self._copied, self._owes_answer = None, self._peers is not None
+        self._copied = None
         self._armed = _Armed(found.armed.step, found.armed.manifest, begun_again=found.armed.begun_again + 1)
+        self._owe_answer(self._armed)
         if self._armed.begun_again == MOST_RESTARTS:
             reason = f"in {MOST_RESTARTS} attempts a forward pass began before {self._missing(found)}"
             self._not_kept(
@@ -426,9 +510,11 @@ class Recorder:
                 "one of its optimizers accumulates gradients over several steps of another one, which moves the weights in between: no "
                 "one set of weights gives such an update"
             )
-        earlier = [p for p in armed.passes if p.backward not in (None, backward) and not p.stepped]
+        earlier = [p for p in armed.passes if p.backwards.keys() - {backward} and not p.stepped]
         if earlier and not self._takes_examples_alone(armed) and self._nothing_accumulated():
-            gone = {id(p) for p in earlier}
+            for one in earlier:
+                one.backwards = {number: what for number, what in one.backwards.items() if number == backward}
+            gone = {id(p) for p in earlier if not p.backwards and p is not seen}
             armed.passes = [p for p in armed.passes if id(p) not in gone]
 
     def _takes_examples_alone(self, armed: _Armed) -> bool:
@@ -559,18 +645,21 @@ class Recorder:
                 must not be changed while somebody goes through it.
         """
         for mover, handle in zip(self._movers, self._handles, strict=False):
-            hooks = mover._optimizer_step_pre_hooks
-            if (
-                next(reversed(hooks), None) != handle.id
-                and handle.id in hooks
-                and (after_step or not steps_on_the_stack(mover))
-            ):
+            hooks: Any = mover._optimizer_step_pre_hooks
+            if next(reversed(hooks), None) == handle.id or handle.id not in hooks:
+                continue
+            if after_step or (isinstance(mover, torch.optim.Optimizer) and not steps_on_the_stack(mover)):
                 hooks.move_to_end(handle.id)
+
+    def _owe_answer(self, armed: _Armed) -> None:
+        """Remember that the other processes will ask about the end of a step, each time that it begins again."""
+        again = f", attempt {armed.begun_again + 1}" if armed.begun_again else ""
+        self._owes_answer = "" if self._peers is None else f"{END_OF}step {armed.step}{again}"
 
     def _answer(self, yes: bool) -> bool:
         """Tell the other processes whether this one keeps the step; return whether all do."""
-        self._owes_answer = False
-        return self._peers is None or self._peers.agree(yes)
+        topic, self._owes_answer = self._owes_answer, ""
+        return self._peers is None or self._peers.agree(topic, yes)
 
     @entry
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -650,6 +739,7 @@ class Recorder:
             self._check(armed)
             self._keep(armed, start)
         except LeakAuditError as error:
+            self._unhook_step()
             self._not_kept(armed.step, error)
 
     def _check(self, armed: _Armed) -> None:
@@ -708,40 +798,65 @@ class Recorder:
             return  # buffers are in use; the adapter counts a skipped step before it comes to this
         if too_large:
             raise SnapshotError(
-                f"its loss is computed outside the model, from outputs of more than {MOST_BYTES // 10**6} MB a pass; let the model "
+                f"its loss is computed outside the model, from outputs of more than {MOST_BYTES // 10**6} MB a step; let the model "
                 "compute it (`labels`), or take smaller micro-batches"
             )
         update, weights, frozen = self._tensors(armed)
+        armed.manifest = self._as_stepped(armed.manifest)
+        checked, why, seconds = self._repeat(armed, passes, truth, update)
+        if any(p.mixed for p in passes):
+            truth = Truth(tuple(self._as_kept(_micro_batch(p, armed.loss_scale)) for p in passes))
         scales = self._scales(armed)
+        part = None if self._parts is None else PartOfStep.of(self._parts, update, scales)
+        if part is not None and self._parts is not None:
+            update, weights = dict(part.update), {n: w for n, w in weights.items() if n in self._parts.weights}
+            frozen = None if frozen is None else frozen.without(frozenset(frozen.tensors) - self._parts.weights)
         types = {n: torch.float32 if n in scales else _kept_as(g.dtype) for n, g in update.items()}
         copies = {f"u/{n}": (g, types[n], scales.get(n)) for n, g in update.items()}
         copies |= {f"w/{name}": (w, w.dtype, None) for name, w in weights.items()}
+        if part is not None:
+            copies |= {f"s/{name}": (s, s.dtype, None) for name, s in part.sketches.items()}
+            rows = {"r/index": part.index, "r/values": part.values}
+            copies |= {key: (tensor, tensor.dtype, None) for key, tensor in rows.items() if tensor is not None}
         self._pooled = self._in_pool(sum(t.numel() * dtype.itemsize for t, dtype, _ in copies.values()))
         with _CopyStream(self, update) as ready:
             copied = {key: self._into_buffer(key, *what) for key, what in copies.items()}
         if self._peers is not None and not self._peers.first:
             self._copied = _Copied(armed)
             return
+        if part is not None:
+            sketches = {name: copied[f"s/{name}"] for name in part.sketches}
+            index, values = copied.get("r/index"), copied.get("r/values")
+            part = replace(part, update={}, sketches=sketches, index=index, values=values)
         kept = Kept(
             step=armed.step,
             update={name: copied[f"u/{name}"] for name in update},
             weights={name: copied[f"w/{name}"] for name in weights},
             truth=truth,
-            manifest=self._as_stepped(armed.manifest),
-            copy_seconds=time.perf_counter() - start,
+            manifest=armed.manifest,
+            copy_seconds=time.perf_counter() - start - seconds,
             autocast=next((p.autocast for p in passes), None),
             loss_scale=armed.loss_scale,
             training=armed.modes.get("", True),
             eval_modules=tuple(name for name, on in armed.modes.items() if not on and armed.modes.get("")),
             tapped=bool(passes) and all(p.tapped for p in passes),
             frozen=frozen,
+            checked=checked,
+            check_seconds=seconds,
+            not_in_place=why,
+            part=part,
+            parameters=sum(p.numel() for p in self._model.parameters()) if part is not None else 0,
             ready=ready.wait,
         )
         notes = [self._other_weights(armed, passes)]
         if self._observe == "delta":
             self._hand_over(kept, notes)
             return
-        handed = {} if self._observe == "local" else {id(m): Handed.of(m, last=self._is_last(m)) for m in self._movers}
+        handed = (
+            {}
+            if self._observe == "local"
+            else {id(m): Handed.of(m, last=self._is_last(m), alone=len(self._movers) == 1) for m in self._movers}
+        )
         self._copied = _Copied(armed, handed, kept, notes)
         if not self._pooled:
             self._write_at_once(self._copied)
@@ -797,6 +912,10 @@ class Recorder:
             if found.written or not self._pooled:
                 raise SnapshotError(f"the gradients that {handed.name} moves changed after the step was written")
             return
+        if found.kept.part is not None:
+            raise SnapshotError(
+                f"the gradients that {handed.name} moves changed after the parts of them that are kept were taken; set `keep: all`"
+            )
         mine = {id(p) for p in handed.parameters}
         update = {name: p.grad for name, p in found.armed.parameters if id(p) in mine and p.grad is not None}
         if any(hasattr(gradient, "full_tensor") for gradient in update.values()):
@@ -805,7 +924,9 @@ class Recorder:
             )
         with _CopyStream(self, update) as ready:
             fresh = {name: self._into_buffer(f"u/{name}", g, _kept_as(g.dtype), None) for name, g in update.items()}
-        found.kept = replace(found.kept, update={**found.kept.update, **fresh}, ready=ready.wait)
+        update = {**found.kept.update, **fresh}
+        why = "its gradients changed after they were copied"
+        found.kept = replace(found.kept, update=update, checked=None, not_in_place=why, ready=ready.wait)
 
     def _scales(self, armed: _Armed) -> dict[str, Tensor]:
         """Return the scale that is in the gradients of some parameters, by name.
@@ -818,6 +939,53 @@ class Recorder:
             else {id(p): getattr(m, "grad_scale", None) for m in self._movers for p in parameters_of(m)}
         )
         return {name: scale for name, p in armed.parameters if (scale := found.get(id(p))) is not None}
+
+    def _called(self) -> nn.Module:
+        """Return what is called to repeat a step: what the loop calls, out of a wrapper whose reducer counts its passes."""
+        assert self._tap is not None
+        called = self._tap.model
+        wrapped = any(kind.__name__ == "DistributedDataParallel" for kind in type(called).__mro__)
+        return called.module if wrapped else called  # type: ignore[return-value]
+
+    def _repeat(
+        self, armed: _Armed, passes: list[Pass], truth: Truth, update: Mapping[str, Tensor]
+    ) -> tuple[Verification | None, str, float]:
+        """Repeat the step before the optimizer moves the weights; return its stamp, or why there is none, and what it took.
+
+        Raises:
+            SnapshotError: the loss sent more into the outputs than was held.
+        """
+        if armed.state is None or not update or self._tap is None:
+            return None, "", 0.0
+        start = time.perf_counter()
+        self._tap.close()
+        scales = self._scales(armed)
+        update = {name: g / scales[name].to(g.device) if name in scales else g for name, g in update.items()}
+        recipe = armed.manifest.recipe
+        repetition = Repetition(
+            called=armed.state.called,
+            passes=passes,
+            before=armed.state,
+            named={plain_name(name): p for name, p in self._model.named_parameters()},
+            moved=[p for mover in self._movers for p in parameters_of(mover)],
+            recipe=recipe,
+            loss_scale=armed.loss_scale,
+        )
+        try:
+            dense = {name: g.to_dense() if g.is_sparse else g for name, g in update.items()}
+            client = ClientStep(self._model, truth, recipe, armed.manifest.facts)
+            return check(client, dense, repetition), "", time.perf_counter() - start
+        except UnheldError:
+            self._tap.holds_everything = self.missed_pulls = True
+            raise
+        except NotInPlaceError as error:
+            return None, str(error), time.perf_counter() - start
+        except Exception as error:  # the user's model is called here: whatever it raises, the rebuilt one may do
+            return None, f"repeating it raised {type_and_place(error)}", time.perf_counter() - start
+        finally:
+            self.counters.check_s += time.perf_counter() - start
+            if len(self._movers) > 1:  # a forward pass before all have stepped must be seen
+                self._tap.open()
 
     def _tensors(self, armed: _Armed) -> tuple[dict[str, Tensor], dict[str, Tensor], FrozenWeights | None]:
         """Return references to the update, to the weights before it and to the frozen ones, in one walk over the model."""
@@ -867,8 +1035,10 @@ class Recorder:
         if not self._pooled:
             return
         for name, parameter in self._trained():
-            self._buffers[f"u/{name}"] = _fresh(parameter.shape, _kept_as(parameter.dtype), parameter)
-            self._buffers[f"w/{name}"] = _fresh(parameter.shape, parameter.dtype, parameter)
+            if self._parts is None or name in self._parts.updates:
+                self._buffers[f"u/{name}"] = _fresh(parameter.shape, _kept_as(parameter.dtype), parameter)
+            if self._parts is None or name in self._parts.weights:
+                self._buffers[f"w/{name}"] = _fresh(parameter.shape, parameter.dtype, parameter)
         for name, buffer in self._model.named_buffers():
             if plain_name(name) in self._persistent:
                 self._buffers[f"w/{plain_name(name)}"] = _fresh(buffer.shape, buffer.dtype, buffer)
@@ -877,7 +1047,7 @@ class Recorder:
         """Copy into a reused buffer: fresh allocations cost six times as much in page faults."""
         source = source.detach()
         if hasattr(source, "full_tensor"):
-            source = source.full_tensor()  # sharded; every process takes part
+            source = source.full_tensor() if self._peers is None else self._peers.whole(source)
         if self._peers is not None and not self._peers.first:
             return source
         if source.is_sparse:
@@ -893,19 +1063,24 @@ class Recorder:
 
     @entry
     def _write_quietly(self, kept: Kept) -> None:
+        start = time.perf_counter()
         try:
             kept.ready()
             _check_worth_keeping(kept)
             self._write(kept)
             self.counters.kept += 1
+            self.counters.written += kept.bytes + (kept.frozen.bytes if kept.frozen and self.counters.kept == 1 else 0)
         except NonFiniteUpdateError:
             self.counters.not_finite += 1
             logger.warning("step %d was not kept: its update is not finite", kept.step)
         except LeakAuditError as error:
             self._not_kept(kept.step, error)
+        finally:
+            self.counters.writer_s += time.perf_counter() - start
 
     def _not_kept(self, step: int, error: LeakAuditError) -> None:
         self.counters.failed += 1
+        self.counters.reason = self.counters.reason or str(error)
         # A disk that is full now is full at the next step, too: once is a message, the rest is noise.
         level = logging.WARNING if self.counters.failed == 1 else logging.DEBUG
         logger.log(level, "step %d was not kept: %s", step, error)
@@ -965,21 +1140,32 @@ def _kept_as(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype in (torch.bfloat16, torch.float16) else torch.float32
 
 
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
 def _same_examples(one: Pass, two: Pass) -> bool:
-    """Return whether two passes saw the same examples, and the same labels where both were given some."""
-    parts = ("input_ids", *(("labels",) if all("labels" in p.inputs for p in (one, two)) else ()))
-    mine, others = (
-        [p.inputs[name] for name in parts] if "input_ids" in p.inputs else list(p.inputs.values()) for p in (one, two)
-    )
-    return len(mine) == len(others) > 0 and all(map(torch.equal, mine, others))
+    """Return whether two passes are of the same texts with the same labels."""
+    mine, others = (_examples(p) for p in (one, two))
+    return mine.keys() == others.keys() and bool(mine) and all(torch.equal(mine[name], others[name]) for name in mine)
+
+
+def _examples(seen: Pass) -> dict[str, Tensor]:
+    ids = {"input_ids": seen.inputs["input_ids"]} if "input_ids" in seen.inputs else seen.inputs
+    labels = seen.inputs.get("labels", seen.kept_back.get("labels"))
+    return dict(ids) if labels is None else {**ids, "labels": labels}
 
 
 def _batch_of(armed: _Armed) -> tuple[list[Pass], list[MicroBatch]]:
     """Return the passes that the update comes from, and the batch that they are; two passes over the same examples are one."""
     passes = [p for p in armed.passes if p.backward is not None or not p.tapped]
-    hand_out(passes)
     for number, seen in enumerate(passes):
-        seen.again = any(_same_examples(seen, p) for p in passes[:number] if seen.backward == p.backward is not None)
+        seen.again = any(
+            _same_examples(seen, p)
+            for p in passes[:number]
+            if seen.backward == p.backward is not None or seen.elsewhere
+        )
+    hand_out(passes)  # afterwards: two passes over one batch were told the same labels
     return passes, [_micro_batch(p, armed.loss_scale) for p in passes]
 
 
@@ -1002,7 +1188,7 @@ def _check_worth_keeping(kept: Kept) -> None:
         NonFiniteUpdateError: the update holds NaN or infinity.
         SnapshotError: no gradient, no forward pass, or a batch without tokens.
     """
-    if not kept.update:
+    if not kept.update and kept.part is None:
         raise SnapshotError(
             "the optimizer held no gradient when it stepped; optimizers that move the weights during the backward pass "
             "cannot be audited"
@@ -1018,3 +1204,5 @@ def _check_worth_keeping(kept: Kept) -> None:
     if not any(batch.inputs.get("inputs", batch.inputs["input_ids"]).numel() for batch in kept.truth.micro_batches):
         raise SnapshotError("its batch was empty")
     check_finite(kept.update)
+    if kept.part is not None:
+        check_finite(kept.part.sketches)  # of everything: an entry that is not finite makes its bucket so

@@ -52,10 +52,10 @@ def own_part(tensor: Tensor) -> Tensor:
     return part.coalesce().values() if part.is_sparse else part
 
 
-def few_entries(tensor: Tensor) -> Tensor:
-    """Return at most `ENTRIES` entries of a tensor, at equal distances; a view where the tensor is contiguous."""
+def few_entries(tensor: Tensor, most: int = ENTRIES) -> Tensor:
+    """Return at most `most` entries of a tensor, at equal distances; a view where the tensor is contiguous."""
     flat = tensor.detach().reshape(-1)
-    return flat[:: max(1, flat.numel() // ENTRIES)][:ENTRIES]
+    return flat[:: max(1, flat.numel() // most)][:most]
 
 
 def _place(tensor: Tensor | None) -> tuple[int, int, int]:

@@ -19,6 +19,7 @@ import os
 import platform
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -90,6 +91,9 @@ NEVER_TESTED = (
 JOURNAL, STATE = "journal.jsonl", "state.json"
 """What an audit that goes on is made of again."""
 
+PARTS_ONLY = not_applicable(
+    "only what attacks on the first blocks read was kept of this step (`keep: auto`), and this attack reads everything: `keep: all` keeps it"
+)
 NO_TEXT_TO_READ = not_applicable("the model classifies arrays: its batches hold no text")
 
 
@@ -289,6 +293,11 @@ class Audit:
                 record, "the observed update does not come from the batch that was kept: see its verification"
             )
             return
+        if self._server is not None and not observation.whole:
+            self._skip_all(
+                record, "only parts of this step were kept, and an active server needs all of it: `keep: all`"
+            )
+            return
         if self._server is not None:
             try:
                 client = on_active_server(client, self._server)
@@ -302,6 +311,11 @@ class Audit:
             ]
             if not todo:
                 continue
+            if not observation.whole and not defense.is_identity():
+                why = "only parts of this step were kept, and no defence can be tried on them: `keep: all` keeps it"
+                for label, _ in todo:
+                    self._append(self._failed(record.id, label, defense_label, AttemptStatus.SKIPPED, why))
+                continue
             try:
                 seen = defense(client, observation, self._generator(record.id, defense_label))
             except Exception as error:
@@ -313,7 +327,7 @@ class Audit:
                 continue
             for label, attack in todo:
                 self._append(self._attempt(record.id, label, attack, defense_label, seen, truth))
-        self._run_controls(record, client, truth)
+        self._run_controls(record, client, truth, observation)
 
     def _sent(self, client: ClientStep, shipped: tuple[DeclaredDefense, ...], step_id: str) -> Observation:
         """Return what would be sent of a step that nobody recorded: with the defences that the run ships.
@@ -383,7 +397,10 @@ class Audit:
 
         Raises:
             ResultsError: not a single step was audited.
+            ConfigError: the policy cannot be read, or names an attack, a defence or a metric that does not exist; then `results.json`
+                is written, and neither verdict nor report.
         """
+        from leakaudit.catalogue import names_for, registered_names
         from leakaudit.gate import default_policy, evaluate, load_policy
         from leakaudit.gate import to_json as verdict_json
         from leakaudit.reports.page import write_report
@@ -395,7 +412,8 @@ class Audit:
         )
         text = json.dumps(to_json(results), indent=1, ensure_ascii=False, allow_nan=False)
         write_private(self.folder / "results.json", text)
-        policy = load_policy(self.config.policy) if self.config.policy else default_policy()
+        names = names_for(results) | registered_names()
+        policy = load_policy(self.config.policy, names) if self.config.policy else default_policy()
         now = datetime.now(UTC)
         verdict = evaluate(results, policy, now=now, results_sha256=hashlib.sha256(text.encode()).hexdigest())
         write_private(self.folder / "verdict.json", json.dumps(verdict_json(verdict), indent=1))
@@ -424,7 +442,7 @@ class Audit:
             fits = (
                 APPLIES if attack.goal == "labels" or not isinstance(seen.model, ArrayClassifier) else NO_TEXT_TO_READ
             )
-            fits = fits and attack.applies(seen)
+            fits = fits and (attack.applies(seen) if _reads(attack, seen) else PARTS_ONLY)
             if not fits:
                 return self._failed(
                     step, label, defense, AttemptStatus.NOT_APPLICABLE, public_reason(fits.reason, attack), start
@@ -632,7 +650,7 @@ class Audit:
         if known is not None:
             return known
         sequences = snapshot.truth.sequences()
-        verification = verify(client, snapshot.observation.update)
+        verification = _stamp(snapshot, client)
         shipped = defenses_left(
             client, verification
         )  # as declared: numbers of one step would give each step another name
@@ -655,7 +673,7 @@ class Audit:
         self._save_state()
         return record
 
-    def _run_controls(self, record: StepRecord, client: ClientStep, truth: Truth) -> None:
+    def _run_controls(self, record: StepRecord, client: ClientStep, truth: Truth, seen: Observation) -> None:
         """Attack an undefended canary step with known text: it must be recovered, and must not match the real batch."""
         done = {control.step for control in self._state.controls}
         if record.id in done or len(done) >= self.config.controls:
@@ -667,7 +685,8 @@ class Audit:
         for label, attack in self._attacks:
             budget = Budget(self.config.budget_s)
             try:
-                if getattr(attack, "blind", False) or not attack.applies(canary):
+                # An attack that did not run on the step itself is no positive control of it.
+                if getattr(attack, "blind", False) or not _reads(attack, seen) or not attack.applies(canary):
                     continue
                 guess = attack(canary, self._generator(record.id, label, "canary"), budget)
                 own, other = self._score(guess, batch, canary), self._score(guess, truth, canary)
@@ -763,6 +782,8 @@ class Audit:
         lost = [(f"step {int(step[3:])}", why) for step, why in self._state.lost.items()]
         missed = [(f"{counted(number, 'step')} that should have been kept", why) for number, why in not_kept]
         servers = _servers_not_tested(self.config.server)
+        partly = Counter(e.attempt.attack for e in self._entries if e.attempt.reason == PARTS_ONLY.reason)
+        lost += [(f"{attack}, on {counted(n, 'step')}", PARTS_ONLY.reason) for attack, n in partly.items()]
         return Coverage(
             not_tested=tuple(NotTested(what=what, why=why) for what, why in (*lost, *missed, *servers, *NEVER_TESTED)),
             not_run=tuple(
@@ -933,12 +954,36 @@ def _phase(step: int, total: int | None) -> Any:
     return ("early", "middle", "late")[min(2, 3 * step // total)]
 
 
+def _reads(attack: Attack, seen: Observation) -> bool:
+    """Return whether what was kept of a step is all that an attack reads."""
+    return seen.whole or getattr(attack, "needs", "everything") == "named parts"
+
+
+def _stamp(snapshot: Snapshot, client: ClientStep) -> Verification:
+    """Return the stamp of the check in place, or compute the step again where all of it is there.
+
+    Where only parts of a step were kept, what does not come back is no evidence: attacks that read everything did not run, and `span`
+    cannot read what only later layers tell, such as the last word of a decoder's text.
+    """
+    checked = snapshot.checked
+    if snapshot.parts is None:
+        return checked or verify(client, snapshot.observation.update)
+    if checked is not None and not checked.status.attacked:
+        return checked
+    note = "only what attacks on the first blocks read, and a sketch of the rest, was kept (`keep: auto`): `keep: all` keeps everything"
+    if checked is not None and checked.status.bounds:
+        note += "; the whole update was checked in place and comes from this batch"
+    return Verification(status=VerificationStatus.UNVERIFIABLE, note=note)
+
+
 def _subject(snapshot: Snapshot) -> Subject:
     config = json.dumps(snapshot.model_recipe.config, sort_keys=True, default=str)
     return Subject(
         model=snapshot.model_recipe.class_name,
         config_digest=f"sha256:{hashlib.sha256(config.encode()).hexdigest()}",
-        parameters=sum(p.numel() for p in snapshot.observation.model.parameters()),
+        parameters=snapshot.parts.parameters
+        if snapshot.parts
+        else sum(p.numel() for p in snapshot.observation.model.parameters()),
     )
 
 

@@ -147,6 +147,9 @@ class AuditConfig(BaseModel):
     """`text: full` writes training text to disk; it needs this, too."""
     keep_snapshots: bool = False
     """Leave snapshots in the spool after the audit. They hold the private batch."""
+    check: Literal["in_place", "rebuilt"] = "in_place"
+    """Where a kept step is computed again to see that its update comes from its batch: `in_place`, on the model that is trained, which
+    takes one forward and backward pass more; `rebuilt`, in the side process on the model that attacks get."""
     policy: Path | None = None
     """YAML policy of the gate; the built-in one if none is given."""
     device: Annotated[str, Field(pattern=DEVICE_PATTERN)] = "auto"
@@ -164,6 +167,9 @@ class AuditConfig(BaseModel):
     goes on alone, or `leave` them to `leakaudit worker` on this machine or another."""
     wait_at_end_s: Annotated[FiniteFloat, Field(ge=0, le=MAX_SECONDS)] = 600.0
     """How long the end of training waits for the side process to finish."""
+    keep: Literal["auto", "all"] = "auto"
+    """What of a step is kept: `all` of it, or, where that would take more than 1 GB, what attacks on the first blocks read (`auto`); attacks
+    that read everything are then not applicable, and the results say so."""
     max_spool_gb: Annotated[FiniteFloat, Field(gt=0, le=MAX_GIGABYTES)] = 20.0
     """Most that kept steps may take up on the disk while they wait for their attacks, in units of 10^9 bytes. A step that does not fit
     is not kept; the last line of training says how many."""

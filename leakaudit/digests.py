@@ -72,7 +72,7 @@ def _leaf(parts: list[memoryview], number: int, last: bool) -> bytes:
     node = _node(depth=0, last=last, size=INNER, number=number)
     for part in parts:
         node.update(part)
-    return node.digest()
+    return bytes(node.digest())
 
 
 def _node(*, depth: int, last: bool, size: int, number: int = 0) -> Any:

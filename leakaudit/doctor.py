@@ -8,9 +8,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from leakaudit.errors import LeakAuditError
+
+if TYPE_CHECKING:
+    from leakaudit.config import AuditConfig
+    from leakaudit.gate import Policy
 
 LOW_DISK_GIB = 2.0
 """Free space below which a warning is due. A snapshot of a 110M-parameter model takes 0.8 GiB, and one is in flight at a time."""
@@ -55,6 +59,7 @@ def _device() -> Check:
 
 
 def _configuration(path: Path | None) -> Iterator[Check]:
+    from leakaudit.catalogue import registered_names
     from leakaudit.config import AuditConfig, load_config
     from leakaudit.gate import default_policy, load_policy
     from leakaudit.registry import attacks, defenses
@@ -70,10 +75,8 @@ def _configuration(path: Path | None) -> Iterator[Check]:
         for registry, specs in ((attacks, config.attacks), (defenses, (*config.defenses, config.shipped_defense))):
             for spec in specs:
                 registry.create(spec.name, spec.options)
-        policy = load_policy(config.policy) if config.policy else default_policy()
-        yield Check(
-            "ok", f"policy: {policy.name}, {len(policy.rules)} rules, needs {policy.evidence.min_steps} steps to pass"
-        )
+        policy = load_policy(config.policy, registered_names()) if config.policy else default_policy()
+        yield _policy_check(config, policy)
         yield _folder(config.out_dir)
         if config.encrypt_to:
             parse_recipients(config.encrypt_to)
@@ -82,6 +85,17 @@ def _configuration(path: Path | None) -> Iterator[Check]:
             )
     except LeakAuditError as error:
         yield Check("fail", str(error))
+
+
+def _policy_check(config: AuditConfig, policy: Policy) -> Check:
+    """Compare what the configuration keeps with what the policy needs, and say how long the attacks may take."""
+    from leakaudit.plan import steps_to_pass, time_in_words
+
+    needed, most = steps_to_pass(policy), config.max_snapshots
+    said = f"policy: {policy.name}, {len(policy.rules)} rules, needs {needed} steps to pass ({time_in_words(config)})"
+    if most != "auto" and most < needed:
+        return Check("warn", f"{said}; `max_snapshots: {most}` can never pass it: set {needed}, or auto")
+    return Check("ok", said)
 
 
 def _folder(out: Path) -> Check:

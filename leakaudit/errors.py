@@ -13,6 +13,7 @@
         SnapshotSealedError         encrypted, and no private key was given that fits
         SnapshotVersionError        written by a newer leakaudit
         NonFiniteUpdateError        the update holds NaN or infinity: the step was skipped or diverged
+      PeersError                    the processes of a distributed run cannot be audited together
       SpoolError                    the folder between trainer and battery cannot be used
       ResultsError                  results.json cannot be read, or is of a newer major version
       RedactionError                a text mode was asked for that the evidence or the policy does not allow
@@ -81,6 +82,20 @@ class NonFiniteUpdateError(SnapshotError):
 
 class SpoolError(LeakAuditError):
     """The folder between trainer and battery cannot be used."""
+
+
+class PeersError(LeakAuditError):
+    """The processes of a distributed run cannot be audited together."""
+
+    def __init__(self, message: str, *, first: bool = False) -> None:
+        """Make one.
+
+        Args:
+            message: says which processes, by rank, and what to do.
+            first: whether this process is the first one of those that are audited.
+        """
+        super().__init__(message)
+        self.first = first
 
 
 class ResultsError(LeakAuditError):

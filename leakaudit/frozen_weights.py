@@ -52,6 +52,10 @@ class FrozenWeights:
         names = [name for name, found in self.fingerprints.items() if later.fingerprints.get(name) == found]
         return FrozenWeights({n: later.tensors[n] for n in names}, {n: self.fingerprints[n] for n in names})
 
+    def and_copy(self, name: str, tensor: Tensor) -> FrozenWeights:
+        """Return these weights and one more, which is a copy and so does not change."""
+        return FrozenWeights({**self.tensors, name: tensor}, {**self.fingerprints, name: Fingerprint.of(tensor)})
+
     def without(self, names: frozenset[str]) -> FrozenWeights:
         """Return these weights without some of them."""
         left = {name: tensor for name, tensor in self.tensors.items() if name not in names}
@@ -74,6 +78,11 @@ class FrozenWeights:
     def bytes(self) -> int:
         """Size of all of them."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+
+def changed_rows(now: Tensor, before: Tensor) -> Tensor:
+    """Return the indices (R,) of the rows of a table (V, D) whose bits differ."""
+    return (now.view(torch.uint8) != before.view(torch.uint8)).any(dim=1).nonzero().flatten()
 
 
 def _checksum(tensor: Tensor) -> int:

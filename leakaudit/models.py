@@ -332,7 +332,11 @@ def _quiet_transformers() -> Iterator[None]:
             hf_logging.enable_progress_bar()
 
 
-def build_model(recipe: ModelRecipe, weights: Mapping[str, Tensor]) -> nn.Module:
+def build_model(
+    recipe: ModelRecipe,
+    weights: Mapping[str, Tensor],
+    fill: Callable[[nn.Module, list[str]], None] | None = None,
+) -> nn.Module:
     """Rebuild a model with eager attention, in eval mode, on the CPU.
 
     Eager, because scaled-dot-product attention has no second derivative on a CPU and gradient matching needs one.
@@ -340,6 +344,7 @@ def build_model(recipe: ModelRecipe, weights: Mapping[str, Tensor]) -> nn.Module
     Args:
         recipe: class and configuration.
         weights: every parameter and persistent buffer, tied ones once, and unstored buffers that the class makes otherwise.
+        fill: gives values to those that are missing; without it none may be.
 
     Raises:
         ModelError: the class is unknown, or the weights do not fit it.
@@ -360,6 +365,9 @@ def build_model(recipe: ModelRecipe, weights: Mapping[str, Tensor]) -> nn.Module
         raise ModelError(f"cannot rebuild {recipe.class_name} from its recipe: {type(error).__name__}") from None
     aliases = {second for _, second in tied_names(model)} | {first for first, _ in tied_names(model)}
     missing = [name for name in outcome.missing_keys if name not in aliases]
+    if missing and fill is not None:
+        fill(model, missing)
+        missing = []
     if missing or outcome.unexpected_keys:
         first = (missing or outcome.unexpected_keys)[0]
         raise ModelError(

@@ -144,6 +144,8 @@ class Verification(_Model):
     """Declared defences that are not in the update; the step is audited without them."""
     noiseless: tuple[str, ...] = ()
     """Declared defences whose noise is not in the update; the step is audited without that noise."""
+    where: Literal["in place", "rebuilt"] = "rebuilt"
+    """Which model computed the step again: the client's own, before the optimizer moved it, or the one that the attacks get."""
 
 
 class StepRecord(_Model):
@@ -405,10 +407,19 @@ class Regime(_Model):
 
 
 class Overhead(_Model):
-    """What the audit cost the training run, in seconds of the training process."""
+    """What the audit cost the training run, in its own process; attacks in a side process are not counted."""
 
     blocked_s: Amount = 0.0
+    """Seconds that the training thread spent in the audit."""
     training_s: Amount | None = None
+    check_s: Amount = 0.0
+    """The part of `blocked_s` in which kept steps were repeated in place, to check them."""
+    writer_s: Amount | None = None
+    """Seconds that a thread beside training checked, hashed and wrote kept steps."""
+    memory_mb: Amount | None = None
+    """Copies of a kept step in the trainer's memory, in units of 10^6 bytes."""
+    disk_mb: Amount | None = None
+    """What the kept steps took on the disk in all, in units of 10^6 bytes."""
 
 
 class Results(_Model):

@@ -29,13 +29,16 @@ from torch import Tensor, nn
 from leakaudit.digests import digest_of
 from leakaudit.errors import (
     ConfigError,
+    ModelError,
     NonFiniteUpdateError,
     SnapshotDamagedError,
     SnapshotError,
     SnapshotVersionError,
 )
 from leakaudit.models import ModelRecipe, Vocabulary, build_model
+from leakaudit.parts import fill_missing, first_blocks
 from leakaudit.registry import defenses
+from leakaudit.scores import Verification
 from leakaudit.sequences import IGNORED_LABEL as IGNORED_LABEL  # noqa: PLC0414  attacks take it from here
 from leakaudit.sequences import PLAIN, Reading, Text, texts_of, texts_read
 from leakaudit.snapshot_content import MAX_MANIFEST_BYTES, check_manifest, check_size, check_truth, check_update
@@ -128,10 +131,6 @@ class PublicFacts(_Facts):
     server: DeclaredServer | None = None
     """None for a server that sends the model as it is, as in every recorded run."""
 
-    def declared(self, name: str) -> DeclaredDefense | None:
-        """Return the declared defence of that name, if the protocol has it."""
-        return next((d for d in self.defenses if d.name == name), None)
-
     @property
     def known_defenses(self) -> tuple[Any, ...]:
         """The declared defences as plugins, in the order in which they are applied; None for one that is not registered."""
@@ -147,6 +146,9 @@ class Observation:
     model: nn.Module
     """The public model with the weights before the step, in eval mode with eager attention. Attacks leave it unchanged."""
     facts: PublicFacts
+    whole: bool = True
+    """Whether the model and its update are there as a whole. If not, only the first blocks were kept: what is behind them in `model` has
+    other values, and no step can be simulated."""
 
     @cached_property
     def noise_sigma(self) -> float:
@@ -361,8 +363,25 @@ class Provenance(_Facts):
     learning_rate: float | None = None
     created: str = ""
     copy_seconds: float = 0.0
+    check_seconds: float = 0.0
+    """What repeating the step in place took of the training process; 0 where it was not repeated."""
+    not_in_place: str = ""
+    """Why it was not; empty where it was, or where that was not asked for."""
     skipped_before: int = 0
     """Steps that were due since the last snapshot and not recorded: the writer was at work, or the spool was full."""
+
+
+class KeptParts(_Facts):
+    """What is there of a step of which the first blocks were kept only (`keep: auto`)."""
+
+    blocks: int
+    """Of the model that is rebuilt; they are the first ones of the client's."""
+    parameters: int
+    """Of the client's model, in all."""
+    rows: str | None = None
+    """Parameter whose update is kept as the rows that are not zero."""
+    not_kept: tuple[str, ...] = ()
+    """Shared parameters of whose update only a sketch was kept (`leakaudit.sketch`)."""
 
 
 class Manifest(_Facts):
@@ -373,10 +392,14 @@ class Manifest(_Facts):
     facts: PublicFacts
     recipe: StepRecipe
     provenance: Provenance
+    checked: Verification | None = None
+    """Stamp of a step that was repeated where it was made; None where the rebuilt model is to check it."""
     digests: dict[str, str] = {}
     """File name -> digest of its bytes, which begins with the algorithm (`leakaudit.digests`); `sha256:` before schema 1.2."""
     encrypted_to: tuple[str, ...] = ()
     """Public keys; empty where the tensors lie there in clear."""
+    parts: KeptParts | None = None
+    """None where the step was kept as a whole."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -395,6 +418,12 @@ class Snapshot:
     recipe: StepRecipe
     model_recipe: ModelRecipe
     provenance: Provenance
+    checked: Verification | None = None
+    """Its stamp, where the step was repeated where it was made."""
+    parts: KeptParts | None = None
+    """None where the step was kept as a whole."""
+    sketches: Mapping[str, Tensor] = field(default_factory=dict)
+    """Of the whole update, by parameter name, where only parts of it were kept."""
 
 
 def reading_of(facts: PublicFacts) -> Reading:
@@ -442,6 +471,9 @@ def write_snapshot(
     manifest: Manifest,
     recipients: Sequence[str] = (),
     base: Base | None = None,
+    rows: tuple[Tensor, Tensor] | None = None,
+    sketches: Mapping[str, Tensor] | None = None,
+    weight_rows: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Write the files of a snapshot into `folder`, through a temporary name and one rename.
 
@@ -453,6 +485,9 @@ def write_snapshot(
         manifest: everything else; its digests are filled in here.
         recipients: public keys to encrypt both tensor files to; none to leave them in clear.
         base: frozen weights that were written before, in clear or encrypted like the rest.
+        rows: indices (R,) and values (R, D) of the rows of `manifest.parts.rows` that are not zero.
+        sketches: of the whole update, where `update` holds parts of it.
+        weight_rows: indices and values of the rows in which the weights of `manifest.parts.rows` differ from those in `base`.
 
     Raises:
         SnapshotError: the folder exists, or the disk is full or not writable; nothing is left behind.
@@ -463,6 +498,11 @@ def write_snapshot(
     temporary = folder.with_suffix(".tmp")
     observed = {f"update/{name}": tensor for name, tensor in update.items()}
     observed |= {f"weights/{name}": tensor for name, tensor in weights.items()}
+    observed |= {f"sketch/{name}": tensor for name, tensor in (sketches or {}).items()}
+    if rows is not None:
+        observed |= {"rows/index": rows[0], "rows/values": rows[1]}
+    if weight_rows is not None:
+        observed |= {"weight_rows/index": weight_rows[0], "weight_rows/values": weight_rows[1]}
     digests: dict[str, str] = {}
     private = _truth_tensors(truth)
     check_truth(
@@ -600,14 +640,24 @@ def read_snapshot(
     check_finite(update)
     update = {name: tensor.float() for name, tensor in update.items()}  # exact: kept in the type of the gradient
     weights = _below("weights/", tensors[BASE]) | _below("weights/", tensors[OBSERVED])
-    model = (build or build_model)(manifest.model, weights)
-    _check_update_fits(update, model, manifest.facts.shared, folder)
+    parts = manifest.parts
+    if parts is None:
+        model = (build or build_model)(manifest.model, weights)
+    else:
+        update |= _from_rows(_below("rows/", tensors[OBSERVED]), parts.rows, weights, folder)
+        weights |= _changed_by(_below("weight_rows/", tensors[OBSERVED]), parts.rows, weights, folder)
+        model = build_first_blocks(manifest.model, parts.blocks, weights)
+    kept = set(manifest.facts.shared) - set(parts.not_kept if parts else ())
+    _check_update_fits(update, model, kept, folder)
     return Snapshot(
-        observation=Observation(update=update, model=model, facts=manifest.facts),
+        parts=parts,
+        sketches=_below("sketch/", tensors[OBSERVED]),
+        observation=Observation(update=update, model=model, facts=manifest.facts, whole=parts is None),
         truth=_truth_from(tensors[TRUTH], reading_of(facts)),
         recipe=manifest.recipe,
         model_recipe=manifest.model,
         provenance=manifest.provenance,
+        checked=manifest.checked,
     )
 
 
@@ -618,9 +668,18 @@ def _checked(folder: Path, name: str, manifest: Manifest) -> Path:
         raise SnapshotDamagedError(f"{folder}: {name} is missing; found {_listing(folder)}")
     check_size((folder / stored).stat().st_size, str(folder / stored))
     expected = manifest.digests.get(stored, "")
+    stat = (folder / stored).stat()
+    same = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, expected)
+    if name == BASE and same in _CHECKED:
+        return folder / stored
     if digest_of(folder / stored, expected) != expected:
         raise SnapshotDamagedError(f"{folder / stored}: its digest is not the one in {MANIFEST}: truncated or changed")
+    _CHECKED.add(same)
     return folder / stored
+
+
+_CHECKED: set[tuple[int, int, int, int, str]] = set()
+"""Files whose digest this process has seen to be right: one file of frozen weights belongs to all snapshots of a run."""
 
 
 def check_files(folder: Path) -> Manifest:
@@ -644,9 +703,74 @@ def _listing(folder: Path) -> str:
     return ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
 
 
-def _check_update_fits(update: Mapping[str, Tensor], model: nn.Module, shared: tuple[str, ...], folder: Path) -> None:
-    if set(update) != set(shared):
-        first = min(set(update) ^ set(shared))
+def _from_rows(
+    rows: Mapping[str, Tensor], name: str | None, weights: Mapping[str, Tensor], folder: Path
+) -> dict[str, Tensor]:
+    """Return the update of a table, float32, of which the rows that are not zero were kept.
+
+    Raises:
+        SnapshotDamagedError: the rows do not fit the table.
+    """
+    if name is None or not rows:
+        return {}
+    index, values = _checked_rows(rows, name, weights, folder)
+    check_finite({name: values})
+    dense = torch.zeros(weights[name].shape)
+    dense[index] = values.float()
+    return {name: dense}
+
+
+def _changed_by(
+    rows: Mapping[str, Tensor], name: str | None, weights: Mapping[str, Tensor], folder: Path
+) -> dict[str, Tensor]:
+    """Return the weights of a table of which the rows that changed were kept.
+
+    Raises:
+        SnapshotDamagedError: the rows do not fit the table.
+    """
+    if name is None or not rows:
+        return {}
+    index, values = _checked_rows(rows, name, weights, folder)
+    table = weights[name].clone()
+    table[index] = values.to(table.dtype)
+    return {name: table}
+
+
+def _checked_rows(
+    rows: Mapping[str, Tensor], name: str, weights: Mapping[str, Tensor], folder: Path
+) -> tuple[Tensor, Tensor]:
+    """Return indices and values of rows of a table.
+
+    Raises:
+        SnapshotDamagedError: they do not fit it.
+    """
+    index, values, table = rows.get("index"), rows.get("values"), weights.get(name)
+    if index is not None and values is not None and table is not None:
+        shaped = values.shape == (len(index), *table.shape[1:]) if index.dim() == 1 else False
+        inside = not index.numel() or (0 <= int(index.min()) and int(index.max()) < len(table))
+        if shaped and inside and index.dtype == torch.int64 and values.is_floating_point():
+            return index, values
+    raise SnapshotDamagedError(f"{folder}: the rows of {name!r} in {OBSERVED} do not fit the table")
+
+
+def build_first_blocks(recipe: ModelRecipe, blocks: int, weights: Mapping[str, Tensor]) -> nn.Module:
+    """Rebuild the first blocks of a model; what was not kept has other values.
+
+    Raises:
+        ModelError: the recipe cannot be cut, or the weights do not fit it.
+    """
+    try:
+        cut = first_blocks(recipe, blocks)
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+        raise ModelError(f"cannot rebuild {recipe.class_name} from its recipe: {type(error).__name__}") from None
+    if cut is None:
+        raise ModelError(f"{recipe.class_name}: its configuration does not say how its first {blocks} blocks are made")
+    return build_model(cut, weights, fill_missing)
+
+
+def _check_update_fits(update: Mapping[str, Tensor], model: nn.Module, shared: set[str], folder: Path) -> None:
+    if set(update) != shared:
+        first = min(set(update) ^ shared)
         raise SnapshotDamagedError(
             f"{folder}: {MANIFEST} names {len(shared)} shared parameters, {OBSERVED} has {len(update)} updates; "
             f"the first that only one of them has is {first!r}"

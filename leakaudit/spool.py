@@ -27,7 +27,7 @@ import shutil
 import socket
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +44,8 @@ from leakaudit.sealing import Seal
 from leakaudit.strict_json import parse_json, read_bounded
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from leakaudit.frozen_weights import FrozenWeights
     from leakaudit.snapshot_files import Base
 
@@ -142,18 +144,6 @@ class Totals(BaseModel):
         return [(number, why) for number, why in reasons if number]
 
 
-@dataclass(frozen=True)
-class LeftOver:
-    """A snapshot that stays on the disk although nobody is at work on it. It holds the private batch."""
-
-    path: Path
-    step: int | None
-    """None where its name does not say."""
-    state: str
-    reason: str
-    """Why it stays, in a clause."""
-
-
 class Spool:
     """One spool folder, seen from either side."""
 
@@ -164,6 +154,8 @@ class Spool:
         """Of the audit, once the spool was made or opened."""
         self._base: Base | None = None
         """Frozen weights that were written, once for all snapshots."""
+        self._table: Tensor | None = None
+        """The table of token vectors as it was at the first kept step, where later ones hold the rows that differ."""
         self.seal: Seal | None = None
         """Keys that the trainer encrypts to; None where snapshots lie in clear, and on the worker's side."""
 
@@ -256,12 +248,13 @@ class Spool:
                         found[stat.st_dev, stat.st_ino] = stat.st_size
         return sum(found.values())
 
-    def write(self, step: int, *, frozen: FrozenWeights | None = None, **parts: Any) -> None:
+    def write(self, step: int, *, frozen: FrozenWeights | None = None, table: str | None = None, **parts: Any) -> None:
         """Write a snapshot, encrypted if the audit's configuration says so.
 
         Args:
             step: its number.
             frozen: weights that training does not move, which are written once; `weights` leaves them out.
+            table: one of `weights` of which a step moves a few rows; it is written once, and then the rows that differ.
             parts: what `leakaudit.snapshot.write_snapshot` takes: update, weights, truth, manifest.
 
         Raises:
@@ -270,11 +263,33 @@ class Spool:
         from leakaudit.snapshot import write_snapshot
 
         recipients = self.seal.recipients if self.seal else ()
+        if table is not None:
+            frozen = self._with_table(table, parts["weights"][table], frozen)
         if frozen is not None and frozen.tensors:
             base = self._base_of(frozen, recipients)
-            more = {name: tensor for name, tensor in frozen.tensors.items() if name not in base.names}
+            more = {n: tensor for n, tensor in frozen.tensors.items() if n not in base.names and n != table}
             parts |= {"base": base, "weights": {**parts["weights"], **more}}
+            if table is not None and table in base.names:
+                parts |= self._rows_of(table, parts["weights"])
         write_snapshot(self.slot(step), recipients=recipients, **parts)
+
+    def _with_table(self, name: str, tensor: Tensor, frozen: FrozenWeights | None) -> FrozenWeights:
+        """Return the frozen weights and a copy of a table as it was at the first kept step."""
+        from leakaudit.frozen_weights import FrozenWeights
+
+        if self._table is None or self._table.shape != tensor.shape:
+            self._table = tensor.to("cpu", copy=True)
+        return (frozen or FrozenWeights({}, {})).and_copy(name, self._table)
+
+    def _rows_of(self, name: str, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return the weights without a table, and the rows in which it differs from its first state, if they are few."""
+        from leakaudit.frozen_weights import changed_rows
+
+        now = weights[name].cpu()
+        rows = changed_rows(now, self._table)  # type: ignore[arg-type]
+        if 2 * len(rows) > len(now):
+            return {}
+        return {"weights": {n: w for n, w in weights.items() if n != name}, "weight_rows": (rows, now[rows])}
 
     def _base_of(self, frozen: FrozenWeights, recipients: Sequence[str]) -> Base:
         """Return the file of frozen weights, written if it is not there.
@@ -358,19 +373,6 @@ class Spool:
         """
         claimed = sorted(path.name for path in self.entries() if path.suffix == ".run")
         return claimed[0] if claimed and not self.attended() else ""
-
-    def left_over(self) -> list[LeftOver]:
-        """Return the snapshots that stay on the disk unaudited, with the reason; none while a worker is at work on the rest.
-
-        They are removed by their age (`retention_days`), or with `leakaudit snapshots purge`.
-        """
-        attended = self.attended()
-        found = sorted(path for path in self.entries() if path.suffix != ".kept")
-        return [
-            LeftOver(path, int(path.stem) if path.stem.isdecimal() else None, STATES[path.suffix], self.why(path))
-            for path in found
-            if path.suffix == ".bad" or not attended
-        ]
 
     def why(self, snapshot: Path) -> str:
         """Return why a snapshot is not audited, in a clause; empty where it is, or where somebody is at work on it."""

@@ -997,6 +997,11 @@ def _cost_section(results: Results) -> dict[str, Any]:
         lead += f" The audit held up training for {_seconds(overhead.blocked_s)} of {_seconds(overhead.training_s)} ({share})."
     elif overhead.blocked_s:
         lead += f" The audit held up training for {_seconds(overhead.blocked_s)}."
+    if overhead.disk_mb:
+        lead += (
+            f" A thread beside training wrote {overhead.disk_mb:.0f} MB in {_seconds(overhead.writer_s or 0.0)}, from copies of "
+            f"{overhead.memory_mb or 0.0:.0f} MB in the trainer's memory."
+        )
     return {"costs": rows, "cost_lead": lead}
 
 

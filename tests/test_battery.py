@@ -30,7 +30,7 @@ from leakaudit.client import ClientStep
 from leakaudit.config import AuditConfig
 from leakaudit.consistency import contradictions
 from leakaudit.defenses.protocol import Defense
-from leakaudit.errors import AnatomyError, ResultsError
+from leakaudit.errors import AnatomyError, ConfigError, ResultsError
 from leakaudit.gate import Verdict
 from leakaudit.models import ModelRecipe
 from leakaudit.registry import attack, attacks, defense, defenses
@@ -263,6 +263,18 @@ def _audit(folder: Path, *names: str, seed: int = 0, **more: Any) -> Audit:
 
 def _attempts(audit: Audit) -> dict[tuple[str, str, str], JournalEntry]:
     return {(e.attempt.step, e.attempt.attack, e.attempt.defense): e for e in audit.entries}
+
+
+def test_a_policy_with_a_wrong_name_is_an_error_at_the_end_as_well(tmp_path: Path) -> None:
+    """Somebody edited it meanwhile: the results are there, and no verdict is made up by a rule that nothing could decide."""
+    policy = tmp_path / "policy.yaml"
+    rule = "  - {id: red-line, event: exact_sentence, max_count: 0, scope: {attack: spam}}\n"
+    policy.write_text(f"schema: leakaudit.policy/1\nname: release\nrules:\n{rule}")
+    audit = _audit(tmp_path / "run", "llg", policy=policy)
+    audit.step(_snapshot())
+    with pytest.raises(ConfigError, match="the attack 'spam' is unknown; did you mean 'span'"):
+        audit.finish()
+    assert (tmp_path / "run" / "results.json").exists() and not (tmp_path / "run" / "verdict.json").exists()
 
 
 def test_every_attack_runs_under_every_defense_on_every_step(tmp_path: Path) -> None:

@@ -618,6 +618,19 @@ def test_doctor_fails_a_wrong_configuration(tmp_path: Path) -> None:
     assert len(failed) == 1 and "did you mean 'attacks'" in failed[0]
 
 
+@pytest.mark.parametrize(("key", "state"), [("max_snapshots: 5", "warn"), ("seed: 1", "ok")])
+def test_doctor_warns_of_a_plan_that_can_never_pass(tmp_path: Path, key: str, state: str) -> None:
+    """It names the number that the policy needs and how long the attacks may take."""
+    from leakaudit.doctor import examine
+
+    path = tmp_path / "audit.yaml"
+    path.write_text(f"out_dir: {tmp_path / 'audit'}\n{key}\n", encoding="utf-8")
+    (found,) = [check for check in examine(path) if check.sentence.startswith("policy: ")]
+    assert "needs 59 steps to pass (7 attacks, up to 60 s each: up to 7 min a step)" in found.sentence
+    assert found.state == state
+    assert ("`max_snapshots: 5` can never pass it: set 59, or auto" in found.sentence) == (state == "warn")
+
+
 def test_a_step_recipe_is_what_a_client_step_needs(spool: Path) -> None:
     """What was written can be replayed: the fixture above is a real snapshot."""
     from leakaudit.snapshot import read_snapshot

@@ -196,8 +196,8 @@ def test_a_defense_leaves_its_inputs_alone_and_declares_itself(name: str, defens
     assert seen.digest() == digest
     assert _same_state(before, _state(seen.model))
     if not defense().is_identity():
-        declared = defended.facts.declared(name)
-        assert declared is not None and knobs.items() <= declared.parameters.items()
+        declared = defended.facts.defenses[-1]
+        assert declared.name == name and knobs.items() <= declared.parameters.items()
         assert defended.digest() != digest
     assert set(defended.facts.shared) == set(defended.update)
 

@@ -328,7 +328,7 @@ def test_a_defence_narrows_what_is_seen() -> None:
     left = {key: value for key, value in seen.update.items() if key != name}
     under = seen.under(DeclaredDefense(name="x"), left)
     assert name in under.facts.frozen and name not in under.facts.shared
-    assert under.facts.declared("x") is not None and seen.facts.declared("x") is None
+    assert under.facts.defenses == (DeclaredDefense(name="x"),) and seen.facts.defenses == ()
     assert seen.granting(Granted(lengths=(4,))).facts.granted.names() == ("lengths",)
     assert under.digest() != seen.digest()
 

@@ -189,7 +189,7 @@ def test_the_largest_numbers_that_are_allowed_overflow_nothing(tmp_path: Path) -
 
 
 def test_what_is_left_over_is_said_with_its_reason(tmp_path: Path) -> None:
-    """Nobody is at work on it: the trainer is through and its patience is over."""
+    """A snapshot that was set aside has a reason; the others wait for the worker of a trainer that is still there."""
     spool = make(tmp_path, 1, 2, 3, finished=True, keep_snapshots=True)
     (spool.slot(1) / "truth.safetensors").write_bytes(b"short")
     claimed = spool.claim()
@@ -197,9 +197,8 @@ def test_what_is_left_over_is_said_with_its_reason(tmp_path: Path) -> None:
     spool.set_aside(claimed, keep=True, reason="workers died over its snapshot")
     assert spool.claim() is not None
     gone = Spool(spool.root)
-    found = {left.step: (left.state, left.reason) for left in gone.left_over()}
-    assert found[1] == ("refused", "workers died over its snapshot")
-    assert set(found) == {1, 2, 3} and found[2][0] == "under attack" and found[3][0] == "waiting"
+    found = {path.name: gone.why(path) for path in gone.entries()}
+    assert found == {"000001.bad": "workers died over its snapshot", "000002.run": "", "000003.ready": ""}
     listed = CliRunner().invoke(main, ["snapshots", "ls", str(spool.root)])
     assert "refused: workers died over its snapshot" in listed.output
     (item, *_) = json.loads(CliRunner().invoke(main, ["snapshots", "ls", "--json", str(spool.root)]).output)[
@@ -207,7 +206,7 @@ def test_what_is_left_over_is_said_with_its_reason(tmp_path: Path) -> None:
     ]
     assert item["why"] == "workers died over its snapshot"
     with gone.worker_lock():
-        assert [left.step for left in gone.left_over()] == [1]
+        assert [path.name for path in gone.entries() if gone.why(path)] == ["000001.bad"]
 
 
 def test_what_was_never_audited_goes_with_its_age_and_not_before(tmp_path: Path) -> None:
@@ -215,7 +214,7 @@ def test_what_was_never_audited_goes_with_its_age_and_not_before(tmp_path: Path)
     spool = make(tmp_path, 1, 2, finished=True)
     assert spool.claim() is not None
     dead = make_trainer_dead(spool)
-    assert {left.reason for left in dead.left_over()} == {"no worker is at work on it; `leakaudit worker` goes on"}
+    assert {dead.why(path) for path in dead.entries()} == {"no worker is at work on it; `leakaudit worker` goes on"}
     for path in dead.entries():
         os.utime(path, (0, 0))
         file = path / "snapshot.json"
@@ -254,4 +253,4 @@ def test_a_reason_that_cannot_be_read_hides_nothing(tmp_path: Path) -> None:
     assert claimed is not None
     spool.set_aside(claimed, keep=True, reason="x")
     (spool.root / "000001.bad" / REASON).write_text(DEEP)
-    assert [left.reason for left in spool.left_over()] == ["it could not be audited"]
+    assert [spool.why(path) for path in spool.entries()] == ["it could not be audited"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from leakaudit.digests import digest_of
 from leakaudit.errors import SnapshotError
 from leakaudit.snapshot_files import write_tensors
-from leakaudit.tensor_stream import DTYPES, PIECE, TensorStream
+from leakaudit.tensor_stream import DTYPES, PIECE, TensorSink, TensorStream
 
 
 def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
@@ -85,3 +86,41 @@ def test_a_file_that_exists_or_a_link_is_not_written_through(tmp_path: Path) -> 
         with pytest.raises(FileExistsError):
             write_tensors(tmp_path / name, {"a": torch.ones(1)})
     assert (tmp_path / "mine").read_text() == "mine" and not (tmp_path / "elsewhere").exists()
+
+
+def header_of(head: bytes) -> dict[str, Any]:
+    return dict(json.loads(head[8:]))
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64, 10**6])
+def test_a_sink_makes_the_tensors_of_a_stream_however_it_is_cut(piece: int) -> None:
+    """In their own memory: the file is never whole in memory beside them."""
+    tensors = {"a": torch.randn(3, 5), "b": torch.arange(7), "empty": torch.zeros(0, 4), "c": torch.tensor(True)}
+    tensors["half"] = torch.randn(9).bfloat16()
+    data = b"".join(TensorStream(tensors).pieces())
+    sink = TensorSink(header_of, most=len(data))
+    for start in range(0, len(data), piece):
+        assert not sink.whole
+        sink.write(data[start : start + piece])
+    assert sink.whole
+    assert same(sink.tensors, tensors)
+
+
+def test_a_sink_takes_nothing_that_is_cut_short_too_long_or_larger_than_its_file() -> None:
+    """A header that promises more than there can be is refused before memory is taken for it."""
+    data = b"".join(TensorStream({"a": torch.randn(3, 5)}).pieces())
+    for cut in (data[:-1], data + b"x"):
+        sink = TensorSink(header_of, most=len(data) + 1)
+        sink.write(cut)
+        assert not sink.whole
+    lies = [
+        {"a": {"dtype": "F32", "shape": [10**9, 10**3], "data_offsets": [0, 4 * 10**12]}},
+        {"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 4]}},
+        {"a": {"dtype": "F32", "shape": [4], "data_offsets": [8, 24]}},
+    ]
+    for lie in lies:
+        text = json.dumps(lie).encode()
+        sink = TensorSink(header_of, most=1000)
+        with pytest.raises(ValueError, match="offsets"):
+            sink.write(len(text).to_bytes(8, "little") + text)
+        assert isinstance(sink.failure, ValueError) and not sink.tensors

@@ -178,13 +178,13 @@ def test_a_last_snapshot_that_comes_with_the_end_is_not_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trainer hands it over and says that it is through just after the worker found nothing waiting."""
-    spool = make(tmp_path, finished=False)
+    spool = make(tmp_path, 3, finished=False)
     claim, looks = Spool.claim, []
 
     def claim_in_between(self: Spool) -> Path | None:
         found = claim(self)
         looks.append(found)
-        if len(looks) == 1:
+        if len(looks) == 2:
             put(spool, 7)
             spool.finish(Totals(total_steps=8, kept=1))
         return found
@@ -192,7 +192,34 @@ def test_a_last_snapshot_that_comes_with_the_end_is_not_left_behind(
     monkeypatch.setattr(Spool, "claim", claim_in_between)
     audit = FakeAudit()
     assert run_worker(spool.root, audit_factory=audit) == 0
-    assert audit.steps == [7] and looks[0] is None
+    assert audit.steps == [3, 7] and looks[1] is None
+
+
+def test_a_first_snapshot_that_comes_with_the_end_is_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that waits for the first step asks whether training is over before it looks for one."""
+    spool, audit = make(tmp_path, finished=False), FakeAudit()
+    waiting, looks = Spool.waiting, []
+
+    def waiting_in_between(self: Spool) -> int:
+        looks.append(waiting(self))
+        if len(looks) == 1:
+            put(spool, 7)
+            spool.finish(Totals(total_steps=8, kept=1))
+        return looks[-1]
+
+    monkeypatch.setattr(Spool, "waiting", waiting_in_between)
+    assert run_worker(spool.root, audit_factory=audit) == 0
+    assert audit.steps == [7] and looks[0] == 0
+
+
+def test_a_worker_that_was_given_no_step_ends_quietly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It opens no audit, so that the next run in the folder finds none, and says why there is nothing."""
+    spool = make(tmp_path)
+    assert run_worker(spool.root) == 0
+    assert capsys.readouterr().out == "no step was kept: nothing to attack and nothing to report\n"
+    assert [path.name for path in (tmp_path / "audit").iterdir()] == ["spool"]
 
 
 def test_once_does_not_wait(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ class EmbeddingRows:
     nothing but noise is there, 99 tables of 100 name no row at all."""
 
     goal: ClassVar[Literal["text", "words", "labels"]] = "words"
+    needs: ClassVar[Literal["everything", "named parts"]] = "named parts"
     source: ClassVar[str] = "Melis et al. 2019; first stage of FILM (Gupta et al. 2022, Sec. 4.2)"
     false_event_rate: ClassVar[float] = FALSE_EVENTS
     threat_model: ClassVar[str] = (

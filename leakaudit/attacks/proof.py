@@ -42,7 +42,7 @@ class Proof:
 def prove(seen: Observation, guess: Sequence[GuessedSequence], budget: Budget) -> Proof:
     """Simulate the step that the guess claims, and mark it as proved if the update comes out the same.
 
-    Not attempted with dropout on (masks of later layers are unknown), under a declared defence that changes values, for a
+    Not attempted where the model is not there as a whole, with dropout on (masks of later layers are unknown), under a declared defence that changes values, for a
     classifier without a shared output layer, or when the budget is spent.
 
     Args:
@@ -53,13 +53,8 @@ def prove(seen: Observation, guess: Sequence[GuessedSequence], budget: Budget) -
     plain = Proof(tuple(guess))
     facts = seen.facts
     dropped = facts.training_mode and any(rate > 0 for rate in facts.dropout.values())
-    if (
-        not guess
-        or dropped
-        or facts.defenses
-        or facts.task not in ("classification", "causal-lm")
-        or budget.exhausted()
-    ):
+    known = facts.task in ("classification", "causal-lm")
+    if not (seen.whole and guess and known) or dropped or facts.defenses or budget.exhausted():
         return plain
     ids, mask = padded_batch(seen, [sequence.token_ids for sequence in guess])
     if facts.task == "causal-lm":  # a language model's labels are the tokens themselves
@@ -91,6 +86,8 @@ def simulation_error(seen: Observation, guess: Sequence[Sequence[int]]) -> float
     try:
         layer = find_output_layer(seen)
     except AnatomyError:
+        return float("inf")
+    if not seen.whole:
         return float("inf")
     ids, mask = padded_batch(seen, guess)
     return _relative_error(seen, ids, mask, _labels(seen, layer, ids, mask))

@@ -109,6 +109,8 @@ class Attack(Protocol):
     """Paper, section, equation."""
     threat_model: ClassVar[str]
     """One sentence: who sees what, and what has to hold."""
+    # needs: ClassVar[Literal["everything", "named parts"]], "everything" where it is not stated. With "named parts" the attack works on
+    # an observation that is not `whole`: the first blocks, and no step can be simulated.
 
     def applies(self, seen: Observation) -> Applicability:
         """Say whether there is anything to work on."""

@@ -46,6 +46,7 @@ class Span:
     """
 
     goal: ClassVar[Literal["text", "words", "labels"]] = "text"
+    needs: ClassVar[Literal["everything", "named parts"]] = "named parts"
     false_event_rate: ClassVar[float] = FALSE_EVENTS
     source: ClassVar[str] = "Petrov et al., DAGER, NeurIPS 2024, Sec. 4; dropout, assembly and proof: own derivation"
     threat_model: ClassVar[str] = (

@@ -56,7 +56,7 @@ class Layer:
 
 def can_simulate(seen: Observation) -> bool:
     """Return whether a hypothesis about this step can be simulated: the task's loss is known."""
-    return seen.facts.task in ("classification", "causal-lm")
+    return seen.whole and seen.facts.task in ("classification", "causal-lm")
 
 
 def linear_layers(seen: Observation) -> tuple[Layer, ...]:

@@ -1,56 +1,100 @@
-"""What an audit costs the training that it watches.
+"""What an audit costs the training that it watches: all of it.
 
     python -m tests.benchmarks.capture                   # encoders of 22M and 110M parameters, B = 8, T = 64
     python -m tests.benchmarks.capture --sizes 22M --device cuda
+    python -m tests.benchmarks.capture --check in_place  # and the repetition of a kept step
+    python -m tests.benchmarks.capture --sizes 1.1B-lora 1.1B     # a Llama shape in bfloat16, B = 1, T = 16; takes 12 GB of memory
 
-Encoders with random weights and the shapes of MiniLM-L6-H384 and BERT-base, AdamW, float32. Steps without an audit are
-timed first; then every fifth step is kept, and what its training thread spent in the audit is counted where it is spent. What a
-step that is not kept costs is far below what timing whole steps can show, so its hooks are timed by themselves, ten thousand times.
-Nothing is attacked.
+Random weights; the shapes of MiniLM-L6-H384, BERT-base and TinyLlama; AdamW, for the last plain SGD. Steps without an audit are timed
+first. Then every fifth step is kept, and what counts is how much longer the five of them take: the kept step itself, the next, beside
+which the writer works, and the others. A shared machine makes seconds say little; so the processor's seconds are given as well, of all
+threads, which say what the audit computes. What a step that is not kept costs is below what timing whole steps can show, so its
+hooks are timed by themselves. Memory is the peak of the process, above what the same steps take without an audit. Nothing is attacked.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import statistics
 import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from leakaudit.callbacks.torch_loop import Watch, watch
+from leakaudit.lora import add_lora
+from leakaudit.spool import size_of
 from tests import tiny
 
 SHAPES = {
     "22M": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
     "110M": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
 }
-BATCH, TOKENS = 8, 64
+LARGE = {
+    "hidden_size": 2048, "num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4, "intermediate_size": 5632,
+    "vocab_size": 32000,
+}  # fmt: skip
+SIZES = (*SHAPES, "1.1B-lora", "1.1B")
 EVERY, KEPT = 5, 4
 
 
-def encoder(size: str, device: str) -> Any:
-    """Return a classifier of that size in training mode."""
-    config = tiny.hf.BertConfig(num_labels=4, vocab_size=30522, **SHAPES[size])
+@dataclass(frozen=True)
+class Step:
+    """What one step took."""
+
+    seconds: float
+    processor: float
+    """Seconds of all threads of the process."""
+
+
+def setup(size: str, device: str) -> tuple[Any, Any, Any, Any]:
+    """Return a model in training mode, its optimizer, a batch and a tokenizer."""
     torch.manual_seed(0)
-    return tiny.hf.BertForSequenceClassification(config).train().to(device)
+    if size in SHAPES:
+        model = tiny.hf.BertForSequenceClassification(
+            tiny.hf.BertConfig(num_labels=4, vocab_size=30522, **SHAPES[size])
+        )
+        ids = torch.randint(5, 40, (8, 64), device=device)
+        labels = torch.arange(8, device=device) % 4
+        model = model.train().to(device)
+        optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-5)
+        tokenizer = tiny.bert_tokenizer()
+    else:
+        with torch.device(device):
+            torch.set_default_dtype(torch.bfloat16)
+            model = tiny.hf.LlamaForCausalLM(tiny.hf.LlamaConfig(**LARGE)).train()
+            torch.set_default_dtype(torch.float32)
+        if size.endswith("lora"):
+            add_lora(model, 16, ("q_proj", "k_proj", "v_proj", "o_proj"))
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(".lora_" in name)
+                if ".lora_B." in name:
+                    torch.nn.init.normal_(parameter, std=0.01)
+        model.config._name_or_path = ""
+        ids = torch.randint(5, 40, (1, 16), device=device)
+        labels = ids
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+        tokenizer = tiny.gpt2_tokenizer()
+    return model, optimizer, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}, tokenizer
 
 
-def seconds_per_step(model: Any, optimizer: Any, batch: Any, steps: int) -> list[float]:
-    """Train and return how long each step took."""
+def steps_of(model: Any, optimizer: Any, batch: Any, count: int) -> list[Step]:
+    """Train and return what each step took."""
     taken = []
-    for _ in range(steps):
+    for _ in range(count):
         _wait(batch)
-        start = time.perf_counter()
+        start, before = time.perf_counter(), time.process_time()
         model(**batch).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         _wait(batch)
-        taken.append(time.perf_counter() - start)
+        taken.append(Step(time.perf_counter() - start, time.process_time() - before))
     return taken
 
 
@@ -59,13 +103,19 @@ def _wait(batch: Any) -> None:
         torch.cuda.synchronize()
 
 
-class Timed:
-    """Counts the seconds of the writer and takes what it wrote out of the spool, as a fast worker would."""
+def peak() -> float:
+    """Return the most memory that this process ever had, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
+class Written:
+    """Notes what each snapshot takes, and takes it out of the spool as a fast worker would."""
 
     def __init__(self, watched: Watch) -> None:
         run = watched._run
         assert run is not None
         self.seconds: list[float] = []
+        self.once, self.each = 0, 0
         real, spool = run.recorder._write, run.spool
 
         def write(kept: Any) -> None:
@@ -74,6 +124,7 @@ class Timed:
             self.seconds.append(time.perf_counter() - start)
             claimed = spool.claim()
             if claimed is not None:
+                self.each, self.once = size_of(claimed), spool.used_bytes() - size_of(claimed)
                 spool.release(claimed, keep=False)
 
         run.recorder._write = write
@@ -93,51 +144,64 @@ def unkept(watched: Watch, times: int = 10_000) -> float:
     return (time.perf_counter() - start) / times
 
 
-def measure(size: str, device: str) -> str:
+def _median(steps: Sequence[Step]) -> Step:
+    return Step(statistics.median(s.seconds for s in steps), statistics.median(s.processor for s in steps))
+
+
+def measure(size: str, device: str, check: str) -> str:
     """Return one line of the table."""
-    model = encoder(size, device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    ids = torch.randint(5, 40, (BATCH, TOKENS), device=device)
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.arange(BATCH, device=device) % 4}
-    seconds_per_step(model, optimizer, batch, 2)
-    alone = statistics.median(seconds_per_step(model, optimizer, batch, EVERY * 2))
+    model, optimizer, batch, tokenizer = setup(size, device)
+    steps_of(model, optimizer, batch, 2)
+    alone = _median(steps_of(model, optimizer, batch, 2 * EVERY if size in SHAPES else EVERY))
+    lowest = peak()
     with tempfile.TemporaryDirectory() as folder:
         # Deferred and left to others: no side process is started, so nothing but the capture is measured.
         config = {
             "out_dir": Path(folder) / "audit", "every_n_steps": EVERY, "first_step": 1, "max_snapshots": KEPT,
-            "schedule": "deferred", "at_end": "leave",
+            "schedule": "deferred", "at_end": "leave", "check": check,
         }  # fmt: skip
-        watched = watch(model, optimizer, tokenizer=tiny.bert_tokenizer(), config=config)
+        watched = watch(model, optimizer, tokenizer=tokenizer, config=config)
         with watched:
-            timed = Timed(watched)
+            written = Written(watched)
             run: Any = watched._run
-            blocked = []
+            steps_of(model, optimizer, batch, 1)
+            rounds, blocked = [], []
             for _ in range(KEPT):
                 before = run.recorder.counters.blocked_s + run.blocked_s
-                seconds_per_step(model, optimizer, batch, EVERY)
+                rounds.append(steps_of(model, optimizer, batch, EVERY))
                 blocked.append(run.recorder.counters.blocked_s + run.blocked_s - before)
-            run.recorder._writer.join()
-            held = sum(b.numel() * b.element_size() for b in run.recorder._buffers.values())
-            idle = unkept(watched)
-    once = statistics.median(blocked)
+            run.recorder.written()
+            more = peak() - lowest
+            idle = unkept(watched) if size in SHAPES else 0.0
+    kept, after = _median([r[0] for r in rounds]), _median([r[1] for r in rounds])
+    extra = _median([Step(sum(s.seconds for s in r), sum(s.processor for s in r)) for r in rounds])
     return (
-        f"| {size} | {alone * 1e3:.0f} ms | {once * 1e3:.0f} ms ({min(blocked) * 1e3:.0f}-{max(blocked) * 1e3:.0f}) | {once / alone:.1%} "
-        f"| {idle * 1e6:.1f} us ({idle / alone:.4%}) | {held / 1e6:.0f} MB | {statistics.median(timed.seconds):.2f} s |"
+        f"| {size} | {alone.seconds:.2f} s | {statistics.median(blocked) / alone.seconds:.1%} | {kept.seconds / alone.seconds - 1:+.0%} "
+        f"| {after.seconds / alone.seconds - 1:+.0%} | {extra.seconds / alone.seconds - EVERY:+.2f} ({extra.processor / alone.processor - EVERY:+.2f}) "
+        f"| {idle * 1e6:.1f} us | {more:.0f} MB ({more / lowest:.1%}) | {written.each / 1e6:.0f} MB + {written.once / 1e6:.0f} MB once "
+        f"| {statistics.median(written.seconds):.2f} s |"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--sizes", nargs="+", default=list(SHAPES), choices=SIZES)
     parser.add_argument("--device", default="cpu")
-    options = parser.parse_args()
-    print(
-        f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, {os.cpu_count()} cores, B={BATCH}, T={TOKENS}"
+    parser.add_argument(
+        "--check", default="rebuilt", choices=("rebuilt", "in_place"), help="in_place repeats a kept step at once"
     )
-    print("| parameters | a step | a kept step blocks | of that step | a step that is not kept | buffers | to disk |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    options = parser.parse_args()
+    load = os.getloadavg()[0]
+    print(
+        f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, {os.cpu_count()} cores, load {load:.1f}, check {options.check}"
+    )
+    print(
+        "| parameters | a step | a kept step blocks | the kept step | the next one | a kept step in all, in steps (processor) "
+        "| a step that is not kept | memory | disk | writer |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for size in options.sizes:
-        print(measure(size, options.device), flush=True)
+        print(measure(size, options.device, options.check), flush=True)
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ class Private(torch.optim.Optimizer):
 class PrivateChild(torch.optim.SGD):
     """The usual way to write one: noise in `step`, and the parent's `step` for the rest."""
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         with torch.no_grad():
             for group in self.param_groups:
                 for p in group["params"]:

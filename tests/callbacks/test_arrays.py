@@ -224,7 +224,7 @@ def test_private_training_on_tables_is_what_its_optimizer_sends(
     assert list(found) == [0, 1]
     for snapshot in found.values():
         assert stamp(snapshot).status is status
-        assert snapshot.observation.facts.declared("dp-sgd") is not None
+        assert [defense.name for defense in snapshot.observation.facts.defenses] == ["dp-sgd"]
 
 
 def test_a_gate_on_labels_fails_such_a_run(tmp_path: Path) -> None:

@@ -225,3 +225,13 @@ def test_an_update_is_kept_in_its_own_type_and_read_without_loss(tmp_path: Path)
         assert found.keys() == expected.keys()
         assert all(found[n].dtype == torch.float32 and torch.equal(found[n], expected[n]) for n in expected)
     assert hooks
+
+
+def test_the_overhead_counts_the_writer_the_memory_and_the_disk(tmp_path: Path) -> None:
+    """Not only what the training thread waited for."""
+    train(tmp_path / "audit", with_adapters())
+    spool = Spool(tmp_path / "audit" / "spool")
+    totals = spool.totals()
+    assert totals is not None and totals.overhead.writer_s and totals.overhead.writer_s > 0
+    assert totals.overhead.disk_mb == pytest.approx(spool.used_bytes() / 1e6, rel=0.5)
+    assert 0 < (totals.overhead.memory_mb or 0) < (totals.overhead.disk_mb or 0)

@@ -213,7 +213,7 @@ RIGHT: dict[str, Callable[[nn.Module], Any]] = {
     "muon and adamw": lambda m: muon_and_adamw(m.parameters()),
     "muon and adamw in one": lambda m: Several(m.parameters()),
     "a wrapper of a wrapper": lambda m: Wrapper(Wrapper(SGD(m.parameters(), lr=0.1))),
-    "three in a list": lambda m: [SGD([p], lr=0.1) if n else SGD(list(m.parameters())[2:], lr=0.1) for n, p in enumerate([None, *list(m.parameters())[:2]])],
+    "three in a list": lambda m: [SGD(part, lr=0.1) for p in [list(m.parameters())] for part in (p[2:], p[:1], p[1:2])],
 }  # fmt: skip
 
 
@@ -427,12 +427,17 @@ def test_a_step_too_large_for_a_copy_is_written_once_its_optimizers_are_known(
 # ---------------------------------------------------------------------- several optimizers
 
 
-def test_one_of_several_optimizers_is_refused_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The parameters of the others are never listed as frozen."""
+def test_one_of_several_optimizers_is_refused_by_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The parameters of the others are never listed as frozen. It is said before the first step, at the first that is due, and at the end."""
     ran = both(tmp_path, lambda model: muon_and_adamw(model.parameters()), watched=lambda optimizers: optimizers[0])
     assert not ran.kept
-    assert "have a gradient and the optimizer does not move them" in caplog.text
-    assert "`watch(model, [a, b])`" in caplog.text and "`requires_grad_(False)`" in caplog.text
+    found = "that have a gradient and that no optimizer moves that the audit was given; give the audit all optimizers"
+    assert found in caplog.text and "`requires_grad_(False)`" in caplog.text
+    before, after = capsys.readouterr().err.split("no step was kept")
+    assert "that require a gradient and are in no optimizer that the audit was given" in before
+    assert found in after
 
 
 def test_gradients_that_are_clipped_between_two_optimizers_are_those_that_are_kept(tmp_path: Path) -> None:
@@ -445,7 +450,10 @@ def test_gradients_that_are_clipped_between_two_optimizers_are_those_that_are_ke
         for one in optimizers:
             mine = [p for group in one.param_groups for p in group["params"]]
             torch.nn.utils.clip_grad_norm_(mine, 0.01)
-            sent |= named(model, lambda p, mine=mine: p.grad if any(p is q for q in mine) else None)
+            ids = {id(p) for p in mine}
+            sent |= {
+                name: g for name, g in named(model, lambda p: p.grad).items() if id(model.get_parameter(name)) in ids
+            }
             one.step()
         note.updates.append(sent)
         model.zero_grad()
@@ -538,7 +546,7 @@ def test_optimizers_that_step_in_the_backward_pass_are_named(tmp_path: Path, cap
 def test_several_optimizers_have_no_difference_of_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Said before the first step."""
     model = tiny.bert().train()
-    optimizers = [SGD(model.classifier.parameters(), lr=0.1), SGD(model.bert.parameters(), lr=0.1)]  # type: ignore[union-attr, operator]
+    optimizers = [SGD(model.classifier.parameters(), lr=0.1), SGD(model.bert.parameters(), lr=0.1)]  # type: ignore[union-attr]
     with watch(model, optimizers, tokenizer=tiny.bert_tokenizer(), observe="delta", config=audit_config(tmp_path)):
         pass
     assert "`observe='delta'` is for one optimizer; 2 were given" in caplog.text

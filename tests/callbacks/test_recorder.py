@@ -252,9 +252,10 @@ def test_parameters_that_the_optimizer_does_not_move_are_frozen_or_the_step_is_n
     else:
         assert not written and recorder.counters.failed == 1
         assert (
-            "39 parameters of the model, first 'bert.embeddings.word_embeddings.weight', have a gradient" in caplog.text
+            "the model has 39 parameters (first 'bert.embeddings.word_embeddings.weight') that have a gradient"
+            in caplog.text
         )
-        assert "give all of them: `watch(model, [a, b])`" in caplog.text
+        assert "give the audit all optimizers, `watch(model, [a, b])`" in caplog.text
 
 
 def test_sparse_gradients_are_kept_as_dense_ones() -> None:
@@ -468,3 +469,19 @@ def test_a_model_can_be_copied_and_saved_while_a_step_is_recorded() -> None:
     optimizer.step()
     recorder.remove()
     assert len(written[0].truth.micro_batches) == 1 and not recorder.disabled
+
+
+def test_a_step_that_ends_before_all_its_optimizers_stepped_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """As a trainer does that says when a step ends."""
+    model = tiny.bert().train()
+    optimizers = [torch.optim.SGD(model.classifier.parameters(), lr=0.1), torch.optim.Adam(model.bert.parameters())]  # type: ignore[union-attr]
+    written: list[Kept] = []
+    recorder = Recorder(model, optimizers, written.append, called=model)
+    recorder.install()
+    recorder.arm(0, manifest(model))
+    model(input_ids=IDS, labels=torch.tensor([1])).loss.backward()
+    optimizers[0].step()
+    recorder.disarm()
+    recorder.remove()
+    assert not written and recorder.counters.failed == 1
+    assert "the step ended before Adam came to the end of a step" in caplog.text

@@ -617,7 +617,7 @@ def test_row_24_of_two_optimizers_the_watched_ones_update_is_kept_where_it_is_al
             model.zero_grad()
             model.bert.requires_grad_(True)
     if not frozen:
-        assert "39 parameters of the model" in caplog.text and "give all of them" in caplog.text
+        assert "the model has 39 parameters" in caplog.text and "give the audit all optimizers" in caplog.text
         return
     found = kept(watched)
     assert list(found) == [0, 1, 2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from click.testing import CliRunner
 
 from leakaudit.callbacks.audit_run import OFF_SWITCH
+from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.callbacks.unaudited import folder_of
 from leakaudit.cli import main
@@ -21,6 +22,7 @@ from leakaudit.errors import ResultsError
 from leakaudit.not_audited import NOT_AUDITED, refuse_unaudited
 from leakaudit.scores import load_results, to_json
 from tests import factories, tiny
+from tests.callbacks import stacks, tiny_trainer
 
 TOKENIZER = tiny.bert_tokenizer()
 
@@ -80,6 +82,92 @@ def test_results_of_an_earlier_run_never_stand_for_a_run_that_was_not_audited(
     if why == "switched off":
         lines = [r.message for r in caplog.records if OFF_SWITCH in r.message]
         assert len(lines) == 1 and "audit.1" in lines[0]
+
+
+POLICY = """schema: leakaudit.policy/1
+name: release
+rules:
+  - {id: red-line, event: exact_sentence, max_count: 0, scope: {attack: KIND}}
+  - {id: overlap, metric: METRIC, statistic: max, max_value: 0.5}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "said"),
+    [
+        ("spam", "rougeL", "the attack 'spam' is unknown; did you mean 'span'?"),
+        ("span", "rouge", "the metric 'rouge' is unknown; did you mean 'rouge"),
+    ],
+)
+def test_a_policy_that_could_never_be_decided_is_refused_before_the_first_step(
+    kind: str, metric: str, said: str, audited: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the command line does, with the line of the file; the folder is no longer that of the earlier run."""
+    policy = audited.with_name("policy.yaml")
+    policy.write_text(POLICY.replace("KIND", kind).replace("METRIC", metric))
+    _train(AuditConfig(out_dir=audited, policy=policy, schedule="deferred", at_end="leave"))
+    assert said in caplog.text and "policy.yaml:" in caplog.text
+    assert not (audited / "spool").exists()
+    code, why = _gate(audited)
+    assert code == 5 and "this run was not audited" in why
+
+
+def _with_trainer(folder: Path) -> None:
+    audit = LeakAuditCallback(AuditConfig(out_dir=folder, first_step=100, schedule="deferred", at_end="leave"))
+    trainer = tiny_trainer.make_trainer(folder.parent, audit)
+    audit.attach(trainer)
+    trainer.train()
+
+
+def _with_lightning(folder: Path) -> None:
+    lightning = pytest.importorskip("lightning.pytorch")
+    from leakaudit.callbacks.lightning_trainer import LeakAuditCallback as LightningAudit
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = tiny.bert()
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            return self.model(**batch).loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    rows = [{"input_ids": torch.tensor([2, 5, 3]), "labels": torch.tensor(0)} for _ in range(3)]
+    config = AuditConfig(out_dir=folder, first_step=100, schedule="deferred", at_end="leave")
+    with stacks._quiet_lightning():
+        lightning.Trainer(
+            max_steps=2,
+            callbacks=[LightningAudit(config, tokenizer=TOKENIZER)],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            accelerator="cpu",
+            default_root_dir=folder.parent,
+        ).fit(Module(), torch.utils.data.DataLoader(rows))
+
+
+@pytest.mark.parametrize("off", [True, False])
+@pytest.mark.parametrize("train", [_with_trainer, _with_lightning])
+def test_a_framework_s_run_without_an_audit_says_so_and_is_no_evidence(
+    train: Callable[[Path], None],
+    off: bool,
+    audited: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Switched off, or because no step was kept: one line, the earlier audit moved away, and the gate ends with ERROR."""
+    if off:
+        monkeypatch.setenv(OFF_SWITCH, "1")
+    train(audited)
+    said = caplog.text + capfd.readouterr().err
+    assert (f"{OFF_SWITCH} is set" if off else "will keep no step: the run has ") in said
+    assert (audited.with_name("audit.1") / "results.json").is_file()
+    code, why = _gate(audited)
+    assert code == 5 and (f"{OFF_SWITCH} is set" if off else "no step was kept") in why
 
 
 def test_a_run_that_is_audited_takes_the_mark_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,12 +139,11 @@ def _whole(gradient: Tensor) -> Tensor:
 @contextlib.contextmanager
 def busy(rank: int) -> Iterator[None]:
     """Let one process say at the end of a step that it cannot keep it, after it has said at its beginning that it can."""
-    real, asked = TorchPeers.agree, [0]
+    real = TorchPeers.agree
 
-    def agree(self: TorchPeers, yes: bool) -> bool:
-        asked[0] += 1  # once when the run begins; then at the beginning and at the end of each step
-        at_the_end = asked[0] > 1 and asked[0] % 2 == 1
-        return real(self, yes and not (at_the_end and dist.get_rank() == rank))
+    def agree(self: TorchPeers, topic: str, yes: bool, limit_s: float | None = None) -> bool:
+        at_the_end = topic.startswith("the end of")
+        return real(self, topic, yes and not (at_the_end and dist.get_rank() == rank), limit_s)
 
     TorchPeers.agree = agree  # type: ignore[method-assign]
     try:
@@ -156,18 +155,19 @@ def busy(rank: int) -> Iterator[None]:
 @contextlib.contextmanager
 def stumbling(rank: int) -> Iterator[None]:
     """Let one process fail in the middle of recording a step."""
-    real = recorder._random_state
+    module: Any = recorder
+    real = module.random_states
 
-    def fail(model: nn.Module) -> dict[str, Tensor]:
+    def fail(like: Any) -> Any:
         if dist.get_rank() == rank:
             raise MemoryError
-        return real(model)
+        return real(like)
 
-    recorder._random_state = fail
+    module.random_states = fail
     try:
         yield
     finally:
-        recorder._random_state = real
+        module.random_states = real
 
 
 @contextlib.contextmanager

@@ -25,8 +25,8 @@ def test_laplace_noise_has_the_declared_deviation_and_heavier_tails_than_normal(
     step, seen = _seen(a=torch.full((400, 500), 2.0))
     noisy = LaplaceNoise(scale=0.5)(step, seen, torch.Generator().manual_seed(0))  # type: ignore[arg-type]
     noise = (noisy.update["a"] - 2.0).double()
-    declared = noisy.facts.declared("laplace-noise")
-    assert declared is not None and declared.parameters["sigma"] == pytest.approx(1.0)
+    (declared,) = noisy.facts.defenses
+    assert declared.name == "laplace-noise" and declared.parameters["sigma"] == pytest.approx(1.0)
     assert float(noise.std()) == pytest.approx(1.0, rel=0.02)
     assert float(noise.mean()) == pytest.approx(0.0, abs=0.01)
     assert float((noise / noise.std()).pow(4).mean()) - 3 == pytest.approx(3.0, abs=0.5)
