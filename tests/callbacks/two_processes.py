@@ -161,7 +161,7 @@ def stumbling(rank: int) -> Iterator[None]:
     def fail(like: Any) -> Any:
         if dist.get_rank() == rank:
             raise MemoryError
-        return real(tensors)
+        return real(like)
 
     module.random_states = fail
     try:
