@@ -245,6 +245,7 @@ class AuditRun:
             learning_rate=float(moving[0]["lr"]) if stack.observe == "delta" else None,
             max_bytes=config.max_spool_gb * 1e9,
             as_stepped=functools.partial(_with_defenses, config, private),
+            in_place=config.check == "in_place",
             **_words_of(model),
         )
         moved = {id(p) for group in moving for p in group["params"] if p.requires_grad}
@@ -280,7 +281,7 @@ class AuditRun:
         Raises:
             SpoolError: somebody removed the spool.
         """
-        if not self.due(step) and not self.postponed:
+        if not (self.due(step) or self.postponed or self.recorder.due_again):
             return
         start = time.perf_counter()
         self.postponed = _fresh_adapters(self.model)
@@ -447,7 +448,11 @@ class AuditRun:
             too_full=self.too_full,
             not_finite=self.recorder.counters.not_finite,
             failed=self.recorder.counters.failed,
-            overhead=Overhead(blocked_s=round(blocked, 4), training_s=round(training, 4)),
+            overhead=Overhead(
+                blocked_s=round(blocked, 4),
+                training_s=round(training, 4),
+                check_s=round(self.recorder.counters.check_s, 4),
+            ),
             interrupted=interrupted,
         )
 
@@ -795,6 +800,7 @@ def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> 
     manifest = kept.manifest.model_copy(
         update={
             "recipe": recipe,
+            "checked": kept.checked,
             "facts": facts.model_copy(
                 update={
                     "training_mode": kept.training,
@@ -809,6 +815,8 @@ def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> 
                 update={
                     "created": datetime.now(UTC).isoformat(timespec="seconds"),
                     "copy_seconds": round(kept.copy_seconds, 4),
+                    "check_seconds": round(kept.check_seconds, 4),
+                    "not_in_place": kept.not_in_place,
                 }
             ),
         }

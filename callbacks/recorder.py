@@ -24,6 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.callbacks.boundary import around, entry
+from leakaudit.callbacks.calls import copied
+from leakaudit.callbacks.in_place import Before, NotInPlaceError, Repetition, UnheldError, check
 from leakaudit.callbacks.inside_step import Handed, random_states
 from leakaudit.callbacks.optimizers import (
     Rounds,
@@ -35,11 +37,13 @@ from leakaudit.callbacks.optimizers import (
     parameters_of,
     steps_on_the_stack,
 )
-from leakaudit.callbacks.tap import MOST_BYTES, Pass, Tap, copied
+from leakaudit.callbacks.tap import MOST_BYTES, Pass, Tap
 from leakaudit.callbacks.witness import Witness, own_part
+from leakaudit.client import ClientStep
 from leakaudit.errors import LeakAuditError, NonFiniteUpdateError, SnapshotError, type_and_place
 from leakaudit.frozen_weights import FrozenWeights
 from leakaudit.models import plain_name
+from leakaudit.scores import Verification
 from leakaudit.snapshot import Manifest, MicroBatch, Truth, check_finite
 
 logger = logging.getLogger(__name__)
@@ -83,6 +87,11 @@ class Kept:
     """Whether the batches hold what the loss sent back."""
     frozen: FrozenWeights | None = None
     """Live parameters that no optimizer moves and that are not in `weights`; the writer keeps them once a run."""
+    checked: Verification | None = None
+    """Its stamp, where the step was repeated in place."""
+    check_seconds: float = 0.0
+    not_in_place: str = ""
+    """Why it was not; empty where that was not asked for."""
     ready: Callable[[], None] = lambda: None
     """Waits until the copy has arrived; called in the writer's thread."""
 
@@ -97,6 +106,8 @@ class Counters:
     """Steps that were due and could not be kept: a full disk, an empty batch, an optimizer without gradients."""
     blocked_s: float = 0.0
     """Seconds of the training thread spent in the recorder."""
+    check_s: float = 0.0
+    """The part of them in which steps were repeated in place."""
 
 
 class Peers(Protocol):
@@ -127,6 +138,8 @@ class _Armed:
     kept_back: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
     """Persistent buffers before the first forward pass, which may change them (batch norm)."""
+    state: Before | None = None
+    """What the loop calls, before the first forward pass; None where the step is not checked in place."""
     modes: dict[str, bool] = field(default_factory=dict)
     """Module -> whether it was in training mode at the first forward pass; trainers set it as late as that."""
     local: dict[str, Tensor] = field(default_factory=dict)
@@ -187,6 +200,7 @@ class Recorder:
         max_bytes: float = float("inf"),
         as_kept: Callable[[MicroBatch], MicroBatch] = lambda batch: batch,
         as_stepped: Callable[[Manifest], Manifest] = lambda manifest: manifest,
+        in_place: bool = False,
     ) -> None:
         """Prepare; hooks are set by `install`.
 
@@ -203,6 +217,7 @@ class Recorder:
             learning_rate: of these steps.
             max_bytes: a step whose copies are larger than this is not recorded.
             as_stepped: fills in what is true of the optimizer when it steps and not earlier, such as the noise of a schedule.
+            in_place: whether a step is repeated here, before the optimizer moves the weights, to check it.
             as_kept: puts a forward pass, as it was seen, into the words of the model that is audited; it may refuse the step.
         """
         self._model = model
@@ -219,6 +234,10 @@ class Recorder:
         self._max_bytes = max_bytes
         self._as_kept = as_kept
         self._as_stepped = as_stepped
+        # A step of several processes, or of several local steps, is checked on the rebuilt model.
+        self._in_place = in_place and peers is None and observe != "delta"
+        self.due_again = False
+        """Whether the last step was not kept for want of something that is looked out for from now on, so that the next one is due."""
         self._tap = None if called is None else Tap(called, self._began, self._reached, self._fail)
         self._persistent: frozenset[str] = frozenset()
         self._armed: _Armed | None = None
@@ -325,6 +344,7 @@ class Recorder:
         if self.disabled:
             return
         self.disarm()
+        self.due_again = False
         self._armed = _Armed(step, manifest)
         self._owes_answer = self._peers is not None
         if self._tap is not None:
@@ -374,12 +394,16 @@ class Recorder:
         if not armed.passes:
             self._come_last()
             self.rounds.restart()
-            armed.buffers = {plain_name(n): b.detach().clone() for n, b in self._model.named_buffers()}
+            armed.state = Before.of(self._called()) if self._in_place and self._tap is not None else None
+            copied_of = _copy if armed.state is None else armed.state.copy_of
+            armed.buffers = {plain_name(name): copied_of(buffer) for name, buffer in self._model.named_buffers()}
             armed.modes = {plain_name(n): m.training for n, m in self._model.named_modules()}
         self._look_at_weights(armed, seen)
         seen.rng = random_states([next(self._model.parameters())])
         seen.kept_back = {k: v for k, v in armed.kept_back.items() if k not in seen.inputs}
         armed.passes.append(seen)
+        if armed.state is not None:
+            armed.state.note(seen)
         self.counters.blocked_s += time.perf_counter() - start
 
     def _begin_again(self) -> None:
@@ -422,9 +446,11 @@ class Recorder:
                 "one of its optimizers accumulates gradients over several steps of another one, which moves the weights in between: no "
                 "one set of weights gives such an update"
             )
-        earlier = [p for p in armed.passes if p.backward not in (None, backward) and not p.stepped]
+        earlier = [p for p in armed.passes if p.backwards.keys() - {backward} and not p.stepped]
         if earlier and not self._takes_examples_alone(armed) and self._nothing_accumulated():
-            gone = {id(p) for p in earlier}
+            for one in earlier:
+                one.backwards = {number: what for number, what in one.backwards.items() if number == backward}
+            gone = {id(p) for p in earlier if not p.backwards and p is not seen}
             armed.passes = [p for p in armed.passes if id(p) not in gone]
 
     def _takes_examples_alone(self, armed: _Armed) -> bool:
@@ -692,6 +718,7 @@ class Recorder:
 
     def _keep(self, armed: _Armed, start: float) -> None:
         """Copy the step and hand it to the writer. Every process of a distributed run comes here, or none."""
+        self._look_closer(armed)
         passes, batches = _batch_of(armed)
         truth = Truth(tuple(self._as_kept(batch) for batch in batches))
         too_large = any(p.too_large for p in passes)
@@ -704,11 +731,17 @@ class Recorder:
             return  # buffers are in use; the adapter counts a skipped step before it comes to this
         if too_large:
             raise SnapshotError(
-                f"its loss is computed outside the model, from outputs of more than {MOST_BYTES // 10**6} MB a pass; let the model "
+                f"its loss is computed outside the model, from outputs of more than {MOST_BYTES // 10**6} MB a step; let the model "
                 "compute it (`labels`), or take smaller micro-batches"
             )
         update, weights, frozen = self._tensors(armed)
+        manifest = self._as_stepped(armed.manifest)
         scales = self._scales(armed)
+        checked, why, seconds = self._checked_in_place(armed, passes, truth, manifest, update, scales)
+        if any(p.mixed for p in passes):
+            truth = replace(
+                truth, micro_batches=tuple(self._as_kept(_micro_batch(p, armed.loss_scale)) for p in passes)
+            )
         types = {n: torch.float32 if n in scales else _kept_as(g.dtype) for n, g in update.items()}
         copies = {f"u/{n}": (g, types[n], scales.get(n)) for n, g in update.items()}
         copies |= {f"w/{name}": (w, w.dtype, None) for name, w in weights.items()}
@@ -723,17 +756,21 @@ class Recorder:
             update={name: copied[f"u/{name}"] for name in update},
             weights={name: copied[f"w/{name}"] for name in weights},
             truth=truth,
-            manifest=self._as_stepped(armed.manifest),
-            copy_seconds=time.perf_counter() - start,
+            manifest=manifest,
+            copy_seconds=time.perf_counter() - start - seconds,
             autocast=next((p.autocast for p in passes), None),
             loss_scale=armed.loss_scale,
             training=armed.modes.get("", True),
             eval_modules=tuple(name for name, on in armed.modes.items() if not on and armed.modes.get("")),
             tapped=bool(passes) and all(p.tapped for p in passes),
             frozen=frozen,
+            checked=checked,
+            check_seconds=seconds,
+            not_in_place=why,
             ready=ready.wait,
         )
-        notes = [self._other_weights(armed, passes)]
+        repeated = checked is not None and checked.status.bounds
+        notes = [] if repeated else [self._other_weights(armed, passes)]
         if self._observe == "delta":
             self._hand_over(kept, notes)
             return
@@ -783,6 +820,69 @@ class Recorder:
         self._writer = threading.Thread(target=self._write_quietly, args=(kept,), name="leakaudit-writer", daemon=True)
         self._writer.start()
 
+    def _look_closer(self, armed: _Armed) -> None:
+        """Where no call of the model was seen, watch its `forward` from the next due step on: a library may call that itself.
+
+        Raises:
+            SnapshotError: this step is lost.
+        """
+        if armed.passes or self._tap is None or self._tap.watches_forward or self._peers is not None:
+            return
+        self._tap.watches_forward = self.due_again = True
+        raise SnapshotError(
+            "no forward pass was seen that its update comes from; give the audit the object that the training loop calls. The next step "
+            "is kept in its place if the loop calls `forward` itself"
+        )
+
+    def _called(self) -> nn.Module:
+        """Return what is called to repeat a step: what the loop calls, out of a wrapper whose reducer counts its passes."""
+        assert self._tap is not None
+        called = self._tap.model
+        wrapped = any(kind.__name__ == "DistributedDataParallel" for kind in type(called).__mro__)
+        return called.module if wrapped else called  # type: ignore[return-value]
+
+    def _checked_in_place(
+        self,
+        armed: _Armed,
+        passes: list[Pass],
+        truth: Truth,
+        manifest: Manifest,
+        update: Mapping[str, Tensor],
+        scales: Mapping[str, Tensor],
+    ) -> tuple[Verification | None, str, float]:
+        """Repeat the step before the optimizer moves the weights; return its stamp, or why there is none, and what it took.
+
+        Raises:
+            SnapshotError: the loss sent more into the outputs than was held.
+        """
+        if armed.state is None or not update or self._tap is None:
+            return None, "", 0.0
+        start = time.perf_counter()
+        repetition = Repetition(
+            called=armed.state.called,
+            passes=passes,
+            before=armed.state,
+            named=dict(armed.parameters),
+            moved=[p for mover in self._movers for p in parameters_of(mover)],
+            recipe=manifest.recipe,
+            loss_scale=armed.loss_scale,
+        )
+        try:
+            self._tap.paused = True
+            seen = {name: _unscaled(gradient, scales.get(name)) for name, gradient in update.items()}
+            stamp = check(ClientStep(self._model, truth, manifest.recipe, manifest.facts), seen, repetition)
+            return stamp, "", time.perf_counter() - start
+        except UnheldError:
+            self._tap.holds_everything = self.due_again = True
+            raise
+        except NotInPlaceError as error:
+            return None, str(error), time.perf_counter() - start
+        except Exception as error:  # the user's model is called here: whatever it raises, the rebuilt one may do
+            return None, f"repeating it raised {type_and_place(error)}", time.perf_counter() - start
+        finally:
+            self._tap.paused = False
+            self.counters.check_s += time.perf_counter() - start
+
     def _copy_again(self, found: _Copied, handed: Handed) -> None:
         """Take gradients that were changed since the copy as the update of their parameters.
 
@@ -801,7 +901,13 @@ class Recorder:
             )
         with _CopyStream(self, update) as ready:
             fresh = {name: self._into_buffer(f"u/{name}", g, _kept_as(g.dtype), None) for name, g in update.items()}
-        found.kept = replace(found.kept, update={**found.kept.update, **fresh}, ready=ready.wait)
+        found.kept = replace(
+            found.kept,
+            update={**found.kept.update, **fresh},
+            checked=None,
+            not_in_place="its gradients were changed after it was repeated",
+            ready=ready.wait,
+        )
 
     def _scales(self, armed: _Armed) -> dict[str, Tensor]:
         """Return the scale that is in the gradients of some parameters, by name.
@@ -961,16 +1067,36 @@ def _kept_as(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype in (torch.bfloat16, torch.float16) else torch.float32
 
 
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+def _unscaled(gradient: Tensor, scale: Tensor | None) -> Tensor:
+    gradient = gradient.to_dense() if gradient.is_sparse else gradient
+    return gradient if scale is None else gradient / scale.to(gradient.device)
+
+
 def _same_examples(one: Pass, two: Pass) -> bool:
-    mine, others = ([p.inputs["input_ids"]] if "input_ids" in p.inputs else list(p.inputs.values()) for p in (one, two))
-    return len(mine) == len(others) > 0 and all(map(torch.equal, mine, others))
+    """Return whether two passes are of the same texts with the same labels."""
+    mine, others = (_examples(p) for p in (one, two))
+    return mine.keys() == others.keys() and bool(mine) and all(torch.equal(mine[name], others[name]) for name in mine)
+
+
+def _examples(seen: Pass) -> dict[str, Tensor]:
+    ids = {"input_ids": seen.inputs["input_ids"]} if "input_ids" in seen.inputs else seen.inputs
+    labels = seen.inputs.get("labels", seen.kept_back.get("labels"))
+    return dict(ids) if labels is None else {**ids, "labels": labels}
 
 
 def _batch_of(armed: _Armed) -> tuple[list[Pass], list[MicroBatch]]:
     """Return the passes that the update comes from, and the batch that they are; two passes over the same examples are one."""
     passes = [p for p in armed.passes if p.backward is not None or not p.tapped]
     for number, seen in enumerate(passes):
-        seen.again = any(_same_examples(seen, p) for p in passes[:number] if seen.backward == p.backward is not None)
+        seen.again = any(
+            _same_examples(seen, p)
+            for p in passes[:number]
+            if seen.backward == p.backward is not None or seen.elsewhere
+        )
     return passes, [_micro_batch(p, armed.loss_scale) for p in passes]
 
 

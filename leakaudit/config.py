@@ -147,6 +147,9 @@ class AuditConfig(BaseModel):
     """`text: full` writes training text to disk; it needs this, too."""
     keep_snapshots: bool = False
     """Leave snapshots in the spool after the audit. They hold the private batch."""
+    check: Literal["in_place", "rebuilt"] = "in_place"
+    """Where a kept step is computed again to see that its update comes from its batch: `in_place`, on the model that is trained, which
+    takes one forward and backward pass more; `rebuilt`, in the side process on the model that attacks get."""
     policy: Path | None = None
     """YAML policy of the gate; the built-in one if none is given."""
     device: Annotated[str, Field(pattern=DEVICE_PATTERN)] = "auto"

@@ -144,6 +144,8 @@ class Verification(_Model):
     """Declared defences that are not in the update; the step is audited without them."""
     noiseless: tuple[str, ...] = ()
     """Declared defences whose noise is not in the update; the step is audited without that noise."""
+    where: Literal["in place", "rebuilt"] = "rebuilt"
+    """Which model computed the step again: the client's own, before the optimizer moved it, or the one that the attacks get."""
 
 
 class StepRecord(_Model):
@@ -408,6 +410,8 @@ class Overhead(_Model):
 
     blocked_s: Amount = 0.0
     training_s: Amount | None = None
+    check_s: Amount = 0.0
+    """The part of `blocked_s` in which kept steps were repeated in place, to check them."""
 
 
 class Results(_Model):

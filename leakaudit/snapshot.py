@@ -36,6 +36,7 @@ from leakaudit.errors import (
 )
 from leakaudit.models import ModelRecipe, Vocabulary, build_model
 from leakaudit.registry import defenses
+from leakaudit.scores import Verification
 from leakaudit.snapshot_content import MAX_MANIFEST_BYTES, check_manifest, check_size, check_truth, check_update
 from leakaudit.snapshot_files import Base, link_base, read_tensors, stored_name, write_tensors, write_text
 from leakaudit.strict_json import parse_json, read_bounded
@@ -332,6 +333,10 @@ class Provenance(_Facts):
     learning_rate: float | None = None
     created: str = ""
     copy_seconds: float = 0.0
+    check_seconds: float = 0.0
+    """What repeating the step in place took of the training process; 0 where it was not repeated."""
+    not_in_place: str = ""
+    """Why it was not; empty where it was, or where that was not asked for."""
     skipped_before: int = 0
     """Steps that were due since the last snapshot and not recorded: the writer was at work, or the spool was full."""
 
@@ -344,6 +349,8 @@ class Manifest(_Facts):
     facts: PublicFacts
     recipe: StepRecipe
     provenance: Provenance
+    checked: Verification | None = None
+    """Stamp of a step that was repeated where it was made; None where the rebuilt model is to check it."""
     digests: dict[str, str] = {}
     """File name -> digest of its bytes, which begins with the algorithm (`leakaudit.digests`); `sha256:` before schema 1.2."""
     encrypted_to: tuple[str, ...] = ()
@@ -366,6 +373,8 @@ class Snapshot:
     recipe: StepRecipe
     model_recipe: ModelRecipe
     provenance: Provenance
+    checked: Verification | None = None
+    """Its stamp, where the step was repeated where it was made."""
 
 
 def root_mean_square(update: Mapping[str, Tensor]) -> float:
@@ -592,6 +601,7 @@ def read_snapshot(
         recipe=manifest.recipe,
         model_recipe=manifest.model,
         provenance=manifest.provenance,
+        checked=manifest.checked,
     )
 
 

@@ -25,6 +25,9 @@ were measured at 5e-3 (bf16) with eager instead of fused attention; a wrong batc
 FLOAT32_TOLERANCE = 1e-3
 """The same for every other precision: float32 steps were measured at 1e-8 to 1e-6."""
 
+ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+"""Relative error that multiplying a gradient of this type by a factor may add: half the distance of two neighbouring numbers."""
+
 NOISE_TOLERANCE = 0.1
 """Relative error up to which a residual's standard deviation is the declared one."""
 
@@ -42,7 +45,9 @@ choice: another dropout mask leaves 0.8 or more at the usual rate of 0.1."""
 Update = Mapping[str, Tensor]
 
 
-def verify(step: ClientStep, observed: Update) -> Verification:
+def verify(
+    step: ClientStep, observed: Update, *, repeated: Update | None = None, tolerance: float | None = None
+) -> Verification:
     """Compute a step again and stamp the observed update (architecture, honesty rule 2).
 
     Every declared defence says what it may have made of the recomputed update (`Defense.expected`) and how much noise it adds. What
@@ -52,14 +57,25 @@ def verify(step: ClientStep, observed: Update) -> Verification:
     Args:
         step: where the update is said to come from.
         observed: parameter name -> observed update.
+        repeated: the step's update, where it was computed again by other means; None to compute it with `step`.
+        tolerance: relative error up to which the two are one; None for what a rebuilt model needs.
     """
     try:
-        return _Stamping(step, observed).stamp()
+        return _Stamping(step, observed, repeated, tolerance).stamp()
     except SnapshotError as error:
         return _unverifiable(f"not recomputed: {error}")
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError, AttributeError) as error:
         # The type only: a message of the model's own code may quote its inputs.
         return _unverifiable(f"recomputing raised {type(error).__name__}")
+
+
+def relative_error(observed: Update, recomputed: Update) -> float:
+    """Return ||observed - recomputed|| / ||recomputed|| over all entries; infinite where the second is zero.
+
+    Raises:
+        NonFiniteUpdateError: the second is not finite.
+    """
+    return _Compared.of(observed, recomputed).error
 
 
 def defenses_found(step: ClientStep, stamp: Verification, observed: Update) -> tuple[DeclaredDefense, ...]:
@@ -201,10 +217,15 @@ class _Gone:
 class _Stamping:
     """One step that is computed again, and what its declared defences say of it."""
 
-    def __init__(self, step: ClientStep, observed: Update) -> None:
+    def __init__(
+        self, step: ClientStep, observed: Update, repeated: Update | None = None, tolerance: float | None = None
+    ) -> None:
         device = next(step.model.parameters()).device
         self.step, self.observed = step, {name: update.to(device) for name, update in observed.items()}
-        self.tolerance = TOLERANCE.get(step.recipe.autocast or step.facts.dtype, FLOAT32_TOLERANCE)
+        usual = TOLERANCE.get(step.recipe.autocast or step.facts.dtype, FLOAT32_TOLERANCE)
+        self.tolerance = usual if tolerance is None else tolerance
+        self.repeated = repeated
+        self.rounding = max((ROUNDING.get(update.dtype, 0.0) for update in observed.values()), default=0.0)
         self.unknown = [declared.name for declared in step.facts.defenses if declared.known() is None]
         plugins = [plugin for plugin in step.facts.known_defenses if plugin is not None]
         self.active = [plugin for plugin in plugins if not plugin.is_identity()]
@@ -212,7 +233,7 @@ class _Stamping:
         """Standard deviation of the declared noise, in the update's units."""
 
     def stamp(self) -> Verification:
-        bare = self.step.update()
+        bare = self.step.update() if self.repeated is None else self.repeated
         plain = _Compared.of(self.observed, bare)
         all_absent = _Gone(absent=(*self.unknown, *(plugin.name for plugin in self.active)))
         try:
@@ -294,14 +315,14 @@ class _Stamping:
 
     def _scaled(self, found: _Compared, gone: _Gone, factor: float, error: float) -> Verification | None:
         """Stamp an update that is `factor` times the expected one up to `error`, from which `gone` is left out."""
-        if factor <= 0 or error > self.tolerance:
+        if factor <= 0 or error > max(self.tolerance, self.rounding):
             return None
         gone = self._seen_to_be(gone, found)
         return Verification(
             status=VerificationStatus.SCALED,
             relative_error=error,
             scale=factor,
-            note="; ".join(filter(None, (_why_scaled(self.step, found, factor), self._said(gone)))),
+            note="; ".join(filter(None, (_why_scaled(self.step, found, factor, self.rounding), self._said(gone)))),
             absent=gone.absent,
             noiseless=gone.noiseless,
         )
@@ -380,7 +401,12 @@ class _Stamping:
         return any(noisy) and not all(noisy[noisy.index(True) :])
 
     def _loses_dropout(self) -> bool:
-        return self.step.recipe.training and bool(self.step.facts.dropout) and not _repeats_dropout(self.step)
+        return (
+            self.repeated is None
+            and self.step.recipe.training
+            and bool(self.step.facts.dropout)
+            and not _repeats_dropout(self.step)
+        )
 
     def _same_direction(self, found: _Compared) -> bool:
         """Return whether the two share a direction, under noise as far as it lets that be seen."""
@@ -389,8 +415,8 @@ class _Stamping:
         return found.scale + STANDARD_ERRORS * self.sigma / found.norm >= SAME_DIRECTION
 
 
-def _why_scaled(step: ClientStep, found: _Compared, k: float) -> str:
-    """Name the factor `k` where it is one that trainers are known for."""
+def _why_scaled(step: ClientStep, found: _Compared, k: float, rounding: float) -> str:
+    """Name the factor `k` where it is one that trainers are known for, up to the rounding of a gradient that it multiplied."""
     windows, processes = len(step.truth.micro_batches), step.recipe.processes
     norm = found.seen_norm
     round_norm = float(f"{norm:.1g}")
@@ -406,7 +432,7 @@ def _why_scaled(step: ClientStep, found: _Compared, k: float) -> str:
     exponent = math.log2(1 / k)
     if step.recipe.autocast == "fp16" and exponent >= 1 and abs(exponent - round(exponent)) <= FACTOR_TOLERANCE:
         return f"one over 2^{round(exponent)}, as of a GradScaler that the audit was not told of"
-    if k < 1 and abs(norm - round_norm) <= FACTOR_TOLERANCE * round_norm:
+    if k < 1 and abs(norm - round_norm) <= max(FACTOR_TOLERANCE, rounding) * round_norm:
         return f"as if clipped to a norm of {round_norm:g}"
     return ""
 

@@ -93,7 +93,9 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "n_sentences",
         }
     ),
-    scores.Verification: frozenset({"status", "relative_error", "scale", "sigma", "note", "absent", "noiseless"}),
+    scores.Verification: frozenset(
+        {"status", "relative_error", "scale", "sigma", "note", "absent", "noiseless", "where"}
+    ),
     scores.Attempt: frozenset(
         {
             "step",
@@ -160,7 +162,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
     scores.Utility: frozenset({"defense", "metric", "value", "baseline"}),
     scores.Coverage: frozenset({"not_tested", "not_run", "audited_steps", "skipped_snapshots", "total_steps"}),
     scores.NotTested: frozenset({"what", "why"}),
-    scores.Overhead: frozenset({"blocked_s", "training_s"}),
+    scores.Overhead: frozenset({"blocked_s", "training_s", "check_s"}),
 }
 """Fields of the results that a report may show. Free text among them is cleaned further down."""
 

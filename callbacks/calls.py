@@ -1,0 +1,141 @@
+"""One call of a model as it was made: its arguments, and what it depends on beside them and the model. It can be made again."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections import UserDict
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PLAIN = (type(None), bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device, torch.Size, type)
+"""Types of arguments that no call can change."""
+
+ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
+"""Kernels of `scaled_dot_product_attention` that a loop may switch on and off (`torch.backends.cuda.enable_flash_sdp`...)."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """One tensor among the arguments."""
+
+    tensor: Tensor
+    """A copy on the CPU: user code may change its own in place."""
+    device: torch.device
+    requires_grad: bool
+
+    def again(self) -> Tensor:
+        """Return it as it was, on its device, without the graph that it came from."""
+        return self.tensor.to(self.device, copy=True).requires_grad_(self.requires_grad)
+
+
+@dataclass(frozen=True)
+class Call:
+    """Arguments of one call, their tensors as `Held`."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    odd: str = ""
+    """Type of the first argument that the call may have changed, so that it cannot be repeated; empty where there is none."""
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: Mapping[int, Tensor]) -> Call:
+        """Keep a call that is about to be made.
+
+        Args:
+            args: as they are given.
+            kwargs: as they are given.
+            known: identity of a tensor among them -> its copy on the CPU, where one was made already.
+        """
+        odd: list[str] = []
+
+        def keep(leaf: Any) -> Any:
+            if isinstance(leaf, Tensor):
+                own = known.get(id(leaf))
+                held = leaf.detach().to("cpu", copy=True) if own is None else own
+                return Held(held, leaf.device, leaf.requires_grad)
+            if not isinstance(leaf, PLAIN):
+                odd.append(type(leaf).__name__)
+            return leaf
+
+        kept = mapped((tuple(args), dict(kwargs)), keep)
+        return cls(*kept, odd=odd[0] if odd else "")
+
+    def again(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments as they were, in containers of their own."""
+        found: tuple[tuple[Any, ...], dict[str, Any]] = mapped(
+            (self.args, self.kwargs), lambda leaf: leaf.again() if isinstance(leaf, Held) else leaf
+        )
+        return found
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return nested dicts, lists and tuples with `change` put to what is in them; the containers are copies."""
+    if isinstance(value, dict | UserDict):
+        new = copy.copy(value)
+        for key, part in value.items():
+            new[key] = mapped(part, change)
+        return new
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(part, change) for part in value))
+    if type(value) in (list, tuple):
+        return type(value)(mapped(part, change) for part in value)
+    return change(value)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a forward pass depends on beside its arguments, the model and torch's generators."""
+
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    """Type of device, whether it is on, its type."""
+    cache: bool
+    """Whether autocast keeps the weights that it casts."""
+    attention: tuple[tuple[str, bool], ...]
+    """Kernel -> whether it may be used."""
+    python: Any
+    """State of `random`."""
+    numpy: Any
+    """State of `numpy.random`; None where numpy is not there."""
+
+    @classmethod
+    def now(cls) -> Surroundings:
+        """Note them; reading them changes nothing."""
+        kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        arrays = sys.modules.get("numpy")
+        return cls(
+            autocast=tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds),
+            cache=torch.is_autocast_cache_enabled(),
+            attention=tuple((kernel, _attention(kernel, "{}_sdp_enabled")()) for kernel in ATTENTION),
+            python=random.getstate(),
+            numpy=None if arrays is None else arrays.random.get_state(),
+        )
+
+    def enter(self, stack: ExitStack) -> None:
+        """Put them back until the stack is closed; the generators of Python and numpy stay where a pass leaves them."""
+        for kind, on, dtype in self.autocast:
+            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=on, cache_enabled=self.cache))
+        for (kernel, on), (_, now) in zip(self.attention, Surroundings.now().attention, strict=True):
+            if on != now:
+                stack.callback(_attention(kernel, "enable_{}_sdp"), now)
+                _attention(kernel, "enable_{}_sdp")(on)
+        random.setstate(self.python)
+        if self.numpy is not None:
+            sys.modules["numpy"].random.set_state(self.numpy)
+
+
+def _attention(kernel: str, name: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = getattr(torch.backends.cuda, name.format(kernel))
+    return function
+
+
+def copied(values: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors among some values, copied to the CPU: user code may change them in place."""
+    return {k: v.detach().to("cpu", copy=True) for k, v in values.items() if isinstance(v, Tensor)}

@@ -1,0 +1,416 @@
+"""Verification in place: a client's step is repeated where it was made, before the optimizer moves the weights.
+
+The recorder has the calls of the model, the random states before them and what the loss sent back into the outputs. The same
+object is called again, with its own kernels, precision, hooks and compiled graph, and the gradient is held against the one that
+the optimizer is about to get. Nothing is rebuilt, so nothing has to be tolerated but the order in which a GPU adds.
+
+Training must not notice. All that a repetition changes is put back by functions of Python and torch, none of ours, registered
+before the first change: gradients (the same tensors), buffers, modules' attributes, generators, modes.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leakaudit.callbacks.tap import MOST_BYTES, Backward, Pass, sums
+from leakaudit.client import ClientStep
+from leakaudit.errors import SnapshotError
+from leakaudit.models import outputs_of
+from leakaudit.scores import Verification, VerificationStatus
+from leakaudit.snapshot import StepRecipe
+from leakaudit.verification import FLOAT32_TOLERANCE, TOLERANCE, relative_error, verify
+
+IN_PLACE_TOLERANCE = 1e-6
+"""Relative error up to which a repeated step counts as the same. Measured: 0.0 in most cells of the matrix on a CPU, in bfloat16 too, and
+up to 2e-7 where gradients are added or clipped in another order."""
+
+SPREAD = 4.0
+"""Where two repetitions differ (kernels on a GPU that add in any order), how many times their distance the step may be off. Our
+choice: three draws of one spread are seldom further apart."""
+
+SAME_PULL = 1e-5
+"""Relative difference of the sums of two gradients at an output up to which they are one. Our choice: above what the order of additions
+changes in float32, below what a second loss is for."""
+
+INTERNAL = frozenset(vars(nn.Module()))
+"""Attributes that every module has: parameters, buffers, parts, hooks."""
+
+PRIVATE = ("grad_sample", "summed_grad")
+"""Attributes of a parameter in which Opacus keeps gradients of examples."""
+
+
+class NotInPlaceError(SnapshotError):
+    """A step cannot be repeated where it was made; the message says why, and the rebuilt model checks it."""
+
+
+class UnheldError(SnapshotError):
+    """The loss came from more outputs of the model than were held; from the next step on, all are."""
+
+
+@dataclass
+class Before:
+    """The called object as it was before the first forward pass of a step, and what changed of it from pass to pass."""
+
+    called: nn.Module
+    attributes: list[tuple[nn.Module, dict[str, Any]]]
+    """Of every module: its own plain attributes and tensors, its buffers; references."""
+    copies: dict[int, tuple[Tensor, Tensor, int]]
+    """Identity of a buffer or tensor attribute -> it, its copy, its version."""
+    prints: Tensor | None = None
+    """Fingerprints of the parameters before the first pass, (P,)."""
+    held: int = 0
+    """Bytes of weights that were held because they changed between passes."""
+
+    @classmethod
+    def of(cls, called: nn.Module) -> Before:
+        """Note it now; small tensors are copied."""
+        attributes, copies = [], {}
+        for module in called.modules():
+            own = {key: value for key, value in vars(module).items() if key not in INTERNAL or key == "training"}
+            plain = {key: value for key, value in own.items() if isinstance(value, _STATE)}
+            attributes.append((module, {**plain, "_buffers": dict(module._buffers)}))
+            for tensor in (*module._buffers.values(), *own.values()):
+                if isinstance(tensor, Tensor) and id(tensor) not in copies:
+                    copies[id(tensor)] = (tensor, tensor.detach().clone(), tensor._version)
+        return cls(called, attributes, copies)
+
+    def copy_of(self, tensor: Tensor) -> Tensor:
+        """Return the copy of a buffer; a new one where it was not there then."""
+        known = self.copies.get(id(tensor))
+        return tensor.detach().clone() if known is None else known[1]
+
+    def note(self, seen: Pass) -> None:
+        """Keep the weights of a pass where they are not those of the first, as adversarial training changes them in a step."""
+        prints = fingerprints(self.called)
+        if self.prints is None:
+            self.prints = prints
+        if torch.equal(prints, self.prints):
+            return
+        changed = (prints != self.prints).tolist()
+        moved = [p for p, other in zip(self.called.parameters(), changed, strict=True) if other]
+        self.held += sum(p.numel() * p.element_size() for p in moved)
+        seen.elsewhere = True
+        if self.held <= MOST_BYTES:
+            seen.weights = {id(p): p.detach().to("cpu", copy=True) for p in moved}
+
+
+_STATE = (bool, int, float, str, type(None), Tensor)
+"""Types of attributes that a forward pass may depend on and change."""
+
+
+def fingerprints(model: nn.Module) -> Tensor:
+    """Return a number of each parameter, (P,), on the device of the first: it changes with the parameter."""
+    with torch.no_grad():
+        found = [_fingerprint(p.detach()) for p in model.parameters()]
+    return torch.stack([one.to(found[0].device) for one in found])
+
+
+def _fingerprint(tensor: Tensor) -> Tensor:
+    digest = getattr(torch, "hash_tensor", None)  # exact, from torch 2.9 on
+    if digest is None or not tensor.numel():
+        return torch.linalg.vector_norm(tensor.float()).double()
+    return digest(tensor).view(torch.int64)  # type: ignore[no-any-return]
+
+
+def check(
+    step: ClientStep,
+    observed: Mapping[str, Tensor],
+    repetition: Repetition,
+) -> Verification:
+    """Repeat a step and stamp its update.
+
+    Args:
+        step: the client's step, on the live model.
+        observed: parameter name -> update as the optimizer is about to get it.
+        repetition: of it.
+
+    Raises:
+        NotInPlaceError: it cannot be repeated here.
+        UnheldError: what its loss sent into the outputs was not held.
+    """
+    repetition.refuse()
+    if any(defense is not None and defense.per_example for defense in step.facts.known_defenses):
+        raise NotInPlaceError("a declared defence works on the gradient of each example")
+    own = repetition.update(observed)
+    if repetition.unexplained:
+        if any(one.sums for seen in repetition.passes for one in seen.counted.values()):
+            raise UnheldError(
+                "its loss is computed from outputs of the model beside the loss that the model computes itself; from the next step that "
+                "is due on they are held"
+            )
+        repetition.everything()
+        own = repetition.update(observed)
+    stamp = verify(step, observed, repeated=own, tolerance=IN_PLACE_TOLERANCE)
+    if stamp.status is VerificationStatus.MISMATCH:
+        spread = relative_error(repetition.update(observed), own)
+        if spread > 0:
+            most = TOLERANCE.get(step.recipe.autocast or step.facts.dtype, FLOAT32_TOLERANCE)
+            stamp = verify(step, observed, repeated=own, tolerance=min(most, max(IN_PLACE_TOLERANCE, SPREAD * spread)))
+    notes = [note for note in (stamp.note, repetition.note) if note]
+    return stamp.model_copy(update={"where": "in place", "note": "; ".join(notes)})
+
+
+@dataclass
+class Repetition:
+    """One step that is computed again on the live model."""
+
+    called: nn.Module
+    """What the training loop calls."""
+    passes: Sequence[Pass]
+    """Those that the update comes from."""
+    before: Before
+    named: Mapping[str, nn.Parameter]
+    """Name -> parameter, of the model that is audited."""
+    moved: Sequence[nn.Parameter]
+    """What the optimizer moves."""
+    recipe: StepRecipe
+    loss_scale: float = 1.0
+    """Of a GradScaler; it is in what was held of the loss, not in the update."""
+    unexplained: bool = False
+    """Whether a loss inside the model did not send all that arrived at the other outputs, as the last repetition showed."""
+    _reentrant: bool = False
+    """Whether the model checkpoints activations in a way that needs `backward`."""
+
+    def refuse(self) -> None:
+        """Refuse what cannot be repeated here.
+
+        Raises:
+            NotInPlaceError: names it.
+        """
+        if why := self._lacking():
+            raise NotInPlaceError(why)
+
+    def _lacking(self) -> str:
+        modules = {kind.__name__ for module in self.called.modules() for kind in type(module).__mro__}
+        if foreign := modules & {
+            "GradSampleModule",
+            "AbstractGradSampleModule",
+            "FSDPModule",
+            "FullyShardedDataParallel",
+        }:
+            return f"the model is one of {min(foreign)}, which keeps state of its own in a backward pass"
+        if any(getattr(p, name, None) is not None for p in self.moved for name in PRIVATE):
+            return "the model keeps gradients of examples"
+        if not self.passes:
+            return "no forward pass was seen that its update comes from"
+        for seen in self.passes:
+            if seen.call is None or seen.surroundings is None:
+                return "its forward passes were not seen whole"
+            if seen.call.odd:
+                return f"the model was called with a {seen.call.odd}, which the call may have changed"
+            if seen.elsewhere and not seen.weights:
+                return "its weights changed between forward passes by more than may be held"
+        if self.before.prints is not None and not torch.equal(self.before.prints, fingerprints(self.called)):
+            return "its weights changed between its forward pass and the optimizer's step"
+        return ""
+
+    @property
+    def note(self) -> str:
+        """Say what is unusual about the step."""
+        elsewhere = sum(seen.elsewhere for seen in self.passes)
+        if not elsewhere:
+            return ""
+        return (
+            f"{elsewhere} of {len(self.passes)} forward passes ran on weights that were changed for them within the step, as adversarial "
+            "training (FGM) does"
+        )
+
+    def everything(self) -> None:
+        """Repeat with all that arrived at the outputs, not with the loss inside the model alone."""
+        for seen in self.passes:
+            seen.mixed = True
+
+    def update(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return the step's update, computed again: unscaled and clipped as the recipe says, in the gradients' own types.
+
+        Args:
+            names: of the parameters; zero for one that the step did not reach.
+        """
+        with ExitStack() as stack:
+            self._put_back_afterwards(stack)
+            stack.enter_context(torch.enable_grad())
+            self._as_before()
+            try:
+                self._differentiate()
+            except _ReentrantError:
+                self._reentrant = True
+                self._as_before()
+                self._differentiate()
+            with torch.no_grad():
+                self._finish()
+                return {name: self._found(self.named[name]) for name in names}
+
+    # ------------------------------------------------------------------ what is put back
+
+    def _put_back_afterwards(self, stack: ExitStack) -> None:
+        """Register everything that brings training back to where it is now; only functions that are not ours."""
+        stack.callback(random.setstate, random.getstate())
+        if (arrays := sys.modules.get("numpy")) is not None:
+            stack.callback(arrays.random.set_state, arrays.random.get_state())
+        stack.callback(torch.set_rng_state, torch.get_rng_state())
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            stack.callback(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
+        for module in self.called.modules():
+            stack.callback(vars(module).update, dict(vars(module)))
+            stack.callback(module._buffers.update, dict(module._buffers))
+            for key, value in vars(module).items():
+                if key not in INTERNAL:
+                    _keep_content(stack, value)
+        for parameter in self._parameters():
+            stack.callback(setattr, parameter, "grad", parameter.grad)
+
+    def _parameters(self) -> list[nn.Parameter]:
+        """Return every parameter that may have a gradient, once: the called object's in its order, then the optimizer's others."""
+        every = (*self.called.parameters(), *self.named.values(), *self.moved)
+        return list({id(p): p for p in every}.values())
+
+    def _as_before(self) -> None:
+        """Put plain attributes and changed buffers back to what they were before the first pass; take the gradients away."""
+        again: dict[int, Tensor] = {}
+        for key, (tensor, copy, version) in self.before.copies.items():
+            if tensor._version != version or not _same(tensor, copy):
+                again[key] = copy.clone()
+        for module, then in self.before.attributes:
+            now = module._buffers
+            now.update({k: t if t is None else again.get(id(t), t) for k, t in then["_buffers"].items()})
+            plain = {k: v for k, v in then.items() if k != "_buffers"}
+            vars(module).update({k: again.get(id(v), v) if isinstance(v, Tensor) else v for k, v in plain.items()})
+        for parameter in self._parameters():
+            parameter.grad = None
+
+    # ------------------------------------------------------------------ forward and backward
+
+    def _differentiate(self) -> None:
+        """Make the step's backward passes again, into the parameters' empty gradients.
+
+        `torch.autograd.grad` reaches no hook that waits for a finished gradient (an optimizer in the backward pass, a reducer), but
+        reentrant checkpointing needs `backward`; there such hooks are off.
+
+        Raises:
+            _ReentrantError: the model needs `backward`, as was found out now.
+        """
+        self.unexplained = False
+        for number in sorted({number for seen in self.passes for number in seen.counted}):
+            group = [seen for seen in self.passes if number in seen.counted]
+            with ExitStack() as stack:
+                roots = [self._forward(seen, seen.counted[number], stack) for seen in group]
+                tensors = [tensor for tensor, _ in (pair for pairs in roots for pair in pairs)]
+                pulls = [pull for _, pull in (pair for pairs in roots for pair in pairs)]
+                if tensors:
+                    self._backward(tensors, pulls)
+            self.unexplained |= any(seen.counted[number].open for seen in group)
+
+    def _forward(self, seen: Pass, one: Backward, stack: ExitStack) -> list[tuple[Tensor, Tensor]]:
+        """Make one forward pass again; return the outputs that the loss pulled, and how.
+
+        What arrives at an output by way of a later one is in what was held of it already, so each is given as a whole.
+        """
+        assert seen.call is not None and seen.surroundings is not None
+        for parameter in self.called.parameters():
+            if id(parameter) in seen.weights:
+                stack.callback(setattr, parameter, "data", parameter.data)
+                parameter.data = seen.weights[id(parameter)].to(parameter.device, copy=True)
+        with ExitStack() as around:
+            seen.surroundings.enter(around)
+            torch.set_rng_state(seen.rng["cpu"])
+            if "cuda" in seen.rng:
+                torch.cuda.set_rng_state(seen.rng["cuda"], next(self.called.parameters()).device)
+            args, kwargs = seen.call.again()
+            outputs = dict(outputs_of(self.called(*args, **kwargs)))
+        scalars = {path: pull for path, pull in one.pulls.items() if pull.dim() == 0}
+        wanted = scalars if scalars and not seen.mixed else one.pulls
+        if lacking := [path for path in wanted if path not in outputs or not outputs[path].requires_grad]:
+            raise NotInPlaceError(f"the repeated pass has no output {lacking[0]!r} that depends on the parameters")
+        one.open = {path for path in (*one.pulls, *one.sums) if path not in wanted}
+        for path, output in outputs.items():
+            if path in wanted and len(wanted) > 1:
+                output.register_hook(functools.partial(_instead, one.pulls[path]))
+            elif path in one.open and output.requires_grad:
+                output.register_hook(functools.partial(_compare, one, path))
+        return [(outputs[path], pull.to(outputs[path])) for path, pull in wanted.items()]
+
+    def _backward(self, tensors: list[Tensor], pulls: list[Tensor]) -> None:
+        wanted = [p for p in self._parameters() if p.requires_grad]
+        if self._reentrant:
+            self._backward_as_told(tensors, pulls, wanted)
+            return
+        try:
+            found = torch.autograd.grad(tensors, wanted, pulls, allow_unused=True)
+        except RuntimeError as error:
+            raise _ReentrantError if "use_reentrant" in str(error) else error from None
+        with torch.no_grad():
+            for parameter, gradient in zip(wanted, found, strict=True):
+                if gradient is not None:
+                    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+    def _backward_as_told(self, tensors: list[Tensor], pulls: list[Tensor], wanted: list[nn.Parameter]) -> None:
+        with ExitStack() as stack:
+            for parameter in wanted:
+                hooks = getattr(parameter, "_post_accumulate_grad_hooks", None)
+                if hooks:
+                    stack.callback(hooks.update, dict(hooks))
+                    hooks.clear()
+            torch.autograd.backward(tensors, pulls)
+
+    # ------------------------------------------------------------------ what the recipe does with a gradient
+
+    def _finish(self) -> None:
+        """Take out the scale of a GradScaler and clip, as the client did."""
+        with_gradient = [p for p in self._parameters() if p.grad is not None]
+        if self.loss_scale != 1.0:
+            for parameter in with_gradient:
+                parameter.grad = parameter.grad * (1.0 / self.loss_scale)  # type: ignore[operator]
+        if self.recipe.max_grad_norm:
+            torch.nn.utils.clip_grad_norm_(with_gradient, self.recipe.max_grad_norm)
+        if self.recipe.max_grad_value:
+            torch.nn.utils.clip_grad_value_(with_gradient, self.recipe.max_grad_value)
+
+    def _found(self, parameter: nn.Parameter) -> Tensor:
+        gradient = parameter.grad
+        if gradient is None:
+            return torch.zeros_like(parameter)
+        return gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
+
+
+class _ReentrantError(Exception):
+    """The model checkpoints activations in a way that needs `backward`."""
+
+
+def _compare(one: Backward, path: str, pull: Tensor) -> None:
+    """Note that what the loss inside the model sends into another output is all that arrived there, if it is."""
+    mine = sums(pull.detach())
+    held = one.sums.get(path)
+    theirs = sums(one.pulls[path].to(pull.device)) if held is None else held.to(mine.device)
+    if bool((mine - theirs).abs().max() <= SAME_PULL * theirs[1]):
+        one.open.discard(path)
+
+
+def _instead(pull: Tensor, arrived: Tensor) -> Tensor:
+    """Return what arrived at an output in the client's own step."""
+    return pull.to(arrived)
+
+
+def _same(tensor: Tensor, copy: Tensor) -> bool:
+    return tensor.shape == copy.shape and torch.equal(tensor.detach(), copy)
+
+
+def _keep_content(stack: ExitStack, value: Any) -> None:
+    """Register what puts the content of a container back."""
+    if type(value) is list:
+        stack.callback(value.__setitem__, slice(None), list(value))
+    elif type(value) in (dict, OrderedDict, set):
+        stack.callback(value.update, value.copy())
+        stack.callback(value.clear)
+    elif type(value) is deque:
+        stack.callback(value.extend, list(value))
+        stack.callback(value.clear)

@@ -1,0 +1,556 @@
+"""A step is repeated where it was made: what a rebuilt model cannot repeat is verified, and training does not notice."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from leakaudit.callbacks import recorder
+from leakaudit.callbacks.in_place import Repetition
+from leakaudit.callbacks.torch_loop import watch
+from leakaudit.scores import Verification, VerificationStatus
+from leakaudit.snapshot import Snapshot
+from tests import tiny
+from tests.callbacks import stacks
+from tests.callbacks.in_place_cases import Training, without_audit
+from tests.callbacks.stacks import Batch
+from tests.callbacks.tiny_trainer import audit_config, kept, stamp, without_side_process
+
+_chance: Any = numpy.random
+"""Its global generator, which layers that drop themselves draw from."""
+
+VERIFIED, SCALED, MISMATCH = VerificationStatus.VERIFIED, VerificationStatus.SCALED, VerificationStatus.MISMATCH
+
+
+def stamps(found: dict[int, Snapshot]) -> list[Verification]:
+    """Return the stamps that were given in place; every step must have one."""
+    assert found
+    checked = [snapshot.checked for snapshot in found.values()]
+    assert all(one is not None for one in checked), [s.provenance.not_in_place for s in found.values()]
+    return [one for one in checked if one is not None]
+
+
+def assert_to_the_bit(found: dict[int, Snapshot]) -> None:
+    """Every step was repeated without the slightest difference."""
+    for one in stamps(found):
+        assert (one.status, one.relative_error, one.where) == (VERIFIED, 0.0, "in place"), one
+
+
+# ---------------------------------------------------------------------- what a rebuilt model does not repeat
+
+
+def _left_padded() -> list[Batch]:
+    batches = stacks.texts(count=3)
+    for batch in batches:
+        for name in batch:
+            batch[name] = batch[name].flip(1)
+    assert any(not bool(batch["attention_mask"][:, 0].all()) for batch in batches)
+    return batches
+
+
+def _attention(name: str) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        model = tiny.gpt2_lm()
+        model.set_attn_implementation(name)  # type: ignore[operator]
+        return model
+
+    return make
+
+
+def _other_dropout() -> nn.Module:
+    model = tiny.bert(dropout=0.1)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    model.dropout = nn.Dropout(0.5)
+    return model
+
+
+def _other_activation() -> nn.Module:
+    model: Any = tiny.bert(dropout=0.1)
+    for layer in model.bert.encoder.layer:
+        layer.intermediate.intermediate_act_fn = nn.Tanh()
+    return model  # type: ignore[no-any-return]
+
+
+def _distilled(model: nn.Module, batch: Batch) -> None:
+    found = model(**batch)
+    teacher = torch.linspace(-1, 1, found.logits.numel()).view_as(found.logits)
+    (found.loss + 0.5 * functional.mse_loss(found.logits, teacher)).backward()
+
+
+def _entropy(model: nn.Module, batch: Batch) -> None:
+    found = model(**batch)
+    entropy = -(functional.softmax(found.logits, -1) * functional.log_softmax(found.logits, -1)).sum(-1).mean()
+    (found.loss - 0.1 * entropy).backward()
+
+
+def _r_drop(model: nn.Module, batch: Batch) -> None:
+    one, two = model(**batch), model(**batch)
+    apart = functional.kl_div(
+        functional.log_softmax(one.logits, -1), functional.softmax(two.logits, -1), reduction="batchmean"
+    )
+    ((one.loss + two.loss) / 2 + apart).backward()
+
+
+def _adversarial(model: nn.Module, batch: Batch) -> None:
+    """FGM: the word embeddings are moved along their gradient, and the loss there is added."""
+    table: nn.Parameter = model.get_input_embeddings().weight  # type: ignore[operator, union-attr]
+    model(**batch).loss.backward()
+    before = table.data.clone()
+    assert table.grad is not None
+    table.data.add_(table.grad / table.grad.norm())
+    model(**batch).loss.backward()
+    table.data = before
+
+
+def _under_autocast(model: nn.Module, batch: Batch) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(**batch).loss
+    loss.backward()
+
+
+def _two_backwards(model: nn.Module, batch: Batch) -> None:
+    found = model(**batch)
+    found.loss.backward(retain_graph=True)
+    (0.3 * found.logits.square().mean()).backward()
+
+
+def _batch_normed() -> nn.Module:
+    model: Any = tiny.bert(dropout=0.1)
+    model.bert.pooler.activation = nn.Sequential(nn.BatchNorm1d(tiny.HIDDEN, affine=False), nn.Tanh())
+    return model  # type: ignore[no-any-return]
+
+
+class _Counting(nn.Module):
+    """Depends on how often it was called, in four ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.register_buffer("count", torch.zeros((), dtype=torch.long), persistent=False)
+        self.level = torch.ones(())
+        self.seen: list[int] = []
+
+    def forward(self, states: Tensor) -> Tensor:
+        self.calls += 1
+        self.count += 1  # type: ignore[operator, assignment]
+        self.level.mul_(1.01)
+        self.seen.append(self.calls)
+        return torch.tanh(states * (1 + 0.1 * self.calls + 0.1 * self.count + self.level))  # type: ignore[operator]
+
+
+def _stateful() -> nn.Module:
+    model: Any = tiny.bert()
+    model.bert.pooler.activation = _Counting()
+    return model  # type: ignore[no-any-return]
+
+
+class _Lucky(nn.Module):
+    """Leaves itself out by chance, with the generators of Python and numpy."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        return states if random.random() < 0.5 else torch.tanh(states * float(_chance.rand()))
+
+
+def _dropping_layers() -> nn.Module:
+    model: Any = tiny.bert()
+    model.bert.pooler.activation = _Lucky()
+    return model  # type: ignore[no-any-return]
+
+
+def _checkpointed(reentrant: bool) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        model: Any = tiny.bert(dropout=0.1)
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        model.enable_input_require_grads()
+        return model  # type: ignore[no-any-return]
+
+    return make
+
+
+def _bfloat16() -> nn.Module:
+    return tiny.bert(dropout=0.1).to(torch.bfloat16)
+
+
+def _hooked() -> nn.Module:
+    model = tiny.bert(dropout=0.1)
+    table: nn.Parameter = model.get_input_embeddings().weight  # type: ignore[operator, union-attr]
+    table.register_hook(lambda gradient: gradient * 0.5)
+    return model
+
+
+def _saliency(model: nn.Module, batch: Batch) -> None:
+    loss = model(**batch).loss
+    torch.autograd.grad(loss, list(model.parameters()), retain_graph=True, allow_unused=True)
+    loss.backward()
+
+
+def _some_inputs(model: nn.Module, batch: Batch) -> None:
+    loss = model(**batch).loss
+    torch.autograd.grad(loss, list(model.parameters()), retain_graph=True, allow_unused=True)
+    loss.backward(inputs=list(model.parameters()))
+
+
+def _by_hand(model: nn.Module, batch: Batch) -> None:
+    parameters = list(model.parameters())
+    found = torch.autograd.grad(model(**batch).loss, parameters, allow_unused=True)
+    for parameter, gradient in zip(parameters, found, strict=True):
+        parameter.grad = gradient
+
+
+def _other_kernel(model: nn.Module, batch: Batch) -> None:
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        loss = model(**batch).loss
+    loss.backward()
+
+
+def _cast(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad = parameter.grad.clone()
+
+
+_TEXTS: dict[str, Any] = {"tokenizer": tiny.gpt2_tokenizer}
+
+KINDS = {
+    "plain": Training(),
+    "weights in bfloat16": Training(model=_bfloat16),
+    "autocast": Training(_under_autocast),
+    "left padding, sdpa": Training(model=_attention("sdpa"), batches=_left_padded(), **_TEXTS),
+    "left padding, sdpa, bfloat16": Training(
+        model=lambda: _attention("sdpa")().to(torch.bfloat16), batches=_left_padded(), **_TEXTS
+    ),
+    "another attention kernel": Training(_other_kernel, _attention("sdpa"), _left_padded(), **_TEXTS),
+    "dropout changed on modules": Training(model=_other_dropout),
+    "activation replaced": Training(model=_other_activation),
+    "distillation": Training(_distilled),
+    "distillation, bfloat16": Training(_distilled, _bfloat16),
+    "entropy bonus": Training(_entropy),
+    "R-Drop with labels inside": Training(_r_drop),
+    "adversarial training (FGM)": Training(_adversarial),
+    "two backward passes of one forward pass": Training(_two_backwards, _bfloat16),
+    "batch norm": Training(model=_batch_normed),
+    "counters": Training(model=_stateful),
+    "chance of Python and numpy": Training(model=_dropping_layers),
+    "checkpoints, reentrant": Training(model=_checkpointed(True)),
+    "checkpoints, not reentrant": Training(model=_checkpointed(False)),
+    "hook on a parameter": Training(model=_hooked),
+    "saliency before the loss": Training(_saliency),
+    "gradients of some inputs": Training(_some_inputs),
+    "gradients set by hand": Training(_by_hand),
+    "gradients in other tensors": Training(after=_cast),
+    "clipping": Training(
+        after=lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.01),
+        options={"max_grad_norm": 0.01},  # type: ignore[arg-type, return-value]
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*enable` is deprecated:FutureWarning")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_is_repeated_to_the_bit_and_training_does_not_notice(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every step `verified` with an error of exactly 0; weights, buffers and generators as without an audit."""
+    with without_audit(monkeypatch):
+        random.seed(0)
+        _chance.seed(0)
+        _, wanted = KINDS[kind].run(tmp_path / "off")
+    random.seed(0)
+    _chance.seed(0)
+    found, left = KINDS[kind].run(tmp_path / "on")
+    assert len(found) == 3
+    assert_to_the_bit(found)
+    assert left.keys() == wanted.keys()
+    assert [name for name in wanted if not torch.equal(left[name], wanted[name])] == []
+
+
+def test_a_wrong_batch_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One word of what was kept is another one: the same loop, kernels and masks do not give that update."""
+    real = Repetition.update
+
+    def with_another_word(self: Repetition, names: Any) -> dict[str, Tensor]:
+        call = self.passes[0].call
+        assert call is not None
+        ids = call.kwargs["input_ids"].tensor
+        ids[0, 2] = (ids[0, 2] + 1) % len(tiny.VOCABULARY)
+        found = real(self, names)
+        ids[0, 2] = (ids[0, 2] - 1) % len(tiny.VOCABULARY)
+        return found
+
+    for kind in ("plain", "weights in bfloat16", "autocast"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Repetition, "update", with_another_word)
+            found, _ = KINDS[kind].run(tmp_path / kind)
+        assert {one.status for one in stamps(found)} == {MISMATCH}, kind
+
+
+def test_the_battery_takes_the_stamp_and_does_not_compute_it_again(tmp_path: Path) -> None:
+    """A step that the rebuilt model calls a mismatch is verified, and the report says where."""
+    found, _ = KINDS["activation replaced"].run(tmp_path)
+    assert stamp(found[0]).status is MISMATCH
+    assert found[0].checked is not None and found[0].checked.status is VERIFIED
+
+
+def test_a_check_on_the_rebuilt_model_can_be_asked_for(tmp_path: Path) -> None:
+    """`check: rebuilt` costs training nothing."""
+    found, _ = dataclasses.replace(Training(), config={"check": "rebuilt"}).run(tmp_path)
+    assert [snapshot.checked for snapshot in found.values()] == [None] * 3
+    assert all(snapshot.provenance.check_seconds == 0 for snapshot in found.values())
+
+
+def test_the_cost_is_counted(tmp_path: Path) -> None:
+    """In the snapshot."""
+    found, _ = Training().run(tmp_path)
+    assert all(snapshot.provenance.check_seconds > 0 for snapshot in found.values())
+
+
+def test_a_factor_that_nobody_told_is_found_in_bfloat16_as_well(tmp_path: Path) -> None:
+    """A gradient in bfloat16 is rounded again where it is multiplied: the factor is named, with that error."""
+
+    def clip(model: nn.Module) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+    found, _ = Training(model=_bfloat16, after=clip).run(tmp_path)
+    for one in stamps(found):
+        assert one.status is SCALED
+        assert "clipped to a norm of 0.01" in one.note
+
+
+# ---------------------------------------------------------------------- nothing is left changed
+
+
+def _everything(model: nn.Module, optimizer: Any) -> list[Any]:
+    """Return all that a repetition could leave changed, as bits and identities."""
+    states = [(module, dict(vars(module))) for module in model.modules()]
+    found: list[Any] = []
+    for name, parameter in model.named_parameters():
+        found += [name, id(parameter), parameter.data_ptr(), parameter._version, parameter.detach().clone()]
+        found += [id(parameter.grad), parameter.requires_grad]
+        found += [] if parameter.grad is None else [parameter.grad.clone(), parameter.grad._version]
+        found += [len(parameter._backward_hooks or ()), len(parameter._post_accumulate_grad_hooks or ())]
+    for module, state in states:
+        found += [module.training, *(id(value) for value in state.values())]
+        found += [value.clone() for value in state.values() if isinstance(value, Tensor)]
+        found += [list(value) for value in state.values() if isinstance(value, list)]
+        found += [v if v is None else (id(v), v._version, v.clone()) for v in module._buffers.values()]
+        found += [len(value) for key, value in state.items() if "hooks" in key and value is not None]
+    found += [torch.get_rng_state(), random.getstate(), *(torch.as_tensor(x) for x in _chance.get_state()[1:])]
+    found += [torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()]
+    found += [torch.get_num_threads(), torch.backends.cuda.flash_sdp_enabled(), torch.is_inference_mode_enabled()]
+    return [*found, len(optimizer.state)]
+
+
+def _equal(one: Any, two: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, two)
+    if isinstance(one, tuple):
+        return len(one) == len(two) and all(map(_equal, one, two))
+    return bool(one == two)
+
+
+class _FailsWhenCalledAgain(nn.Module):
+    """Fails in the forward or the backward pass of a repetition, at first after having changed things."""
+
+    def __init__(self, inner: nn.Module, fails: str) -> None:
+        super().__init__()
+        self.inner, self.fails, self.armed = inner, fails, [False]
+
+    def forward(self, states: Tensor) -> Tensor:
+        found: Tensor = self.inner(states) + torch.rand(())
+        if self.armed[0] and self.fails == "forward":
+            raise MemoryError
+        if self.armed[0] and self.fails == "backward":
+            found.register_hook(self._fail)
+        return found
+
+    def _fail(self, gradient: Tensor) -> None:
+        raise ValueError("mine")
+
+
+@pytest.mark.parametrize("fails", ["nowhere", "forward", "backward", "comparison"])
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.filterwarnings("ignore:.*enable` is deprecated:FutureWarning")
+def test_nothing_is_left_changed_whatever_happens(
+    fails: str, reentrant: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, gradients (the same tensors), buffers, counters, hooks, modes, generators, autocast, threads; to the bit."""
+    model: Any = _checkpointed(True)() if reentrant else tiny.bert(dropout=0.1)
+    odd = _FailsWhenCalledAgain(nn.Sequential(nn.BatchNorm1d(tiny.HIDDEN, affine=False), _Counting()), fails)
+    model.bert.pooler.activation = odd
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fired: list[str] = []
+    model.classifier.weight.register_post_accumulate_grad_hook(lambda parameter: fired.append("accumulated"))
+    seen: dict[str, Any] = {}
+    real = recorder.check
+
+    def checked(*args: Any) -> Any:
+        seen["before"] = _everything(model, optimizer)
+        odd.armed[0] = True
+        if fails == "comparison":
+            monkeypatch.setattr("leakaudit.callbacks.in_place.verify", lambda *a, **k: 1 / 0)
+        try:
+            return real(*args)
+        finally:
+            odd.armed[0] = False
+            seen["after"] = _everything(model, optimizer)
+
+    monkeypatch.setattr(recorder, "check", checked)
+    batch = stacks.classes(count=1)[0]
+    with (
+        without_side_process(),
+        watch(model, optimizer, tokenizer=tiny.bert_tokenizer(), config=audit_config(tmp_path)) as audit,
+    ):
+        model(**batch).loss.backward()
+        optimizer.step()
+    before, after = seen["before"], seen["after"]
+    assert len(before) == len(after)
+    assert [pair for pair in zip(before, after, strict=True) if not _equal(*pair)] == []
+    assert fired == ["accumulated"]
+    (snapshot,) = kept(audit).values()
+    if fails == "nowhere":
+        assert snapshot.checked is not None and snapshot.checked.relative_error == 0.0
+    else:
+        assert snapshot.checked is None
+        assert "raised" in snapshot.provenance.not_in_place and "mine" not in snapshot.provenance.not_in_place
+
+
+# ---------------------------------------------------------------------- what the tap holds
+
+
+def _direct(model: nn.Module, batch: Batch) -> None:
+    model.forward(**batch).loss.backward()
+
+
+def test_a_loop_that_calls_forward_itself_is_seen_from_the_second_step_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Hooks do not fire there, as with sentence-transformers: the first due step is lost, with the reason, and no later one."""
+    with without_audit(monkeypatch):
+        _, wanted = Training(_direct).run(tmp_path / "off")
+    found, left = Training(_direct).run(tmp_path / "on")
+    assert list(found) == [1, 2]
+    assert_to_the_bit(found)
+    assert all(torch.equal(left[name], wanted[name]) for name in wanted)
+    assert "if the loop calls `forward` itself" in caplog.text
+
+
+def test_a_loop_that_calls_both_ways_is_seen_once_each(tmp_path: Path) -> None:
+    """A call through the hooks reaches the watched `forward`, too, and is one pass."""
+
+    def both(model: nn.Module, batch: Batch) -> None:
+        if model.turn % 2 == 0:  # type: ignore[operator]
+            model.forward(**batch).loss.backward()
+        else:
+            (model(**batch).loss / 2).backward()
+            (model.forward(**batch).loss / 2).backward()
+        model.turn += 1  # type: ignore[operator, assignment]
+
+    def make() -> nn.Module:
+        model: Any = tiny.bert()
+        model.turn = 0
+        return model  # type: ignore[no-any-return]
+
+    found, _ = Training(both, make, stacks.classes(count=4)).run(tmp_path)
+    assert [len(found[step].truth.micro_batches) for step in found] == [2, 1, 2]
+    assert_to_the_bit(found)
+
+
+def test_a_copy_made_in_a_recorded_step_calls_itself(tmp_path: Path) -> None:
+    """An average of weights that a loop makes with `deepcopy` must not call the live model."""
+    copies: list[Any] = []
+
+    def copying(model: nn.Module, batch: Batch) -> None:
+        copies.append(copy.deepcopy(model))
+        _direct(model, batch)
+
+    Training(copying).run(tmp_path)
+    for number, one in enumerate(copies):
+        assert one.forward.__self__ is one, f"copy {number}"
+
+
+def test_the_same_texts_with_other_labels_are_other_examples(tmp_path: Path) -> None:
+    """In one backward pass: two batches of four labels; the same labels would be one batch, seen twice (R-Drop)."""
+
+    def relabelled(model: nn.Module, batch: Batch) -> None:
+        other = {**batch, "labels": 1 - batch["labels"]}
+        (model(**batch).loss + model(**other).loss).backward()
+
+    found, _ = Training(relabelled).run(tmp_path / "other")
+    assert [snapshot.truth.labels() for snapshot in found.values()] == [[0, 1, 1, 0]] * 3
+    assert_to_the_bit(found)
+    found, _ = KINDS["R-Drop with labels inside"].run(tmp_path / "same")
+    assert [snapshot.truth.labels() for snapshot in found.values()] == [[0, 1]] * 3
+
+
+def test_the_divisor_is_the_losss_own_where_another_gradient_was_taken_before(tmp_path: Path) -> None:
+    """A saliency map is no second loss: `loss_divisor` is public, and a wrong one weakens attacks."""
+    found, _ = KINDS["saliency before the loss"].run(tmp_path)
+    assert [snapshot.observation.facts.loss_divisor for snapshot in found.values()] == [1.0] * 3
+
+
+def test_what_is_held_is_bounded_for_the_whole_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Eight micro-batches of a loss outside the model: each fits, all of them do not, and the step is refused by name."""
+
+    def accumulated(model: nn.Module, batch: Batch) -> None:
+        labels = batch.pop("labels")
+        for _ in range(8):
+            functional.cross_entropy(model(**batch).logits, labels).backward()
+
+    logits = 2 * 2 * 4
+    monkeypatch.setattr("leakaudit.callbacks.tap.MOST_BYTES", 7 * logits)
+    found, _ = Training(accumulated).run(tmp_path / "seven")
+    assert found == {}
+    assert "from outputs of more than" in caplog.text and "MB a step" in caplog.text
+    monkeypatch.setattr("leakaudit.callbacks.tap.MOST_BYTES", 8 * logits)
+    found, _ = Training(accumulated).run(tmp_path / "eight")
+    assert len(found) == 3
+
+
+def test_what_arrives_at_large_outputs_is_held_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first pass on, as a copy: a device that is full of activations has no room for more."""
+    monkeypatch.setattr("leakaudit.callbacks.tap.SMALL_BYTES", 0)
+    held: list[Tensor] = []
+    real = Tensor.to
+
+    def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if args[:1] == ("cpu",) and kwargs.get("copy") and self.shape == (2, 2):
+            held.append(self)
+        return real(self, *args, **kwargs)
+
+    def outside(model: nn.Module, batch: Batch) -> None:
+        labels = batch.pop("labels")
+        functional.cross_entropy(model(**batch).logits, labels).backward()
+
+    monkeypatch.setattr(Tensor, "to", to)
+    found, _ = Training(outside).run(tmp_path)
+    assert len(held) >= len(found) == 3
+    assert_to_the_bit(found)
+
+
+def test_a_second_loss_on_large_outputs_is_found_out_and_held_from_then_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where logits are too large to be held beside the model's own loss, their sums show that it is not all: one step is lost."""
+    monkeypatch.setattr("leakaudit.callbacks.tap.SMALL_BYTES", 4)
+    found, _ = Training(_distilled).run(tmp_path / "mixed")
+    assert list(found) == [1, 2]
+    assert_to_the_bit(found)
+    assert "computed from outputs of the model beside the loss that the model computes itself" in caplog.text
+    found, _ = Training().run(tmp_path / "plain")
+    assert list(found) == [0, 1, 2]
+    assert all(set(batch.pulls) == {"loss"} for one in found.values() for batch in one.truth.micro_batches)
