@@ -14,9 +14,9 @@ import functools
 import random
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,11 +24,11 @@ from torch import Tensor, nn
 
 from leakaudit.callbacks.tap import MOST_BYTES, Backward, Pass, sums
 from leakaudit.client import ClientStep
-from leakaudit.errors import SnapshotError
+from leakaudit.errors import NonFiniteUpdateError, SnapshotError
 from leakaudit.models import outputs_of
 from leakaudit.scores import Verification, VerificationStatus
-from leakaudit.snapshot import StepRecipe
-from leakaudit.verification import FLOAT32_TOLERANCE, TOLERANCE, relative_error, verify
+from leakaudit.snapshot import MicroBatch, StepRecipe
+from leakaudit.verification import FLOAT32_TOLERANCE, TOLERANCE, error_up_to_a_factor, relative_error, verify
 
 IN_PLACE_TOLERANCE = 1e-6
 """Relative error up to which a repeated step counts as the same. Measured: 0.0 in most cells of the matrix on a CPU, in bfloat16 too, and
@@ -230,25 +230,67 @@ class Repetition:
         for seen in self.passes:
             seen.mixed = True
 
-    def update(self, names: Iterable[str]) -> dict[str, Tensor]:
+    def update(self, names: Iterable[str], differentiate: Callable[[], None] | None = None) -> dict[str, Tensor]:
         """Return the step's update, computed again: unscaled and clipped as the recipe says, in the gradients' own types.
 
         Args:
             names: of the parameters; zero for one that the step did not reach.
+            differentiate: fills the empty gradients; None for the step's own passes.
         """
+        differentiate = differentiate or self._differentiate
         with ExitStack() as stack:
             self._put_back_afterwards(stack)
             stack.enter_context(torch.enable_grad())
             self._as_before()
             try:
-                self._differentiate()
+                differentiate()
             except _ReentrantError:
                 self._reentrant = True
                 self._as_before()
-                self._differentiate()
+                differentiate()
             with torch.no_grad():
                 self._finish()
                 return {name: self._found(self.named[name]) for name in names}
+
+    # ------------------------------------------------------------------ whose loss it is
+
+    def loss_is_inside(self, model: nn.Module) -> bool:
+        """Return whether each pass was pulled at the loss that the model computes, by the code of its class, and nowhere else."""
+        replaced = {"forward", "loss_function", "_loss_function"} & vars(model).keys()
+        return not replaced and all(set(seen.pulls) == {"loss"} for seen in self.passes)
+
+    def loss_is_like(self, model: nn.Module, batch: MicroBatch) -> bool:
+        """Return whether the step's first pass has the gradient of the loss that the model's class computes, up to a factor.
+
+        Args:
+            model: that is audited.
+            batch: the pass in its words.
+        """
+        labels = batch.inputs.get("labels", batch.kept_back.get("labels"))
+        if labels is None:
+            return False
+        first = replace(self, passes=self.passes[:1], recipe=StepRecipe())
+        theirs = first.update(self.named)
+        mine = first.update(self.named, lambda: first._send_back_own(model, {**batch.inputs, "labels": labels}))
+        try:
+            return error_up_to_a_factor(theirs, mine) <= TOLERANCE.get(self._precision(), FLOAT32_TOLERANCE)
+        except NonFiniteUpdateError:
+            return False
+
+    def _send_back_own(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> None:
+        """Send the loss of the model's class back, in the surroundings of the first pass."""
+        (seen,) = self.passes
+        with ExitStack() as around:
+            self._surround(seen, around)
+            device = next(model.parameters()).device
+            given = {name: value.to(device, copy=True) for name, value in inputs.items()}
+            loss = type(model).forward(model, **given, **seen.options).loss
+        self._backward([loss], [torch.ones_like(loss)])
+
+    def _precision(self) -> str:
+        """Return the coarsest type in which the step was computed."""
+        types = {p.dtype for p in self.named.values()} | {seen.autocast for seen in self.passes}
+        return next((name for name in ("bfloat16", "float16") if getattr(torch, name) in types), "float32")
 
     # ------------------------------------------------------------------ what is put back
 
@@ -315,16 +357,13 @@ class Repetition:
 
         What arrives at an output by way of a later one is in what was held of it already, so each is given as a whole.
         """
-        assert seen.call is not None and seen.surroundings is not None
+        assert seen.call is not None
         for parameter in self.called.parameters():
             if id(parameter) in seen.weights:
                 stack.callback(setattr, parameter, "data", parameter.data)
                 parameter.data = seen.weights[id(parameter)].to(parameter.device, copy=True)
         with ExitStack() as around:
-            seen.surroundings.enter(around)
-            torch.set_rng_state(seen.rng["cpu"])
-            if "cuda" in seen.rng:
-                torch.cuda.set_rng_state(seen.rng["cuda"], next(self.called.parameters()).device)
+            self._surround(seen, around)
             args, kwargs = seen.call.again()
             outputs = dict(outputs_of(self.called(*args, **kwargs)))
         scalars = {path: pull for path, pull in one.pulls.items() if pull.dim() == 0}
@@ -338,6 +377,14 @@ class Repetition:
             elif path in one.open and output.requires_grad:
                 output.register_hook(functools.partial(_compare, one, path))
         return [(outputs[path], pull.to(outputs[path])) for path, pull in wanted.items()]
+
+    def _surround(self, seen: Pass, stack: ExitStack) -> None:
+        """Put back what a pass depended on beside its arguments and the model."""
+        assert seen.surroundings is not None
+        seen.surroundings.enter(stack)
+        torch.set_rng_state(seen.rng["cpu"])
+        if "cuda" in seen.rng:
+            torch.cuda.set_rng_state(seen.rng["cuda"], next(self.called.parameters()).device)
 
     def _backward(self, tensors: list[Tensor], pulls: list[Tensor]) -> None:
         wanted = [p for p in self._parameters() if p.requires_grad]

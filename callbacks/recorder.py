@@ -89,6 +89,8 @@ class Kept:
     """Live parameters that no optimizer moves and that are not in `weights`; the writer keeps them once a run."""
     checked: Verification | None = None
     """Its stamp, where the step was repeated in place."""
+    own_loss: bool | None = None
+    """Whether its loss is the one that the model's class computes, up to a factor; None where it was not repeated."""
     check_seconds: float = 0.0
     not_in_place: str = ""
     """Why it was not; empty where that was not asked for."""
@@ -159,6 +161,8 @@ class _Armed:
     """Optimizers that stepped before any forward pass of this step: they belong to the step before."""
     begun_again: int = 0
     """How often passes were left out, because only some of several optimizers had stepped when the next forward pass began."""
+    own_loss: bool | None = None
+    """Whether its loss is the model's own, as a repetition showed."""
     problem: str = ""
     """Why the step cannot be kept, where that was seen on the way."""
 
@@ -236,6 +240,8 @@ class Recorder:
         self._as_stepped = as_stepped
         # A step of several processes, or of several local steps, is checked on the rebuilt model.
         self._in_place = in_place and peers is None and observe != "delta"
+        self._loss_is_like: bool | None = None
+        """Whether a loss that is computed outside the model, or by code that replaced its own, has the gradient of its own."""
         self.due_again = False
         """Whether the last step was not kept for want of something that is looked out for from now on, so that the next one is due."""
         self._tap = None if called is None else Tap(called, self._began, self._reached, self._fail)
@@ -765,6 +771,7 @@ class Recorder:
             tapped=bool(passes) and all(p.tapped for p in passes),
             frozen=frozen,
             checked=checked,
+            own_loss=armed.own_loss,
             check_seconds=seconds,
             not_in_place=why,
             ready=ready.wait,
@@ -871,6 +878,7 @@ class Recorder:
             self._tap.paused = True
             seen = {name: _unscaled(gradient, scales.get(name)) for name, gradient in update.items()}
             stamp = check(ClientStep(self._model, truth, manifest.recipe, manifest.facts), seen, repetition)
+            armed.own_loss = self._is_own_loss(repetition, truth) if stamp.status.bounds else None
             return stamp, "", time.perf_counter() - start
         except UnheldError:
             self._tap.holds_everything = self.due_again = True
@@ -920,6 +928,17 @@ class Recorder:
             else {id(p): getattr(m, "grad_scale", None) for m in self._movers for p in parameters_of(m)}
         )
         return {name: scale for name, p in armed.parameters if (scale := found.get(id(p))) is not None}
+
+    def _is_own_loss(self, repetition: Repetition, truth: Truth) -> bool:
+        """Return whether the loss is the model's own; where that takes a further repetition, it is asked once a run."""
+        if repetition.loss_is_inside(self._model):
+            return True
+        if self._loss_is_like is None:
+            try:
+                self._loss_is_like = repetition.loss_is_like(self._model, truth.micro_batches[0])
+            except Exception:  # the class cannot compute its loss of such a batch, and neither can an attack
+                self._loss_is_like = False
+        return self._loss_is_like
 
     def _tensors(self, armed: _Armed) -> tuple[dict[str, Tensor], dict[str, Tensor], FrozenWeights | None]:
         """Return references to the update, to the weights before it and to the frozen ones, in one walk over the model."""

@@ -18,6 +18,7 @@ from torch.nn import functional
 from leakaudit.callbacks import recorder
 from leakaudit.callbacks.in_place import Repetition
 from leakaudit.callbacks.torch_loop import watch
+from leakaudit.registry import attacks
 from leakaudit.scores import Verification, VerificationStatus
 from leakaudit.snapshot import Snapshot
 from tests import tiny
@@ -554,3 +555,53 @@ def test_a_second_loss_on_large_outputs_is_found_out_and_held_from_then_on(
     found, _ = Training().run(tmp_path / "plain")
     assert list(found) == [0, 1, 2]
     assert all(set(batch.pulls) == {"loss"} for one in found.values() for batch in one.truth.micro_batches)
+
+
+# ---------------------------------------------------------------------- whose loss it is
+
+
+def _outside(model: nn.Module, batch: Batch) -> None:
+    labels = batch.pop("labels")
+    (3 * functional.cross_entropy(model(**batch).logits, labels)).backward()
+
+
+def _weighed(model: nn.Module, batch: Batch) -> None:
+    labels = batch.pop("labels")
+    functional.multi_margin_loss(model(**batch).logits, labels).backward()
+
+
+def _patched() -> nn.Module:
+    """The class computes the loss, and code that replaced `forward` another one, as TRL's trainers do."""
+    model: Any = tiny.bert()
+    plain = model.forward
+
+    def forward(**inputs: Any) -> Any:
+        found = plain(**inputs)
+        found.loss = found.logits.square().mean()
+        return found
+
+    model.forward = forward
+    return model  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("training", "own"),
+    [
+        (Training(), True),
+        (Training(_outside), True),
+        (Training(_outside, _bfloat16), True),
+        (Training(_under_autocast), True),
+        (Training(_weighed), False),
+        (Training(_distilled), False),
+        (Training(model=_patched), False),
+    ],
+)
+def test_it_is_public_whether_the_loss_is_the_models_own(training: Training, own: bool, tmp_path: Path) -> None:
+    """The labels of a loss outside the model are told, as trainers do; the same up to a factor is the model's own."""
+    found, _ = training.run(tmp_path)
+    assert_to_the_bit(found)
+    assert {snapshot.observation.facts.own_loss for snapshot in found.values()} == {own}
+    matching: Any = attacks.create("tag", {})
+    applies = matching.applies(found[0].observation)
+    assert bool(applies) is own
+    assert own or "loss is not the one that the model computes itself" in applies.reason
