@@ -16,19 +16,20 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from leakaudit.callbacks.tap import MOST_BYTES, Backward, Pass, sums
+from leakaudit.callbacks.witness import few_entries
 from leakaudit.client import ClientStep
 from leakaudit.errors import NonFiniteUpdateError, SnapshotError
 from leakaudit.models import outputs_of
 from leakaudit.scores import Verification, VerificationStatus
 from leakaudit.snapshot import MicroBatch, StepRecipe
-from leakaudit.verification import FLOAT32_TOLERANCE, TOLERANCE, error_up_to_a_factor, relative_error, verify
+from leakaudit.verification import FLOAT32_TOLERANCE, ROUNDING, TOLERANCE, error_up_to_a_factor, relative_error, verify
 
 IN_PLACE_TOLERANCE = 1e-6
 """Relative error up to which a repeated step counts as the same. Measured: 0.0 in most cells of the matrix on a CPU, in bfloat16 too, and
@@ -41,6 +42,10 @@ choice: three draws of one spread are seldom further apart."""
 SAME_PULL = 1e-5
 """Relative difference of the sums of two gradients at an output up to which they are one. Our choice: above what the order of additions
 changes in float32, below what a second loss is for."""
+
+PENALTY = 0.02
+"""Relative error up to which what is left of a few entries of each parameter counts as a penalty's gradient. Our choice: the rest of
+another batch is off by almost all of it, rounding in bfloat16 by a hundredth."""
 
 INTERNAL = frozenset(vars(nn.Module()))
 """Attributes that every module has: parameters, buffers, parts, hooks."""
@@ -156,6 +161,8 @@ def check(
         if spread > 0:
             most = TOLERANCE.get(step.recipe.autocast or step.facts.dtype, FLOAT32_TOLERANCE)
             stamp = verify(step, observed, repeated=own, tolerance=min(most, max(IN_PLACE_TOLERANCE, SPREAD * spread)))
+    if stamp.status is VerificationStatus.MISMATCH and (beside := repetition.beside(observed, own)):
+        stamp = stamp.model_copy(update={"status": VerificationStatus.UNVERIFIABLE, "note": beside})
     notes = [note for note in (stamp.note, repetition.note) if note]
     return stamp.model_copy(update={"where": "in place", "note": "; ".join(notes)})
 
@@ -176,6 +183,8 @@ class Repetition:
     recipe: StepRecipe
     loss_scale: float = 1.0
     """Of a GradScaler; it is in what was held of the loss, not in the update."""
+    begin: Mapping[str, Tensor] = field(default_factory=dict)
+    """Name -> a few entries of a trained parameter when the run began."""
     unexplained: bool = False
     """Whether a loss inside the model did not send all that arrived at the other outputs, as the last repetition showed."""
     _reentrant: bool = False
@@ -224,6 +233,38 @@ class Repetition:
             f"{elsewhere} of {len(self.passes)} forward passes ran on weights that were changed for them within the step, as adversarial "
             "training (FGM) does"
         )
+
+    def beside(self, observed: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
+        """Name a term of the loss that does not come through the model's outputs and explains what is left; empty where none is known.
+
+        Args:
+            observed: name -> update as the optimizer gets it.
+            own: the same, repeated.
+        """
+        if any(seen.differentiable for seen in self.passes):
+            return (
+                "a gradient was differentiated again (a penalty on gradients), and what that sends to the parameters does not come "
+                "through the model's outputs"
+            )
+        left = {
+            name: few_entries(observed[name]).double() - few_entries(own[name]).double()
+            for name in self.begin
+            if name in own
+        }
+        rounding = max((ROUNDING.get(update.dtype, 0.0) for update in own.values()), default=0.0)
+        unsure = rounding * sum(float(few_entries(observed[name]).double().square().sum()) for name in left) ** 0.5
+        now = {name: few_entries(self.named[name]).double() for name in left}
+        whence = {
+            "zero (an L2 penalty)": now,
+            "those at the beginning of the run (FedProx, L2-SP)": {n: now[n] - self.begin[n].double() for n in left},
+        }
+        for name, distance in whence.items():
+            if left and _multiple(left, distance, unsure):
+                return (
+                    f"beside the gradient of the batch the update holds a multiple of the weights' distance from {name}: who knows the "
+                    "protocol takes it out, and the attacks here do not"
+                )
+        return ""
 
     def everything(self) -> None:
         """Repeat with all that arrived at the outputs, not with the loss inside the model alone."""
@@ -440,6 +481,24 @@ def _compare(one: Backward, path: str, pull: Tensor) -> None:
     theirs = sums(one.pulls[path].to(pull.device)) if held is None else held.to(mine.device)
     if bool((mine - theirs).abs().max() <= SAME_PULL * theirs[1]):
         one.open.discard(path)
+
+
+def _multiple(left: Mapping[str, Tensor], distance: Mapping[str, Tensor], unsure: float) -> bool:
+    """Return whether what is left of each parameter's entries is a multiple of a distance, 0 or more, up to `PENALTY`.
+
+    Args:
+        left: name -> entries.
+        distance: name -> entries.
+        unsure: length of what rounding may have left.
+    """
+    unexplained = whole = 0.0
+    for name, entries in left.items():
+        along = distance[name]
+        length = float(along.square().sum())
+        factor = max(0.0, float(entries @ along) / length) if length else 0.0
+        unexplained += float((entries - factor * along).square().sum()) if len(entries) > 1 else 0.0
+        whole += float(entries.square().sum())
+    return unsure <= whole**0.5 / 2 and whole > 0 and unexplained**0.5 <= PENALTY * whole**0.5 + unsure
 
 
 def _instead(pull: Tensor, arrived: Tensor) -> Tensor:

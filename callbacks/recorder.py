@@ -38,7 +38,7 @@ from leakaudit.callbacks.optimizers import (
     steps_on_the_stack,
 )
 from leakaudit.callbacks.tap import MOST_BYTES, Pass, Tap
-from leakaudit.callbacks.witness import Witness, own_part
+from leakaudit.callbacks.witness import Witness, few_entries, own_part
 from leakaudit.client import ClientStep
 from leakaudit.errors import LeakAuditError, NonFiniteUpdateError, SnapshotError, type_and_place
 from leakaudit.frozen_weights import FrozenWeights
@@ -240,6 +240,8 @@ class Recorder:
         self._as_stepped = as_stepped
         # A step of several processes, or of several local steps, is checked on the rebuilt model.
         self._in_place = in_place and peers is None and observe != "delta"
+        self._at_begin: dict[str, Tensor] = {}
+        """A few entries of each trained parameter when the run began."""
         self._loss_is_like: bool | None = None
         """Whether a loss that is computed outside the model, or by code that replaced its own, has the gradient of its own."""
         self.due_again = False
@@ -293,6 +295,7 @@ class Recorder:
         self._pooled = self._in_pool(self.bytes_of_a_step())
         if self._peers is None or self._peers.first:
             self._make_buffers()
+        self._at_begin = {name: few_entries(own_part(p)).clone() for name, p in self._trained()}
         self._handles = [mover.register_step_pre_hook(self._before_step) for mover in self._movers]
         for mover in self._movers:
             self._handles.append(
@@ -776,8 +779,7 @@ class Recorder:
             not_in_place=why,
             ready=ready.wait,
         )
-        repeated = checked is not None and checked.status.bounds
-        notes = [] if repeated else [self._other_weights(armed, passes)]
+        notes = [self._other_weights(armed, passes)]
         if self._observe == "delta":
             self._hand_over(kept, notes)
             return
@@ -873,6 +875,7 @@ class Recorder:
             moved=[p for mover in self._movers for p in parameters_of(mover)],
             recipe=manifest.recipe,
             loss_scale=armed.loss_scale,
+            begin=self._at_begin,
         )
         try:
             self._tap.paused = True

@@ -86,6 +86,8 @@ class Pass:
     """Whether it ran on other weights than the first pass."""
     entered: bool = False
     """Whether `forward` was reached, where calls of that are recorded."""
+    differentiable: bool = False
+    """Whether a gradient was taken of it that can be differentiated again (`create_graph`), as a penalty on gradients needs it."""
     mixed: bool = False
     """Whether a loss inside the model is not all that was computed from its outputs."""
 
@@ -256,6 +258,7 @@ class Tap:
         if one is None:
             self._reached(seen, number)
             one = seen.backwards[number] = Backward(self._accumulates())
+            seen.differentiable |= torch.is_grad_enabled()
         pull = pull.detach()
         size = pull.numel() * pull.element_size()
         if one.has_scalar and pull.dim() == 0 and path not in one.pulls:

@@ -605,3 +605,61 @@ def test_it_is_public_whether_the_loss_is_the_models_own(training: Training, own
     applies = matching.applies(found[0].observation)
     assert bool(applies) is own
     assert own or "loss is not the one that the model computes itself" in applies.reason
+
+
+# ---------------------------------------------------------------------- what does not come through the model's outputs
+
+
+class _Penalised:
+    """A penalty on the distance of the weights from zero, or from those of its first step."""
+
+    def __init__(self, strength: float, anchored: bool) -> None:
+        self.strength, self.anchored = strength, anchored
+        self.anchor: dict[str, Tensor] = {}
+
+    def __call__(self, model: nn.Module, batch: Batch) -> None:
+        if not self.anchor:
+            self.anchor = {n: p.detach().clone() * self.anchored for n, p in model.named_parameters()}
+        penalty = sum(((p - self.anchor[n]) ** 2).sum() for n, p in model.named_parameters())
+        (model(**batch).loss + self.strength * penalty).backward()
+
+
+def _with_gradient_penalty(model: nn.Module, batch: Batch) -> None:
+    table: nn.Parameter = model.get_input_embeddings().weight  # type: ignore[operator, union-attr]
+    loss = model(**batch).loss
+    (gradient,) = torch.autograd.grad(loss, table, create_graph=True)
+    (loss + gradient.norm()).backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        (_Penalised(0.01, anchored=False), "zero (an L2 penalty)"),
+        (_Penalised(0.05, anchored=True), "those at the beginning of the run (FedProx, L2-SP)"),
+        (_with_gradient_penalty, "a penalty on gradients"),
+    ],
+)
+def test_a_penalty_is_named_and_its_step_is_attacked(step: Any, says: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """No outputs of the model tell of it; what comes back from such a step is proof, and silence is no evidence."""
+    if isinstance(step, _Penalised):
+        step.anchor = {}
+    found, _ = Training(step, lambda: tiny.bert(dropout=0.1).to(dtype)).run(tmp_path)
+    checked = stamps(found)
+    if says.startswith("those"):  # at the first step there is no distance yet
+        assert checked[0].status is VERIFIED
+    for one in checked[1:]:
+        assert one.status is VerificationStatus.UNVERIFIABLE, one
+        assert says in one.note
+
+
+def test_noise_that_nobody_declared_is_no_penalty(tmp_path: Path) -> None:
+    """A mismatch, as before."""
+
+    def noise(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.add_(0.01 * torch.randn_like(parameter))
+
+    found, _ = Training(after=noise).run(tmp_path)
+    assert {one.status for one in stamps(found)} == {MISMATCH}
