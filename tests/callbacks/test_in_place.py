@@ -19,7 +19,7 @@ from leakaudit.callbacks import recorder
 from leakaudit.callbacks.in_place import Repetition
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.registry import attacks
-from leakaudit.scores import Verification, VerificationStatus
+from leakaudit.scores import Verification, VerificationStatus, load_results
 from leakaudit.snapshot import Snapshot
 from tests import tiny
 from tests.callbacks import stacks
@@ -297,11 +297,33 @@ def test_a_wrong_batch_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert {one.status for one in stamps(found)} == {MISMATCH}, kind
 
 
-def test_the_battery_takes_the_stamp_and_does_not_compute_it_again(tmp_path: Path) -> None:
-    """A step that the rebuilt model calls a mismatch is verified, and the report says where."""
+def test_a_step_that_a_rebuilt_model_would_refuse_is_verified(tmp_path: Path) -> None:
+    """The rebuilt model has another activation."""
     found, _ = KINDS["activation replaced"].run(tmp_path)
     assert stamp(found[0]).status is MISMATCH
     assert found[0].checked is not None and found[0].checked.status is VERIFIED
+
+
+def test_the_battery_takes_the_stamp_and_does_not_compute_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report says where the step was checked, and what that took."""
+    monkeypatch.setattr("leakaudit.battery.verify", lambda *a: pytest.fail("computed again"))
+    config = {"schedule": "inline", "attacks": ("idlg",), "controls": 0}
+    model = tiny.bert(dropout=0.1).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    audit = watch(model, optimizer, tokenizer=tiny.bert_tokenizer(), config=audit_config(tmp_path, **config))
+    with audit:
+        for batch in stacks.classes(count=2):
+            model(**batch).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert audit.folder is not None
+    results = load_results(audit.folder / "results.json")
+    assert [(step.verification.status, step.verification.where) for step in results.steps] == [
+        (VERIFIED, "in place")
+    ] * 2
+    assert 0 < results.overhead.check_s < results.overhead.blocked_s
 
 
 def test_a_check_on_the_rebuilt_model_can_be_asked_for(tmp_path: Path) -> None:
