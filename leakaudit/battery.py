@@ -697,7 +697,7 @@ class Audit:
 
     def _canary(self, client: ClientStep, turn: int) -> tuple[Observation | None, Truth]:
         """Return an undefended one-sentence step on the run's own model and mode, and its batch."""
-        facts = client.facts.model_copy(update={"defenses": (), "local_steps": 1})
+        facts = client.facts.model_copy(update={"defenses": (), "local_steps": 1, "own_loss": None})
         task: Task = "causal-lm" if facts.task == "causal-lm" else "classification"
         text = CANARIES[turn % len(CANARIES)]
         label = turn % max(1, facts.num_labels or 1)
