@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,12 +22,13 @@ from torch import nn
 from leakaudit.callbacks.arrays import array_pass, for_labels, labels_only
 from leakaudit.callbacks.boundary import entry
 from leakaudit.callbacks.distributed import BEGIN_SECONDS, check_layout, peers_of
-from leakaudit.callbacks.fitness import beyond, check_tensors, fitting, foreign_tensors
-from leakaudit.callbacks.optimizers import movers_of, unmoved
+from leakaudit.callbacks.fitness import Fit, beyond, check_tensors, fitting
+from leakaudit.callbacks.optimizers import movers_of, parameters_of, unmoved
 from leakaudit.callbacks.part_of_step import PartOfStep
 from leakaudit.callbacks.private_sgd import PrivateSgd, private_sgd
 from leakaudit.callbacks.recorder import Kept, Observe, Peers, Recorder
 from leakaudit.callbacks.side_process import SideProcess, attacked_when, say, what_stays
+from leakaudit.callbacks.step_facts import believed_bound, believed_divisor, check_words
 from leakaudit.callbacks.unaudited import folder_of, mark
 from leakaudit.catalogue import registered_names
 from leakaudit.classifiers import ArrayClassifier, NoText, array_facts, array_recipe
@@ -37,7 +37,8 @@ from leakaudit.config import AuditConfig, load_config
 from leakaudit.errors import LeakAuditError, ModelError, PeersError, SnapshotError, SpoolError, type_and_place
 from leakaudit.gate import Policy, default_policy, load_policy
 from leakaudit.invocation import training_command
-from leakaudit.models import ModelRecipe, can_rebuild, dtype_of, plain_name, unwrapped
+from leakaudit.lora import refuse_prompts
+from leakaudit.models import ModelRecipe, can_rebuild, coarsest_dtype, dtype_of, plain_name, unwrapped
 from leakaudit.parts import BLOCKS, KEEP_ALL_BYTES, Parts, first_parts
 from leakaudit.plan import Plan, room_in_words, time_in_words
 from leakaudit.registry import attacks, defenses
@@ -50,6 +51,7 @@ from leakaudit.snapshot import (
     PublicFacts,
     StepRecipe,
     dropout_rates,
+    reading_of,
 )
 from leakaudit.spool import Place, Spool, Totals, settle
 from leakaudit.wording import counted
@@ -139,6 +141,8 @@ class AuditRun:
     plan: Plan
     """Which steps are due."""
     private: PrivateSgd | None = None
+    fit: Fit = field(default_factory=Fit)
+    """How the live model differs from the one that its recipe makes."""
     outside: int = 0
     started: float = field(default_factory=time.monotonic)
     skipped: int = 0
@@ -197,9 +201,11 @@ class AuditRun:
         if isinstance(model, ArrayClassifier):
             config = for_labels(config)
         _check_plugins(config)
+        refuse_prompts(stack.model if stack.called is None else stack.called)
+        refuse_prompts(stack.model)
         check_tensors(model)
         recipe, config = _recipe(model, config)
-        foreign = frozenset() if config.schedule == "inline" else foreign_tensors(model, recipe)
+        fit = Fit() if config.schedule == "inline" else Fit.of(model, recipe)
         private = private_sgd(stack.optimizer)
         declared = _declared(config, private)
         facts = _facts(stack, model, declared)
@@ -210,10 +216,10 @@ class AuditRun:
         config = config.model_copy(update={"out_dir": place.folder})
         spool = spool or Spool(config.out_dir / "spool")
         try:
-            run = cls._begin_in(spool, config, stack, model, recipe, facts, private, foreign)
+            run = cls._begin_in(spool, config, stack, model, recipe, facts, private, fit)
             if _writes(peers):
                 say(_plan(run) + (f"; {place.note}" if place.note else ""))
-                if more := beyond(foreign, recipe.class_name):
+                if more := beyond(fit.foreign, recipe.class_name):
                     say(more)
                 if more := unmoved(model, movers_of(stack.optimizer)):
                     say(more)
@@ -237,14 +243,14 @@ class AuditRun:
         recipe: ModelRecipe,
         facts: PublicFacts,
         private: PrivateSgd | None,
-        foreign: frozenset[str],
+        fit: Fit,
     ) -> AuditRun:
         """Set the hooks of a run whose spool is there."""
         moving = [group for mover in movers_of(stack.optimizer) for group in mover.param_groups]
         recorder = Recorder(
             model,
             stack.optimizer,
-            functools.partial(_write, spool, private is not None, foreign),
+            functools.partial(_write, spool, private is not None, fit.foreign),
             called=stack.model if stack.called is None else stack.called,
             scaler=stack.scaler,
             peers=stack.peers,
@@ -253,6 +259,7 @@ class AuditRun:
             learning_rate=float(moving[0]["lr"]) if stack.observe == "delta" else None,
             max_bytes=config.max_spool_gb * 1e9,
             as_stepped=functools.partial(_with_defenses, config, private),
+            beside=fit.unlike,
             in_place=config.check == "in_place",
             **_words_of(model),
         )
@@ -270,6 +277,7 @@ class AuditRun:
             facts=facts,
             plan=Plan.of(config, _policy(config), _steps_of(stack)),
             private=private,
+            fit=fit,
             outside=len(moved - {id(p) for p in model.parameters()}),
         )
         recorder.install()
@@ -358,7 +366,9 @@ class AuditRun:
         )
         defenses = _declared(self.config, self.private)
         return Manifest(
-            model=self.model_recipe,
+            model=self.model_recipe.model_copy(
+                update={"parts": dict(self.fit.parts), "settings": self.fit.settings(self.model)}
+            ),
             facts=self.facts.model_copy(
                 update={
                     "dropout": dropout_rates(self.model.named_modules()),
@@ -828,9 +838,13 @@ def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> 
     """
     kept = fitting(kept, foreign)
     facts, provenance, recipe = kept.manifest.facts, kept.manifest.provenance, kept.manifest.recipe
+    truth = replace(kept.truth, reading=reading_of(facts))
+    check_words(facts, truth)
+    bound, loose = believed_bound(facts, truth)
+    divisor, uneven = believed_divisor(truth)
     autocast = recipe.autocast or AUTOCAST.get(kept.autocast) if kept.autocast else recipe.autocast
     again = sum(batch.again for batch in kept.truth.micro_batches)
-    notes = [recipe.note] if recipe.note else []
+    notes = [note for note in (recipe.note, loose, uneven) if note]
     if again:
         notes.append(f"{again} forward passes saw a batch that another one had seen")
     recipe = recipe.model_copy(
@@ -856,7 +870,8 @@ def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> 
             "facts": facts.model_copy(
                 update={
                     "training_mode": kept.training,
-                    "loss_divisor": _loss_divisor(kept),
+                    "batch_size_bound": bound,
+                    "loss_divisor": divisor,
                     "own_loss": kept.own_loss,
                     "dtype": AUTOCAST_DTYPES.get(str(autocast), facts.dtype),
                     "input_shape": _input_shape(kept),
@@ -921,15 +936,6 @@ def _input_shape(kept: Kept) -> tuple[int, ...] | None:
     return None if inputs is None else tuple(inputs.shape[1:])
 
 
-def _loss_divisor(kept: Kept) -> float:
-    """Return what the trainer divided each micro-batch's loss by: one over the pull on it, where that is the same for all."""
-    pulls = [float(batch.pulls["loss"]) for batch in kept.truth.micro_batches if "loss" in batch.pulls]
-    if not pulls or len(pulls) < len(kept.truth.micro_batches):
-        return 1.0
-    same = all(math.isclose(pull, pulls[0], rel_tol=1e-6) for pull in pulls)
-    return 1.0 / pulls[0] if same and pulls[0] else 1.0
-
-
 def _is_placeholder(kept: Kept) -> bool:
     """Return whether a batch is one row of zeros and ones: what Opacus' `rand_on_empty` makes of an empty draw."""
     parts = [batch.inputs.get("inputs", batch.inputs["input_ids"]) for batch in kept.truth.micro_batches]
@@ -958,7 +964,7 @@ def _facts(stack: Stack, model: nn.Module, declared: tuple[DeclaredDefense, ...]
     known: dict[str, Any] = {
         "training": True,
         "batch_size_bound": stack.batch_size_bound,
-        "dtype": str(dtype_of(model)).removeprefix("torch."),
+        "dtype": str(_dtype(stack.optimizer, model)).removeprefix("torch."),
         "stage": "protected" if declared else "raw",
         "defenses": declared,
     }
@@ -979,6 +985,13 @@ def _facts(stack: Stack, model: nn.Module, declared: tuple[DeclaredDefense, ...]
         rate = movers_of(stack.optimizer)[0].param_groups[0]["lr"]
         update |= {"local_steps": stack.local_steps, "learning_rate": float(rate)}
     return facts.model_copy(update=update)
+
+
+def _dtype(optimizer: Any, model: nn.Module) -> torch.dtype:
+    """Return the type in which the update is computed: the coarsest of the parameters that are trained."""
+    moved = {id(p) for mover in movers_of(optimizer) for p in parameters_of(mover)}
+    trained = (p for p in model.parameters() if id(p) in moved)
+    return coarsest_dtype(trained) or dtype_of(model)
 
 
 def _fresh_adapters(model: nn.Module) -> bool:
@@ -1034,11 +1047,17 @@ def _policy(config: AuditConfig) -> Policy:
 
 
 def _task(model: nn.Module) -> Any:
-    """Return the task by what the model is made for."""
-    name = type(model).__name__
-    if name.endswith("ForSequenceClassification"):
+    """Return the task by what the model is made for: the names of its class and of those that it is derived from."""
+    names = [kind.__name__ for kind in type(model).__mro__]
+    if any(name.endswith("ForSequenceClassification") for name in names):
         return "classification"
-    return "causal-lm" if name.endswith(("ForCausalLM", "LMHeadModel")) else "other"
+    config = getattr(model, "config", None)
+    words = hasattr(model, "get_output_embeddings") and model.get_output_embeddings() is not None  # type: ignore[operator]
+    if words and getattr(config, "is_encoder_decoder", False):
+        return "encoder-decoder"
+    if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
+        return "causal-lm"
+    return "masked-lm" if words and any(name.endswith(("ForMaskedLM", "ForPreTraining")) for name in names) else "other"
 
 
 def _with_defenses(config: AuditConfig, private: PrivateSgd | None, manifest: Manifest) -> Manifest:

@@ -27,6 +27,7 @@ from leakaudit.callbacks.boundary import around, entry
 from leakaudit.callbacks.calls import copied
 from leakaudit.callbacks.in_place import Before, NotInPlaceError, Repetition, UnheldError, check
 from leakaudit.callbacks.inside_step import Handed, random_states
+from leakaudit.callbacks.kept_back import hand_out
 from leakaudit.callbacks.optimizers import (
     Rounds,
     check_all_moved,
@@ -241,6 +242,7 @@ class Recorder:
         max_bytes: float = float("inf"),
         as_kept: Callable[[MicroBatch], MicroBatch] = lambda batch: batch,
         as_stepped: Callable[[Manifest], Manifest] = lambda manifest: manifest,
+        beside: frozenset[str] = frozenset(),
         in_place: bool = False,
     ) -> None:
         """Prepare; hooks are set by `install`.
@@ -260,6 +262,7 @@ class Recorder:
             as_stepped: fills in what is true of the optimizer when it steps and not earlier, such as the noise of a schedule.
             in_place: whether a step is repeated here, before the optimizer moves the weights, to check it.
             as_kept: puts a forward pass, as it was seen, into the words of the model that is audited; it may refuse the step.
+            beside: names of buffers that are kept although the model does not store them.
         """
         self._model = model
         self._movers = movers_of(optimizer)
@@ -284,6 +287,7 @@ class Recorder:
         self.due_again = False
         """Whether the last step was not kept for want of something that is looked out for from now on, so that the next one is due."""
         self._tap = None if called is None else Tap(called, self._began, self._reached, self._fail)
+        self._beside = beside
         self._persistent: frozenset[str] = frozenset()
         self._armed: _Armed | None = None
         self._copied: _Copied | None = None
@@ -320,7 +324,7 @@ class Recorder:
         """
         if self._handles:
             return
-        self._persistent = frozenset(plain_name(name) for name in self._model.state_dict())
+        self._persistent = self._beside | {plain_name(name) for name in self._model.state_dict()}
         size = self.bytes_to_write()
         if size > self._max_bytes:
             raise SnapshotError(
@@ -468,7 +472,7 @@ class Recorder:
             armed.modes = {plain_name(n): m.training for n, m in self._model.named_modules()}
         self._look_at_weights(armed, seen)
         seen.rng = random_states([next(self._model.parameters())])
-        seen.kept_back = {k: v for k, v in armed.kept_back.items() if k not in seen.inputs}
+        seen.kept_back = armed.kept_back
         armed.passes.append(seen)
         if armed.state is not None:
             armed.state.note(seen)
@@ -1212,6 +1216,7 @@ def _batch_of(armed: _Armed) -> tuple[list[Pass], list[MicroBatch]]:
             for p in passes[:number]
             if seen.backward == p.backward is not None or seen.elsewhere
         )
+    hand_out(passes)  # afterwards: two passes over one batch were told the same labels
     return passes, [_micro_batch(p, armed.loss_scale) for p in passes]
 
 

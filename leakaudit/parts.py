@@ -45,7 +45,17 @@ def first_blocks(recipe: ModelRecipe, blocks: int = BLOCKS) -> ModelRecipe | Non
     if not isinstance(count, int) or count <= blocks:
         return None
     by_layer = {k: v[:blocks] for k, v in recipe.config.items() if isinstance(v, list | tuple) and len(v) == count}
-    return recipe.model_copy(update={"config": {**recipe.config, **by_layer, key: blocks}})
+    cut = recipe.model_copy(update={"config": {**recipe.config, **by_layer, key: blocks}})
+    return _without_other_modules(cut) if cut.settings or cut.parts else cut
+
+
+def _without_other_modules(recipe: ModelRecipe) -> ModelRecipe:
+    """Return a recipe without what it says of modules that its model does not have."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        there = {name for name, _ in blank_model(recipe).named_modules()}
+    settings = {name: numbers for name, numbers in recipe.settings.items() if name in there}
+    parts = {name: what for name, what in recipe.parts.items() if name in there}
+    return recipe.model_copy(update={"settings": settings, "parts": parts})
 
 
 def first_parts(model: nn.Module, recipe: ModelRecipe) -> Parts | None:

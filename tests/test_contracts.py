@@ -203,7 +203,7 @@ def test_a_defense_leaves_its_inputs_alone_and_declares_itself(name: str, defens
 
 
 def _pair(guess: tuple[int, ...], text: str) -> Pair:
-    return Pair((5, 6, 7), guess, "old dog ran", text)
+    return Pair((5, 6, 7), guess, "old dog ran", text, masked_ids=(5, 7))
 
 
 @pytest.mark.parametrize(("name", "metric"), list(metrics))
