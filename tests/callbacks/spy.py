@@ -478,8 +478,8 @@ def stamped(snapshot: Snapshot) -> tuple[str, float]:
     return str(found.status.value), float(found.relative_error or 0.0)
 
 
-def read_by_span(snapshot: Snapshot, budget_s: float = 60.0) -> float | None:
-    """Return the share of the kept texts that the attack `span` finds word by word; None where it says that it does not apply."""
+def read_by_span(snapshot: Snapshot, budget_s: float = 60.0) -> tuple[int, int] | None:
+    """Return how many of the kept texts the attack `span` finds word by word, and of how many; None where it does not apply."""
     from leakaudit.budget import Budget
     from leakaudit.registry import attacks
 
@@ -489,7 +489,7 @@ def read_by_span(snapshot: Snapshot, budget_s: float = 60.0) -> float | None:
     found = span(snapshot.observation, torch.Generator().manual_seed(0), Budget(budget_s))
     texts = snapshot.truth.sequences()
     guessed = {tuple(guess.token_ids) for guess in found.sequences or ()}
-    return sum(text in guessed for text in texts) / len(texts)
+    return sum(text in guessed for text in texts), len(texts)
 
 
 def table(rows: Sequence[Row]) -> str:
