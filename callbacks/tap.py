@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leakaudit.callbacks.boundary import around, entry
+from leakaudit.callbacks.boundary import Hook, around, entry
 from leakaudit.callbacks.calls import Call, Surroundings, copied
 from leakaudit.models import outputs_of, unwrapped
 
@@ -154,22 +154,14 @@ class Tap:
         self.holds_everything = False
         """Whether a gradient at an output is held even where a loss inside the model came first."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tap:
-        """Return an idle one: a copy that the user makes of a model carries its hooks, and is not what is audited."""
-        return _idle()
-
-    def __reduce__(self) -> tuple[Callable[[], Tap], tuple[()]]:
-        """Pickle as an idle one, for the same reason."""
-        return _idle, ()
-
     def open(self) -> None:
         """Set the hooks; a second call changes nothing."""
         if self._handles:
             return
         self._held = 0
         self._handles = [
-            self.model.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True),
-            self.model.register_forward_hook(self._after),
+            self.model.register_forward_pre_hook(Hook(self._before), with_kwargs=True, prepend=True),
+            self.model.register_forward_hook(Hook(self._after)),
         ]
         compiled = getattr(self.model, "_compiled_call_impl", None)
         if compiled is not None:  # `model.compile()`: hooks would be compiled into the graph, and fire once
@@ -297,12 +289,6 @@ class _Forward(functools.partial[Any]):
     def __reduce__(self) -> Any:
         """Become the `forward` of the class again."""
         return getattr, (self.model, "forward")
-
-
-def _idle() -> Tap:
-    """Return a tap that records nothing."""
-    nobody: Any = lambda *given: None
-    return Tap(nn.Identity(), nobody, nobody, nobody)
 
 
 class _Undo:
