@@ -300,7 +300,7 @@ class AuditRun:
             SpoolError: somebody removed the spool.
         """
         self._count_missed(step)
-        if self._has_parted() or not (self.due(step) or self.postponed or self.recorder.missed_pulls):
+        if self._has_parted() or not (self.due(step) or self.postponed or self.recorder.due_again):
             return
         start = time.perf_counter()
         self.postponed = _fresh_adapters(self.model)
@@ -359,6 +359,7 @@ class AuditRun:
             autocast=now.autocast if now.autocast in AUTOCAST_DTYPES else None,  # type: ignore[arg-type]
             kept_rng=now.kept_rng,
             neftune_alpha=_neftune_alpha(self.model),
+            attention=str(getattr(getattr(self.model, "config", None), "_attn_implementation", None) or ""),
             processes=1 if self.stack.peers is None or self.stack.observe == "local" else self.stack.peers.mean_over,
             outside=self.outside,
             note=now.note,
@@ -871,6 +872,7 @@ def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> 
                     "training_mode": kept.training,
                     "batch_size_bound": bound,
                     "loss_divisor": divisor,
+                    "own_loss": kept.own_loss,
                     "dtype": AUTOCAST_DTYPES.get(str(autocast), facts.dtype),
                     "input_shape": _input_shape(kept),
                     "shared": tuple(name for name in everything if name in sent),

@@ -91,3 +91,24 @@ class Ending(AbstractContextManager[Any], ContextDecorator):
         """Tell of an exception."""
         if error is not None:
             self._ended(error)
+
+
+class Hook:
+    """A function of ours that a module calls; where the module is copied or pickled, one that does nothing takes its place.
+
+    Loops copy models whenever they like (`copy.deepcopy` of the best one, an average of weights, `torch.save` of the module).
+    A copy belongs to no recorded step, and needs no `leakaudit` where it is loaded.
+    """
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        """Remember the function, an entry."""
+        self._call = call
+
+    @last_resort
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
+        return self._call(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        """Become a function of the standard library that takes anything and returns None."""
+        return getattr, (contextlib.nullcontext(), "__exit__")

@@ -23,7 +23,16 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from leakaudit.callbacks.audit_run import OFF_SWITCH, Guarded, Source, Stack, StepNow, auditable, refuse_strategy
+from leakaudit.callbacks.audit_run import (
+    OFF_SWITCH,
+    Guarded,
+    Source,
+    Stack,
+    StepNow,
+    auditable,
+    configuration,
+    refuse_strategy,
+)
 from leakaudit.callbacks.boundary import Ending, around, entry, last_resort
 from leakaudit.callbacks.distributed import peers_of
 from leakaudit.callbacks.step_facts import loader_bound
@@ -59,7 +68,8 @@ class LeakAuditCallback(Guarded, TrainerCallback, ExportableState):
     @entry
     def _state(self) -> dict[str, Any] | None:
         config = self.config
-        stored = config.model_dump(mode="json") if isinstance(config, AuditConfig) else config
+        whole = isinstance(config, AuditConfig | Mapping)
+        stored = configuration(config).model_dump(mode="json") if whole else config
         kept = self._kept if self._run is None else self._run.kept
         arguments = {"config": str(stored) if isinstance(stored, Path) else stored, "num_labels": self.num_labels}
         return {"args": arguments, "attributes": {"_kept": kept}}

@@ -704,7 +704,7 @@ class Audit:
 
     def _canary(self, client: ClientStep, turn: int) -> tuple[Observation | None, Truth]:
         """Return an undefended one-sentence step on the run's own model and mode, and its batch."""
-        facts = client.facts.model_copy(update={"defenses": (), "local_steps": 1})
+        facts = client.facts.model_copy(update={"defenses": (), "local_steps": 1, "own_loss": None})
         # Labels that are words are the canary's own words: a masked language model then predicts what it is shown.
         words = ("causal-lm", "masked-lm", "encoder-decoder")
         task: Task = "causal-lm" if facts.task in words else "classification"

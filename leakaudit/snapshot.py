@@ -116,6 +116,9 @@ class PublicFacts(_Facts):
     """Clipping bound of the whole update, if the client clips."""
     loss_divisor: float | None = 1.0
     """What the trainer divides each micro-batch's loss by (gradient accumulation); None where it is not one number."""
+    own_loss: bool | None = None
+    """Whether the loss of the step is the one that the model's class computes, up to a factor; the protocol makes the loss public. None
+    where that was not looked at."""
     dtype: str = "float32"
     """Precision in which the client computed the update."""
     view: Literal["local", "reduced", "delta"] = "local"
@@ -342,6 +345,8 @@ class StepRecipe(_Facts):
     kept_rng: bool = True
     eval_modules: tuple[str, ...] = ()
     """Modules that the client kept in eval mode while the model as a whole trained."""
+    attention: str = ""
+    """Implementation of attention in the client's model, as transformers calls it (`sdpa`); empty where it is not known."""
     neftune_alpha: float | None = None
     """Uniform noise of alpha / sqrt(T D) on the word embeddings (NEFTune, Jain et al. 2023, Algorithm 1)."""
     processes: int = 1

@@ -79,6 +79,16 @@ def relative_error(observed: Update, recomputed: Update) -> float:
     return _Compared.of(observed, recomputed).error
 
 
+def error_up_to_a_factor(observed: Update, recomputed: Update) -> float:
+    """Return ||observed - k recomputed|| / (k ||recomputed||) for the best k; infinite where that is not above zero.
+
+    Raises:
+        NonFiniteUpdateError: the second is not finite.
+    """
+    found = _Compared.of(observed, recomputed)
+    return found.scaled_error if found.scale > 0 else float("inf")
+
+
 def defenses_found(step: ClientStep, stamp: Verification, observed: Update) -> tuple[DeclaredDefense, ...]:
     """Return the declared defences that are in the update, with all that is relative to the step or its update filled in.
 
