@@ -263,7 +263,7 @@ class AuditRun:
             in_place=config.check == "in_place",
             **_words_of(model),
         )
-        if parts := _parts_to_keep(config, stack, model, recipe, recorder):
+        if parts := _parts_to_keep(config, stack, model, recipe, fit, recorder):
             recorder.keep_only(parts)
         moved = {id(p) for group in moving for p in group["params"] if p.requires_grad}
         run = cls(
@@ -907,7 +907,7 @@ def _kept_parts(kept: Kept, part: PartOfStep) -> KeptParts:
 
 
 def _parts_to_keep(
-    config: AuditConfig, stack: Stack, model: nn.Module, recipe: ModelRecipe, recorder: Recorder
+    config: AuditConfig, stack: Stack, model: nn.Module, recipe: ModelRecipe, fit: Fit, recorder: Recorder
 ) -> Parts | None:
     """Return what to keep of each step where all of it would be too much; None to keep all.
 
@@ -919,7 +919,7 @@ def _parts_to_keep(
         return None
     needs = {spec.name: getattr(attacks.create(spec.name, spec.options), "needs", WHOLE) for spec in config.attacks}
     reading = [name for name, need in needs.items() if need != WHOLE]
-    parts = first_parts(model, recipe) if reading else None
+    parts = first_parts(model, recipe, fit.unlike) if reading else None
     if parts is not None:
         rest = [name for name in needs if name not in reading]
         more = f"; {', '.join(rest)} read everything and are left out (`keep: all` keeps it)" if rest else ""

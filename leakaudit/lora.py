@@ -191,17 +191,13 @@ def _settings(config: Any) -> dict[str, Any]:
 
     Those with a field of their own, and those without effect on a model with loaded weights, are left out.
     """
-    kind = type(config)
-    plain = {
-        field.name: (getattr(config, field.name), _default(field))
-        for field in dataclasses.fields(kind)
-        if field.name not in WITHOUT_EFFECT | OWN_FIELDS
-    }
-    return {
-        key: _plain(value)
-        for key, (value, default) in plain.items()
-        if (value and value != default) or value is False != default
-    }
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(type(config)):
+        value = getattr(config, field.name)
+        said = value is not None and value != _default(field) and value not in ({}, [])
+        if said and field.name not in WITHOUT_EFFECT | OWN_FIELDS:
+            found[field.name] = _plain(value)
+    return found
 
 
 def _default(field: Any) -> Any:

@@ -58,8 +58,14 @@ def _without_other_modules(recipe: ModelRecipe) -> ModelRecipe:
     return recipe.model_copy(update={"settings": settings, "parts": parts})
 
 
-def first_parts(model: nn.Module, recipe: ModelRecipe) -> Parts | None:
-    """Return what to keep of a model for attacks on its first blocks; None where that cannot be told."""
+def first_parts(model: nn.Module, recipe: ModelRecipe, beside: frozenset[str] = frozenset()) -> Parts | None:
+    """Return what to keep of a model for attacks on its first blocks; None where that cannot be told.
+
+    Args:
+        model: the live one.
+        recipe: how it is made.
+        beside: names of buffers that are kept although the model does not store them.
+    """
     cut = first_blocks(recipe)
     if cut is None:
         return None
@@ -89,7 +95,8 @@ def first_parts(model: nn.Module, recipe: ModelRecipe) -> Parts | None:
     return Parts(
         rows=None if tied else words,
         updates=frozenset(attention | outside),
-        weights=frozenset(set(found) - unread - ({head} if head and not tied else set())),
+        weights=frozenset(set(found) - unread - ({head} if head and not tied else set()))
+        | (beside & {name for name, _ in blank.named_buffers()}),
     )
 
 

@@ -15,13 +15,12 @@ LOWEST = torch.finfo(torch.float32).min
 
 
 def ids(*rows: Any) -> Tensor:
-    made: Tensor = torch.tensor(rows)
-    return made
+    return torch.tensor(rows)
 
 
 def blocks(*sizes: int, causal: bool = False) -> Tensor:
     """Return (1, 1, T, T): each token attends to those of its own text."""
-    mask = torch.block_diag(*(torch.ones(size, size) for size in sizes))
+    mask: Tensor = torch.block_diag(*(torch.ones(size, size) for size in sizes))
     return (mask.tril() if causal else mask)[None, None]
 
 

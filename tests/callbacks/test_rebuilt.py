@@ -14,12 +14,14 @@ import transformers as hf
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from leakaudit.callbacks.fitness import Fit
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.errors import ModelError
 from leakaudit.models import ModelRecipe, build_model, state_of
 from leakaudit.module_settings import unstored_buffers
+from leakaudit.parts import first_parts
 from leakaudit.scores import VerificationStatus
-from leakaudit.snapshot import Snapshot
+from leakaudit.snapshot import Snapshot, build_first_blocks
 from tests import tiny
 from tests.callbacks.tiny_trainer import Rows, audit_config, make_trainer, stamp, train
 
@@ -35,12 +37,11 @@ def llama(**more: Any) -> nn.Module:
         vocab_size=len(tiny.VOCABULARY),
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=2,
+        **{"num_hidden_layers": 2, **more},
         num_attention_heads=2,
         num_key_value_heads=2,
         max_position_embeddings=64,
         attn_implementation="eager",
-        **more,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -185,3 +186,19 @@ def test_a_recipe_asks_for_no_other_class() -> None:
     recipe = ModelRecipe.of(tiny.bert()).model_copy(update={"parts": {"dropout": "subprocess:Popen"}})
     with pytest.raises(ModelError, match="no activation, dropout or identity"):
         build_model(recipe, state_of(tiny.bert()))
+
+
+def test_a_step_of_which_parts_are_kept_is_rebuilt_with_the_same_buffers_and_numbers() -> None:
+    """Of three blocks two are kept; what was changed in the third one is nothing that the smaller model has."""
+    model: Any = llama(num_hidden_layers=3).to(torch.bfloat16)
+    for layer in model.model.layers:
+        layer.mlp.act_fn = nn.LeakyReLU(0.3)
+    recipe = ModelRecipe.of(model)
+    fit = Fit.of(model, recipe)
+    recipe = recipe.model_copy(update={"parts": dict(fit.parts), "settings": fit.settings(model)})
+    parts = first_parts(model, ModelRecipe.of(model), fit.unlike)
+    assert parts is not None
+    everything = state_of(model) | unstored_buffers(model)
+    made: Any = build_first_blocks(recipe, 2, {name: everything[name] for name in parts.weights})
+    assert len(made.model.layers) == 2 and made.model.layers[1].mlp.act_fn.negative_slope == 0.3
+    assert torch.equal(made.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
