@@ -306,9 +306,10 @@ class AuditRun:
         start = time.perf_counter()
         self.postponed = _fresh_adapters(self.model)
         if self.postponed:
-            say(
-                f"step {step} is not kept: its adapters are at their start, where half of their update is zero; the next one is"
-            )
+            if _writes(self.stack.peers):
+                say(
+                    f"step {step} is not kept: its adapters are at their start, where half of their update is zero; the next one is"
+                )
             return
         manifest: Manifest | None = None
         try:
