@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -685,3 +686,43 @@ def test_noise_that_nobody_declared_is_no_penalty(tmp_path: Path) -> None:
 
     found, _ = Training(after=noise).run(tmp_path)
     assert {one.status for one in stamps(found)} == {MISMATCH}
+
+
+# ---------------------------------------------------------------------- where the rebuilt model checks
+
+
+def test_a_rebuilt_model_attends_as_the_clients_did(tmp_path: Path) -> None:
+    """Rows of padding on the left come out otherwise under eager attention, which attacks need; they get it afterwards."""
+    training = dataclasses.replace(KINDS["left padding, sdpa"], config={"check": "rebuilt"})
+    found, _ = training.run(tmp_path)
+    for snapshot in found.values():
+        checked = stamp(snapshot)
+        assert (checked.status, checked.where) == (VERIFIED, "rebuilt")
+        assert checked.relative_error is not None and checked.relative_error < 1e-5
+        assert snapshot.observation.model.config._attn_implementation == "eager"  # type: ignore[union-attr]
+
+
+def test_a_call_that_cannot_be_repeated_is_checked_on_the_rebuilt_model(tmp_path: Path) -> None:
+    """An argument that the call changes, such as a cache: the reason is kept with the step."""
+
+    def cached(model: nn.Module, batch: Batch) -> None:
+        model(**batch, past_key_values=transformers.DynamicCache()).loss.backward()
+
+    found, _ = Training(cached, _attention("sdpa"), _left_padded(), **_TEXTS).run(tmp_path)
+    for snapshot in found.values():
+        assert snapshot.checked is None
+        assert (
+            snapshot.provenance.not_in_place
+            == "the model was called with a DynamicCache, which the call may have changed"
+        )
+        assert stamp(snapshot).status is VERIFIED
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_gradients_of_examples_are_left_to_the_rebuilt_model(tmp_path: Path) -> None:
+    """Opacus keeps them on the parameters, and a repetition would add to them."""
+    found = stacks.private_run(tmp_path, sigma=0.0)[0]
+    assert found
+    for snapshot in found.values():
+        assert snapshot.checked is None
+        assert snapshot.provenance.not_in_place
