@@ -117,7 +117,8 @@ def fingerprints(model: nn.Module) -> Tensor:
     """Return a number of each parameter, (P,), on the device of the first: it changes with the parameter."""
     with torch.no_grad():
         found = [_fingerprint(p.detach()) for p in model.parameters()]
-    return torch.stack([one.to(found[0].device) for one in found])
+    together: Tensor = torch.stack([one.to(found[0].device) for one in found])
+    return together
 
 
 def _fingerprint(tensor: Tensor) -> Tensor:
