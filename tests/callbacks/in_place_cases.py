@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from leakaudit.callbacks.audit_run import OFF_SWITCH
 from leakaudit.callbacks.torch_loop import watch
+from leakaudit.models import model_factory, rebuilt_by
 from leakaudit.snapshot import Snapshot
 from tests import tiny
 from tests.callbacks import stacks
@@ -59,6 +60,23 @@ class Training:
                 optimizer.zero_grad()
         left = {name: value.clone() for name, value in (*model.named_parameters(), *model.named_buffers())}
         return (kept(audit) if audit.folder else {}), {**left, "generator": torch.get_rng_state()}
+
+
+@model_factory
+def plain_bert(normed: bool = False, counting: bool = False) -> nn.Module:
+    """Return the tiny BERT, which a live one with another activation is said to be, with the buffers of that activation."""
+    model: Any = tiny.bert(dropout=0.1)
+    if normed:
+        norm = nn.BatchNorm1d(tiny.HIDDEN, affine=False)
+        model.bert.pooler.activation = nn.Sequential(norm, nn.Tanh())
+    if counting:
+        model.bert.pooler.activation.register_buffer("count", torch.zeros((), dtype=torch.long), persistent=False)
+    return model  # type: ignore[no-any-return]
+
+
+def said_to_be_plain(model: nn.Module, **arguments: bool) -> nn.Module:
+    """Return a model of which the audit is told that `plain_bert` makes it."""
+    return rebuilt_by(model, "tests.callbacks.in_place_cases:plain_bert", **arguments)
 
 
 @contextlib.contextmanager
