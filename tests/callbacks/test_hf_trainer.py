@@ -364,7 +364,7 @@ def test_a_run_after_one_that_is_through_takes_its_folder_and_says_where_that_we
             shutil.rmtree(waiting)  # as a worker that is through with it leaves it
     assert audit.folder == tmp_path / "audit"
     assert (tmp_path / "audit.1" / "spool" / "finished.json").is_file()
-    first_lines = [line for line in capsys.readouterr().err.splitlines() if "keeps every" in line]
+    first_lines = [line for line in capsys.readouterr().err.splitlines() if "leakaudit: keeps " in line]
     assert "earlier audit" not in first_lines[0]
     assert first_lines[1].endswith("; the earlier audit there is now in audit.1")
 
