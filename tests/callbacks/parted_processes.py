@@ -33,7 +33,7 @@ from tests import tiny
 from tests.callbacks import matrix, stacks
 from tests.callbacks.tiny_trainer import audit_config, make_trainer, without_side_process
 
-LIMIT = 1.0
+LIMIT = 3.0
 """Seconds for an answer here; twenty are enough for real runs and too many for a test."""
 STEPS = 6
 
