@@ -30,6 +30,7 @@ from leakaudit.callbacks.recorder import Kept, Observe, Peers, Recorder
 from leakaudit.callbacks.side_process import SideProcess, attacked_when, say, what_stays
 from leakaudit.callbacks.step_facts import believed_bound, believed_divisor, check_words
 from leakaudit.callbacks.unaudited import folder_of, mark
+from leakaudit.callbacks.witness import own_part
 from leakaudit.catalogue import registered_names
 from leakaudit.classifiers import ArrayClassifier, NoText, array_facts, array_recipe
 from leakaudit.client import public_facts
@@ -305,9 +306,10 @@ class AuditRun:
         start = time.perf_counter()
         self.postponed = _fresh_adapters(self.model)
         if self.postponed:
-            say(
-                f"step {step} is not kept: its adapters are at their start, where half of their update is zero; the next one is"
-            )
+            if _writes(self.stack.peers):
+                say(
+                    f"step {step} is not kept: its adapters are at their start, where half of their update is zero; the next one is"
+                )
             return
         manifest: Manifest | None = None
         try:
@@ -997,7 +999,7 @@ def _dtype(optimizer: Any, model: nn.Module) -> torch.dtype:
 def _fresh_adapters(model: nn.Module) -> bool:
     """Return whether LoRA's B matrices are all zero, as they are made: then the update of every A is zero and tells nothing."""
     last = [p for name, p in model.named_parameters() if ".lora_B." in name and p.requires_grad]
-    return bool(last) and not any(bool(p.detach().any()) for p in last)
+    return bool(last) and not any(bool(own_part(p.detach()).any()) for p in last)
 
 
 def _neftune_alpha(model: nn.Module) -> float | None:
