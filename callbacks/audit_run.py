@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,13 +22,15 @@ from torch import nn
 from leakaudit.callbacks.arrays import array_pass, for_labels, labels_only
 from leakaudit.callbacks.boundary import entry
 from leakaudit.callbacks.distributed import BEGIN_SECONDS, check_layout, peers_of
-from leakaudit.callbacks.fitness import beyond, check_tensors, fitting, foreign_tensors
-from leakaudit.callbacks.optimizers import movers_of, unmoved
+from leakaudit.callbacks.fitness import Fit, beyond, check_tensors, fitting
+from leakaudit.callbacks.optimizers import movers_of, parameters_of, unmoved
 from leakaudit.callbacks.part_of_step import PartOfStep
 from leakaudit.callbacks.private_sgd import PrivateSgd, private_sgd
 from leakaudit.callbacks.recorder import Kept, Observe, Peers, Recorder
 from leakaudit.callbacks.side_process import SideProcess, attacked_when, say, what_stays
+from leakaudit.callbacks.step_facts import believed_bound, believed_divisor, check_words
 from leakaudit.callbacks.unaudited import folder_of, mark
+from leakaudit.callbacks.witness import own_part
 from leakaudit.catalogue import registered_names
 from leakaudit.classifiers import ArrayClassifier, NoText, array_facts, array_recipe
 from leakaudit.client import public_facts
@@ -37,7 +38,8 @@ from leakaudit.config import AuditConfig, load_config
 from leakaudit.errors import LeakAuditError, ModelError, PeersError, SnapshotError, SpoolError, type_and_place
 from leakaudit.gate import Policy, default_policy, load_policy
 from leakaudit.invocation import training_command
-from leakaudit.models import ModelRecipe, can_rebuild, dtype_of, plain_name, unwrapped
+from leakaudit.lora import refuse_prompts
+from leakaudit.models import ModelRecipe, can_rebuild, coarsest_dtype, dtype_of, plain_name, unwrapped
 from leakaudit.parts import BLOCKS, KEEP_ALL_BYTES, Parts, first_parts
 from leakaudit.plan import Plan, room_in_words, time_in_words
 from leakaudit.registry import attacks, defenses
@@ -50,6 +52,7 @@ from leakaudit.snapshot import (
     PublicFacts,
     StepRecipe,
     dropout_rates,
+    reading_of,
 )
 from leakaudit.spool import Place, Spool, Totals, settle
 from leakaudit.wording import counted
@@ -139,6 +142,8 @@ class AuditRun:
     plan: Plan
     """Which steps are due."""
     private: PrivateSgd | None = None
+    fit: Fit = field(default_factory=Fit)
+    """How the live model differs from the one that its recipe makes."""
     outside: int = 0
     started: float = field(default_factory=time.monotonic)
     skipped: int = 0
@@ -197,9 +202,11 @@ class AuditRun:
         if isinstance(model, ArrayClassifier):
             config = for_labels(config)
         _check_plugins(config)
+        refuse_prompts(stack.model if stack.called is None else stack.called)
+        refuse_prompts(stack.model)
         check_tensors(model)
         recipe, config = _recipe(model, config)
-        foreign = frozenset() if config.schedule == "inline" else foreign_tensors(model, recipe)
+        fit = Fit() if config.schedule == "inline" else Fit.of(model, recipe)
         private = private_sgd(stack.optimizer)
         declared = _declared(config, private)
         facts = _facts(stack, model, declared)
@@ -210,10 +217,10 @@ class AuditRun:
         config = config.model_copy(update={"out_dir": place.folder})
         spool = spool or Spool(config.out_dir / "spool")
         try:
-            run = cls._begin_in(spool, config, stack, model, recipe, facts, private, foreign)
+            run = cls._begin_in(spool, config, stack, model, recipe, facts, private, fit)
             if _writes(peers):
                 say(_plan(run) + (f"; {place.note}" if place.note else ""))
-                if more := beyond(foreign, recipe.class_name):
+                if more := beyond(fit.foreign, recipe.class_name):
                     say(more)
                 if more := unmoved(model, movers_of(stack.optimizer)):
                     say(more)
@@ -237,14 +244,14 @@ class AuditRun:
         recipe: ModelRecipe,
         facts: PublicFacts,
         private: PrivateSgd | None,
-        foreign: frozenset[str],
+        fit: Fit,
     ) -> AuditRun:
         """Set the hooks of a run whose spool is there."""
         moving = [group for mover in movers_of(stack.optimizer) for group in mover.param_groups]
         recorder = Recorder(
             model,
             stack.optimizer,
-            functools.partial(_write, spool, private is not None, foreign),
+            functools.partial(_write, spool, private is not None, fit.foreign),
             called=stack.model if stack.called is None else stack.called,
             scaler=stack.scaler,
             peers=stack.peers,
@@ -253,10 +260,11 @@ class AuditRun:
             learning_rate=float(moving[0]["lr"]) if stack.observe == "delta" else None,
             max_bytes=config.max_spool_gb * 1e9,
             as_stepped=functools.partial(_with_defenses, config, private),
+            beside=fit.unlike,
             in_place=config.check == "in_place",
             **_words_of(model),
         )
-        if parts := _parts_to_keep(config, stack, model, recipe, recorder):
+        if parts := _parts_to_keep(config, stack, model, recipe, fit, recorder):
             recorder.keep_only(parts)
         moved = {id(p) for group in moving for p in group["params"] if p.requires_grad}
         run = cls(
@@ -270,6 +278,7 @@ class AuditRun:
             facts=facts,
             plan=Plan.of(config, _policy(config), _steps_of(stack)),
             private=private,
+            fit=fit,
             outside=len(moved - {id(p) for p in model.parameters()}),
         )
         recorder.install()
@@ -292,14 +301,15 @@ class AuditRun:
             SpoolError: somebody removed the spool.
         """
         self._count_missed(step)
-        if self._has_parted() or not (self.due(step) or self.postponed or self.recorder.missed_pulls):
+        if self._has_parted() or not (self.due(step) or self.postponed or self.recorder.due_again):
             return
         start = time.perf_counter()
         self.postponed = _fresh_adapters(self.model)
         if self.postponed:
-            say(
-                f"step {step} is not kept: its adapters are at their start, where half of their update is zero; the next one is"
-            )
+            if _writes(self.stack.peers):
+                say(
+                    f"step {step} is not kept: its adapters are at their start, where half of their update is zero; the next one is"
+                )
             return
         manifest: Manifest | None = None
         try:
@@ -351,13 +361,16 @@ class AuditRun:
             autocast=now.autocast if now.autocast in AUTOCAST_DTYPES else None,  # type: ignore[arg-type]
             kept_rng=now.kept_rng,
             neftune_alpha=_neftune_alpha(self.model),
+            attention=str(getattr(getattr(self.model, "config", None), "_attn_implementation", None) or ""),
             processes=1 if self.stack.peers is None or self.stack.observe == "local" else self.stack.peers.mean_over,
             outside=self.outside,
             note=now.note,
         )
         defenses = _declared(self.config, self.private)
         return Manifest(
-            model=self.model_recipe,
+            model=self.model_recipe.model_copy(
+                update={"parts": dict(self.fit.parts), "settings": self.fit.settings(self.model)}
+            ),
             facts=self.facts.model_copy(
                 update={
                     "dropout": dropout_rates(self.model.named_modules()),
@@ -827,9 +840,13 @@ def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> 
     """
     kept = fitting(kept, foreign)
     facts, provenance, recipe = kept.manifest.facts, kept.manifest.provenance, kept.manifest.recipe
+    truth = replace(kept.truth, reading=reading_of(facts))
+    check_words(facts, truth)
+    bound, loose = believed_bound(facts, truth)
+    divisor, uneven = believed_divisor(truth)
     autocast = recipe.autocast or AUTOCAST.get(kept.autocast) if kept.autocast else recipe.autocast
     again = sum(batch.again for batch in kept.truth.micro_batches)
-    notes = [recipe.note] if recipe.note else []
+    notes = [note for note in (recipe.note, loose, uneven) if note]
     if again:
         notes.append(f"{again} forward passes saw a batch that another one had seen")
     recipe = recipe.model_copy(
@@ -855,7 +872,9 @@ def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> 
             "facts": facts.model_copy(
                 update={
                     "training_mode": kept.training,
-                    "loss_divisor": _loss_divisor(kept),
+                    "batch_size_bound": bound,
+                    "loss_divisor": divisor,
+                    "own_loss": kept.own_loss,
                     "dtype": AUTOCAST_DTYPES.get(str(autocast), facts.dtype),
                     "input_shape": _input_shape(kept),
                     "shared": tuple(name for name in everything if name in sent),
@@ -890,7 +909,7 @@ def _kept_parts(kept: Kept, part: PartOfStep) -> KeptParts:
 
 
 def _parts_to_keep(
-    config: AuditConfig, stack: Stack, model: nn.Module, recipe: ModelRecipe, recorder: Recorder
+    config: AuditConfig, stack: Stack, model: nn.Module, recipe: ModelRecipe, fit: Fit, recorder: Recorder
 ) -> Parts | None:
     """Return what to keep of each step where all of it would be too much; None to keep all.
 
@@ -902,7 +921,7 @@ def _parts_to_keep(
         return None
     needs = {spec.name: getattr(attacks.create(spec.name, spec.options), "needs", WHOLE) for spec in config.attacks}
     reading = [name for name, need in needs.items() if need != WHOLE]
-    parts = first_parts(model, recipe) if reading else None
+    parts = first_parts(model, recipe, fit.unlike) if reading else None
     if parts is not None:
         rest = [name for name in needs if name not in reading]
         more = f"; {', '.join(rest)} read everything and are left out (`keep: all` keeps it)" if rest else ""
@@ -917,15 +936,6 @@ def _input_shape(kept: Kept) -> tuple[int, ...] | None:
     """Return the shape of one example of a batch of arrays."""
     inputs = kept.truth.micro_batches[0].inputs.get("inputs")
     return None if inputs is None else tuple(inputs.shape[1:])
-
-
-def _loss_divisor(kept: Kept) -> float:
-    """Return what the trainer divided each micro-batch's loss by: one over the pull on it, where that is the same for all."""
-    pulls = [float(batch.pulls["loss"]) for batch in kept.truth.micro_batches if "loss" in batch.pulls]
-    if not pulls or len(pulls) < len(kept.truth.micro_batches):
-        return 1.0
-    same = all(math.isclose(pull, pulls[0], rel_tol=1e-6) for pull in pulls)
-    return 1.0 / pulls[0] if same and pulls[0] else 1.0
 
 
 def _is_placeholder(kept: Kept) -> bool:
@@ -956,7 +966,7 @@ def _facts(stack: Stack, model: nn.Module, declared: tuple[DeclaredDefense, ...]
     known: dict[str, Any] = {
         "training": True,
         "batch_size_bound": stack.batch_size_bound,
-        "dtype": str(dtype_of(model)).removeprefix("torch."),
+        "dtype": str(_dtype(stack.optimizer, model)).removeprefix("torch."),
         "stage": "protected" if declared else "raw",
         "defenses": declared,
     }
@@ -979,10 +989,17 @@ def _facts(stack: Stack, model: nn.Module, declared: tuple[DeclaredDefense, ...]
     return facts.model_copy(update=update)
 
 
+def _dtype(optimizer: Any, model: nn.Module) -> torch.dtype:
+    """Return the type in which the update is computed: the coarsest of the parameters that are trained."""
+    moved = {id(p) for mover in movers_of(optimizer) for p in parameters_of(mover)}
+    trained = (p for p in model.parameters() if id(p) in moved)
+    return coarsest_dtype(trained) or dtype_of(model)
+
+
 def _fresh_adapters(model: nn.Module) -> bool:
     """Return whether LoRA's B matrices are all zero, as they are made: then the update of every A is zero and tells nothing."""
     last = [p for name, p in model.named_parameters() if ".lora_B." in name and p.requires_grad]
-    return bool(last) and not any(bool(p.detach().any()) for p in last)
+    return bool(last) and not any(bool(own_part(p.detach()).any()) for p in last)
 
 
 def _neftune_alpha(model: nn.Module) -> float | None:
@@ -1032,11 +1049,17 @@ def _policy(config: AuditConfig) -> Policy:
 
 
 def _task(model: nn.Module) -> Any:
-    """Return the task by what the model is made for."""
-    name = type(model).__name__
-    if name.endswith("ForSequenceClassification"):
+    """Return the task by what the model is made for: the names of its class and of those that it is derived from."""
+    names = [kind.__name__ for kind in type(model).__mro__]
+    if any(name.endswith("ForSequenceClassification") for name in names):
         return "classification"
-    return "causal-lm" if name.endswith(("ForCausalLM", "LMHeadModel")) else "other"
+    config = getattr(model, "config", None)
+    words = hasattr(model, "get_output_embeddings") and model.get_output_embeddings() is not None  # type: ignore[operator]
+    if words and getattr(config, "is_encoder_decoder", False):
+        return "encoder-decoder"
+    if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
+        return "causal-lm"
+    return "masked-lm" if words and any(name.endswith(("ForMaskedLM", "ForPreTraining")) for name in names) else "other"
 
 
 def _with_defenses(config: AuditConfig, private: PrivateSgd | None, manifest: Manifest) -> Manifest:

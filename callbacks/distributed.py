@@ -162,7 +162,8 @@ class TorchPeers:
         """
         assert self._line is not None
         everything = self._line.to_first(_packed(truth))
-        return Truth(tuple(batch for packed in everything for batch in _unpacked(packed))) if self.first else truth
+        batches = tuple(batch for packed in everything for batch in _unpacked(packed))
+        return replace(truth, micro_batches=batches) if self.first else truth
 
     def whole(self, shard: Any) -> Tensor:
         """Return a sharded tensor whole in the first process, and what there is of it in the others; all enter.

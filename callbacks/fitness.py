@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,6 +14,8 @@ from leakaudit.callbacks.recorder import Kept
 from leakaudit.errors import ModelError, SnapshotError
 from leakaudit.lora import rebuild_lora
 from leakaudit.models import ModelRecipe, blank_model, plain_name, state_of, tied_names
+from leakaudit.module_parts import put_parts, replaced_parts
+from leakaudit.module_settings import Settings, changed_settings, settings_of, unlike_buffers, unstored_buffers
 from leakaudit.tensor_stream import DTYPES
 
 
@@ -33,25 +38,117 @@ def check_tensors(model: nn.Module) -> None:
             )
 
 
+@dataclass(frozen=True)
+class Fit:
+    """How the live model differs from the one that its recipe makes."""
+
+    foreign: frozenset[str] = frozenset()
+    """Parameters and stored buffers that the made model has no place for."""
+    unlike: frozenset[str] = frozenset()
+    """Unstored buffers whose values differ, so that they are kept with each step."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """Small modules that a user put in the place of others, and how they are made again."""
+    made: Settings | None = None
+    """Plain numbers on the made model's modules; None where none could be made."""
+
+    @classmethod
+    def of(cls, model: nn.Module, recipe: ModelRecipe) -> Fit:
+        """Make the model once without its weights and compare.
+
+        Args:
+            model: the live one.
+            recipe: how the side process makes it. For one that user code makes nothing is tried: that code may have effects.
+
+        Raises:
+            ModelError: the class makes tensors that the live model has not, or of other shapes: its weights could not be loaded; or
+                the live model has a part that cannot be made again.
+        """
+        refuse_quantised(model)
+        live = {plain_name(name): buffer for name, buffer in unstored_buffers(model).items()}
+        blank = _blank(recipe)
+        if blank is None:
+            return cls(unlike=frozenset(live) if recipe.made_by else frozenset())
+        here = {plain_name(f"{name}.")[:-1]: module for name, module in model.named_modules()}
+        parts = replaced_parts(here, dict(blank.named_modules()))
+        with torch.device("meta"):
+            put_parts(blank, parts)
+        unlike = unlike_buffers(live, unstored_buffers(blank))
+        return cls(_foreign(model, recipe, blank), unlike, parts, settings_of(blank))
+
+    def settings(self, model: nn.Module) -> Settings:
+        """Return the plain numbers on the live model's modules that are not those of the made one, as they are now."""
+        if self.made is None:
+            return {}
+        live = {plain_name(f"{name}.")[:-1]: numbers for name, numbers in settings_of(model).items()}
+        return changed_settings(live, self.made)
+
+
+def refuse_quantised(model: nn.Module) -> None:
+    """Refuse a model whose weights are stored in fewer bits than a number that can be trained.
+
+    Raises:
+        ModelError: says what to do.
+    """
+    method = getattr(getattr(model, "config", None), "quantization_config", None)
+    if method is None and not getattr(model, "is_quantized", False):
+        return
+    raise ModelError(
+        "the model's weights are quantised, and the side process cannot make such layers; train the adapters on the model in bfloat16 "
+        "(without `quantization_config`) to audit the run"
+    )
+
+
+def _blank(recipe: ModelRecipe) -> nn.Module | None:
+    """Return the model of a recipe with its buffers, and parameters without values; None where that cannot be tried.
+
+    Raises:
+        ModelError: the recipe makes no model, or its adapters do not fit.
+    """
+    if recipe.made_by or not recipe.config:
+        return None
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"), _parameters_without_values():
+            blank = blank_model(recipe)
+        if recipe.lora is not None:
+            with torch.random.fork_rng(devices=[]), torch.device("meta"):
+                rebuild_lora(blank, recipe.lora)
+        return blank
+    except ModelError:
+        raise
+    except Exception:  # no model that can be made without values; the side process says what is wrong, if anything is
+        return None
+
+
+@contextmanager
+def _parameters_without_values() -> Iterator[None]:
+    """Put each parameter on the device `meta` when it is registered, so that a large model takes no memory."""
+
+    def emptied(module: nn.Module, name: str, parameter: Any) -> Any:
+        if parameter is None or parameter.is_meta:
+            return None
+        return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+
+    hook = nn.modules.module.register_module_parameter_registration_hook(emptied)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 def foreign_tensors(model: nn.Module, recipe: ModelRecipe) -> frozenset[str]:
-    """Return the parameters and buffers that a model of transformers has beyond those that its class makes.
+    """Return the parameters and stored buffers that a model of transformers has beyond those that its class makes.
 
     Args:
         model: the live one.
-        recipe: how the side process makes it. For one that user code makes nothing is tried: that code may have effects.
+        recipe: how the side process makes it.
 
     Raises:
-        ModelError: the class makes tensors that the live model has not, or of other shapes: its weights could not be loaded.
+        ModelError: as for `Fit.of`.
     """
-    if recipe.made_by or not recipe.config:
-        return frozenset()
-    try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            blank = blank_model(recipe)
-            if recipe.lora is not None:
-                rebuild_lora(blank, recipe.lora)
-    except Exception:  # no model that can be made without values; the side process says what is wrong, if anything is
-        return frozenset()
+    return Fit.of(model, recipe).foreign
+
+
+def _foreign(model: nn.Module, recipe: ModelRecipe, blank: nn.Module) -> frozenset[str]:
     made = {name: tuple(tensor.shape) for name, tensor in state_of(blank).items()}
     here = {plain_name(name): tuple(tensor.shape) for name, tensor in state_of(model).items()}
     aliases = {name for pair in tied_names(blank) for name in pair}

@@ -23,11 +23,22 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from leakaudit.callbacks.audit_run import OFF_SWITCH, Guarded, Source, Stack, StepNow, configuration, refuse_strategy
+from leakaudit.callbacks.audit_run import (
+    OFF_SWITCH,
+    Guarded,
+    Source,
+    Stack,
+    StepNow,
+    auditable,
+    configuration,
+    refuse_strategy,
+)
 from leakaudit.callbacks.boundary import Ending, around, entry, last_resort
 from leakaudit.callbacks.distributed import peers_of
+from leakaudit.callbacks.step_facts import loader_bound
 from leakaudit.config import AuditConfig
 from leakaudit.errors import SnapshotError
+from leakaudit.models import unwrapped
 
 
 @dataclass(eq=False, repr=False)
@@ -137,16 +148,22 @@ class LeakAuditCallback(Guarded, TrainerCallback, ExportableState):
 
     def _look(self, args: TrainingArguments, state: TrainerState, kwargs: Mapping[str, Any]) -> Stack:
         _refuse(args, self._trainer)
-        trainer = self._trainer
+        trainer, model = self._trainer, kwargs["model"]
+        called = None if trainer is None else trainer.model_wrapped
+        # A class of the user's own on top of transformers' has a head of its own, which the part of it that is known has not.
+        if self.num_labels is None and not isinstance(unwrapped(model), transformers.PreTrainedModel):
+            inner, core = auditable(model, self.config)
+            if core is not unwrapped(model):  # a model of transformers in another module, as in sentence-transformers
+                model = called = inner
         return Stack(
             framework="transformers.Trainer",
             versions={"torch": torch.__version__, "transformers": transformers.__version__},
-            model=kwargs["model"],
+            model=model,
             optimizer=kwargs["optimizer"],
-            tokenizer=kwargs.get("processing_class"),
+            tokenizer=_tokenizer(kwargs.get("processing_class"), kwargs["model"]),
             num_labels=self.num_labels,
-            called=None if trainer is None else trainer.model_wrapped,
-            batch_size_bound=args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size,
+            called=called,
+            batch_size_bound=_bound(args, kwargs.get("train_dataloader")),
             total_steps=state.max_steps or None,
             kept_before=_kept_before(state, type(self).__name__),
             log=None if trainer is None else self._log,
@@ -189,6 +206,20 @@ def _refuse(args: TrainingArguments, trainer: Any) -> None:
     refuse_strategy("DataParallel" if args.n_gpu > 1 else "", fsdp2=False)
     if args.torch_compile and trainer is None:
         raise SnapshotError("hooks inside a compiled model do not fire; call `attach(trainer)` to put them around it")
+
+
+def _tokenizer(given: Any, model: Any) -> Any:
+    """Return the tokenizer itself: a processor holds one, and so do a SentenceTransformer and what was given in its place."""
+    places = (given, getattr(given, "tokenizer", None), getattr(unwrapped(model), "tokenizer", None))
+    return next((found for found in places if hasattr(found, "get_vocab")), given)
+
+
+def _bound(args: TrainingArguments, loader: Any) -> int | None:
+    """Return the largest batch of one optimizer step: by the loader that is used, or by the arguments where there is none yet."""
+    windows = args.gradient_accumulation_steps
+    if loader is None:
+        return int(args.per_device_train_batch_size * windows * args.world_size)
+    return loader_bound(loader, windows, args.world_size)
 
 
 def _kind(accelerator: Any) -> str:

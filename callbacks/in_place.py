@@ -14,21 +14,22 @@ import functools
 import random
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from leakaudit.callbacks.tap import MOST_BYTES, Backward, Pass, sums
+from leakaudit.callbacks.witness import few_entries
 from leakaudit.client import ClientStep
-from leakaudit.errors import SnapshotError
+from leakaudit.errors import NonFiniteUpdateError, SnapshotError
 from leakaudit.models import outputs_of
 from leakaudit.scores import Verification, VerificationStatus
-from leakaudit.snapshot import StepRecipe
-from leakaudit.verification import FLOAT32_TOLERANCE, TOLERANCE, relative_error, verify
+from leakaudit.snapshot import MicroBatch, StepRecipe
+from leakaudit.verification import FLOAT32_TOLERANCE, ROUNDING, TOLERANCE, error_up_to_a_factor, relative_error, verify
 
 IN_PLACE_TOLERANCE = 1e-6
 """Relative error up to which a repeated step counts as the same. Measured: 0.0 in most cells of the matrix on a CPU, in bfloat16 too, and
@@ -41,6 +42,10 @@ choice: three draws of one spread are seldom further apart."""
 SAME_PULL = 1e-5
 """Relative difference of the sums of two gradients at an output up to which they are one. Our choice: above what the order of additions
 changes in float32, below what a second loss is for."""
+
+PENALTY = 0.02
+"""Relative error up to which what is left of a few entries of each parameter counts as a penalty's gradient. Our choice: the rest of
+another batch is off by almost all of it, rounding in bfloat16 by a hundredth."""
 
 INTERNAL = frozenset(vars(nn.Module()))
 """Attributes that every module has: parameters, buffers, parts, hooks."""
@@ -156,6 +161,8 @@ def check(
         if spread > 0:
             most = TOLERANCE.get(step.recipe.autocast or step.facts.dtype, FLOAT32_TOLERANCE)
             stamp = verify(step, observed, repeated=own, tolerance=min(most, max(IN_PLACE_TOLERANCE, SPREAD * spread)))
+    if stamp.status is VerificationStatus.MISMATCH and (beside := repetition.beside(observed, own)):
+        stamp = stamp.model_copy(update={"status": VerificationStatus.UNVERIFIABLE, "note": beside})
     notes = [note for note in (stamp.note, repetition.note) if note]
     return stamp.model_copy(update={"where": "in place", "note": "; ".join(notes)})
 
@@ -176,6 +183,8 @@ class Repetition:
     recipe: StepRecipe
     loss_scale: float = 1.0
     """Of a GradScaler; it is in what was held of the loss, not in the update."""
+    begin: Mapping[str, Tensor] = field(default_factory=dict)
+    """Name -> a few entries of a trained parameter when the run began."""
     unexplained: bool = False
     """Whether a loss inside the model did not send all that arrived at the other outputs, as the last repetition showed."""
     _reentrant: bool = False
@@ -225,30 +234,104 @@ class Repetition:
             "training (FGM) does"
         )
 
+    def beside(self, observed: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
+        """Name a term of the loss that does not come through the model's outputs and explains what is left; empty where none is known.
+
+        Args:
+            observed: name -> update as the optimizer gets it.
+            own: the same, repeated.
+        """
+        if any(seen.differentiable for seen in self.passes):
+            return (
+                "a gradient was differentiated again (a penalty on gradients), and what that sends to the parameters does not come "
+                "through the model's outputs"
+            )
+        left = {
+            name: few_entries(observed[name]).double() - few_entries(own[name]).double()
+            for name in self.begin
+            if name in own
+        }
+        rounding = max((ROUNDING.get(update.dtype, 0.0) for update in own.values()), default=0.0)
+        unsure = rounding * sum(float(few_entries(observed[name]).double().square().sum()) for name in left) ** 0.5
+        now = {name: few_entries(self.named[name]).double() for name in left}
+        whence = {
+            "zero (an L2 penalty)": now,
+            "those at the beginning of the run (FedProx, L2-SP)": {n: now[n] - self.begin[n].double() for n in left},
+        }
+        for name, distance in whence.items():
+            if left and _multiple(left, distance, unsure):
+                return (
+                    f"beside the gradient of the batch the update holds a multiple of the weights' distance from {name}: who knows the "
+                    "protocol takes it out, and the attacks here do not"
+                )
+        return ""
+
     def everything(self) -> None:
         """Repeat with all that arrived at the outputs, not with the loss inside the model alone."""
         for seen in self.passes:
             seen.mixed = True
 
-    def update(self, names: Iterable[str]) -> dict[str, Tensor]:
+    def update(self, names: Iterable[str], differentiate: Callable[[], None] | None = None) -> dict[str, Tensor]:
         """Return the step's update, computed again: unscaled and clipped as the recipe says, in the gradients' own types.
 
         Args:
             names: of the parameters; zero for one that the step did not reach.
+            differentiate: fills the empty gradients; None for the step's own passes.
         """
+        differentiate = differentiate or self._differentiate
         with ExitStack() as stack:
             self._put_back_afterwards(stack)
             stack.enter_context(torch.enable_grad())
             self._as_before()
             try:
-                self._differentiate()
+                differentiate()
             except _ReentrantError:
                 self._reentrant = True
                 self._as_before()
-                self._differentiate()
+                differentiate()
             with torch.no_grad():
                 self._finish()
                 return {name: self._found(self.named[name]) for name in names}
+
+    # ------------------------------------------------------------------ whose loss it is
+
+    def loss_is_inside(self, model: nn.Module) -> bool:
+        """Return whether each pass was pulled at the loss that the model computes, by the code of its class, and nowhere else."""
+        replaced = {"forward", "loss_function", "_loss_function"} & vars(model).keys()
+        return not replaced and all(set(seen.pulls) == {"loss"} for seen in self.passes)
+
+    def loss_is_like(self, model: nn.Module, batch: MicroBatch) -> bool:
+        """Return whether the step's first pass has the gradient of the loss that the model's class computes, up to a factor.
+
+        Args:
+            model: that is audited.
+            batch: the pass in its words.
+        """
+        labels = batch.inputs.get("labels", batch.kept_back.get("labels"))
+        if labels is None:
+            return False
+        first = replace(self, passes=self.passes[:1], recipe=StepRecipe())
+        theirs = first.update(self.named)
+        mine = first.update(self.named, lambda: first._send_back_own(model, {**batch.inputs, "labels": labels}))
+        try:
+            return error_up_to_a_factor(theirs, mine) <= TOLERANCE.get(self._precision(), FLOAT32_TOLERANCE)
+        except NonFiniteUpdateError:
+            return False
+
+    def _send_back_own(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> None:
+        """Send the loss of the model's class back, in the surroundings of the first pass."""
+        (seen,) = self.passes
+        with ExitStack() as around:
+            self._surround(seen, around)
+            device = next(model.parameters()).device
+            given = {name: value.to(device, copy=True) for name, value in inputs.items()}
+            loss = type(model).forward(model, **given, **seen.options).loss
+        self._backward([loss], [torch.ones_like(loss)])
+
+    def _precision(self) -> str:
+        """Return the coarsest type in which the step was computed."""
+        types = {p.dtype for p in self.named.values()} | {seen.autocast for seen in self.passes}
+        return next((name for name in ("bfloat16", "float16") if getattr(torch, name) in types), "float32")
 
     # ------------------------------------------------------------------ what is put back
 
@@ -315,16 +398,13 @@ class Repetition:
 
         What arrives at an output by way of a later one is in what was held of it already, so each is given as a whole.
         """
-        assert seen.call is not None and seen.surroundings is not None
+        assert seen.call is not None
         for parameter in self.called.parameters():
             if id(parameter) in seen.weights:
                 stack.callback(setattr, parameter, "data", parameter.data)
                 parameter.data = seen.weights[id(parameter)].to(parameter.device, copy=True)
         with ExitStack() as around:
-            seen.surroundings.enter(around)
-            torch.set_rng_state(seen.rng["cpu"])
-            if "cuda" in seen.rng:
-                torch.cuda.set_rng_state(seen.rng["cuda"], next(self.called.parameters()).device)
+            self._surround(seen, around)
             args, kwargs = seen.call.again()
             outputs = dict(outputs_of(self.called(*args, **kwargs)))
         scalars = {path: pull for path, pull in one.pulls.items() if pull.dim() == 0}
@@ -338,6 +418,14 @@ class Repetition:
             elif path in one.open and output.requires_grad:
                 output.register_hook(functools.partial(_compare, one, path))
         return [(outputs[path], pull.to(outputs[path])) for path, pull in wanted.items()]
+
+    def _surround(self, seen: Pass, stack: ExitStack) -> None:
+        """Put back what a pass depended on beside its arguments and the model."""
+        assert seen.surroundings is not None
+        seen.surroundings.enter(stack)
+        torch.set_rng_state(seen.rng["cpu"])
+        if "cuda" in seen.rng:
+            torch.cuda.set_rng_state(seen.rng["cuda"], next(self.called.parameters()).device)
 
     def _backward(self, tensors: list[Tensor], pulls: list[Tensor]) -> None:
         wanted = [p for p in self._parameters() if p.requires_grad]
@@ -393,6 +481,24 @@ def _compare(one: Backward, path: str, pull: Tensor) -> None:
     theirs = sums(one.pulls[path].to(pull.device)) if held is None else held.to(mine.device)
     if bool((mine - theirs).abs().max() <= SAME_PULL * theirs[1]):
         one.open.discard(path)
+
+
+def _multiple(left: Mapping[str, Tensor], distance: Mapping[str, Tensor], unsure: float) -> bool:
+    """Return whether what is left of each parameter's entries is a multiple of a distance, 0 or more, up to `PENALTY`.
+
+    Args:
+        left: name -> entries.
+        distance: name -> entries.
+        unsure: length of what rounding may have left.
+    """
+    unexplained = whole = 0.0
+    for name, entries in left.items():
+        along = distance[name]
+        length = float(along.square().sum())
+        factor = max(0.0, float(entries @ along) / length) if length else 0.0
+        unexplained += float((entries - factor * along).square().sum()) if len(entries) > 1 else 0.0
+        whole += float(entries.square().sum())
+    return unsure <= whole**0.5 / 2 and whole > 0 and unexplained**0.5 <= PENALTY * whole**0.5 + unsure
 
 
 def _instead(pull: Tensor, arrived: Tensor) -> Tensor:

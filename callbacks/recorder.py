@@ -27,6 +27,7 @@ from leakaudit.callbacks.boundary import around, entry
 from leakaudit.callbacks.calls import copied
 from leakaudit.callbacks.in_place import Before, NotInPlaceError, Repetition, UnheldError, check
 from leakaudit.callbacks.inside_step import Handed, random_states
+from leakaudit.callbacks.kept_back import hand_out
 from leakaudit.callbacks.optimizers import (
     Rounds,
     check_all_moved,
@@ -39,7 +40,7 @@ from leakaudit.callbacks.optimizers import (
 )
 from leakaudit.callbacks.part_of_step import PartOfStep
 from leakaudit.callbacks.tap import MOST_BYTES, Pass, Tap
-from leakaudit.callbacks.witness import Witness, own_part
+from leakaudit.callbacks.witness import Witness, few_entries, own_part
 from leakaudit.client import ClientStep
 from leakaudit.errors import LeakAuditError, NonFiniteUpdateError, SnapshotError, type_and_place
 from leakaudit.frozen_weights import FrozenWeights
@@ -95,6 +96,8 @@ class Kept:
     """Live parameters that no optimizer moves and that are not in `weights`; the writer keeps them once a run."""
     checked: Verification | None = None
     """Its stamp, where the step was repeated in place."""
+    own_loss: bool | None = None
+    """Whether its loss is the one that the model's class computes, up to a factor; None where it was not repeated."""
     check_seconds: float = 0.0
     not_in_place: str = ""
     """Why it was not; empty where that was not asked for."""
@@ -196,6 +199,8 @@ class _Armed:
     """Optimizers that stepped before any forward pass of this step: they belong to the step before."""
     begun_again: int = 0
     """How often passes were left out, because only some of several optimizers had stepped when the next forward pass began."""
+    own_loss: bool | None = None
+    """Whether its loss is the model's own, as a repetition showed."""
     problem: str = ""
     """Why the step cannot be kept, where that was seen on the way."""
 
@@ -237,6 +242,7 @@ class Recorder:
         max_bytes: float = float("inf"),
         as_kept: Callable[[MicroBatch], MicroBatch] = lambda batch: batch,
         as_stepped: Callable[[Manifest], Manifest] = lambda manifest: manifest,
+        beside: frozenset[str] = frozenset(),
         in_place: bool = False,
     ) -> None:
         """Prepare; hooks are set by `install`.
@@ -256,6 +262,7 @@ class Recorder:
             as_stepped: fills in what is true of the optimizer when it steps and not earlier, such as the noise of a schedule.
             in_place: whether a step is repeated here, before the optimizer moves the weights, to check it.
             as_kept: puts a forward pass, as it was seen, into the words of the model that is audited; it may refuse the step.
+            beside: names of buffers that are kept although the model does not store them.
         """
         self._model = model
         self._movers = movers_of(optimizer)
@@ -273,9 +280,14 @@ class Recorder:
         self._as_stepped = as_stepped
         # A step of several processes, or of several local steps, is checked on the rebuilt model.
         self._in_place = in_place and peers is None and observe != "delta"
-        self.missed_pulls = False
-        """Whether the last step was not kept for want of what the next one will hold, so that it is due in its place."""
+        self._at_begin: dict[str, Tensor] = {}
+        """A few entries of each trained parameter when the run began."""
+        self._loss_is_like: bool | None = None
+        """Whether a loss that is computed outside the model, or by code that replaced its own, has the gradient of its own."""
+        self.due_again = False
+        """Whether the last step was not kept for want of something that is looked out for from now on, so that the next one is due."""
         self._tap = None if called is None else Tap(called, self._began, self._reached, self._fail)
+        self._beside = beside
         self._persistent: frozenset[str] = frozenset()
         self._armed: _Armed | None = None
         self._copied: _Copied | None = None
@@ -312,7 +324,7 @@ class Recorder:
         """
         if self._handles:
             return
-        self._persistent = frozenset(plain_name(name) for name in self._model.state_dict())
+        self._persistent = self._beside | {plain_name(name) for name in self._model.state_dict()}
         size = self.bytes_to_write()
         if size > self._max_bytes:
             raise SnapshotError(
@@ -326,6 +338,7 @@ class Recorder:
         self._pooled = self._in_pool(self.bytes_of_a_step())
         if self._peers is None or self._peers.first:
             self._make_buffers()
+        self._at_begin = {name: few_entries(own_part(p)).clone() for name, p in self._trained()}
         self._handles = [mover.register_step_pre_hook(self._before_step) for mover in self._movers]
         for mover in self._movers:
             self._handles.append(
@@ -399,7 +412,7 @@ class Recorder:
         if self.disabled:
             return
         self.disarm()
-        self.missed_pulls = False
+        self.due_again = False
         self._armed = _Armed(step, manifest)
         self._owe_answer(self._armed)
         if self._tap is not None:
@@ -459,7 +472,7 @@ class Recorder:
             armed.modes = {plain_name(n): m.training for n, m in self._model.named_modules()}
         self._look_at_weights(armed, seen)
         seen.rng = random_states([next(self._model.parameters())])
-        seen.kept_back = {k: v for k, v in armed.kept_back.items() if k not in seen.inputs}
+        seen.kept_back = armed.kept_back
         armed.passes.append(seen)
         if armed.state is not None:
             armed.state.note(seen)
@@ -782,6 +795,7 @@ class Recorder:
 
     def _keep(self, armed: _Armed, start: float) -> None:
         """Copy the step and hand it to the writer. Every process of a distributed run comes here, or none."""
+        self._look_closer(armed)
         passes, batches = _batch_of(armed)
         truth = Truth(tuple(self._as_kept(batch) for batch in batches))
         too_large = any(p.too_large for p in passes)
@@ -798,11 +812,13 @@ class Recorder:
                 "compute it (`labels`), or take smaller micro-batches"
             )
         update, weights, frozen = self._tensors(armed)
-        armed.manifest = self._as_stepped(armed.manifest)
-        checked, why, seconds = self._repeat(armed, passes, truth, update)
-        if any(p.mixed for p in passes):
-            truth = Truth(tuple(self._as_kept(_micro_batch(p, armed.loss_scale)) for p in passes))
+        manifest = self._as_stepped(armed.manifest)
         scales = self._scales(armed)
+        checked, why, seconds = self._checked_in_place(armed, passes, truth, manifest, update, scales)
+        if any(p.mixed for p in passes):
+            truth = replace(
+                truth, micro_batches=tuple(self._as_kept(_micro_batch(p, armed.loss_scale)) for p in passes)
+            )
         part = None if self._parts is None else PartOfStep.of(self._parts, update, scales)
         if part is not None and self._parts is not None:
             update, weights = dict(part.update), {n: w for n, w in weights.items() if n in self._parts.weights}
@@ -829,7 +845,7 @@ class Recorder:
             update={name: copied[f"u/{name}"] for name in update},
             weights={name: copied[f"w/{name}"] for name in weights},
             truth=truth,
-            manifest=armed.manifest,
+            manifest=manifest,
             copy_seconds=time.perf_counter() - start - seconds,
             autocast=next((p.autocast for p in passes), None),
             loss_scale=armed.loss_scale,
@@ -838,6 +854,7 @@ class Recorder:
             tapped=bool(passes) and all(p.tapped for p in passes),
             frozen=frozen,
             checked=checked,
+            own_loss=armed.own_loss,
             check_seconds=seconds,
             not_in_place=why,
             part=part,
@@ -898,6 +915,71 @@ class Recorder:
         self._writer = threading.Thread(target=self._write_quietly, args=(kept,), name="leakaudit-writer", daemon=True)
         self._writer.start()
 
+    def _look_closer(self, armed: _Armed) -> None:
+        """Where no call of the model was seen, watch its `forward` from the next due step on: a library may call that itself.
+
+        Raises:
+            SnapshotError: this step is lost.
+        """
+        if armed.passes or self._tap is None or self._tap.watches_forward or self._peers is not None:
+            return
+        self._tap.watches_forward = self.due_again = True
+        raise SnapshotError(
+            "no forward pass was seen that its update comes from; give the audit the object that the training loop calls. The next step "
+            "is kept in its place if the loop calls `forward` itself"
+        )
+
+    def _called(self) -> nn.Module:
+        """Return what is called to repeat a step: what the loop calls, out of a wrapper whose reducer counts its passes."""
+        assert self._tap is not None
+        called = self._tap.model
+        wrapped = any(kind.__name__ == "DistributedDataParallel" for kind in type(called).__mro__)
+        return called.module if wrapped else called  # type: ignore[return-value]
+
+    def _checked_in_place(
+        self,
+        armed: _Armed,
+        passes: list[Pass],
+        truth: Truth,
+        manifest: Manifest,
+        update: Mapping[str, Tensor],
+        scales: Mapping[str, Tensor],
+    ) -> tuple[Verification | None, str, float]:
+        """Repeat the step before the optimizer moves the weights; return its stamp, or why there is none, and what it took.
+
+        Raises:
+            SnapshotError: the loss sent more into the outputs than was held.
+        """
+        if armed.state is None or not update or self._tap is None:
+            return None, "", 0.0
+        start = time.perf_counter()
+        repetition = Repetition(
+            called=armed.state.called,
+            passes=passes,
+            before=armed.state,
+            named=dict(armed.parameters),
+            moved=[p for mover in self._movers for p in parameters_of(mover)],
+            recipe=manifest.recipe,
+            loss_scale=armed.loss_scale,
+            begin=self._at_begin,
+        )
+        try:
+            self._tap.paused = True
+            seen = {name: _unscaled(gradient, scales.get(name)) for name, gradient in update.items()}
+            stamp = check(ClientStep(self._model, truth, manifest.recipe, manifest.facts), seen, repetition)
+            armed.own_loss = self._is_own_loss(repetition, truth) if stamp.status.bounds else None
+            return stamp, "", time.perf_counter() - start
+        except UnheldError:
+            self._tap.holds_everything = self.due_again = True
+            raise
+        except NotInPlaceError as error:
+            return None, str(error), time.perf_counter() - start
+        except Exception as error:  # the user's model is called here: whatever it raises, the rebuilt one may do
+            return None, f"repeating it raised {type_and_place(error)}", time.perf_counter() - start
+        finally:
+            self._tap.paused = False
+            self.counters.check_s += time.perf_counter() - start
+
     def _copy_again(self, found: _Copied, handed: Handed) -> None:
         """Take gradients that were changed since the copy as the update of their parameters.
 
@@ -920,9 +1002,13 @@ class Recorder:
             )
         with _CopyStream(self, update) as ready:
             fresh = {name: self._into_buffer(f"u/{name}", g, _kept_as(g.dtype), None) for name, g in update.items()}
-        update = {**found.kept.update, **fresh}
-        why = "its gradients changed after they were copied"
-        found.kept = replace(found.kept, update=update, checked=None, not_in_place=why, ready=ready.wait)
+        found.kept = replace(
+            found.kept,
+            update={**found.kept.update, **fresh},
+            checked=None,
+            not_in_place="its gradients were changed after it was repeated",
+            ready=ready.wait,
+        )
 
     def _scales(self, armed: _Armed) -> dict[str, Tensor]:
         """Return the scale that is in the gradients of some parameters, by name.
@@ -936,52 +1022,16 @@ class Recorder:
         )
         return {name: scale for name, p in armed.parameters if (scale := found.get(id(p))) is not None}
 
-    def _called(self) -> nn.Module:
-        """Return what is called to repeat a step: what the loop calls, out of a wrapper whose reducer counts its passes."""
-        assert self._tap is not None
-        called = self._tap.model
-        wrapped = any(kind.__name__ == "DistributedDataParallel" for kind in type(called).__mro__)
-        return called.module if wrapped else called  # type: ignore[return-value]
-
-    def _repeat(
-        self, armed: _Armed, passes: list[Pass], truth: Truth, update: Mapping[str, Tensor]
-    ) -> tuple[Verification | None, str, float]:
-        """Repeat the step before the optimizer moves the weights; return its stamp, or why there is none, and what it took.
-
-        Raises:
-            SnapshotError: the loss sent more into the outputs than was held.
-        """
-        if armed.state is None or not update or self._tap is None:
-            return None, "", 0.0
-        start = time.perf_counter()
-        self._tap.close()
-        scales = self._scales(armed)
-        update = {name: g / scales[name].to(g.device) if name in scales else g for name, g in update.items()}
-        recipe = armed.manifest.recipe
-        repetition = Repetition(
-            called=armed.state.called,
-            passes=passes,
-            before=armed.state,
-            named={plain_name(name): p for name, p in self._model.named_parameters()},
-            moved=[p for mover in self._movers for p in parameters_of(mover)],
-            recipe=recipe,
-            loss_scale=armed.loss_scale,
-        )
-        try:
-            dense = {name: g.to_dense() if g.is_sparse else g for name, g in update.items()}
-            client = ClientStep(self._model, truth, recipe, armed.manifest.facts)
-            return check(client, dense, repetition), "", time.perf_counter() - start
-        except UnheldError:
-            self._tap.holds_everything = self.missed_pulls = True
-            raise
-        except NotInPlaceError as error:
-            return None, str(error), time.perf_counter() - start
-        except Exception as error:  # the user's model is called here: whatever it raises, the rebuilt one may do
-            return None, f"repeating it raised {type_and_place(error)}", time.perf_counter() - start
-        finally:
-            self.counters.check_s += time.perf_counter() - start
-            if len(self._movers) > 1:  # a forward pass before all have stepped must be seen
-                self._tap.open()
+    def _is_own_loss(self, repetition: Repetition, truth: Truth) -> bool:
+        """Return whether the loss is the model's own; where that takes a further repetition, it is asked once a run."""
+        if repetition.loss_is_inside(self._model):
+            return True
+        if self._loss_is_like is None:
+            try:
+                self._loss_is_like = repetition.loss_is_like(self._model, truth.micro_batches[0])
+            except Exception:  # the class cannot compute its loss of such a batch, and neither can an attack
+                self._loss_is_like = False
+        return self._loss_is_like
 
     def _tensors(self, armed: _Armed) -> tuple[dict[str, Tensor], dict[str, Tensor], FrozenWeights | None]:
         """Return references to the update, to the weights before it and to the frozen ones, in one walk over the model."""
@@ -1140,6 +1190,11 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()
 
 
+def _unscaled(gradient: Tensor, scale: Tensor | None) -> Tensor:
+    gradient = gradient.to_dense() if gradient.is_sparse else gradient
+    return gradient if scale is None else gradient / scale.to(gradient.device)
+
+
 def _same_examples(one: Pass, two: Pass) -> bool:
     """Return whether two passes are of the same texts with the same labels."""
     mine, others = (_examples(p) for p in (one, two))
@@ -1161,6 +1216,7 @@ def _batch_of(armed: _Armed) -> tuple[list[Pass], list[MicroBatch]]:
             for p in passes[:number]
             if seen.backward == p.backward is not None or seen.elsewhere
         )
+    hand_out(passes)  # afterwards: two passes over one batch were told the same labels
     return passes, [_micro_batch(p, armed.loss_scale) for p in passes]
 
 

@@ -84,6 +84,10 @@ class Pass:
     """Identity of a parameter -> its value, where it was not that of the first pass; copies on the CPU."""
     elsewhere: bool = False
     """Whether it ran on other weights than the first pass."""
+    entered: bool = False
+    """Whether `forward` was reached, where calls of that are recorded."""
+    differentiable: bool = False
+    """Whether a gradient was taken of it that can be differentiated again (`create_graph`), as a penalty on gradients needs it."""
     mixed: bool = False
     """Whether a loss inside the model is not all that was computed from its outputs."""
 
@@ -141,6 +145,12 @@ class Tap:
         self._running: list[Pass] = []
         self._held = 0
         """Bytes held of what arrived at the outputs in this step."""
+        self._direct: list[bool] = []
+        """Of each call of `forward` that is running: whether nothing called it but the loop itself."""
+        self.paused = False
+        """Whether calls are none of the loop's own just now."""
+        self.watches_forward = False
+        """Whether calls of `model.forward`, which pass by every hook, are recorded as well."""
         self.holds_everything = False
         """Whether a gradient at an output is held even where a loss inside the model came first."""
 
@@ -159,6 +169,11 @@ class Tap:
             self._handles[1].remove()
             self.model._compiled_call_impl = around(compiled, self._called, self._returned)
             self._handles = [_Undo(functools.partial(setattr, self.model, "_compiled_call_impl", compiled))]
+        elif self.watches_forward and not {"forward", "_orig_mod"} & {*vars(self.model), *self.model._modules}:
+            forward = _Forward(around(self.model.forward, self._forward_called, self._forward_returned))
+            forward.model = self.model
+            vars(self.model)["forward"] = forward
+            self._handles.append(_Undo(functools.partial(vars(self.model).pop, "forward", None)))
 
     def close(self) -> None:
         """Take the hooks off."""
@@ -166,6 +181,7 @@ class Tap:
             handle.remove()
         self._handles = []
         self._running = []
+        self._direct = []
 
     def _fail(self, error: Exception) -> None:
         self._failed(error)
@@ -179,10 +195,24 @@ class Tap:
         self._after(self.model, (), outputs)
 
     @entry
+    def _forward_called(self, *args: Any, **kwargs: Any) -> None:
+        direct = not self.paused and not (self._running and not self._running[-1].entered)
+        self._direct.append(direct)
+        if direct:
+            self._before(self.model, args, kwargs)
+        if self._running and not self.paused:
+            self._running[-1].entered = True
+
+    @entry
+    def _forward_returned(self, outputs: Any) -> None:
+        if self._direct.pop():
+            self._after(self.model, (), outputs)
+
+    @entry
     def _before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if module is not self.model:
             return  # a copy of the model, which has our hooks
-        if not torch.is_grad_enabled():
+        if self.paused or not torch.is_grad_enabled():
             return  # an evaluation, or a reference model: it has no part in the update
         named = {**dict(zip(self._names, args, strict=False)), **kwargs}
         items = named.pop("num_items_in_batch", None)
@@ -200,7 +230,7 @@ class Tap:
 
     @entry
     def _after(self, module: nn.Module, args: Any, outputs: Any) -> None:
-        if not torch.is_grad_enabled() or not self._running:
+        if self.paused or not torch.is_grad_enabled() or not self._running:
             return
         seen = self._running.pop()
         for path, tensor in outputs_of(outputs):
@@ -220,6 +250,7 @@ class Tap:
         if one is None:
             self._reached(seen, number)
             one = seen.backwards[number] = Backward(self._accumulates())
+            seen.differentiable |= torch.is_grad_enabled()
         pull = pull.detach()
         size = pull.numel() * pull.element_size()
         if one.has_scalar and pull.dim() == 0 and path not in one.pulls:
@@ -248,6 +279,16 @@ class Tap:
 def sums(pull: Tensor) -> Tensor:
     """Return the sum and the norm of a tensor, (2,), float32, on its device; no copy of it is made."""
     return torch.stack((pull.sum(dtype=torch.float32), torch.linalg.vector_norm(pull, dtype=torch.float32)))
+
+
+class _Forward(functools.partial[Any]):
+    """What stands in the place of a model's `forward` while a step is recorded; copies and pickles of the model have their own."""
+
+    model: nn.Module
+
+    def __reduce__(self) -> Any:
+        """Become the `forward` of the class again."""
+        return getattr, (self.model, "forward")
 
 
 class _Undo:

@@ -76,7 +76,7 @@ from leakaudit.scores import (
     to_json,
     write_private,
 )
-from leakaudit.snapshot import DeclaredDefense, Granted, Observation, Snapshot, StepRecipe, Truth
+from leakaudit.snapshot import DeclaredDefense, Granted, Observation, Snapshot, StepRecipe, Truth, reading_of
 from leakaudit.verification import defenses_found, defenses_left, verify
 from leakaudit.wording import counted
 
@@ -463,9 +463,16 @@ class Audit:
     def _score(self, guess: Reconstruction, truth: Truth, seen: Observation) -> Scored:
         labels = truth.labels() if seen.facts.task == "classification" else None
         vocabulary = seen.facts.vocabulary
-        special = vocabulary.wordless_ids
+        texts = truth.texts()
         scored = score(
-            guess, _texts(truth, seen), labels, seen.facts.num_labels, self.tokenizer, special, self.config.min_tokens
+            guess,
+            _texts(truth, seen),
+            labels,
+            seen.facts.num_labels,
+            self.tokenizer,
+            vocabulary.wordless_ids,
+            self.config.min_tokens,
+            [text.masked for text in texts] if _texts(truth, seen) else None,
         )
         likeness = self.config.sentence_model
         return scored if likeness is None else with_similarity(scored, SemanticSimilarity(likeness))
@@ -697,8 +704,10 @@ class Audit:
 
     def _canary(self, client: ClientStep, turn: int) -> tuple[Observation | None, Truth]:
         """Return an undefended one-sentence step on the run's own model and mode, and its batch."""
-        facts = client.facts.model_copy(update={"defenses": (), "local_steps": 1})
-        task: Task = "causal-lm" if facts.task == "causal-lm" else "classification"
+        facts = client.facts.model_copy(update={"defenses": (), "local_steps": 1, "own_loss": None})
+        # Labels that are words are the canary's own words: a masked language model then predicts what it is shown.
+        words = ("causal-lm", "masked-lm", "encoder-decoder")
+        task: Task = "causal-lm" if facts.task in words else "classification"
         text = CANARIES[turn % len(CANARIES)]
         label = turn % max(1, facts.num_labels or 1)
         if isinstance(client.model, ArrayClassifier):
@@ -716,7 +725,7 @@ class Audit:
         bound = None if facts.batch_size_bound is None else len(batch.inputs["input_ids"])
         facts = facts.model_copy(update={"granted": own, "batch_size_bound": bound})
         batch = with_random_state(batch, self.config.seed + turn)
-        truth = Truth((batch,)).to(self.device)
+        truth = Truth((batch,), reading_of(facts)).to(self.device)
         recipe = StepRecipe(training=client.recipe.training, max_grad_norm=client.recipe.max_grad_norm)
         try:
             return ClientStep(client.model, truth, recipe, facts).observe(), truth

@@ -67,7 +67,7 @@ class ClientStep:
             for name, module in self.model.named_modules():
                 if name in self.recipe.eval_modules:
                     module.training = False
-            with _neftune(self.model, self.recipe.neftune_alpha):
+            with _neftune(self.model, self.recipe.neftune_alpha), _attending(self.model, self.recipe.attention):
                 yield parameters
 
     def _accumulate(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -308,6 +308,24 @@ def _neftune(model: nn.Module, alpha: float | None) -> Iterator[None]:
         yield
     finally:
         hook.remove()
+
+
+@contextmanager
+def _attending(model: nn.Module, attention: str) -> Iterator[None]:
+    """Let a model attend as the client's did, where that needs no kernel of a GPU, and as before afterwards.
+
+    Attacks need a second derivative, which only eager attention has everywhere; a step needs none, and rows of padding come out
+    differently.
+    """
+    now = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if attention != "sdpa" or now in (None, attention) or not hasattr(model, "set_attn_implementation"):
+        yield
+        return
+    model.set_attn_implementation(attention)  # type: ignore[operator]
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(now)  # type: ignore[operator]
 
 
 @contextmanager

@@ -975,6 +975,7 @@ _METRIC_WORDS = {
     "rougeL": "ROUGE-L",
     "token_recall": "token recall",
     "token_precision": "token precision",
+    "masked_token_recall": "recall of masked words",
     "label_accuracy": "label accuracy",
     "exact": "exact-match rate",
 }

@@ -1,34 +1,96 @@
-"""Low-rank adapters (LoRA): put into a model by peft, described so that the model can be rebuilt."""
+"""Adapters that peft puts into the layers of a model (LoRA and its relatives), described so that the model can be rebuilt."""
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 from torch import nn
 
 from leakaudit.errors import ConfigError, ModelError
 
+Kind = Literal["LORA", "IA3"]
+
+SETTINGS: Mapping[Kind, frozenset[str]] = {
+    "LORA": frozenset(
+        {
+            "alpha_pattern",
+            "bias",
+            "exclude_modules",
+            "fan_in_fan_out",
+            "layers_pattern",
+            "layers_to_transform",
+            "lora_bias",
+            "rank_pattern",
+            "target_parameters",
+            "trainable_token_indices",
+            "use_dora",
+            "use_rslora",
+        }
+    ),
+    "IA3": frozenset({"exclude_modules", "fan_in_fan_out", "feedforward_modules"}),
+}
+"""Kind of adapter -> settings of peft's configuration that a recipe may hold beside rank, targets, alpha, dropout and saved modules. Only
+these: a recipe is read from a file, and some settings name code that peft imports (`megatron_core`, `auto_mapping`)."""
+
+WITHOUT_EFFECT = frozenset(
+    {
+        "auto_mapping",
+        "base_model_name_or_path",
+        "corda_config",
+        "ephemeral_gpu_offload",
+        "eva_config",
+        "inference_mode",
+        "init_ia3_weights",
+        "init_lora_weights",
+        "init_weights",
+        "loftq_config",
+        "lora_ga_config",
+        "peft_type",
+        "peft_version",
+        "qalora_group_size",
+        "revision",
+        "runtime_config",
+        "task_type",
+    }
+)
+"""Settings of peft's configurations that decide first weights, places or descriptions: not what a model with loaded weights computes."""
+
+OWN_FIELDS = {"r", "target_modules", "lora_alpha", "lora_dropout", "modules_to_save"}
+"""Settings that have a field of their own in `LoraRecipe`."""
+
 
 class LoraRecipe(BaseModel):
-    """What of a LoRA configuration decides names, shapes and arithmetic of the adapters."""
+    """What of peft's configuration decides names, shapes and arithmetic of the adapters."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rank: int
-    """R: rows of A, columns of B."""
-    targets: tuple[str, ...]
-    """Ends of the names of the linear layers that get adapters."""
+    """R: rows of A, columns of B. 0 for adapters without one (IA3)."""
+    targets: tuple[str, ...] | str
+    """Ends of the names of the linear layers that get adapters, or a regular expression of whole names."""
     alpha: float
     """The layer computes W x + (alpha / R) B A x."""
     dropout: float = 0.0
     """Dropout on the input of A."""
     saved: tuple[str, ...] = ()
     """Ends of the names of modules that are trained whole beside the adapters, such as a fresh head; peft copies each."""
+    kind: Kind = "LORA"
+    name: str = "default"
+    """Of the set of adapters; it is part of the names of its parameters."""
+    settings: dict[str, Any] = {}
+    """Further settings of peft's configuration that are not its defaults; plain data, of `SETTINGS` only."""
+
+    @model_validator(mode="after")
+    def _only_known(self) -> Self:
+        if unknown := sorted(set(self.settings) - SETTINGS[self.kind]):
+            raise ValueError(f"adapters of kind {self.kind} have no setting {unknown[0]!r} that is read from a recipe")
+        return self
 
 
 def add_lora(
@@ -67,33 +129,90 @@ def adapted(model: nn.Module) -> LoraRecipe | None:
     """Return the recipe of the adapters that peft put into `model`, or None where there are none.
 
     Raises:
-        ModelError: there are adapters that a recipe cannot describe: several sets, or another kind than plain LoRA.
+        ModelError: there are adapters that a recipe cannot describe: several sets, another kind, or a setting outside `SETTINGS`.
     """
     configs: Any = getattr(model, "peft_config", None)
     if not configs:
         return None
-    if list(configs) != [ADAPTER]:
+    if len(configs) != 1:
         raise ModelError(
-            f"the model has the adapters {', '.join(map(str, configs))}; one set named {ADAPTER!r} can be rebuilt"
+            f"the model has {len(configs)} sets of adapters ({', '.join(map(str, configs))}), and one can be made again; delete the others "
+            "(`delete_adapter`) or merge them into the model (`merge_and_unload`) before training"
         )
-    config = configs[ADAPTER]
-    odd = [name for name in ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern") if getattr(config, name, None)]
-    if (
-        str(getattr(config.peft_type, "value", config.peft_type)) != "LORA"
-        or odd
-        or isinstance(config.target_modules, str)
-    ):
+    ((name, config),) = configs.items()
+    kind = str(getattr(config.peft_type, "value", config.peft_type))
+    if kind not in SETTINGS:
         raise ModelError(
-            f"the model's adapters are not plain LoRA on a list of layers ({', '.join(odd) or config.peft_type}), "
-            "so they cannot be rebuilt"
+            f"the model's adapters are of the kind {kind}, and of peft's adapters {', '.join(SETTINGS)} can be made again; train one of these, "
+            "or set `schedule: inline`"
         )
+    settings = _settings(config)
+    if odd := sorted(set(settings) - SETTINGS[kind]):  # type: ignore[index]
+        raise ModelError(
+            f"the model's adapters use {', '.join(f'`{key}`' for key in odd)} of peft, which cannot be made again; train without it, or set "
+            "`schedule: inline`"
+        )
+    targets = config.target_modules
     return LoraRecipe(
-        rank=int(config.r),
-        targets=tuple(sorted(config.target_modules)),
-        alpha=float(config.lora_alpha),
-        dropout=float(config.lora_dropout),
+        rank=int(getattr(config, "r", 0)),
+        targets=targets if isinstance(targets, str) else tuple(sorted(targets or ())),
+        alpha=float(getattr(config, "lora_alpha", 1.0)),
+        dropout=float(getattr(config, "lora_dropout", 0.0)),
         saved=_saved_in(model),
+        kind=kind,  # type: ignore[arg-type]
+        name=str(name),
+        settings=settings,
     )
+
+
+def refuse_prompts(model: nn.Module) -> None:
+    """Refuse a model whose training moves vectors before the text instead of weights in its layers (prompt and prefix tuning).
+
+    Args:
+        model: as the training loop holds it, wrappers included.
+
+    Raises:
+        ModelError: names the kind and what to train instead.
+    """
+    for module in model.modules():
+        if "PeftModel" not in {kind.__name__ for kind in type(module).__mro__}:
+            continue
+        config: Any = getattr(module, "active_peft_config", None)
+        if getattr(config, "is_prompt_learning", False):
+            kind = str(getattr(config.peft_type, "value", config.peft_type)).lower().replace("_", " ")
+            raise ModelError(
+                f"this run trains {kind}: vectors before the text, outside the model's layers, which no attack here reads and the side "
+                "process cannot make again; train LoRA adapters to audit the run"
+            )
+
+
+def _settings(config: Any) -> dict[str, Any]:
+    """Return the settings of peft's configuration that are not its defaults, as plain data.
+
+    Those with a field of their own, and those without effect on a model with loaded weights, are left out.
+    """
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(type(config)):
+        value = getattr(config, field.name)
+        said = value is not None and value != _default(field) and value not in ({}, [])
+        if said and field.name not in WITHOUT_EFFECT | OWN_FIELDS:
+            found[field.name] = _plain(value)
+    return found
+
+
+def _default(field: Any) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _plain(value: Any) -> Any:
+    """Return a setting as JSON has it: sets become sorted lists."""
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
 
 
 def _saved_in(model: nn.Module) -> tuple[str, ...]:
@@ -102,29 +221,19 @@ def _saved_in(model: nn.Module) -> tuple[str, ...]:
     return tuple(sorted(name for name, kind in kinds if kind == "ModulesToSaveWrapper"))
 
 
-ADAPTER = "default"
-"""Name that peft gives the only set of adapters."""
-
-
 def _inject(model: nn.Module, recipe: LoraRecipe, seed: int) -> tuple[str, ...]:
     """Inject and return the targets that peft settled on."""
     try:
         import peft
     except ImportError:
         raise ConfigError("LoRA needs peft, which is not installed: pip install 'leakaudit[lora]'") from None
-    config = peft.LoraConfig(
-        r=recipe.rank,
-        lora_alpha=recipe.alpha,  # type: ignore[arg-type]
-        lora_dropout=recipe.dropout,
-        target_modules=list(recipe.targets) or None,
-        modules_to_save=list(recipe.saved) or None,
-    )
+    config = _config(peft, recipe)
     requires = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     try:
         with _drawn_from(seed), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # peft adapts itself to (in, out) weights and says so
-            peft.inject_adapter_in_model(config, model, adapter_name=ADAPTER)
-    except (ValueError, KeyError) as error:
+            peft.inject_adapter_in_model(config, model, adapter_name=recipe.name)
+    except (ValueError, KeyError, TypeError) as error:
         reason = str(error).splitlines()[0][:200] if error.args else type(error).__name__
         raise ConfigError(
             f"{type(model).__name__}: peft cannot place adapters ({reason}); "
@@ -132,8 +241,17 @@ def _inject(model: nn.Module, recipe: LoraRecipe, seed: int) -> tuple[str, ...]:
         ) from None
     for name, parameter in model.named_parameters():  # peft freezes all other weights; what is shared is said elsewhere
         parameter.requires_grad_(requires.get(name, True))
-    settled: Any = model.peft_config[ADAPTER].target_modules  # type: ignore[index, union-attr]
-    return tuple(sorted(settled))
+    settled: Any = model.peft_config[recipe.name].target_modules  # type: ignore[index, union-attr]
+    return (settled,) if isinstance(settled, str) else tuple(sorted(settled))
+
+
+def _config(peft: Any, recipe: LoraRecipe) -> Any:
+    """Return peft's configuration of a recipe."""
+    targets = recipe.targets if isinstance(recipe.targets, str) else list(recipe.targets) or None
+    common = {"target_modules": targets, "modules_to_save": list(recipe.saved) or None, **recipe.settings}
+    if recipe.kind == "IA3":
+        return peft.IA3Config(**common)
+    return peft.LoraConfig(r=recipe.rank, lora_alpha=recipe.alpha, lora_dropout=recipe.dropout, **common)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import importlib
 import inspect
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from leakaudit.errors import ModelError
 from leakaudit.lora import LoraRecipe, adapted, rebuild_lora
+from leakaudit.module_parts import put_parts
+from leakaudit.module_settings import apply_settings, set_buffers, take_types, unstored_buffers
 
 Task = Literal["classification", "causal-lm"]
 
@@ -67,6 +69,10 @@ class ModelRecipe(BaseModel):
     """Of a class of transformers, as it is now: a Trainer changes it, and packed sequences attend differently for it."""
     lora: LoraRecipe | None = None
     """Adapters in it, if any."""
+    parts: dict[str, str] = {}
+    """Small module -> `package:class` that a user put there, such as another activation."""
+    settings: dict[str, dict[str, bool | int | float]] = {}
+    """Module -> attribute -> number that is not the one its class makes, such as a dropout rate that was changed."""
     made_by: str = ""
     """`package.module:name` of what makes the model, where it is no class of transformers: the model's own class, or a function
     marked with `model_factory`."""
@@ -337,7 +343,7 @@ def build_model(
 
     Args:
         recipe: class and configuration.
-        weights: every parameter and persistent buffer, tied ones once.
+        weights: every parameter and persistent buffer, tied ones once, and unstored buffers that the class makes otherwise.
         fill: gives values to those that are missing; without it none may be.
 
     Raises:
@@ -348,7 +354,13 @@ def build_model(
             model = blank_model(recipe)
         if recipe.lora is not None:
             rebuild_lora(model, recipe.lora)
-        outcome = model.load_state_dict(dict(weights), strict=False)
+        put_parts(model, recipe.parts)
+        take_types(model, weights)
+        beside = {name: weights[name] for name in unstored_buffers(model) if name in weights}
+        outcome = model.load_state_dict({k: v for k, v in weights.items() if k not in beside}, strict=False)
+        set_buffers(model, beside)
+        _check_numbers(recipe.settings)
+        apply_settings(model, recipe.settings)
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, MemoryError) as error:
         raise ModelError(f"cannot rebuild {recipe.class_name} from its recipe: {type(error).__name__}") from None
     aliases = {second for _, second in tied_names(model)} | {first for first, _ in tied_names(model)}
@@ -611,6 +623,12 @@ def dtype_of(model: nn.Module) -> torch.dtype:
     """Return the type that a model computes in: that of its first floating-point parameter."""
     types = [parameter.dtype for parameter in model.parameters()]
     return next((found for found in types if found.is_floating_point), types[0])
+
+
+def coarsest_dtype(parameters: Iterable[Tensor]) -> torch.dtype | None:
+    """Return the floating-point type with the fewest digits among some parameters; None where there is none."""
+    types = {parameter.dtype for parameter in parameters if parameter.dtype.is_floating_point}
+    return max(types, key=lambda kind: torch.finfo(kind).eps, default=None)
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:

@@ -45,11 +45,27 @@ def first_blocks(recipe: ModelRecipe, blocks: int = BLOCKS) -> ModelRecipe | Non
     if not isinstance(count, int) or count <= blocks:
         return None
     by_layer = {k: v[:blocks] for k, v in recipe.config.items() if isinstance(v, list | tuple) and len(v) == count}
-    return recipe.model_copy(update={"config": {**recipe.config, **by_layer, key: blocks}})
+    cut = recipe.model_copy(update={"config": {**recipe.config, **by_layer, key: blocks}})
+    return _without_other_modules(cut) if cut.settings or cut.parts else cut
 
 
-def first_parts(model: nn.Module, recipe: ModelRecipe) -> Parts | None:
-    """Return what to keep of a model for attacks on its first blocks; None where that cannot be told."""
+def _without_other_modules(recipe: ModelRecipe) -> ModelRecipe:
+    """Return a recipe without what it says of modules that its model does not have."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        there = {name for name, _ in blank_model(recipe).named_modules()}
+    settings = {name: numbers for name, numbers in recipe.settings.items() if name in there}
+    parts = {name: what for name, what in recipe.parts.items() if name in there}
+    return recipe.model_copy(update={"settings": settings, "parts": parts})
+
+
+def first_parts(model: nn.Module, recipe: ModelRecipe, beside: frozenset[str] = frozenset()) -> Parts | None:
+    """Return what to keep of a model for attacks on its first blocks; None where that cannot be told.
+
+    Args:
+        model: the live one.
+        recipe: how it is made.
+        beside: names of buffers that are kept although the model does not store them.
+    """
     cut = first_blocks(recipe)
     if cut is None:
         return None
@@ -79,7 +95,8 @@ def first_parts(model: nn.Module, recipe: ModelRecipe) -> Parts | None:
     return Parts(
         rows=None if tied else words,
         updates=frozenset(attention | outside),
-        weights=frozenset(set(found) - unread - ({head} if head and not tied else set())),
+        weights=frozenset(set(found) - unread - ({head} if head and not tied else set()))
+        | (beside & {name for name, _ in blank.named_buffers()}),
     )
 
 

@@ -236,6 +236,7 @@ def purge(
     for item in removed:
         why = "asked for" if older_than is None else f"older than {older_than / timedelta(days=1):g} days"
         _remove(spool, item, why, now)
+    spool.tidy()
     return Purged(removed, held, in_use, key_destroyed=bool(removed) and _destroy_key(spool))
 
 

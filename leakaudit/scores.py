@@ -246,7 +246,8 @@ class Attempt(_Model):
     guessed is true. `label_counts`: the class counts came back exactly, and the attack could tell them from chance."""
     sequences: tuple[SequenceScore, ...] = ()
     scores: dict[str, Measured] = {}
-    """Metric name -> number or reason: `rouge1`, `rouge2`, `rougeL`, `exact`, `token_recall`, `token_precision`, `label_accuracy`."""
+    """Metric name -> number or reason: `rouge1`, `rouge2`, `rougeL`, `exact`, `token_recall`, `token_precision`, `masked_token_recall`,
+    `label_accuracy`."""
     facts: dict[str, FiniteFloat] = {}
     """What the attack says of itself, by name: `rank`, `candidates`, `loss`..."""
     reachable_tokens: Measured | None = None

@@ -39,6 +39,8 @@ from leakaudit.models import ModelRecipe, Vocabulary, build_model
 from leakaudit.parts import fill_missing, first_blocks
 from leakaudit.registry import defenses
 from leakaudit.scores import Verification
+from leakaudit.sequences import IGNORED_LABEL as IGNORED_LABEL  # noqa: PLC0414  attacks take it from here
+from leakaudit.sequences import PLAIN, Reading, Text, texts_of, texts_read
 from leakaudit.snapshot_content import MAX_MANIFEST_BYTES, check_manifest, check_size, check_truth, check_update
 from leakaudit.snapshot_files import Base, link_base, read_tensors, stored_name, write_tensors, write_text
 from leakaudit.strict_json import parse_json, read_bounded
@@ -46,9 +48,6 @@ from leakaudit.strict_json import parse_json, read_bounded
 SCHEMA = "leakaudit.snapshot/1.2"
 OBSERVED, TRUTH, MANIFEST = "observed.safetensors", "truth.safetensors", "snapshot.json"
 BASE = "base.safetensors"
-
-IGNORED_LABEL = -100
-"""Label that PyTorch's cross-entropy leaves out (its `ignore_index` default)."""
 
 
 class _Facts(BaseModel):
@@ -96,7 +95,7 @@ class Granted(_Facts):
 class PublicFacts(_Facts):
     """What everybody who takes part in the protocol knows about a client's step."""
 
-    task: Literal["classification", "causal-lm", "other"]
+    task: Literal["classification", "causal-lm", "masked-lm", "encoder-decoder", "other"]
     num_labels: int | None = None
     training_mode: bool
     """Whether dropout was active."""
@@ -115,8 +114,11 @@ class PublicFacts(_Facts):
     """Largest batch the protocol allows; the batch size itself is not public."""
     max_grad_norm: float | None = None
     """Clipping bound of the whole update, if the client clips."""
-    loss_divisor: float = 1.0
-    """What the trainer divides each micro-batch's mean loss by (gradient accumulation)."""
+    loss_divisor: float | None = 1.0
+    """What the trainer divides each micro-batch's loss by (gradient accumulation); None where it is not one number."""
+    own_loss: bool | None = None
+    """Whether the loss of the step is the one that the model's class computes, up to a factor; the protocol makes the loss public. None
+    where that was not looked at."""
     dtype: str = "float32"
     """Precision in which the client computed the update."""
     view: Literal["local", "reduced", "delta"] = "local"
@@ -248,31 +250,61 @@ class MicroBatch:
     again: bool = False
     """A further forward pass over the tokens of another one (R-Drop): part of the step, but not of the batch."""
 
+    @property
+    def labels(self) -> Tensor | None:
+        """The labels, wherever the trainer kept them; None where they are not known."""
+        return self.inputs.get("labels", self.kept_back.get("labels"))
+
+    @property
+    def unlabelled(self) -> bool:
+        """Whether the trainer had labels, but none for the texts of this pass."""
+        kept = self.kept_back.get("labels")
+        rows = self.inputs["input_ids"].shape[:-1].numel()
+        return "labels" not in self.inputs and kept is not None and len(kept) == 0 and rows > 0
+
 
 @dataclass(frozen=True)
 class Truth:
     """The private batch. Only scoring, verification and defences may see it."""
 
     micro_batches: tuple[MicroBatch, ...]
+    reading: Reading = PLAIN
+    """How their tensors are read as texts; public."""
+
+    def texts(self) -> list[Text]:
+        """Return every text of the batch: of each micro-batch those that the model read, then those that its decoder had to write."""
+        return [text for batch in self._distinct() for text in texts_of(batch.inputs, batch.labels, self.reading)]
 
     def sequences(self) -> list[tuple[int, ...]]:
-        """Return every sequence of the batch without padding.
+        """Return the token ids of every text of the batch without padding.
 
-        Special tokens are included. Of a multiple choice each text is a sequence.
+        Special tokens are included, words that a mask hid are filled in. Of a multiple choice each text is a sequence, and so is each
+        target of a decoder.
         """
-        return [sequence for batch in self._distinct() for sequence in _sequences(batch)]
+        return [text.ids for text in self.texts()]
+
+    def examples(self) -> int:
+        """Return the number of sequences that the model read: what a bound on the batch size bounds."""
+        return sum(len(texts_read(batch.inputs, batch.labels, self.reading)) for batch in self._distinct())
 
     def labels(self) -> list[int] | None:
-        """Return the class of every sequence, or None where the labels are not one class a sequence."""
+        """Return the class of every sequence, or None where the labels are not one class a sequence.
+
+        A pass over texts for which the trainer had no labels (FixMatch) adds none.
+        """
         found: list[int] = []
+        known = False
         for batch in self._distinct():
-            labels = batch.inputs.get("labels", batch.kept_back.get("labels"))
+            labels = batch.labels
             if labels is None or labels.dim() != 1 or labels.dtype.is_floating_point:
                 return None
-            if len(labels) != len(_sequences(batch)):
+            if batch.unlabelled:
+                continue
+            if len(labels) != len(texts_read(batch.inputs, labels, self.reading)):
                 return None  # such as one label for two texts that are compared
+            known = True
             found += [int(label) for label in labels if label != IGNORED_LABEL]
-        return found
+        return found if known else None
 
     def _distinct(self) -> list[MicroBatch]:
         """Return the micro-batches that hold sequences of their own."""
@@ -289,7 +321,7 @@ class Truth:
             }
             return replace(batch, **moved, num_items=items)
 
-        return Truth(tuple(move(batch) for batch in self.micro_batches))
+        return replace(self, micro_batches=tuple(move(batch) for batch in self.micro_batches))
 
 
 class StepRecipe(_Facts):
@@ -313,6 +345,8 @@ class StepRecipe(_Facts):
     kept_rng: bool = True
     eval_modules: tuple[str, ...] = ()
     """Modules that the client kept in eval mode while the model as a whole trained."""
+    attention: str = ""
+    """Implementation of attention in the client's model, as transformers calls it (`sdpa`); empty where it is not known."""
     neftune_alpha: float | None = None
     """Uniform noise of alpha / sqrt(T D) on the word embeddings (NEFTune, Jain et al. 2023, Algorithm 1)."""
     processes: int = 1
@@ -395,6 +429,13 @@ class Snapshot:
     """None where the step was kept as a whole."""
     sketches: Mapping[str, Tensor] = field(default_factory=dict)
     """Of the whole update, by parameter name, where only parts of it were kept."""
+
+
+def reading_of(facts: PublicFacts) -> Reading:
+    """Return how the batches of a step with these facts are read as texts."""
+    special, after = facts.vocabulary.special, facts.vocabulary.ends_with
+    pad = special.get("pad")
+    return Reading(task=facts.task, pad=pad, pad_ends_texts=pad is not None and pad in (special.get("eos"), *after))
 
 
 def root_mean_square(update: Mapping[str, Tensor]) -> float:
@@ -516,33 +557,13 @@ def _scalar(value: bool | float) -> Tensor:
     return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
 
 
-def _sequences(batch: MicroBatch) -> list[tuple[int, ...]]:
-    """Return the sequences of a micro-batch without padding."""
-    ids = batch.inputs["input_ids"].flatten(0, -2)  # (B, T), of (B, choices, T) where an example offers a choice
-    mask = batch.inputs.get("attention_mask")
-    keep = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool().flatten(0, -2)
-    rows = [tuple(row[kept].tolist()) for row, kept in zip(ids, keep, strict=True)]
-    return _unpacked(rows[0], batch) if len(rows) == 1 and mask is None else rows
-
-
-def _unpacked(row: tuple[int, ...], batch: MicroBatch) -> list[tuple[int, ...]]:
-    """Cut a row into which a collator packed several sequences: each one's positions begin at 0 again."""
-    positions = batch.inputs.get("position_ids")
-    if positions is None or positions.numel() != len(row):
-        return [row]
-    starts = [index for index, position in enumerate(positions.flatten().tolist()) if position == 0]
-    if not starts or starts[0] != 0:
-        return [row]
-    return [row[start:end] for start, end in zip(starts, [*starts[1:], len(row)], strict=True)]
-
-
-def _truth_from(tensors: Mapping[str, Tensor]) -> Truth:
+def _truth_from(tensors: Mapping[str, Tensor], reading: Reading = PLAIN) -> Truth:
     """Put the batch together again; `check_truth` has looked at its tensors."""
     found: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         number, _, rest = key.partition("/")
         found.setdefault(int(number), {})[rest] = value
-    return Truth(tuple(_micro_batch(found[number]) for number in sorted(found)))
+    return Truth(tuple(_micro_batch(found[number]) for number in sorted(found)), reading)
 
 
 def _micro_batch(mine: Mapping[str, Tensor]) -> MicroBatch:
@@ -637,7 +658,7 @@ def read_snapshot(
         parts=parts,
         sketches=_below("sketch/", tensors[OBSERVED]),
         observation=Observation(update=update, model=model, facts=manifest.facts, whole=parts is None),
-        truth=_truth_from(tensors[TRUTH]),
+        truth=_truth_from(tensors[TRUTH], reading_of(facts)),
         recipe=manifest.recipe,
         model_recipe=manifest.model,
         provenance=manifest.provenance,
@@ -743,7 +764,10 @@ def build_first_blocks(recipe: ModelRecipe, blocks: int, weights: Mapping[str, T
     Raises:
         ModelError: the recipe cannot be cut, or the weights do not fit it.
     """
-    cut = first_blocks(recipe, blocks)
+    try:
+        cut = first_blocks(recipe, blocks)
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+        raise ModelError(f"cannot rebuild {recipe.class_name} from its recipe: {type(error).__name__}") from None
     if cut is None:
         raise ModelError(f"{recipe.class_name}: its configuration does not say how its first {blocks} blocks are made")
     return build_model(cut, weights, fill_missing)

@@ -99,8 +99,8 @@ def _wrong(name: str, tensor: Tensor, ids: Tensor) -> str:
         return f"no tensor of at most {MAX_RANK} dimensions"
     if name == "inputs/inputs" and tensor.dim() == 0:
         return "no array for each example"
-    if part == "inputs" and rest == "attention_mask" and tensor.shape != ids.shape:
-        return f"not of the shape of `input_ids` {tuple(ids.shape)}"
+    if part == "inputs" and rest == "attention_mask" and not _masks(tensor, ids):
+        return f"not of the shape of `input_ids` {tuple(ids.shape)}, nor one row a token"
     if part == "rng" and (tensor.dim() != 1 or tensor.dtype != torch.uint8 or not tensor.numel()):
         return "no state of a random generator (bytes)"
     if part == "options" and (tensor.dim() != 0 or not _is_finite(tensor)):
@@ -110,6 +110,13 @@ def _wrong(name: str, tensor: Tensor, ids: Tensor) -> str:
     if part == "pulls" and not tensor.is_floating_point():
         return "no gradient (floating point)"
     return ""
+
+
+def _masks(mask: Tensor, ids: Tensor) -> bool:
+    """Return whether a mask fits token ids: one entry a token, or (B, T, T) or (B, heads, T, T) of what attends to what."""
+    width = ids.shape[-1]
+    pairs = mask.dim() in (3, 4) and mask.shape[-1] == width and mask.shape[-2] in (1, width)
+    return mask.shape == ids.shape or (pairs and mask.shape[0] in (1, len(ids)))
 
 
 def check_update(update: Mapping[str, Tensor], where: str) -> None:

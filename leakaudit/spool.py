@@ -325,6 +325,13 @@ class Spool:
         """Remove the frozen weights that no snapshot will be given any more; those that have them keep them."""
         shutil.rmtree(self.root / BASES, ignore_errors=True)
 
+    def tidy(self) -> None:
+        """Remove the frozen weights that a trainer left behind which is through, or was killed."""
+        with contextlib.suppress(SpoolError, OSError):
+            _, audit = Spool.open(self.root)
+            if self.totals() is not None or self.trainer_gone(audit):
+                self.forget_base()
+
     def entries(self) -> list[Path]:
         """Return the snapshots, whatever their state; none where the spool is gone."""
         try:

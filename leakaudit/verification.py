@@ -15,6 +15,7 @@ from torch import Tensor
 
 from leakaudit.client import ClientStep
 from leakaudit.errors import SnapshotError
+from leakaudit.models import coarsest_dtype
 from leakaudit.scores import Verification, VerificationStatus
 from leakaudit.snapshot import DeclaredDefense, check_finite
 
@@ -76,6 +77,16 @@ def relative_error(observed: Update, recomputed: Update) -> float:
         NonFiniteUpdateError: the second is not finite.
     """
     return _Compared.of(observed, recomputed).error
+
+
+def error_up_to_a_factor(observed: Update, recomputed: Update) -> float:
+    """Return ||observed - k recomputed|| / (k ||recomputed||) for the best k; infinite where that is not above zero.
+
+    Raises:
+        NonFiniteUpdateError: the second is not finite.
+    """
+    found = _Compared.of(observed, recomputed)
+    return found.scaled_error if found.scale > 0 else float("inf")
 
 
 def defenses_found(step: ClientStep, stamp: Verification, observed: Update) -> tuple[DeclaredDefense, ...]:
@@ -222,7 +233,10 @@ class _Stamping:
     ) -> None:
         device = next(step.model.parameters()).device
         self.step, self.observed = step, {name: update.to(device) for name, update in observed.items()}
-        usual = TOLERANCE.get(step.recipe.autocast or step.facts.dtype, FLOAT32_TOLERANCE)
+        computed_in = str(coarsest_dtype(step.model.parameters())).removeprefix("torch.")
+        # Adapters are finer than the model below them.
+        types = (str(step.recipe.autocast), step.facts.dtype, computed_in)
+        usual = max(TOLERANCE.get(kind, FLOAT32_TOLERANCE) for kind in types)
         self.tolerance = usual if tolerance is None else tolerance
         self.repeated = repeated
         self.rounding = max((ROUNDING.get(update.dtype, 0.0) for update in observed.values()), default=0.0)

@@ -217,6 +217,7 @@ def write_results(
         Exit code: that one, 5 if something could not be written, 130 if it was interrupted meanwhile.
     """
     totals = spool.totals() or Totals()
+    spool.tidy()
     try:
         audit.finish(
             refused=refused,

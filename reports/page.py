@@ -790,10 +790,12 @@ def _measure_lines(attempts: Sequence[Attempt]) -> list[str]:
     recall = pooled(a.scores.get("token_recall") for a in attempts)
     precise = [s.token_precision for a in attempts for s in a.sequences if s.token_precision is not None]
     labels = pooled(a.scores.get("label_accuracy") for a in attempts)
+    masked = pooled(a.scores.get("masked_token_recall") for a in attempts)
     words = [f"ROUGE-L {number(rouge)}"] if rouge is not None else []
     words += [f"token recall {percent(recall)}"] if recall is not None else []
     words += [f"precision {percent(fmean(precise))}"] if precise else []
     lines = ["mean " + ", ".join(words)] if words else []
+    lines += [f"mean recall of masked words {percent(masked)}"] if masked is not None else []
     lines += [f"mean label accuracy {number(labels)}"] if labels is not None else []
     if recall is not None and rouge is None and all(s.exact is None for a in attempts for s in a.sequences):
         lines.append("names words without their order, so it cannot show a sentence")

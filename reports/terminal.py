@@ -121,6 +121,7 @@ _MEASURES = (
     ("rougeL", "ROUGE-L"),
     ("token_recall", "recall"),
     ("token_precision", "precision"),
+    ("masked_token_recall", "masked words"),
     ("label_accuracy", "labels"),
 )
 _PADDING = 1

@@ -82,6 +82,7 @@ def test_an_attack_is_a_frozen_dataclass_that_says_what_it_is(name: str, attack:
     assert isinstance(attack(), Attack)
     assert attack.goal in get_args(get_type_hints(Attack)["goal"].__args__[0])
     assert attack.source and attack.threat_model and attack.__doc__
+    assert getattr(attack, "needs", "everything") in ("everything", "named parts")
 
 
 @pytest.mark.parametrize(("name", "attack"), list(attacks))
@@ -203,7 +204,7 @@ def test_a_defense_leaves_its_inputs_alone_and_declares_itself(name: str, defens
 
 
 def _pair(guess: tuple[int, ...], text: str) -> Pair:
-    return Pair((5, 6, 7), guess, "old dog ran", text)
+    return Pair((5, 6, 7), guess, "old dog ran", text, masked_ids=(5, 7))
 
 
 @pytest.mark.parametrize(("name", "metric"), list(metrics))

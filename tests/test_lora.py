@@ -75,8 +75,10 @@ def test_adapters_that_no_recipe_describes_are_refused() -> None:
     """A wrong rebuild would be attacked in the place of the real model."""
     peft = pytest.importorskip("peft")
     model = tiny.bert()
-    peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["query"], use_dora=True), model)
-    with pytest.raises(ModelError, match="not plain LoRA"):
+    peft.inject_adapter_in_model(
+        peft.LoraConfig(r=2, target_modules=["query"], task_type="CAUSAL_LM", alora_invocation_tokens=[3]), model
+    )
+    with pytest.raises(ModelError, match="use `alora_invocation_tokens`"):
         ModelRecipe.of(model)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from leakaudit import gate, plan
-from leakaudit.config import AuditConfig
-from leakaudit.gate import Policy, Rule, default_policy
+from leakaudit.config import AuditConfig, PluginSpec
+from leakaudit.gate import EvidencePolicy, Policy, Rule, default_policy
 from leakaudit.plan import GROWTH, LEAST_DISTANCE, LEAST_STEPS, Plan, steps_to_pass
 from tests.factories import NOW, audit
 
@@ -24,7 +24,7 @@ def kept(made: Plan, total: int) -> list[int]:
 
 
 def rules(*found: Rule, steps: int = 1) -> Policy:
-    return Policy(schema="leakaudit.policy/1", name="test", evidence={"min_steps": steps}, rules=found)
+    return Policy(schema="leakaudit.policy/1", name="test", evidence=EvidencePolicy(min_steps=steps), rules=found)
 
 
 def test_the_steps_that_a_policy_needs_come_from_its_rules_and_its_floor() -> None:
@@ -141,6 +141,6 @@ def test_steps_that_find_no_room_are_said() -> None:
 
 def test_the_longest_time_that_attacks_take_is_said() -> None:
     """By their budgets, defences included."""
-    assert plan.time_in_words(AuditConfig(defenses=("round", "prune"), budget_s=10)) == (
-        "7 attacks x 3 defences, up to 10 s each: up to 4 min a step"
-    )
+    assert plan.time_in_words(
+        AuditConfig(defenses=(PluginSpec(name="round"), PluginSpec(name="prune")), budget_s=10)
+    ) == ("7 attacks x 3 defences, up to 10 s each: up to 4 min a step")

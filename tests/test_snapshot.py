@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import os
 import pickletools
@@ -196,6 +197,26 @@ def change_manifest(folder: Path, change: Any) -> None:
     raw = json.loads((folder / MANIFEST).read_text())
     change(raw)
     (folder / MANIFEST).write_text(json.dumps(raw))
+
+
+@pytest.mark.parametrize("schema", ["leakaudit.snapshot/1.0", "leakaudit.snapshot/1.1"])
+def test_a_snapshot_of_an_older_schema_is_read_and_checked(tmp_path: Path, schema: str) -> None:
+    """Its digests are SHA-256, and it knows nothing of parts."""
+    folder = written(tmp_path)
+    expected = read_snapshot(folder).observation.digest()
+
+    def age(raw: dict[str, Any]) -> None:
+        raw["schema"] = schema
+        raw["digests"] = {n: f"sha256:{hashlib.sha256((folder / n).read_bytes()).hexdigest()}" for n in raw["digests"]}
+        for name in ("parts", "checked"):
+            raw.pop(name, None)
+
+    change_manifest(folder, age)
+    assert read_snapshot(folder).observation.digest() == expected
+    with (folder / TRUTH).open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(SnapshotDamagedError, match="its digest"):
+        read_snapshot(folder)
 
 
 @pytest.mark.parametrize("schema", ["leakaudit.snapshot/2.0", "leakaudit.snapshot/10.0", "something"])

@@ -90,7 +90,7 @@ IDS, MASK = "0/inputs/input_ids", "0/inputs/attention_mask"
         (IDS, torch.full((2, 7), 10**6), "outside the vocabulary"),
         (IDS, torch.full((2, 7), -1), "outside the vocabulary"),
         (MASK, torch.ones(2, 3, dtype=torch.long), "not of the shape of `input_ids`"),
-        (MASK, torch.ones(2, 1, 7, 7, dtype=torch.long), "not of the shape of `input_ids`"),
+        (MASK, torch.ones(2, 1, 7, 6, dtype=torch.long), "not of the shape of `input_ids`"),
         ("0/inputs/more", torch.zeros([1] * 9), "no tensor of at most 8 dimensions"),
         ("0/options/use_cache", torch.zeros(3), "no finite scalar"),
         ("0/options/use_cache", torch.zeros(0), "no finite scalar"),
@@ -326,12 +326,12 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
     """The same check on both sides, and nothing is left behind."""
     model = tiny.bert()
     step = tiny.client_step(model, tiny.bert_tokenizer(), ["the dog"], [0])
-    odd = step.truth.micro_batches[0]
-    odd.inputs["attention_mask"] = torch.ones(1, 1, 4, 4)  # type: ignore[index]
+    odd, update = step.truth.micro_batches[0], step.update()
+    odd.inputs["attention_mask"] = torch.ones(1, 1, 4, 3)  # type: ignore[index]
     with pytest.raises(SnapshotDamagedError, match="not of the shape of `input_ids`"):
         write_snapshot(
             tmp_path / "000001.ready",
-            update=step.update(),
+            update=update,
             weights=state_of(model),
             truth=type(step.truth)((odd,)),
             manifest=Manifest(

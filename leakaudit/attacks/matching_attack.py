@@ -96,6 +96,10 @@ def can_match(seen: Observation, exposure: str, evidence: Evidence = "none") -> 
     """Say whether there is a gradient to match and a shape to match it with."""
     if "inputs_embeds" not in inspect.signature(seen.model.forward).parameters:
         return not_applicable(f"{type(seen.model).__name__} takes no `inputs_embeds`, so no dummy can be optimised")
+    if seen.facts.own_loss is False:
+        return not_applicable(
+            "the client's loss is not the one that the model computes itself, so the gradient of a guessed text tells nothing about it"
+        )
     if not set(seen.update) - {word_embedding(seen)}:
         return not_applicable("no parameter beyond the word embedding has a shared update")
     single = in_single_precision(seen)

@@ -53,7 +53,8 @@ def prove(seen: Observation, guess: Sequence[GuessedSequence], budget: Budget) -
     plain = Proof(tuple(guess))
     facts = seen.facts
     dropped = facts.training_mode and any(rate > 0 for rate in facts.dropout.values())
-    if not seen.whole or not guess or dropped or facts.defenses or facts.task == "other" or budget.exhausted():
+    known = facts.task in ("classification", "causal-lm")
+    if not (seen.whole and guess and known) or dropped or facts.defenses or budget.exhausted():
         return plain
     ids, mask = padded_batch(seen, [sequence.token_ids for sequence in guess])
     if facts.task == "causal-lm":  # a language model's labels are the tokens themselves

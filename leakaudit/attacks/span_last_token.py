@@ -103,7 +103,7 @@ def endings(seen: Observation, tokens: Sequence[int], parents: Sequence[int], bu
     Returns:
         The ends, or None where no layer says anything about them.
     """
-    tail = _shared_tail(seen) if seen.facts.task != "other" else None
+    tail = _shared_tail(seen) if seen.facts.task in ("classification", "causal-lm") else None
     if tail is None:
         return None
     made = _run(seen, tail, tokens, parents)

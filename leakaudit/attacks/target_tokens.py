@@ -36,7 +36,7 @@ class TargetTokens:
     the same vector, and a target's is much longer. Dummy inputs give m and p.
 
     Where the head is tied to the word embedding, rows of tokens in the input are moved, too: they belong to the batch all the same.
-    The first token of a text is no target and comes only from there.
+    The first token of a text is no target and comes only from there. The targets of a masked language model are its masked words.
 
     Under noise half of all rows point backwards by chance, so only those count that do so by more than noise explains (`above_noise`).
     """
@@ -95,7 +95,7 @@ def _token_head(seen: Observation) -> tuple[nn.Linear, str]:
     Raises:
         AnatomyError: the task is another, there is no head, or it is frozen.
     """
-    if seen.facts.task != "causal-lm":
+    if seen.facts.task not in ("causal-lm", "masked-lm"):
         raise AnatomyError(f"target tokens are what a language model predicts; this task is {seen.facts.task}")
     size = seen.facts.vocabulary.size
     heads = [module for module in seen.model.modules() if isinstance(module, nn.Linear) and module.out_features == size]

@@ -10,6 +10,7 @@ from leakaudit.metrics import label_exact as label_exact
 from leakaudit.metrics import label_excess as label_excess
 from leakaudit.metrics import label_hellinger as label_hellinger
 from leakaudit.metrics import longest_run as longest_run
+from leakaudit.metrics import masked_token_recall as masked_token_recall
 from leakaudit.metrics import rouge as rouge
 from leakaudit.metrics import token_precision as token_precision
 from leakaudit.metrics import token_recall as token_recall

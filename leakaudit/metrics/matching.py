@@ -48,6 +48,8 @@ class Pair:
     guess_text: str
     confidence: float | None = None
     proved: bool = False
+    masked_ids: tuple[int, ...] = ()
+    """Those of `true_ids` that a mask hid from the model, in order: what a masked language model has to predict."""
 
 
 def match(
@@ -55,6 +57,7 @@ def match(
     truths: Sequence[Sequence[int]],
     decode: Callable[[Sequence[int]], str],
     special_ids: AbstractSet[int] = frozenset(),
+    masked: Sequence[Sequence[int]] | None = None,
 ) -> list[Pair]:
     """Assign each guess to at most one true sequence.
 
@@ -66,6 +69,7 @@ def match(
         truths: B true sequences.
         decode: token ids -> text.
         special_ids: left out of both sides before anything is compared.
+        masked: of each true sequence the tokens that a mask hid from the model; None for none.
 
     Returns:
         B pairs, in the order of `truths`.
@@ -84,13 +88,15 @@ def match(
             weights[i, j] = exact + likeness + TIE_BREAK * overlap
     rows, columns = linear_sum_assignment(weights, maximize=True)
     assigned: dict[int, int] = dict(zip(rows.tolist(), columns.tolist(), strict=True))
+    hidden = [_without(special_ids, ids) for ids in masked or [()] * len(truths)]
     pairs = []
     for i, (ids, text) in enumerate(zip(true_ids, true_texts, strict=True)):
         if i not in assigned:
-            pairs.append(Pair(ids, (), text, ""))
+            pairs.append(Pair(ids, (), text, "", masked_ids=hidden[i]))
             continue
         j = assigned[i]
-        pairs.append(Pair(ids, guess_ids[j], text, guess_texts[j], guesses[j].confidence, guesses[j].proved))
+        known = (guesses[j].confidence, guesses[j].proved)
+        pairs.append(Pair(ids, guess_ids[j], text, guess_texts[j], *known, masked_ids=hidden[i]))
     return pairs
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from leakaudit.metrics.longest_run import longest_common_run
+from leakaudit.metrics.masked_token_recall import masked_bag_recall
 from leakaudit.metrics.matching import Guess, Pair, match
 from leakaudit.metrics.ngrams import bag_pattern, token_pattern
 from leakaudit.metrics.protocol import LabelCounts
@@ -24,6 +26,7 @@ ONLY_WORDS = Missing(missing="the attack guesses a bag of words and no sequences
 TOO_SHORT = Missing(missing="no true sequence is long enough for this metric")
 NO_GUESSED_LABELS = Missing(missing="the attack guesses no labels")
 NO_TRUE_LABELS = Missing(missing="the batch has no labels of one class a sequence")
+NOTHING_MASKED = Missing(missing="no token of the batch was masked")
 NOTHING_NAMED = Missing(missing="the attack named no token, so none is right or wrong")
 CHANCE_COUNTS = Missing(
     missing="the attack cannot tell its label counts from chance, so that an exact hit would say nothing"
@@ -94,6 +97,7 @@ def score(
     tokenizer: Any,
     special_ids: AbstractSet[int],
     min_tokens: int,
+    masked: Sequence[Sequence[int]] | None = None,
 ) -> Scored:
     """Score one reconstruction.
 
@@ -109,12 +113,13 @@ def score(
         tokenizer: decodes ids to text.
         special_ids: left out everywhere.
         min_tokens: tokens, special ones aside, that a sequence must have to count as a sentence in an event.
+        masked: of each true sequence the tokens that a mask hid from the model; None for none.
     """
 
     def decode(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    pairs = match(reconstruction.sequences or (), truth_sequences, decode, special_ids)
+    pairs = match(reconstruction.sequences or (), truth_sequences, decode, special_ids, masked)
     labels = _label_counts(reconstruction.label_counts, truth_labels, num_labels)
     scores: dict[str, Measured] = _label_scores(labels, truth_labels)
     if labels is not None and not reconstruction.counts_told:
@@ -130,6 +135,7 @@ def score(
         scores |= {name: ONLY_WORDS for name in _names("sequence")}
         scores["token_recall"] = _bag_score(bag_recall(everything, bag), TOO_SHORT, len(pairs))
         scores["token_precision"] = _bag_score(precision, NOTHING_NAMED if everything else TOO_SHORT, len(pairs))
+        scores["masked_token_recall"] = _bag_score(_masked_recall(pairs, bag), NOTHING_MASKED, len(pairs))
     else:
         sequences = tuple(_not_guessed(pair, min_tokens) for pair in pairs)
         scores |= {name: NO_TEXT for name in _names("sequence")}
@@ -178,8 +184,19 @@ def _mean(name: str, sequences: Sequence[ScoredSequence]) -> Measured:
     values = [value for sequence in sequences if (value := sequence.numbers[name]) is not None]
     if values:
         return Score(value=fmean(values), n=len(values))
+    if name == "masked_token_recall":
+        return NOTHING_MASKED
     unguessed = name == "token_precision" and any(sequence.pair.true_ids for sequence in sequences)
     return NOTHING_NAMED if unguessed else TOO_SHORT
+
+
+def _masked_recall(pairs: Sequence[Pair], bag: Sequence[int]) -> float | None:
+    """Return the share of the words hidden by a mask, and visible nowhere in the batch, that a bag names."""
+    masked = [token for pair in pairs for token in pair.masked_ids]
+    visible: Counter[int] = Counter()
+    for pair in pairs:
+        visible += Counter(pair.true_ids) - Counter(pair.masked_ids)
+    return masked_bag_recall(masked, list(visible), bag)
 
 
 def _bag_score(value: float | None, reason: Missing, n: int) -> Measured:

@@ -52,6 +52,7 @@ class Training:
         )
         with without_side_process(), audit:
             for batch in self.batches:
+                audit.batch(batch)
                 self.step(model, dict(batch))
                 self.after(model)
                 optimizer.step()

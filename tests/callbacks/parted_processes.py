@@ -30,7 +30,7 @@ from leakaudit.callbacks.torch_loop import Watch, watch
 from leakaudit.errors import SnapshotError
 from leakaudit.models import unwrapped
 from tests import tiny
-from tests.callbacks import stacks
+from tests.callbacks import matrix, stacks
 from tests.callbacks.tiny_trainer import audit_config, make_trainer, without_side_process
 
 LIMIT = 1.0
@@ -44,13 +44,13 @@ def fresh() -> nn.Module:
 
 
 def loop(
-    folder: Path, audited: bool, *, steps: int = STEPS, join: bool = False,
-    leaves_at: int | None = None,
+    folder: Path, audited: bool, *, steps: int = STEPS, join: bool = False, leaves_at: int | None = None,
+    shard: bool = False, make: Callable[[], nn.Module] = fresh,
 ) -> nn.Module:  # fmt: skip
-    """Train with DDP; the audit may end before the training does."""
-    model = fresh()
-    called = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    """Train with DDP, or FSDP2; the audit may end before the training does."""
+    model = make().train()
+    called: Any = fully_shard(model) if shard else DistributedDataParallel(model)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     batches = stacks.classes(count=2 * STEPS)[dist.get_rank() :: 2][:steps]
     with contextlib.ExitStack() as inside, contextlib.ExitStack() as audit:
         if audited:
@@ -147,6 +147,8 @@ def scenarios(rank: int) -> dict[str, Callable[[Path, bool], nn.Module]]:
         "broken on rank 0": within(broken, 0),
         "disabled on rank 1": within(disabled, 1),
         "right": loop,
+        "sharded": lambda folder, audited: loop(folder, audited, shard=True),
+        "sharded adapters": lambda folder, audited: loop(folder, audited, shard=True, make=matrix.lora),
         "two at once": twice,
     }
 
@@ -208,6 +210,12 @@ def layouts() -> dict[str, str]:
     return said
 
 
+def _collectives() -> int:
+    """Return how many collectives the user's process group has had."""
+    group: Any = dist.group.WORLD
+    return int(group._get_sequence_number_for_group())
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     chosen = sys.argv[2:]
@@ -219,18 +227,18 @@ def main() -> None:
         if chosen and name not in chosen:
             continue
         left: list[dict[str, Tensor]] = []
-        seconds = []
+        seconds, collectives = [], []
         for audited in (False, True):
             torch.manual_seed(rank)  # every process draws masks of its own
             dist.barrier()
             print(f"== {name}, {'audited' if audited else 'alone'}", file=sys.stderr, flush=True)
-            began = time.monotonic()
+            began, before = time.monotonic(), _collectives()
             model = train(folder / name.replace(" ", "-"), audited)
             seconds.append(time.monotonic() - began)
-            left.append(
-                {n: p.detach().clone() for n, p in model.named_parameters()} | {"random": torch.get_rng_state()}
-            )
-        got[name] = {"alone": left[0], "audited": left[1], "seconds": seconds}
+            collectives.append(_collectives() - before)
+            parts = {n: getattr(p, "_local_tensor", p).detach().clone() for n, p in model.named_parameters()}
+            left.append(parts | {"random": torch.get_rng_state()})
+        got[name] = {"alone": left[0], "audited": left[1], "seconds": seconds, "collectives": collectives}
     if not chosen:
         got["layouts"] = layouts()
     torch.save(got, folder / f"left-{rank}.pt")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,13 @@ from leakaudit.callbacks.torch_loop import watch
 from leakaudit.client import ClientStep
 from leakaudit.errors import SnapshotDamagedError
 from leakaudit.lora import add_lora
+from leakaudit.retention import purge
 from leakaudit.sealing import new_identity
 from leakaudit.snapshot import BASE, OBSERVED, read_snapshot
 from leakaudit.snapshot_files import read_tensors
 from leakaudit.spool import Spool
 from leakaudit.verification import verify
+from leakaudit.worker import run_worker
 from tests import tiny
 
 TOKENIZER = tiny.bert_tokenizer()
@@ -235,3 +239,22 @@ def test_the_overhead_counts_the_writer_the_memory_and_the_disk(tmp_path: Path) 
     assert totals is not None and totals.overhead.writer_s and totals.overhead.writer_s > 0
     assert totals.overhead.disk_mb == pytest.approx(spool.used_bytes() / 1e6, rel=0.5)
     assert 0 < (totals.overhead.memory_mb or 0) < (totals.overhead.disk_mb or 0)
+
+
+@pytest.mark.parametrize("by", ["worker", "purge"])
+def test_what_a_killed_trainer_held_on_to_is_removed(tmp_path: Path, by: str) -> None:
+    """By the worker that finishes its snapshots, or by whoever purges them; not while the trainer lives."""
+    train(tmp_path / "audit", with_adapters())
+    spool = Spool(tmp_path / "audit" / "spool")
+    (spool.root / "finished.json").unlink()
+    (spool.root / "base").mkdir()
+    os.link(snapshots(tmp_path / "audit")[0] / BASE, spool.root / "base" / BASE)
+    spool.tidy()
+    assert (spool.root / "base" / BASE).exists(), "this process is the trainer"
+    audit = json.loads((spool.root / "audit.json").read_text())
+    (spool.root / "audit.json").write_text(json.dumps(audit | {"trainer_pid": 2**22 + 1}))
+    if by == "worker":
+        run_worker(spool.root, once=True)
+    else:
+        purge(Spool.open(spool.root)[0], now=datetime.now(UTC), older_than=None)
+    assert not (spool.root / "base").exists()

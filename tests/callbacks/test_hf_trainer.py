@@ -15,8 +15,13 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import nn
-from transformers import BertForQuestionAnswering, DataCollatorWithFlattening, Trainer, TrainerCallback
+from transformers import (
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    DataCollatorWithFlattening,
+    Trainer,
+    TrainerCallback,
+)
 
 from leakaudit.battery import Audit
 from leakaudit.budget import Budget
@@ -653,20 +658,13 @@ def test_ctrl_c_goes_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_model_class_that_transformers_does_not_have_is_refused_clearly(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It could not be rebuilt in the side process."""
+    """It could not be rebuilt in the side process, and the encoder in it would be audited without its head."""
 
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = tiny.bert()
-            self.config = self.inner.config
+    class Own(BertForSequenceClassification):
+        pass
 
-        def forward(self, **inputs: Any) -> Any:
-            return self.inner(**inputs)
-
-    make_trainer(
-        tmp_path, LeakAuditCallback(tiny_trainer.audit_config(tmp_path)), model=Own(), remove_unused_columns=False
-    ).train()
+    model = Own(cast(Any, tiny.bert().config))
+    make_trainer(tmp_path, LeakAuditCallback(tiny_trainer.audit_config(tmp_path)), model=model).train()
     assert "Own is no model class that transformers exports" in caplog.text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import random
 from collections.abc import Callable
@@ -17,7 +18,8 @@ from torch.nn import functional
 from leakaudit.callbacks import recorder
 from leakaudit.callbacks.in_place import Repetition
 from leakaudit.callbacks.torch_loop import watch
-from leakaudit.scores import Verification, VerificationStatus
+from leakaudit.registry import attacks
+from leakaudit.scores import Verification, VerificationStatus, load_results
 from leakaudit.snapshot import Snapshot
 from tests import tiny
 from tests.callbacks import stacks
@@ -295,11 +297,33 @@ def test_a_wrong_batch_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert {one.status for one in stamps(found)} == {MISMATCH}, kind
 
 
-def test_the_battery_takes_the_stamp_and_does_not_compute_it_again(tmp_path: Path) -> None:
-    """A step that the rebuilt model calls a mismatch is verified, and the report says where."""
+def test_a_step_that_a_rebuilt_model_would_refuse_is_verified(tmp_path: Path) -> None:
+    """The rebuilt model has another activation."""
     found, _ = KINDS["activation replaced"].run(tmp_path)
     assert stamp(found[0]).status is MISMATCH
     assert found[0].checked is not None and found[0].checked.status is VERIFIED
+
+
+def test_the_battery_takes_the_stamp_and_does_not_compute_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report says where the step was checked, and what that took."""
+    monkeypatch.setattr("leakaudit.battery.verify", lambda *a: pytest.fail("computed again"))
+    config = {"schedule": "inline", "attacks": ("idlg",), "controls": 0}
+    model = tiny.bert(dropout=0.1).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    audit = watch(model, optimizer, tokenizer=tiny.bert_tokenizer(), config=audit_config(tmp_path, **config))
+    with audit:
+        for batch in stacks.classes(count=2):
+            model(**batch).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert audit.folder is not None
+    results = load_results(audit.folder / "results.json")
+    assert [(step.verification.status, step.verification.where) for step in results.steps] == [
+        (VERIFIED, "in place")
+    ] * 2
+    assert 0 < results.overhead.check_s < results.overhead.blocked_s
 
 
 def test_a_check_on_the_rebuilt_model_can_be_asked_for(tmp_path: Path) -> None:
@@ -424,3 +448,240 @@ def test_nothing_is_left_changed_whatever_happens(
     else:
         assert snapshot.checked is None
         assert "raised" in snapshot.provenance.not_in_place and "mine" not in snapshot.provenance.not_in_place
+
+
+# ---------------------------------------------------------------------- what the tap holds
+
+
+def _direct(model: nn.Module, batch: Batch) -> None:
+    model.forward(**batch).loss.backward()
+
+
+def test_a_loop_that_calls_forward_itself_is_seen_from_the_second_step_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Hooks do not fire there, as with sentence-transformers: the first due step is lost, with the reason, and no later one."""
+    with without_audit(monkeypatch):
+        _, wanted = Training(_direct).run(tmp_path / "off")
+    found, left = Training(_direct).run(tmp_path / "on")
+    assert list(found) == [1, 2]
+    assert_to_the_bit(found)
+    assert all(torch.equal(left[name], wanted[name]) for name in wanted)
+    assert "if the loop calls `forward` itself" in caplog.text
+
+
+def test_a_loop_that_calls_both_ways_is_seen_once_each(tmp_path: Path) -> None:
+    """A call through the hooks reaches the watched `forward`, too, and is one pass."""
+
+    def both(model: nn.Module, batch: Batch) -> None:
+        if model.turn % 2 == 0:  # type: ignore[operator]
+            model.forward(**batch).loss.backward()
+        else:
+            (model(**batch).loss / 2).backward()
+            (model.forward(**batch).loss / 2).backward()
+        model.turn += 1  # type: ignore[operator, assignment]
+
+    def make() -> nn.Module:
+        model: Any = tiny.bert()
+        model.turn = 0
+        return model  # type: ignore[no-any-return]
+
+    found, _ = Training(both, make, stacks.classes(count=4)).run(tmp_path)
+    assert [len(found[step].truth.micro_batches) for step in found] == [2, 1, 2]
+    assert_to_the_bit(found)
+
+
+def test_a_copy_made_in_a_recorded_step_calls_itself(tmp_path: Path) -> None:
+    """An average of weights that a loop makes with `deepcopy` must not call the live model."""
+    copies: list[Any] = []
+
+    def copying(model: nn.Module, batch: Batch) -> None:
+        copies.append(copy.deepcopy(model))
+        _direct(model, batch)
+
+    Training(copying).run(tmp_path)
+    for number, one in enumerate(copies):
+        assert one.forward.__self__ is one, f"copy {number}"
+
+
+def test_the_same_texts_with_other_labels_are_other_examples(tmp_path: Path) -> None:
+    """In one backward pass: two batches of four labels; the same labels would be one batch, seen twice (R-Drop)."""
+
+    def relabelled(model: nn.Module, batch: Batch) -> None:
+        other = {**batch, "labels": 1 - batch["labels"]}
+        (model(**batch).loss + model(**other).loss).backward()
+
+    found, _ = Training(relabelled).run(tmp_path / "other")
+    assert [snapshot.truth.labels() for snapshot in found.values()] == [[0, 1, 1, 0]] * 3
+    assert_to_the_bit(found)
+    found, _ = KINDS["R-Drop with labels inside"].run(tmp_path / "same")
+    assert [snapshot.truth.labels() for snapshot in found.values()] == [[0, 1]] * 3
+
+
+def test_the_divisor_is_the_losss_own_where_another_gradient_was_taken_before(tmp_path: Path) -> None:
+    """A saliency map is no second loss: `loss_divisor` is public, and a wrong one weakens attacks."""
+    found, _ = KINDS["saliency before the loss"].run(tmp_path)
+    assert [snapshot.observation.facts.loss_divisor for snapshot in found.values()] == [1.0] * 3
+
+
+def test_what_is_held_is_bounded_for_the_whole_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Eight micro-batches of a loss outside the model: each fits, all of them do not, and the step is refused by name."""
+
+    def accumulated(model: nn.Module, batch: Batch) -> None:
+        labels = batch.pop("labels")
+        for _ in range(8):
+            functional.cross_entropy(model(**batch).logits, labels).backward()
+
+    logits = 2 * 2 * 4
+    monkeypatch.setattr("leakaudit.callbacks.tap.MOST_BYTES", 7 * logits)
+    found, _ = Training(accumulated).run(tmp_path / "seven")
+    assert found == {}
+    assert "from outputs of more than" in caplog.text and "MB a step" in caplog.text
+    monkeypatch.setattr("leakaudit.callbacks.tap.MOST_BYTES", 8 * logits)
+    found, _ = Training(accumulated).run(tmp_path / "eight")
+    assert len(found) == 3
+
+
+def test_what_arrives_at_large_outputs_is_held_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first pass on, as a copy: a device that is full of activations has no room for more."""
+    monkeypatch.setattr("leakaudit.callbacks.tap.SMALL_BYTES", 0)
+    held: list[Tensor] = []
+    real = Tensor.to
+
+    def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if args[:1] == ("cpu",) and kwargs.get("copy") and self.shape == (2, 2):
+            held.append(self)
+        return real(self, *args, **kwargs)
+
+    def outside(model: nn.Module, batch: Batch) -> None:
+        labels = batch.pop("labels")
+        functional.cross_entropy(model(**batch).logits, labels).backward()
+
+    monkeypatch.setattr(Tensor, "to", to)
+    found, _ = Training(outside).run(tmp_path)
+    assert len(held) >= len(found) == 3
+    assert_to_the_bit(found)
+
+
+def test_a_second_loss_on_large_outputs_is_found_out_and_held_from_then_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where logits are too large to be held beside the model's own loss, their sums show that it is not all: one step is lost."""
+    monkeypatch.setattr("leakaudit.callbacks.tap.SMALL_BYTES", 4)
+    found, _ = Training(_distilled).run(tmp_path / "mixed")
+    assert list(found) == [1, 2]
+    assert_to_the_bit(found)
+    assert "computed from outputs of the model beside the loss that the model computes itself" in caplog.text
+    found, _ = Training().run(tmp_path / "plain")
+    assert list(found) == [0, 1, 2]
+    assert all(set(batch.pulls) == {"loss"} for one in found.values() for batch in one.truth.micro_batches)
+
+
+# ---------------------------------------------------------------------- whose loss it is
+
+
+def _outside(model: nn.Module, batch: Batch) -> None:
+    labels = batch.pop("labels")
+    (3 * functional.cross_entropy(model(**batch).logits, labels)).backward()
+
+
+def _weighed(model: nn.Module, batch: Batch) -> None:
+    labels = batch.pop("labels")
+    functional.multi_margin_loss(model(**batch).logits, labels).backward()
+
+
+def _patched() -> nn.Module:
+    """The class computes the loss, and code that replaced `forward` another one, as TRL's trainers do."""
+    model: Any = tiny.bert()
+    plain = model.forward
+
+    def forward(**inputs: Any) -> Any:
+        found = plain(**inputs)
+        found.loss = found.logits.square().mean()
+        return found
+
+    model.forward = forward
+    return model  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("training", "own"),
+    [
+        (Training(), True),
+        (Training(_outside), True),
+        (Training(_outside, _bfloat16), True),
+        (Training(_under_autocast), True),
+        (Training(_weighed), False),
+        (Training(_distilled), False),
+        (Training(model=_patched), False),
+    ],
+)
+def test_it_is_public_whether_the_loss_is_the_models_own(training: Training, own: bool, tmp_path: Path) -> None:
+    """The labels of a loss outside the model are told, as trainers do; the same up to a factor is the model's own."""
+    found, _ = training.run(tmp_path)
+    assert_to_the_bit(found)
+    assert {snapshot.observation.facts.own_loss for snapshot in found.values()} == {own}
+    matching: Any = attacks.create("tag", {})
+    applies = matching.applies(found[0].observation)
+    assert bool(applies) is own
+    assert own or "loss is not the one that the model computes itself" in applies.reason
+
+
+# ---------------------------------------------------------------------- what does not come through the model's outputs
+
+
+class _Penalised:
+    """A penalty on the distance of the weights from zero, or from those of its first step."""
+
+    def __init__(self, strength: float, anchored: bool) -> None:
+        self.strength, self.anchored = strength, anchored
+        self.anchor: dict[str, Tensor] = {}
+
+    def __call__(self, model: nn.Module, batch: Batch) -> None:
+        if not self.anchor:
+            self.anchor = {n: p.detach().clone() * self.anchored for n, p in model.named_parameters()}
+        penalty = sum(((p - self.anchor[n]) ** 2).sum() for n, p in model.named_parameters())
+        (model(**batch).loss + self.strength * penalty).backward()
+
+
+def _with_gradient_penalty(model: nn.Module, batch: Batch) -> None:
+    table: nn.Parameter = model.get_input_embeddings().weight  # type: ignore[operator, union-attr]
+    loss = model(**batch).loss
+    (gradient,) = torch.autograd.grad(loss, table, create_graph=True)
+    (loss + gradient.norm()).backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        (_Penalised(0.01, anchored=False), "zero (an L2 penalty)"),
+        (_Penalised(0.05, anchored=True), "those at the beginning of the run (FedProx, L2-SP)"),
+        (_with_gradient_penalty, "a penalty on gradients"),
+    ],
+)
+def test_a_penalty_is_named_and_its_step_is_attacked(step: Any, says: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """No outputs of the model tell of it; what comes back from such a step is proof, and silence is no evidence."""
+    if isinstance(step, _Penalised):
+        step.anchor = {}
+    found, _ = Training(step, lambda: tiny.bert(dropout=0.1).to(dtype)).run(tmp_path)
+    checked = stamps(found)
+    if says.startswith("those"):  # at the first step there is no distance yet
+        assert checked[0].status is VERIFIED
+    for one in checked[1:]:
+        assert one.status is VerificationStatus.UNVERIFIABLE, one
+        assert says in one.note
+
+
+def test_noise_that_nobody_declared_is_no_penalty(tmp_path: Path) -> None:
+    """A mismatch, as before."""
+
+    def noise(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.add_(0.01 * torch.randn_like(parameter))
+
+    found, _ = Training(after=noise).run(tmp_path)
+    assert {one.status for one in stamps(found)} == {MISMATCH}

@@ -15,8 +15,8 @@ from tests.callbacks.parted_processes import LAYOUTS, scenarios
 from tests.callbacks.tiny_trainer import kept
 
 MODULE = "tests.callbacks.parted_processes"
-MOST_SECONDS = 20.0
-"""Of one training. Our limits come to two or three seconds here, and an older version waited for the group's sixty."""
+MOST_SECONDS = 30.0
+"""More than without an audit. Our limits come to two or three seconds here, and an older version waited for the group's sixty."""
 
 
 class Parted:
@@ -49,9 +49,11 @@ def parted(tmp_path_factory: pytest.TempPathFactory) -> Parted:
 
 @pytest.mark.parametrize("name", scenarios(0))
 def test_both_train_to_the_end_as_without_an_audit(parted: Parted, name: str) -> None:
-    """Weights and random state to the bit, within seconds."""
+    """Weights and random state to the bit, within seconds, and with the collectives of the training alone."""
     for left in parted.left:
-        assert left[name]["seconds"][1] < MOST_SECONDS
+        assert left[name]["seconds"][1] - left[name]["seconds"][0] < MOST_SECONDS
+        alone, audited = left[name]["collectives"]
+        assert audited == alone > 0
         for key, wanted in left[name]["alone"].items():
             assert torch.equal(left[name]["audited"][key], wanted), key
 
@@ -101,12 +103,12 @@ def test_a_rank_that_is_switched_off_keeps_nobody_waiting(parted: Parted) -> Non
     """It says so itself, and the other one that it is not the only one."""
     lines = parted.lines("disabled on rank 1")
     assert len(lines) == 2 and "another process of this run is not audited" in lines[0] and "DISABLED" in lines[1]
-    assert parted.left[0]["disabled on rank 1"]["seconds"][1] < MOST_SECONDS
 
 
 def test_audits_of_the_same_processes_follow_each_other_and_run_at_once(parted: Parted) -> None:
     """Ten other audits went before in the same store, most of them to no good end; two at a time keep the same steps."""
-    assert parted.lines("right") == [] and parted.steps("right") == [0, 1, 2, 3, 4, 5]
+    for name in ("right", "sharded", "sharded adapters"):
+        assert parted.lines(name) == [] and parted.steps(name) == [0, 1, 2, 3, 4, 5][name == "sharded adapters" :], name
     assert parted.lines("two at once") == []
     assert parted.steps("two at once") == [0, 1, 2, 3, 4, 5]
     audit = Guarded()

@@ -918,7 +918,7 @@ def test_an_encoder_decoder_is_kept_with_what_it_reads_and_what_it_is_taught(tmp
     found = stacks.seq2seq_trainer(tmp_path, case)
     assert len(found) == 2
     for snapshot in found.values():
-        assert snapshot.observation.facts.task == "other"
+        assert snapshot.observation.facts.task == "encoder-decoder"
         assert_verified(snapshot)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -129,6 +130,14 @@ def inline(patch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
+def repeated() -> bool:
+    """Return whether this is called from a repetition of a kept step, which puts back by itself what it changes."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None and not frame.f_code.co_filename.endswith("in_place.py"):
+        frame = frame.f_back
+    return frame is not None
+
+
 def trained(folder: Path, stack: str, make: Callable[[], nn.Module], wrap: Wrap) -> Seen:
     """Train in a stack and look at every parameter before each forward pass."""
     seen = Seen()
@@ -137,6 +146,8 @@ def trained(folder: Path, stack: str, make: Callable[[], nn.Module], wrap: Wrap)
     wrap(model)
 
     def look(module: nn.Module, *rest: Any) -> None:
+        if repeated():
+            return
         seen.gradients.append({n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()})
         seen.flags.append([*(p.requires_grad for p in model.parameters()), *(m.training for m in model.modules())])
 

@@ -1,0 +1,49 @@
+"""`masked_token_recall`: the share of the words hidden by a mask that an attack names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from leakaudit.metrics.matching import Pair
+from leakaudit.registry import metric
+
+
+@metric("masked_token_recall")
+@dataclass(frozen=True)
+class MaskedTokenRecall:
+    """Masked tokens that the guess has beyond the visible ones, each counted no more often than it occurs in both.
+
+    A masked language model has to predict them, so they are in its loss and not in its input. A visible token of the same word is
+    taken out of the guess first: it tells nothing of the masked one. For attacks that guess a bag of tokens `masked_bag_recall`
+    takes its place.
+    """
+
+    higher_is_better: ClassVar[bool] = True
+    level: ClassVar[Literal["sequence", "step"]] = "sequence"
+    source: ClassVar[str] = "our definition; `token_recall` over the masked tokens alone"
+
+    def __call__(self, pair: Pair) -> float | None:
+        """Return the recall, None if nothing of the true sequence was masked."""
+        if not pair.masked_ids:
+            return None
+        visible = Counter(pair.true_ids) - Counter(pair.masked_ids)
+        beyond = Counter(pair.guess_ids) - visible
+        return (Counter(pair.masked_ids) & beyond).total() / len(pair.masked_ids)
+
+
+def masked_bag_recall(masked_ids: Sequence[int], visible_ids: Sequence[int], bag: Sequence[int]) -> float | None:
+    """Return the share of the distinct tokens that stand nowhere but under a mask that a bag names, None if there are none.
+
+    Args:
+        masked_ids: masked tokens of all sequences of the batch.
+        visible_ids: all others.
+        bag: token ids that an attack named.
+
+    >>> masked_bag_recall([4, 8], [4, 5], [5, 8])
+    1.0
+    """
+    hidden = set(masked_ids) - set(visible_ids)
+    return len(hidden & set(bag)) / len(hidden) if hidden else None
