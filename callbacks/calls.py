@@ -65,8 +65,8 @@ class Call:
                 odd.append(type(leaf).__name__)
             return leaf
 
-        kept = mapped((tuple(args), dict(kwargs)), keep)
-        return cls(*kept, odd=odd[0] if odd else "")
+        mine, named = mapped((tuple(args), dict(kwargs)), keep)
+        return cls(mine, named, odd=odd[0] if odd else "")
 
     def again(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments as they were, in containers of their own."""

@@ -266,7 +266,7 @@ class Tap:
 
     def _accumulates(self) -> bool:
         """Return whether the backward pass that is running adds to a gradient of the model's parameters."""
-        if torch.autograd._is_checkpoint_valid():  # type: ignore[attr-defined]
+        if torch.autograd._is_checkpoint_valid():
             return True  # `backward()` without `inputs`
         trained = [p for p in self.model.parameters() if p.requires_grad]
         nodes = (torch.autograd.graph.get_gradient_edge(p).node for p in trained)

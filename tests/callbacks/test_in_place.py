@@ -12,10 +12,11 @@ from typing import Any
 import numpy
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
-from leakaudit.callbacks import recorder
+from leakaudit.callbacks import in_place, recorder
 from leakaudit.callbacks.in_place import Repetition
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.registry import attacks
@@ -106,7 +107,7 @@ def _r_drop(model: nn.Module, batch: Batch) -> None:
 
 def _adversarial(model: nn.Module, batch: Batch) -> None:
     """FGM: the word embeddings are moved along their gradient, and the loss there is added."""
-    table: nn.Parameter = model.get_input_embeddings().weight  # type: ignore[operator, union-attr]
+    table: nn.Parameter = model.get_input_embeddings().weight  # type: ignore[operator]
     model(**batch).loss.backward()
     before = table.data.clone()
     assert table.grad is not None
@@ -186,7 +187,7 @@ def _bfloat16() -> nn.Module:
 
 def _hooked() -> nn.Module:
     model = tiny.bert(dropout=0.1)
-    table: nn.Parameter = model.get_input_embeddings().weight  # type: ignore[operator, union-attr]
+    table: nn.Parameter = model.get_input_embeddings().weight  # type: ignore[operator]
     table.register_hook(lambda gradient: gradient * 0.5)
     return model
 
@@ -214,6 +215,10 @@ def _other_kernel(model: nn.Module, batch: Batch) -> None:
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         loss = model(**batch).loss
     loss.backward()
+
+
+def _clip(model: nn.Module) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
 
 
 def _cast(model: nn.Module) -> None:
@@ -251,10 +256,7 @@ KINDS = {
     "gradients of some inputs": Training(_some_inputs),
     "gradients set by hand": Training(_by_hand),
     "gradients in other tensors": Training(after=_cast),
-    "clipping": Training(
-        after=lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.01),
-        options={"max_grad_norm": 0.01},  # type: ignore[arg-type, return-value]
-    ),
+    "clipping": Training(after=_clip, options={"max_grad_norm": 0.01}),
 }
 
 
@@ -342,10 +344,7 @@ def test_the_cost_is_counted(tmp_path: Path) -> None:
 def test_a_factor_that_nobody_told_is_found_in_bfloat16_as_well(tmp_path: Path) -> None:
     """A gradient in bfloat16 is rounded again where it is multiplied: the factor is named, with that error."""
 
-    def clip(model: nn.Module) -> None:
-        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-
-    found, _ = Training(model=_bfloat16, after=clip).run(tmp_path)
+    found, _ = Training(model=_bfloat16, after=_clip).run(tmp_path)
     for one in stamps(found):
         assert one.status is SCALED
         assert "clipped to a norm of 0.01" in one.note
@@ -417,7 +416,7 @@ def test_nothing_is_left_changed_whatever_happens(
     fired: list[str] = []
     model.classifier.weight.register_post_accumulate_grad_hook(lambda parameter: fired.append("accumulated"))
     seen: dict[str, Any] = {}
-    real = recorder.check
+    real = in_place.check
 
     def checked(*args: Any) -> Any:
         seen["before"] = _everything(model, optimizer)
@@ -437,6 +436,7 @@ def test_nothing_is_left_changed_whatever_happens(
         watch(model, optimizer, tokenizer=tiny.bert_tokenizer(), config=audit_config(tmp_path)) as audit,
     ):
         model(**batch).loss.backward()
+        torch.rand(3), random.random(), _chance.rand()  # the generators are elsewhere than where the pass left them
         optimizer.step()
     before, after = seen["before"], seen["after"]
     assert len(before) == len(after)
@@ -647,7 +647,7 @@ class _Penalised:
 
 
 def _with_gradient_penalty(model: nn.Module, batch: Batch) -> None:
-    table: nn.Parameter = model.get_input_embeddings().weight  # type: ignore[operator, union-attr]
+    table: nn.Parameter = model.get_input_embeddings().weight  # type: ignore[operator]
     loss = model(**batch).loss
     (gradient,) = torch.autograd.grad(loss, table, create_graph=True)
     (loss + gradient.norm()).backward()
@@ -685,3 +685,43 @@ def test_noise_that_nobody_declared_is_no_penalty(tmp_path: Path) -> None:
 
     found, _ = Training(after=noise).run(tmp_path)
     assert {one.status for one in stamps(found)} == {MISMATCH}
+
+
+# ---------------------------------------------------------------------- where the rebuilt model checks
+
+
+def test_a_rebuilt_model_attends_as_the_clients_did(tmp_path: Path) -> None:
+    """Rows of padding on the left come out otherwise under eager attention, which attacks need; they get it afterwards."""
+    training = dataclasses.replace(KINDS["left padding, sdpa"], config={"check": "rebuilt"})
+    found, _ = training.run(tmp_path)
+    for snapshot in found.values():
+        checked = stamp(snapshot)
+        assert (checked.status, checked.where) == (VERIFIED, "rebuilt")
+        assert checked.relative_error is not None and checked.relative_error < 1e-5
+        assert snapshot.observation.model.config._attn_implementation == "eager"  # type: ignore[union-attr]
+
+
+def test_a_call_that_cannot_be_repeated_is_checked_on_the_rebuilt_model(tmp_path: Path) -> None:
+    """An argument that the call changes, such as a cache: the reason is kept with the step."""
+
+    def cached(model: nn.Module, batch: Batch) -> None:
+        model(**batch, past_key_values=transformers.DynamicCache()).loss.backward()
+
+    found, _ = Training(cached, _attention("sdpa"), _left_padded(), **_TEXTS).run(tmp_path)
+    for snapshot in found.values():
+        assert snapshot.checked is None
+        assert (
+            snapshot.provenance.not_in_place
+            == "the model was called with a DynamicCache, which the call may have changed"
+        )
+        assert stamp(snapshot).status is VERIFIED
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_gradients_of_examples_are_left_to_the_rebuilt_model(tmp_path: Path) -> None:
+    """Opacus keeps them on the parameters, and a repetition would add to them."""
+    found = stacks.private_run(tmp_path, sigma=0.0)[0]
+    assert found
+    for snapshot in found.values():
+        assert snapshot.checked is None
+        assert snapshot.provenance.not_in_place

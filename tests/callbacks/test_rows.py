@@ -652,10 +652,13 @@ def test_row_24_an_optimizer_of_sharded_states_is_hooked_once(tmp_path: Path) ->
 
 
 def test_row_26_a_loss_that_no_output_of_the_model_tells_of_is_a_mismatch_without_numbers(tmp_path: Path) -> None:
-    """A curriculum's weight on the loss is measured; a penalty on the weights themselves, from the second step on, is not seen."""
+    """A curriculum's weight on the loss is measured; a penalty on the weights themselves, from the second step on, is not seen.
+
+    A check in place names it (`test_in_place.py`); a rebuilt model cannot.
+    """
     model = tiny.bert().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    config = audit_config(tmp_path)
+    config = audit_config(tmp_path, check="rebuilt")
     watched = watch(model, optimizer, tokenizer=tiny.bert_tokenizer(), config=config)
     with without_side_process(), watched:
         for epoch, batch in enumerate(stacks.classes(count=2)):
