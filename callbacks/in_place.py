@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.callbacks.tap import MOST_BYTES, Backward, Pass, sums
+from leakaudit.callbacks.users_state import UsersState
 from leakaudit.callbacks.witness import few_entries
 from leakaudit.client import ClientStep
 from leakaudit.errors import NonFiniteUpdateError, SnapshotError
@@ -71,6 +72,8 @@ class Before:
     """Of every module: its own plain attributes and tensors, its buffers; references."""
     copies: dict[int, tuple[Tensor, Tensor, int]]
     """Identity of a buffer or tensor attribute -> it, its copy, its version."""
+    users: UsersState
+    """What else the user's own code may change in a forward pass."""
     prints: Tensor | None = None
     """Fingerprints of the parameters before the first pass, (P,)."""
     held: int = 0
@@ -87,7 +90,7 @@ class Before:
             for tensor in (*module._buffers.values(), *own.values()):
                 if isinstance(tensor, Tensor) and id(tensor) not in copies:
                     copies[id(tensor)] = (tensor, tensor.detach().clone(), tensor._version)
-        return cls(called, attributes, copies)
+        return cls(called, attributes, copies, UsersState.of(called, iterators=True))
 
     def copy_of(self, tensor: Tensor) -> Tensor:
         """Return the copy of a buffer; a new one where it was not there then."""
@@ -95,7 +98,8 @@ class Before:
         return tensor.detach().clone() if known is None else known[1]
 
     def note(self, seen: Pass) -> None:
-        """Keep the weights of a pass where they are not those of the first, as adversarial training changes them in a step."""
+        """Keep the weights and modes of a pass where they are not those of the first, as adversarial training changes weights in a step."""
+        seen.modes = [(m, m.training) for m, then in self.attributes if m.training != then["training"]]
         prints = fingerprints(self.called)
         if self.prints is None:
             self.prints = prints
@@ -214,6 +218,8 @@ class Repetition:
             return "the model keeps gradients of examples"
         if not self.passes:
             return "no forward pass was seen that its update comes from"
+        if opaque := self.before.users.opaque:
+            return f"the model's own code uses an object that cannot be put back afterwards ({opaque})"
         for seen in self.passes:
             if seen.call is None or seen.surroundings is None:
                 return "its forward passes were not seen whole"
@@ -353,6 +359,8 @@ class Repetition:
                     _keep_content(stack, value)
         for parameter in self._parameters():
             stack.callback(setattr, parameter, "grad", parameter.grad)
+        for function, *arguments in reversed(UsersState.of(self.called, iterators=False).undo):
+            stack.callback(function, *arguments)
 
     def _parameters(self) -> list[nn.Parameter]:
         """Return every parameter that may have a gradient, once: the called object's in its order, then the optimizer's others."""
@@ -370,6 +378,7 @@ class Repetition:
             now.update({k: t if t is None else again.get(id(t), t) for k, t in then["_buffers"].items()})
             plain = {k: v for k, v in then.items() if k != "_buffers"}
             vars(module).update({k: again.get(id(v), v) if isinstance(v, Tensor) else v for k, v in plain.items()})
+        self.before.users.put_back()
         for parameter in self._parameters():
             parameter.grad = None
 
@@ -425,6 +434,9 @@ class Repetition:
         """Put back what a pass depended on beside its arguments and the model."""
         assert seen.surroundings is not None
         seen.surroundings.enter(stack)
+        for module, mode in seen.modes:
+            stack.callback(setattr, module, "training", module.training)
+            module.training = mode
         torch.set_rng_state(seen.rng["cpu"])
         if "cuda" in seen.rng:
             torch.cuda.set_rng_state(seen.rng["cuda"], next(self.called.parameters()).device)

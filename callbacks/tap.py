@@ -82,6 +82,8 @@ class Pass:
     """What the call depends on beside its arguments and the model."""
     weights: dict[int, Tensor] = field(default_factory=dict)
     """Identity of a parameter -> its value, where it was not that of the first pass; copies on the CPU."""
+    modes: list[tuple[nn.Module, bool]] = field(default_factory=list)
+    """Modules that were in another mode than in the first pass, and whether they trained."""
     elsewhere: bool = False
     """Whether it ran on other weights than the first pass."""
     entered: bool = False

@@ -9,9 +9,10 @@ from __future__ import annotations
 import copy
 import io
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -79,6 +80,86 @@ def t5() -> nn.Module:
         "T5", "ForConditionalGeneration", d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, dropout_rate=0.1,
         decoder_start_token_id=0,
     )  # fmt: skip
+
+
+class Sampler:
+    """A helper with a state of its own, as people write them."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.history: list[int] = []
+
+    def share(self) -> float:
+        """Return what share of the words is left out: more from call to call."""
+        self.calls += 1
+        self.history.append(self.calls)
+        return min(0.5, 0.1 * self.calls)
+
+
+def drawn(source: Any, count: int) -> list[float]:
+    """Return a one for every word that stays."""
+    if isinstance(source, torch.Generator):
+        return (torch.rand(count, generator=source) > 0.3).float().tolist()  # type: ignore[no-any-return]
+    if isinstance(source, random.Random):
+        return [float(source.random() > 0.3) for _ in range(count)]
+    if isinstance(source, numpy.random.Generator):
+        return [float(x > 0.3) for x in source.random(count)]
+    if isinstance(source, Sampler):
+        left_out = round(source.share() * count)
+        return [0.0] * left_out + [1.0] * (count - left_out)
+    return [float(next(source) % 3 > 0) for _ in range(count)]
+
+
+def leaving_out(make: Callable[[], Any]) -> Callable[[Any, Any], None]:
+    """Return what makes a classifier leave out words, by a source of chance or a schedule that no module holds."""
+
+    def hook(model: Any, optimizer: Any) -> None:
+        source = make()
+
+        def leave_out(module: nn.Module, args: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
+            keep = torch.tensor(drawn(source, args[0].numel())).reshape(args[0].shape)
+            return outputs * keep[..., None]
+
+        model.bert.embeddings.word_embeddings.register_forward_hook(leave_out)
+
+    return hook
+
+
+def counted_calls(model: Any, optimizer: Any) -> None:
+    """Scale the head's output by the number of calls so far, which stands in a closure."""
+    calls = iter(range(1, 1000))
+
+    def warm(module: nn.Module, args: Any, outputs: Tensor) -> Tensor:
+        return outputs * min(1.0, 0.2 * next(calls))
+
+    model.classifier.register_forward_hook(warm)
+
+
+CALLS = 0
+
+
+def globally_counted(model: Any, optimizer: Any) -> None:
+    """The same with the number of calls in a global."""
+    global CALLS
+    CALLS = 0
+
+    def warm(module: nn.Module, args: Any, outputs: Tensor) -> Tensor:
+        global CALLS
+        CALLS += 1
+        return outputs * min(1.0, 0.2 * CALLS)
+
+    model.classifier.register_forward_hook(warm)
+
+
+def generated(model: Any, optimizer: Any) -> None:
+    """The same with a generator, which nobody can put back."""
+
+    def factors() -> Iterator[float]:
+        for i in range(1, 1000):
+            yield min(1.0, 0.2 * i)
+
+    source = factors()
+    model.classifier.register_forward_hook(lambda module, args, outputs: outputs * next(source))
 
 
 class Judge(nn.Module):
@@ -1126,6 +1207,19 @@ LOOPS = (
     Configuration("training in eval mode", in_eval_mode),
     Configuration("eval mode for one batch of a step", eval_for_a_batch),
     Configuration("layers left out by Python's random numbers", dropped_layers),
+    Configuration("words left out by a generator of torch of its own", looped(before=leaving_out(torch.Generator))),
+    Configuration(
+        "words left out by a generator of numpy of its own",
+        looped(before=leaving_out(lambda: numpy.random.default_rng(0))),
+    ),
+    Configuration(
+        "words left out by a generator of Python of its own", looped(before=leaving_out(lambda: random.Random(0)))
+    ),
+    Configuration("words left out by a helper that counts", looped(before=leaving_out(Sampler))),
+    Configuration("words left out by an iterator", looped(before=leaving_out(lambda: iter(range(10_000))))),
+    Configuration("a schedule by the number of calls, in a hook", looped(before=counted_calls)),
+    Configuration("a schedule by the number of calls, in a global", looped(before=globally_counted)),
+    Configuration("a schedule by a generator function", looped(before=generated)),
     Configuration(
         "two optimizers, one of them told and the other in every second step",
         alternating,

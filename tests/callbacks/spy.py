@@ -240,7 +240,7 @@ def _texts(batch: Mapping[str, Tensor], prefix: str, ids: Tensor) -> Sequences:
 
 
 def _packed(row: Tensor, positions: Tensor) -> Sequences:
-    starts = [*torch.nonzero(positions == 0).flatten().tolist(), len(row)]
+    starts = [0, *(1 + torch.nonzero(positions[1:] == 0).flatten()).tolist(), len(row)]
     return [tuple(row[a:b].tolist()) for a, b in itertools.pairwise(starts)]
 
 

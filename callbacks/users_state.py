@@ -1,0 +1,243 @@
+"""What a forward pass may change beside torch's own state: counters, lists, sources of chance and iterators of the user's.
+
+A step that is repeated runs the user's code once more: forwards of modules, hooks, functions around a forward. What these keep in
+attributes, closures, class attributes and globals is noted before, and put back after. What cannot be noted is named, and such a
+model is not called again.
+"""
+
+from __future__ import annotations
+
+import copy
+import dis
+import functools
+import random
+import sys
+import sysconfig
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import EnumType
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+DEEPEST = 8
+"""Objects within objects that are looked into. Our choice: a hook of a method of a helper in a list is four deep."""
+
+MOST_OBJECTS = 100_000
+"""Objects that are looked into in one model. Our choice: a tenth of a second; a model of 1,000 modules has some 20,000."""
+
+MOST_BYTES = 100_000_000
+"""Most that is copied of tensors that are neither parameters nor buffers."""
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Where modules keep the functions that others gave them."""
+
+TORCH_OWN = frozenset(vars(nn.Module()))
+"""Attributes that every module has."""
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+"""Types of values that no code can change in place."""
+
+NOT_LOOKED_INTO = (*PLAIN, type, types.ModuleType, torch.Size, torch.Stream, nn.Parameter)
+
+COPIED_WHOLE = (type(iter([])), type(iter(())), type(iter("")), type(iter(range(1))), type(iter(range(1 << 70))))
+"""Iterators whose copy shares nothing with them that moves; a copy of `zip` or of a loader's iterator would move its parts."""
+
+LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+"""Folders whose objects are not the user's."""
+
+Undo = tuple[Any, ...]
+"""A function and its arguments: brings one thing back to what it was. Functions of Python and torch, none of ours."""
+
+
+@dataclass
+class UsersState:
+    """All that was found in one walk over a model."""
+
+    undo: list[Undo] = field(default_factory=list)
+    opaque: str = ""
+    """Type of the first object that can be neither noted nor put back; empty where there is none."""
+
+    @classmethod
+    def of(cls, called: nn.Module, *, iterators: bool) -> UsersState:
+        """Note the state as it is now.
+
+        Args:
+            called: what the training loop calls.
+            iterators: whether copies of iterators are to take their place; else the iterators themselves are put back.
+        """
+        walk = _Walk(cls(), iterators)
+        for module in called.modules():
+            walk.module(module)
+        for parameter in called.parameters():
+            for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+                walk.inside(tuple((getattr(parameter, name, None) or {}).values()), 0)
+        return walk.state
+
+    def put_back(self) -> None:
+        """Bring everything back to what it was."""
+        for function, *arguments in self.undo:
+            function(*arguments)
+
+
+@dataclass
+class _Walk:
+    """A walk over the objects that a model's forward pass can reach."""
+
+    state: UsersState
+    iterators: bool
+    known: dict[int, Any] = field(default_factory=dict)
+    """Identity of an object that was looked into -> it, so that no other one gets its identity."""
+    bytes: int = 0
+
+    def module(self, module: nn.Module) -> None:
+        """Look into a module: its own attributes, what others hooked on it, and its class where that is the user's."""
+        self.known[id(module)] = module
+        for key, value in list(vars(module).items()):
+            if key in HOOKS:
+                self.inside(tuple(value.values()), 0)
+            elif key not in TORCH_OWN:
+                self.held(value, vars(module).__setitem__, key, depth=0)
+        self._class(type(module), 0)
+
+    def held(self, value: Any, put: Callable[..., Any], *key: Any, depth: int) -> None:
+        """Look at a value in a place that can be given another one by `put(*key, value)`."""
+        if isinstance(value, PLAIN) or (type(value) is tuple and all(isinstance(part, PLAIN) for part in value)):
+            self.state.undo.append((put, *key, value))
+        elif isinstance(value, Iterator) and not isinstance(value, nn.Module):
+            self._iterator(value, put, *key)
+        else:
+            self.inside(value, depth)
+
+    def inside(self, value: Any, depth: int) -> None:
+        """Look into an object that may change in place."""
+        if isinstance(value, NOT_LOOKED_INTO) or id(value) in self.known or depth > DEEPEST:
+            return
+        if len(self.known) > MOST_OBJECTS:
+            self.state.opaque = self.state.opaque or "larger number of objects than is looked into"
+            return
+        self.known[id(value)] = value
+        if isinstance(value, types.FunctionType):
+            self._function(value, depth + 1)
+        elif isinstance(value, types.MethodType | functools.partial):
+            parts = (value.func, value.args, value.keywords) if isinstance(value, functools.partial) else ()
+            for part in parts or (value.__self__, value.__func__):  # type: ignore[union-attr]
+                self.inside(part, depth + 1)
+        elif isinstance(value, Tensor):
+            self._tensor(value)
+        elif undo := _chance(value):
+            self.state.undo.append(undo)
+        elif isinstance(value, list | dict | set | frozenset | tuple | deque):
+            self._container(value, depth + 1)
+        elif not isinstance(value, nn.Module) and _is_the_users(type(value)):
+            for key, part in list(getattr(value, "__dict__", {}).items()):
+                self.held(part, vars(value).__setitem__, key, depth=depth + 1)
+            self._class(type(value), depth + 1)
+
+    def _function(self, function: types.FunctionType, depth: int) -> None:
+        """Look into what a function closes over, its defaults, and the globals that it uses."""
+        for cell in function.__closure__ or ():
+            try:
+                content = cell.cell_contents
+            except ValueError:
+                continue  # not filled yet
+            self.held(content, setattr, cell, "cell_contents", depth=depth)
+        self.inside(function.__defaults__, depth)
+        self.inside(function.__kwdefaults__, depth)
+        if _is_the_users(function):
+            for name in _globals_of(function.__code__):
+                if name in function.__globals__:
+                    self.held(function.__globals__[name], function.__globals__.__setitem__, name, depth=depth)
+
+    def _class(self, kind: type, depth: int) -> None:
+        """Look into a class of the user's: its attributes and methods."""
+        if id(kind) in self.known or not _is_the_users(kind) or isinstance(kind, EnumType):
+            return
+        self.known[id(kind)] = kind
+        for key, value in list(vars(kind).items()):
+            if key.startswith("__") and key.endswith("__") and not isinstance(value, types.FunctionType):
+                continue
+            if isinstance(value, PLAIN):
+                self.state.undo.append((setattr, kind, key, value))
+            else:
+                self.inside(getattr(value, "__func__", value), depth + 1)
+
+    def _container(self, value: Any, depth: int) -> None:
+        if type(value) is list:
+            self.state.undo.append((value.__setitem__, slice(None), list(value)))
+        elif type(value) in (dict, OrderedDict, defaultdict, set):
+            self.state.undo += [(value.clear,), (value.update, value.copy())]
+        elif type(value) is deque:
+            self.state.undo += [(value.clear,), (value.extend, list(value))]
+        pairs = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
+        for key, part in pairs:
+            if isinstance(part, Iterator) and isinstance(value, list | dict):
+                self._iterator(part, value.__setitem__, key)
+            elif not isinstance(part, PLAIN):
+                self.inside(part, depth)
+
+    def _tensor(self, tensor: Tensor) -> None:
+        self.bytes += tensor.numel() * tensor.element_size()
+        if tensor.layout is not torch.strided or tensor.is_meta or type(tensor) is not Tensor:
+            return
+        if self.bytes > MOST_BYTES:
+            self.state.opaque = self.state.opaque or "tensor larger than is copied"
+        else:
+            self.state.undo.append((tensor.data.copy_, tensor.detach().clone()))  # `.data` leaves its version alone
+
+    def _iterator(self, value: Any, put: Callable[..., Any], *key: Any) -> None:
+        """Let a copy take an iterator's place while the step is repeated, and put the iterator itself back."""
+        if not self.iterators:
+            self.state.undo.append((put, *key, value))
+            return
+        if type(value) in COPIED_WHOLE:
+            self.state.undo.append((_put_copy, put, key, copy.copy(value)))
+        else:
+            self.state.opaque = self.state.opaque or type(value).__name__
+
+
+def _put_copy(put: Callable[..., Any], key: tuple[Any, ...], double: Any) -> None:
+    """Put a copy of an iterator into its place; the copy itself stays as it was then."""
+    put(*key, copy.copy(double))
+
+
+def _chance(value: Any) -> Undo | None:
+    """Return what brings a source of chance back to where it is; None for other objects."""
+    if isinstance(value, random.Random):
+        return value.setstate, value.getstate()
+    if isinstance(value, torch.Generator):
+        return value.set_state, value.get_state()
+    arrays = sys.modules.get("numpy")
+    if arrays is not None and isinstance(value, arrays.random.Generator):
+        return setattr, value.bit_generator, "state", copy.deepcopy(value.bit_generator.state)
+    if arrays is not None and isinstance(value, arrays.random.RandomState):
+        return value.set_state, value.get_state()
+    return None
+
+
+@functools.cache
+def _globals_of(code: types.CodeType) -> tuple[str, ...]:
+    """Return the names of globals that a function loads or stores, also in functions within it."""
+    names = {one.argval for one in dis.get_instructions(code) if one.opname in ("STORE_GLOBAL", "LOAD_GLOBAL")}
+    inner = [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _globals_of(part)]
+    return tuple(sorted({*names, *inner}))
+
+
+def _is_the_users(thing: Any) -> bool:
+    """Return whether a class or function is neither of a library nor ours."""
+    return _in_users_module(getattr(thing, "__module__", None) or "")
+
+
+@functools.cache
+def _in_users_module(name: str) -> bool:
+    if name in ("builtins", "") or name.split(".")[0] == "leakaudit":
+        return False
+    path = getattr(sys.modules.get(name), "__file__", None)
+    if path is None:
+        return name == "__main__"
+    folders = {str(Path(path).parent), str(Path(path).resolve().parent)}
+    return not any(folder.startswith(library) for folder in folders for library in LIBRARIES)
