@@ -99,7 +99,7 @@ class Before:
 
     def note(self, seen: Pass) -> None:
         """Keep the weights and modes of a pass where they are not those of the first, as adversarial training changes weights in a step."""
-        seen.modes = [(m, m.training) for m, then in self.attributes if m.training != then["training"]]
+        seen.modes = [(m, m.training) for m, then in self.attributes if m.training != then.get("training", m.training)]
         prints = fingerprints(self.called)
         if self.prints is None:
             self.prints = prints
