@@ -443,13 +443,15 @@ class Repetition:
 
     def _backward(self, tensors: list[Tensor], pulls: list[Tensor]) -> None:
         wanted = [p for p in self._parameters() if p.requires_grad]
-        if self._reentrant:
-            self._backward_as_told(tensors, pulls, wanted)
-            return
-        try:
-            found = torch.autograd.grad(tensors, wanted, pulls, allow_unused=True)
-        except RuntimeError as error:
-            raise _ReentrantError if "use_reentrant" in str(error) else error from None
+        with ExitStack() as stack:
+            _as_fabric_does(stack)
+            if self._reentrant:
+                self._backward_as_told(tensors, pulls, wanted)
+                return
+            try:
+                found = torch.autograd.grad(tensors, wanted, pulls, allow_unused=True)
+            except RuntimeError as error:
+                raise _ReentrantError if "use_reentrant" in str(error) else error from None
         with torch.no_grad():
             for parameter, gradient in zip(wanted, found, strict=True):
                 if gradient is not None:
@@ -483,6 +485,15 @@ class Repetition:
         if gradient is None:
             return torch.zeros_like(parameter)
         return gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
+
+
+def _as_fabric_does(stack: ExitStack) -> None:
+    """Differentiate as `Fabric.backward` does: its modules refuse every other backward pass under mixed precision."""
+    for name in ("lightning.fabric.wrappers", "lightning_fabric.wrappers"):
+        wrappers = sys.modules.get(name)
+        if wrappers is not None and hasattr(wrappers, "_in_fabric_backward"):
+            stack.callback(setattr, wrappers, "_in_fabric_backward", wrappers._in_fabric_backward)
+            wrappers._in_fabric_backward = True  # type: ignore[attr-defined]
 
 
 class _ReentrantError(Exception):

@@ -127,7 +127,7 @@ class Watch(Guarded):
             if peers_of() is not None:
                 raise SnapshotError("`observe='delta'` is for one client in one process; several share this run")
         called, core = auditable(self.model, self.config) if self.num_labels is None else (self.model, self.model)
-        self._precision = getattr(state, "mixed_precision", None)
+        self._precision = getattr(state, "mixed_precision", None) or _fabric_precision(self.model)
         return Stack(
             framework="torch",
             versions={"torch": torch.__version__},
@@ -179,6 +179,12 @@ class Watch(Guarded):
 
 watch = Watch
 """How a loop says it: `with watch(model, optimizer, ...):`."""
+
+
+def _fabric_precision(model: nn.Module) -> str | None:
+    """Return the autocast of a module of Lightning Fabric, which begins inside of it, where no hook on it sees that."""
+    precision = getattr(getattr(model, "_strategy", None), "precision", None)
+    return {"bf16-mixed": "bf16", "16-mixed": "fp16"}.get(str(getattr(precision, "precision", "")))
 
 
 def _compiled(model: nn.Module) -> bool:

@@ -133,7 +133,12 @@ class _Walk:
             self.state.undo.append(undo)
         elif isinstance(value, list | dict | set | frozenset | tuple | deque):
             self._container(value, depth + 1)
-        elif not isinstance(value, nn.Module) and _is_the_users(type(value)):
+        elif isinstance(value, nn.Module):
+            for module in value.modules():  # one that a hook holds, not the model
+                self.module(module)
+                for buffer in module._buffers.values():
+                    self.inside(buffer, depth + 1)
+        elif _is_the_users(type(value)):
             for key, part in list(getattr(value, "__dict__", {}).items()):
                 self.held(part, vars(value).__setitem__, key, depth=depth + 1)
             self._class(type(value), depth + 1)

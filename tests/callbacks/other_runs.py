@@ -135,6 +135,12 @@ def counted_calls(model: Any, optimizer: Any) -> None:
     model.classifier.register_forward_hook(warm)
 
 
+def module_in_a_hook(model: Any, optimizer: Any) -> None:
+    """Normalise the head's output by a batch norm that a hook holds, and no module of the model."""
+    norm = nn.BatchNorm1d(2, affine=False)
+    model.classifier.register_forward_hook(lambda module, args, outputs: norm(outputs) + outputs)
+
+
 CALLS = 0
 
 
@@ -1219,6 +1225,7 @@ LOOPS = (
     Configuration("words left out by an iterator", looped(before=leaving_out(lambda: iter(range(10_000))))),
     Configuration("a schedule by the number of calls, in a hook", looped(before=counted_calls)),
     Configuration("a schedule by the number of calls, in a global", looped(before=globally_counted)),
+    Configuration("a batch norm that a hook holds", looped(before=module_in_a_hook)),
     Configuration("a schedule by a generator function", looped(before=generated)),
     Configuration(
         "two optimizers, one of them told and the other in every second step",

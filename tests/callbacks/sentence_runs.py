@@ -38,18 +38,18 @@ def encoder(folder: Path, dropout: float = 0.0, adapters: bool = False) -> Any:
 
 def pairs() -> list[dict[str, Any]]:
     """Return pairs of sentences."""
-    return [{"anchor": one, "positive": two} for one, two in itertools.pairwise(TEXTS)]
+    return [{"anchor": one, "positive": two} for one, two in itertools.pairwise((*TEXTS, TEXTS[0]))]
 
 
 def scored() -> list[dict[str, Any]]:
     """Return pairs of sentences with how alike they are."""
-    rows = enumerate(itertools.pairwise(TEXTS))
+    rows = enumerate(itertools.pairwise((*TEXTS, TEXTS[0])))
     return [{"sentence1": one, "sentence2": two, "score": i / 8} for i, (one, two) in rows]
 
 
 def triplets() -> list[dict[str, Any]]:
     """Return a sentence, one like it and one unlike it."""
-    rows = zip(TEXTS, TEXTS[1:], TEXTS[2:], strict=False)
+    rows = zip(TEXTS, (*TEXTS[1:], TEXTS[0]), (*TEXTS[2:], *TEXTS[:2]), strict=True)
     return [{"anchor": one, "positive": two, "negative": three} for one, two, three in rows]
 
 

@@ -61,6 +61,8 @@ class Seen:
     """What the loop, or the trainer's `training_step`, was given for this step."""
     rows: list[Tensor] = field(default_factory=list)
     """What the word embeddings were given in passes that had a graph, (B, T) each."""
+    autocast: str = ""
+    """Precision of the autocast that the word embeddings ran in; empty without."""
 
 
 class Training:
@@ -84,7 +86,7 @@ class Training:
         self.seen: list[Seen] = []
         self._batches: list[Batch] = []
         self._rows: list[Tensor] = []
-        self._inside = False
+        self._autocast = ""
         self._handles: list[Any] = []
 
     # ------------------------------------------------------------------ what configurations call
@@ -153,6 +155,8 @@ class Training:
     def _embedded(self, module: nn.Module, args: Any) -> None:
         if torch.is_grad_enabled() and args and not args[0].is_floating_point():
             self._rows.append(args[0].detach().clone())
+            on, kind = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+            self._autocast = str(kind).removeprefix("torch.") if on else ""
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.model is None or not self._ours(optimizer):
@@ -173,6 +177,7 @@ class Training:
         }
         step.batches, self._batches = self._batches, []
         step.rows, self._rows = self._rows, []
+        step.autocast = self._autocast
 
     def _ours(self, optimizer: Optimizer) -> bool:
         """Return whether an optimizer's step is one of the audit: it moves the model, is no wrapper, and is the one it was told of."""
@@ -436,6 +441,10 @@ def _falsehoods(case: Configuration, seen: Seen, snapshot: Snapshot, kept: Tenso
     called_frozen = moved & {plain(n) for n in facts.frozen}
     if called_frozen:
         yield f"{len(called_frozen)} parameters that moved are called frozen"
+    types = {str(p.dtype).removeprefix("torch.") for p in seen.before.values()}
+    precision = seen.autocast or (types.pop() if len(types) == 1 else "")
+    if precision and facts.dtype != precision:
+        yield f"precision {facts.dtype} for {precision}"
     if case.divisor is not None and abs(facts.loss_divisor / case.divisor - 1) > 1e-4:
         yield f"divisor {facts.loss_divisor:g} for {case.divisor:g}"
 

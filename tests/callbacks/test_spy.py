@@ -65,9 +65,10 @@ def _facts(**facts: Any) -> Callable[[Snapshot], Snapshot]:
         (_label, "labels"),
         (_facts(batch_size_bound=1), "batch bound 1 for 2 texts"),
         (_facts(loss_divisor=0.5), "divisor 0.5 for 1"),
+        (_facts(dtype="bfloat16"), "precision bfloat16 for float32"),
         (_facts(frozen=("classifier.weight",)), "called frozen"),
     ],
-    ids=["update", "weights", "word", "label", "bound", "divisor", "frozen"],
+    ids=["update", "weights", "word", "label", "bound", "divisor", "precision", "frozen"],
 )
 def test_what_is_false_in_a_snapshot_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Snapshot], Snapshot], said: str
