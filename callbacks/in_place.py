@@ -128,7 +128,8 @@ def fingerprints(model: nn.Module) -> Tensor:
 def _fingerprint(tensor: Tensor) -> Tensor:
     digest = getattr(torch, "hash_tensor", None)  # exact, from torch 2.9 on
     if digest is None or not tensor.numel():
-        return torch.linalg.vector_norm(tensor.float()).double().view(torch.int64)
+        norm: Tensor = torch.linalg.vector_norm(tensor.float())
+        return norm.double().view(torch.int64)
     found: Tensor = digest(tensor)
     return found.view(torch.int64)
 
