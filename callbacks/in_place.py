@@ -99,7 +99,7 @@ class Before:
 
     def note(self, seen: Pass) -> None:
         """Keep the weights and modes of a pass where they are not those of the first, as adversarial training changes weights in a step."""
-        seen.modes = [(m, m.training) for m, then in self.attributes if m.training != then["training"]]
+        seen.modes = [(m, m.training) for m, then in self.attributes if m.training != then.get("training", m.training)]
         prints = fingerprints(self.called)
         if self.prints is None:
             self.prints = prints
@@ -128,7 +128,8 @@ def fingerprints(model: nn.Module) -> Tensor:
 def _fingerprint(tensor: Tensor) -> Tensor:
     digest = getattr(torch, "hash_tensor", None)  # exact, from torch 2.9 on
     if digest is None or not tensor.numel():
-        return torch.linalg.vector_norm(tensor.float()).double().view(torch.int64)
+        norm: Tensor = torch.linalg.vector_norm(tensor.float())
+        return norm.double().view(torch.int64)
     found: Tensor = digest(tensor)
     return found.view(torch.int64)
 

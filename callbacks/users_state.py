@@ -44,7 +44,13 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.d
 
 NOT_LOOKED_INTO = (*PLAIN, type, types.ModuleType, torch.Size, torch.Stream, nn.Parameter)
 
-COPIED_WHOLE = (type(iter([])), type(iter(())), type(iter("")), type(iter(range(1))), type(iter(range(1 << 70))))
+COPIED_WHOLE: tuple[type, ...] = (
+    type(iter([])),
+    type(iter(())),
+    type(iter("")),
+    type(iter(range(1))),
+    type(iter(range(1 << 70))),
+)
 """Iterators whose copy shares nothing with them that moves; a copy of `zip` or of a loader's iterator would move its parts."""
 
 LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})

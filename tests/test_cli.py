@@ -515,7 +515,7 @@ def test_a_snapshot_that_was_changed_is_refused_with_exit_five(spool: Path, tmp_
     file.write_bytes(content)
     result = _run("run", spool, "--config", _config(tmp_path), "--out", tmp_path / "out")
     assert result.exit_code == 5
-    assert re.search(r"^error: .*its SHA-256 is not the one in snapshot\.json", result.stderr, re.MULTILINE)
+    assert re.search(r"^error: .*its digest is not the one in snapshot\.json", result.stderr, re.MULTILINE)
 
 
 def test_a_folder_without_snapshots_says_how_to_keep_them(tmp_path: Path) -> None:

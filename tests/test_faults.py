@@ -31,7 +31,15 @@ ROOT = Path(__file__).parents[1]
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 
-AFTER_AN_AUDIT = [".gitignore", "audit.json", "finished.json", "tokenizer", "trainer.lock", "worker.lock"]
+AFTER_AN_AUDIT = [
+    ".gitignore",
+    "audit.json",
+    "battery.json",
+    "finished.json",
+    "tokenizer",
+    "trainer.lock",
+    "worker.lock",
+]
 
 
 def spool_files(folder: Path) -> list[str]:
@@ -70,7 +78,7 @@ def running(command: list[str], **more: Any) -> Iterator[subprocess.Popen[str]]:
 
 
 BACKWARDS = """
-import datetime, time
+import datetime, sys, time
 _start, _real = time.monotonic(), time.time
 
 def _back():
@@ -84,6 +92,7 @@ class _Datetime(datetime.datetime):
 
 time.time = _back
 datetime.datetime = _Datetime
+sys.modules["pandas"] = None  # its compiled code wants the real datetime, and nothing of ours needs it
 """
 """A `sitecustomize` that turns the clock back in the worker, which inherits the trainer's path."""
 

@@ -597,7 +597,7 @@ def test_no_room_for_a_snapshot_costs_one_warning_and_no_training(
     monkeypatch.setattr(Spool, "free_bytes", lambda self: 1000)
     make_trainer(tmp_path, LeakAuditCallback(tiny_trainer.audit_config(tmp_path))).train()
     assert caplog.text.count("needs 0 MB of free disk") == 1
-    assert "3 were missed" in capsys.readouterr().err
+    assert "3 steps not kept: the spool or the disk was full" in capsys.readouterr().err
 
 
 def test_a_spool_removed_during_the_run_ends_the_audit_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

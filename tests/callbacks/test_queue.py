@@ -118,7 +118,7 @@ def test_a_run_of_a_few_steps_keeps_all_of_them(tmp_path: Path, monkeypatch: pyt
 
 def test_the_room_for_a_step_is_what_is_written_of_it(tmp_path: Path) -> None:
     """Frozen weights count once: with three times all weights a LoRA run would never be kept."""
-    model = tiny.bert().train()
+    model: Any = tiny.bert().train()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith("classifier"))
     size = Recorder(model, torch.optim.SGD(model.classifier.parameters(), lr=0.1), print).bytes_to_write()

@@ -146,7 +146,7 @@ def _with_lightning(folder: Path) -> None:
             enable_model_summary=False,
             accelerator="cpu",
             default_root_dir=folder.parent,
-        ).fit(Module(), torch.utils.data.DataLoader(rows))
+        ).fit(Module(), torch.utils.data.DataLoader(rows))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("off", [True, False])
