@@ -1184,24 +1184,24 @@ LOSSES = (
     Configuration("label smoothing without attach", trained(tiny.bert, attach=False, label_smoothing_factor=0.2)),
     Configuration("contrastive, two masks", looped(lambda: simcse)),
     Configuration("triplets in one pass", looped(lambda: triplet, batches=lambda: stacks.classes(size=4))),
-    Configuration("mixup of embeddings", looped(lambda: mixed_up)),
-    Configuration("penalty on the head's weights", looped(lambda: with_l1)),
+    Configuration("mixup of embeddings", looped(lambda: mixed_up), stamp="none kept"),
+    Configuration("penalty on the head's weights", looped(lambda: with_l1), stamp="mismatch"),
     Configuration("entropy bonus", looped(lambda: penalised_confidence)),
-    Configuration("virtual adversarial", looped(lambda: adversarial)),
+    Configuration("virtual adversarial", looped(lambda: adversarial), stamp="none kept"),
     Configuration("gradient reversal, two heads", looped(lambda: domain, make=lambda: Judge(2), core=lambda model: model.encoder)),
     Configuration("two tasks in turn", looped(two_tasks, make=lambda: Judge(2), core=lambda model: model.encoder)),
 )  # fmt: skip
 
 LOOPS = (
-    Configuration("clipped by hand, not told", looped(then=clip_by_hand)),
-    Configuration("values clipped by hand, not told", looped(then=clip_values)),
-    Configuration("centralised gradients, not told", looped(then=centralise)),
-    Configuration("noise by hand, not told", looped(then=noise)),
+    Configuration("clipped by hand, not told", looped(then=clip_by_hand), stamp="scaled"),
+    Configuration("values clipped by hand, not told", looped(then=clip_values), stamp="mismatch"),
+    Configuration("centralised gradients, not told", looped(then=centralise), stamp="mismatch"),
+    Configuration("noise by hand, not told", looped(then=noise), stamp="mismatch"),
     Configuration("gradients halved in hooks of parameters", looped(before=halve)),
     Configuration("windows of 1, 3 and 2", uneven),
     Configuration("gradients set by autograd.grad", by_autograd),
     Configuration("two backward passes over one forward", twice_backward),
-    Configuration("gradients never emptied", kept_gradients),
+    Configuration("gradients never emptied", kept_gradients, stamp="3 mismatch, 1 verified"),
     Configuration("gradients zeroed in place after the forward", zero_in_place),
     Configuration("batches skipped after an exception", skipped_batches),
     Configuration("a batch tried again in halves", halved_batches),
@@ -1226,11 +1226,10 @@ LOOPS = (
     Configuration("a schedule by the number of calls, in a hook", looped(before=counted_calls)),
     Configuration("a schedule by the number of calls, in a global", looped(before=globally_counted)),
     Configuration("a batch norm that a hook holds", looped(before=module_in_a_hook)),
-    Configuration("a schedule by a generator function", looped(before=generated)),
+    Configuration("a schedule by a generator function", looped(before=generated), stamp="mismatch"),
     Configuration(
         "two optimizers, one of them told and the other in every second step",
-        alternating,
-    ),
+        alternating, stamp="none kept"),
     Configuration("a group of parameters added", looped(make=frozen_table, between=lambda: thaw)),
     Configuration("frozen in the middle", looped(make=tiny.bert, between=lambda: freeze)),
     Configuration("evaluation between steps", looped(between=lambda: evaluate)),
@@ -1263,7 +1262,7 @@ LOOPS = (
     Configuration("Fabric, bf16-mixed", fabric("bf16-mixed")),
     Configuration("Lightning, growing accumulation, validation, AdamW", lightning(schedule=True)),
     Configuration("Lightning, clipped values", lightning(gradient_clip_val=0.01, gradient_clip_algorithm="value")),
-    Configuration("Opacus, head only, AdamW, noise", private(head_only, 1.0)),
+    Configuration("Opacus, head only, AdamW, noise", private(head_only, 1.0), stamp="noised"),
 )  # fmt: skip
 
 TRAINERS = (
@@ -1299,4 +1298,6 @@ TRAINERS = (
     Configuration("NEFTune on a classifier with AdamW", trained(tiny.bert, neftune_noise_alpha=3.0, optim="adamw_torch")),
 )  # fmt: skip
 
-ALL = (*MODELS, *TASKS, *LOSSES, *LOOPS, *TRAINERS)
+FAST = (*LOSSES, *LOOPS)
+SLOW = (*MODELS, *TASKS, *TRAINERS)
+ALL = (*SLOW, *FAST)

@@ -1,7 +1,7 @@
 """What came of trainings with TRL and sentence-transformers, by version: the second table of docs/capture.md.
 
     python -m tests.callbacks.package_rows --write                          # the installed versions
-    PYTHONPATH=<folder with an older version>:. python -m tests.callbacks.package_rows --write
+    PYTHONPATH=<folder with an older version>:. python -m tests.callbacks.package_rows --write --stamps trl   # one package, no attack
 
 A column is filled by the version that is installed; those of other versions stay as they are on the page.
 """
@@ -42,8 +42,12 @@ def runs_of(package: str) -> Sequence[Configuration]:
     return found
 
 
-def cell(case: Configuration) -> str:
+def cell(case: Configuration, *, read: bool = True) -> str:
     """Train a configuration twice; return its stamp, and how many texts of the last kept step `span` reads word by word.
+
+    Args:
+        case: the configuration.
+        read: whether the attack is run.
 
     Raises:
         AssertionError: training is not the same with the audit, or something is wrong in a step that may be scored.
@@ -51,7 +55,7 @@ def cell(case: Configuration) -> str:
     with tempfile.TemporaryDirectory() as folder:
         row = row_of(case, Path(folder))
         assert row.same_training and not row.wrong, row.line()
-        if not row.kept:
+        if not row.kept or not read:
             return row.stamp
         snapshot = row.snapshots[max(row.snapshots)]
         found = read_by_span(snapshot)
@@ -90,13 +94,13 @@ def _numbers(number: str) -> list[int]:
     return [int(part) for part in number.split(".") if part.isdigit()]
 
 
-def tables() -> dict[str, str]:
+def tables(packages: Sequence[str], *, read: bool) -> dict[str, str]:
     """Return the table of each package that is installed, with the column of its version made anew."""
     found = {}
-    for package in RUNS:
+    for package in packages:
         number = installed(package)
         if number is not None:
-            cells = on_page(package) | {(case.name, number): cell(case) for case in runs_of(package)}
+            cells = on_page(package) | {(case.name, number): cell(case, read=read) for case in runs_of(package)}
             found[package] = table(package, cells)
     return found
 
@@ -114,7 +118,8 @@ def main() -> None:
     """Print the tables, and write them where the arguments say so."""
     logging.disable(logging.ERROR)
     gc.freeze()
-    found = tables()
+    named = [package for package in RUNS if package in sys.argv]
+    found = tables(named or list(RUNS), read="--stamps" not in sys.argv)
     print("\n\n".join(found.values()))
     if "--write" in sys.argv:
         write(found)
