@@ -269,8 +269,7 @@ def _attention_group(block: str, calls: list[_Call]) -> list[_Call]:
     first = linear[0].given
     group, seen = [], set()
     for call in linear:
-        same = call.given is first or (call.given.data_ptr() == first.data_ptr() and call.given.shape == first.shape)
-        if same and call.module not in seen:
+        if _same(call.given, first) and call.module not in seen:
             group.append(call)
             seen.add(call.module)
     return group
@@ -754,7 +753,14 @@ class InputStage:
 
 
 def _same(one: Tensor, two: Tensor) -> bool:
-    return one is two or (one.data_ptr() == two.data_ptr() and one.shape == two.shape)
+    """Return whether two modules were given one tensor, or one of them the other in another type.
+
+    Adapters in float32 beside weights in bfloat16 read a cast of the same input.
+    """
+    if one is two or (one.data_ptr() == two.data_ptr() and one.shape == two.shape):
+        return True
+    cast = one.dtype != two.dtype and one.shape == two.shape
+    return cast and bool(torch.equal(one.double(), two.double()))
 
 
 _ANATOMIES: WeakKeyDictionary[nn.Module, Anatomy] = WeakKeyDictionary()

@@ -464,3 +464,17 @@ def test_a_model_that_was_attacked_is_not_kept() -> None:
     del model, stage
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_adapters_in_another_type_than_their_base_are_found() -> None:
+    """peft keeps adapters in float32 beside weights in bfloat16, and casts what they read."""
+    peft = pytest.importorskip("peft")
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        config = peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["query", "value"])
+        model = peft.get_peft_model(tiny.bert().to(dtype), config)
+        assert {p.dtype for n, p in model.named_parameters() if "lora_" in n} == {torch.float32}
+        found[dtype] = find_anatomy(model)
+    assert found[torch.bfloat16] == found[torch.float32]
+    assert len(found[torch.bfloat16].adapters) == 2 and len(found[torch.bfloat16].projections) == 3
