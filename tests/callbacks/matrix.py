@@ -6,6 +6,7 @@
 A cell is what the steps of that training were stamped: `verified` if all of them came out of the kept batch again with a relative
 error below 1e-5 (3e-2 under autocast), else the weakest stamp; `refused` if the audit said before training that it cannot be done;
 `untested` if the stack does not have the feature, or not on a CPU. `test_matrix.py` runs every cell and holds it against the page.
+TRL and sentence-transformers have tables of their own (`package_rows.py`), which are written with it where they are installed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from leakaudit.errors import SnapshotError
 from leakaudit.scores import VerificationStatus
 from leakaudit.snapshot import Snapshot
 from tests import tiny
-from tests.callbacks import stacks
+from tests.callbacks import package_rows, stacks
 from tests.callbacks.pair import pair
 from tests.callbacks.stacks import STACKS, Case
 from tests.callbacks.tiny_trainer import TEXTS, stamp
@@ -238,6 +239,7 @@ def main() -> None:
         text = PAGE.read_text(encoding="utf-8")
         before, after = text[: text.index(BEGIN)], text[text.index(END) :]
         PAGE.write_text(f"{before}{BEGIN}\n{table(cells)}\n{after}", encoding="utf-8")
+    package_rows.main()
 
 
 if __name__ == "__main__":

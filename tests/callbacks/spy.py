@@ -445,8 +445,8 @@ def _falsehoods(case: Configuration, seen: Seen, snapshot: Snapshot, kept: Tenso
     precision = seen.autocast or (types.pop() if len(types) == 1 else "")
     if precision and facts.dtype != precision:
         yield f"precision {facts.dtype} for {precision}"
-    if case.divisor is not None and abs(facts.loss_divisor / case.divisor - 1) > 1e-4:
-        yield f"divisor {facts.loss_divisor:g} for {case.divisor:g}"
+    if case.divisor is not None and abs((facts.loss_divisor or 0.0) / case.divisor - 1) > 1e-4:
+        yield f"divisor {facts.loss_divisor} for {case.divisor}"
 
 
 def _weights_off(seen: Seen, snapshot: Snapshot) -> float:

@@ -64,7 +64,7 @@ def _facts(**facts: Any) -> Callable[[Snapshot], Snapshot]:
         (_word, "texts are"),
         (_label, "labels"),
         (_facts(batch_size_bound=1), "batch bound 1 for 2 texts"),
-        (_facts(loss_divisor=0.5), "divisor 0.5 for 1"),
+        (_facts(loss_divisor=0.5), "divisor 0.5 for 1.0"),
         (_facts(dtype="bfloat16"), "precision bfloat16 for float32"),
         (_facts(frozen=("classifier.weight",)), "called frozen"),
     ],

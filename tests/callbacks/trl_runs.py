@@ -47,7 +47,7 @@ def gpt2(dropout: float = 0.0) -> nn.Module:
 
 def reward_model() -> nn.Module:
     """Return a tiny Llama that scores a text with one number."""
-    config = llama().config
+    config: Any = llama().config
     config.num_labels = 1
     return _seeded(lambda: tiny.hf.LlamaForSequenceClassification(config))
 
