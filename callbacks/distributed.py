@@ -7,7 +7,6 @@ the first process over connections of our own, which have a time limit too and a
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # torch
 from leakaudit.callbacks.agreement import MEETING, Agreement, Settled
 from leakaudit.callbacks.recorder import END_OF
 from leakaudit.errors import PeersError, SnapshotError
-from leakaudit.snapshot import MicroBatch, Truth
+from leakaudit.snapshot import MicroBatch, Truth, tensors_of, truth_of
 
 logger = logging.getLogger(__name__)
 
@@ -336,16 +336,9 @@ def _pieces(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _packed(truth: Truth) -> Tensor:
-    """Return micro-batches as bytes."""
-    memory = io.BytesIO()
-    torch.save([_plain(batch) for batch in truth.micro_batches], memory)
-    return torch.frombuffer(bytearray(memory.getvalue()), dtype=torch.uint8)
+    """Return micro-batches as the bytes of a safetensors file."""
+    return torch.frombuffer(bytearray(safetensors.torch.save(tensors_of(truth))), dtype=torch.uint8)
 
 
-def _unpacked(packed: Tensor) -> list[MicroBatch]:
-    return [MicroBatch(**batch) for batch in torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True)]
-
-
-def _plain(batch: MicroBatch) -> dict[str, Any]:
-    """Return a micro-batch as plain data, which is all that travels between processes."""
-    return {name: getattr(replace(batch), name) for name in MicroBatch.__dataclass_fields__}
+def _unpacked(packed: Tensor) -> tuple[MicroBatch, ...]:
+    return truth_of(safetensors.torch.load(packed.numpy().tobytes())).micro_batches

@@ -509,7 +509,7 @@ def write_snapshot(
     if weight_rows is not None:
         observed |= {"weight_rows/index": weight_rows[0], "weight_rows/values": weight_rows[1]}
     digests: dict[str, str] = {}
-    private = _truth_tensors(truth)
+    private = tensors_of(truth)
     check_truth(
         private,
         f"the batch of {folder.name}",
@@ -539,7 +539,8 @@ def write_snapshot(
         raise
 
 
-def _truth_tensors(truth: Truth) -> dict[str, Tensor]:
+def tensors_of(truth: Truth) -> dict[str, Tensor]:
+    """Return the tensors of a batch by the names that the file `truth.safetensors` gives them."""
     tensors: dict[str, Tensor] = {}
     for index, batch in enumerate(truth.micro_batches):
         for part in ("inputs", "rng", "kept_back", "pulls"):
@@ -557,8 +558,8 @@ def _scalar(value: bool | float) -> Tensor:
     return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
 
 
-def _truth_from(tensors: Mapping[str, Tensor], reading: Reading = PLAIN) -> Truth:
-    """Put the batch together again; `check_truth` has looked at its tensors."""
+def truth_of(tensors: Mapping[str, Tensor], reading: Reading = PLAIN) -> Truth:
+    """Return the batch that such tensors hold; `check_truth` has looked at them."""
     found: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         number, _, rest = key.partition("/")
@@ -658,7 +659,7 @@ def read_snapshot(
         parts=parts,
         sketches=_below("sketch/", tensors[OBSERVED]),
         observation=Observation(update=update, model=model, facts=manifest.facts, whole=parts is None),
-        truth=_truth_from(tensors[TRUTH], reading_of(facts)),
+        truth=truth_of(tensors[TRUTH], reading_of(facts)),
         recipe=manifest.recipe,
         model_recipe=manifest.model,
         provenance=manifest.provenance,

@@ -23,9 +23,9 @@ from leakaudit.snapshot import (
     TRUTH,
     Manifest,
     Provenance,
-    _truth_from,
     read_manifest,
     read_snapshot,
+    truth_of,
     write_snapshot,
 )
 from leakaudit.snapshot_content import check_truth
@@ -149,7 +149,7 @@ def test_batches_that_training_loops_have_are_read(
 ) -> None:
     """What is unusual is no damage; labels that are not one a sequence are no classes to score against."""
     check_truth(tensors, "here", arrays=False, vocabulary=10)
-    truth = _truth_from(tensors)
+    truth = truth_of(tensors)
     assert len(truth.sequences()) == sequences and truth.labels() == labels
 
 
