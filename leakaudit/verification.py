@@ -446,7 +446,8 @@ def _why_scaled(step: ClientStep, found: _Compared, k: float, rounding: float) -
     exponent = math.log2(1 / k)
     if step.recipe.autocast == "fp16" and exponent >= 1 and abs(exponent - round(exponent)) <= FACTOR_TOLERANCE:
         return f"one over 2^{round(exponent)}, as of a GradScaler that the audit was not told of"
-    if k < 1 and abs(norm - round_norm) <= max(FACTOR_TOLERANCE, rounding) * round_norm:
+    # The factor is rounded as well as what it multiplies.
+    if k < 1 and abs(norm - round_norm) <= max(FACTOR_TOLERANCE, 2 * rounding) * round_norm:
         return f"as if clipped to a norm of {round_norm:g}"
     return ""
 
