@@ -952,6 +952,9 @@ class Recorder:
         """
         if armed.state is None or not update or self._tap is None:
             return None, "", 0.0
+        size = sum(gradient.numel() * gradient.element_size() for gradient in update.values())
+        if size > POOL_BYTES:  # a machine without that much memory would end the training
+            return None, f"its gradients take {size / 1e9:.1f} GB, and a repetition would need as much again", 0.0
         start = time.perf_counter()
         repetition = Repetition(
             called=armed.state.called,

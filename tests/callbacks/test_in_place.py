@@ -342,6 +342,17 @@ def test_the_cost_is_counted(tmp_path: Path) -> None:
     assert all(snapshot.provenance.check_seconds > 0 for snapshot in found.values())
 
 
+def test_a_step_whose_gradients_are_large_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second set of them could end the training: the side process checks such a step."""
+    with without_audit(monkeypatch):
+        _, wanted = Training().run(tmp_path / "off")
+    monkeypatch.setattr(recorder, "POOL_BYTES", 1_000)
+    found, left = Training().run(tmp_path / "on")
+    assert [snapshot.checked for snapshot in found.values()] == [None] * 3
+    assert all("a repetition would need as much again" in one.provenance.not_in_place for one in found.values())
+    assert all(torch.equal(left[name], wanted[name]) for name in wanted)
+
+
 def test_a_factor_that_nobody_told_is_found_in_bfloat16_as_well(tmp_path: Path) -> None:
     """A gradient in bfloat16 is rounded again where it is multiplied: the factor is named, with that error."""
 
