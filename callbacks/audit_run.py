@@ -308,7 +308,7 @@ class AuditRun:
         if self.postponed:
             if _writes(self.stack.peers):
                 say(
-                    f"step {step} is not kept: its adapters are at their start, where half of their update is zero; the next one is"
+                    f"step {step} is not kept: its adapters are at their start, so half of the update is zero; the next step is kept instead"
                 )
             return
         manifest: Manifest | None = None
@@ -861,7 +861,7 @@ def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> 
     )
     if private and _is_placeholder(kept):
         raise SnapshotError(
-            "its batch is what the loader puts in the place of an empty Poisson draw, and nobody's data"
+            "the Poisson draw was empty, and the loader made up a batch in its place, which is nobody's data"
         )
     everything = [name for name in (*facts.shared, *facts.frozen) if name not in foreign]
     sent = kept.update.keys() if kept.part is None else kept.part.sketches.keys()
@@ -924,10 +924,10 @@ def _parts_to_keep(
     parts = first_parts(model, recipe, fit.unlike) if reading else None
     if parts is not None:
         rest = [name for name in needs if name not in reading]
-        more = f"; {', '.join(rest)} read everything and are left out (`keep: all` keeps it)" if rest else ""
+        more = f"; attacks that read everything do not run: {', '.join(rest)} (`keep: all` runs them)" if rest else ""
         say(
-            f"a step of this model takes {size / 1e9:.1f} GB, so what {' and '.join(reading)} read of it is kept, of the first {BLOCKS} "
-            f"blocks, and a sketch of the rest{more}"
+            f"a step of this model takes {size / 1e9:.1f} GB; kept is what {' and '.join(reading)} needs of the first {BLOCKS} blocks, and a "
+            f"sketch of the rest{more}"
         )
     return parts
 

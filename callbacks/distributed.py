@@ -262,8 +262,8 @@ def check_layout(model: nn.Module, called: nn.Module, *, reduced: bool) -> None:
             continue
         if mesh.ndim != 1 or mesh.size() != size:
             raise SnapshotError(
-                f"parameter {name} lies on a device mesh of shape {tuple(mesh.shape)}, and {size} processes train: audited are "
-                "runs in which every process has a share of the batch and nothing else is shared out (DDP, or FSDP2 on a mesh of "
+                f"parameter {name} lies on a device mesh of shape {tuple(mesh.shape)}, and {size} processes train: the audit "
+                "needs every process to have a share of the batch, and nothing else to be divided (DDP, or FSDP2 on a mesh of "
                 "one dimension over all processes)"
             )
         simple = all(type(p).__name__ in ("Shard", "Replicate") for p in parameter.placements)  # type: ignore[attr-defined]
@@ -275,8 +275,8 @@ def check_layout(model: nn.Module, called: nn.Module, *, reduced: bool) -> None:
         group = getattr(module, "process_group", None)
         if reduced and isinstance(group, dist.ProcessGroup) and group.size() != size:
             raise SnapshotError(
-                f"gradients are averaged over {group.size()} of {size} processes (`process_group`), so their update is not one of "
-                "all; use `observe='local'`, or DDP over all processes"
+                f"gradients are averaged over {group.size()} of {size} processes (`process_group`), so their update is not the "
+                "mean over all; use `observe='local'`, or DDP over all processes"
             )
 
 

@@ -218,7 +218,7 @@ class Repetition:
         if any(getattr(p, name, None) is not None for p in self.moved for name in PRIVATE):
             return "the model keeps gradients of examples"
         if not self.passes:
-            return "no forward pass was seen that its update comes from"
+            return "the audit saw no forward pass that this update comes from"
         if opaque := self.before.users.opaque:
             return f"the model's own code uses an object that cannot be put back afterwards ({opaque})"
         for seen in self.passes:

@@ -103,7 +103,7 @@ def check_all_moved(parameters: Sequence[tuple[str, nn.Parameter]], movers: Sequ
     left = [name for name, p in parameters if id(p) not in mine and p.requires_grad and _has_gradient(p)]
     if left:
         raise SnapshotError(
-            f"{_counted(left)} that have a gradient and that no optimizer moves that the audit was given; {WAYS_OUT}"
+            f"{_counted(left)} that have a gradient and are in no optimizer that the audit was given; {WAYS_OUT}"
         )
 
 

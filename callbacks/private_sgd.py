@@ -52,7 +52,7 @@ def private_sgd(optimizer: Any) -> PrivateSgd | None:
             name = type(layer).__name__
             if name not in REPEATED:
                 raise SnapshotError(
-                    f"{name} clips otherwise than one bound for every example's whole gradient, which cannot be repeated; use "
+                    f"{name} does not clip each example's whole gradient to one bound, so its step cannot be repeated; use "
                     "`clipping='flat'` and `grad_sample_mode='hooks'` of Opacus to audit"
                 )
             if (several := len(movers_of(optimizer))) > 1:

@@ -358,7 +358,9 @@ class Recorder:
             handle.remove()
         self._handles = []
         if not self.written(patience_s) and patience_s:
-            logger.warning("the last kept step is still not on the disk after %g s; it is left behind", patience_s)
+            logger.warning(
+                "the last kept step is still not on the disk after %g s; the audit goes on without it", patience_s
+            )
 
     def written(self, patience_s: float = PATIENCE_SECONDS) -> bool:
         """Wait until what was kept is on the disk, for so long and no longer; return whether it is."""
@@ -490,7 +492,7 @@ class Recorder:
             reason = f"in {MOST_RESTARTS} attempts a forward pass began before {self._missing(found)}"
             self._not_kept(
                 found.armed.step,
-                SnapshotError(f"{reason}; several optimizers are audited where they step one after the other"),
+                SnapshotError(f"{reason}; the audit needs all optimizers to step without a forward pass between them"),
             )
 
     def _look_at_weights(self, armed: _Armed, seen: Pass) -> None:
@@ -640,7 +642,7 @@ class Recorder:
     def _missing(self, found: _Copied) -> str:
         """Name the optimizers that have not stepped yet."""
         left = [type(mover).__name__ for mover in self._movers if id(mover) not in found.stepped]
-        return f"{' and '.join(left)} came to the end of a step"
+        return f"{' and '.join(left)} had stepped"
 
     def _is_last(self, optimizer: Any) -> bool:
         """Return whether no hook of an optimizer comes after ours."""
@@ -718,7 +720,7 @@ class Recorder:
         if found.written:
             self.give_in()
             logger.warning(
-                "step %d was written before it was known that it is wrong, and nothing is kept any more: %s",
+                "step %d is on the disk, but it turned out not to be what the client sends; no more steps are kept: %s",
                 found.armed.step,
                 error,
             )
@@ -743,7 +745,7 @@ class Recorder:
             if self._observe == "delta" and sum(p.stepped for p in armed.passes) != self._local_steps:
                 raise SnapshotError(
                     f"its {self._local_steps} local steps were made of {sum(p.stepped for p in armed.passes)} micro-batches; "
-                    "a difference of weights is audited where every local step takes one"
+                    "the audit needs one micro-batch in every local step"
                 )
             self._check(armed)
             self._keep(armed, start)
@@ -761,7 +763,7 @@ class Recorder:
             raise SnapshotError(armed.problem)
         if torch._C._current_graph_task_id() != -1:
             raise SnapshotError(
-                "its optimizer steps during the backward pass, when only some of the gradients are there; step after it to be audited"
+                "its optimizer steps during the backward pass, when only some of the gradients are there; call the optimizer after the backward pass"
             )
         check_all_moved(armed.parameters, self._movers)
         if armed.seen_weights and not armed.before and (changed := armed.seen_weights[0][1].changed(armed.moving)):
@@ -892,8 +894,8 @@ class Recorder:
             self._not_kept(
                 found.armed.step,
                 SnapshotError(
-                    f"it is larger than {POOL_BYTES // 10**9} GB and so is written before the optimizer steps, whose step must be seen to "
-                    "the end once before that; the next one that is due is kept"
+                    f"it is larger than {POOL_BYTES // 10**9} GB, so it is written before the optimizer steps; the audit must see one step of "
+                    "this optimizer to the end first, and keeps the next one that is due"
                 ),
             )
 
@@ -925,7 +927,7 @@ class Recorder:
             return
         self._tap.watches_forward = self.due_again = True
         raise SnapshotError(
-            "no forward pass was seen that its update comes from; give the audit the object that the training loop calls. The next step "
+            "the audit saw no forward pass that this update comes from; give the audit the object that the training loop calls. The next step "
             "is kept in its place if the loop calls `forward` itself"
         )
 
@@ -995,7 +997,7 @@ class Recorder:
             return
         if found.kept.part is not None:
             raise SnapshotError(
-                f"the gradients that {handed.name} moves changed after the parts of them that are kept were taken; set `keep: all`"
+                f"the gradients that {handed.name} moves changed after the parts of them were copied; set `keep: all`"
             )
         mine = {id(p) for p in handed.parameters}
         update = {name: p.grad for name, p in found.armed.parameters if id(p) in mine and p.grad is not None}
@@ -1249,11 +1251,11 @@ def _check_worth_keeping(kept: Kept) -> None:
         )
     if not kept.truth.micro_batches:
         raise SnapshotError(
-            "no forward pass was seen that its update comes from; give the audit the object that the training loop calls"
+            "the audit saw no forward pass that this update comes from; give the audit the object that the training loop calls"
         )
     if any("input_ids" not in batch.inputs for batch in kept.truth.micro_batches):
         raise SnapshotError(
-            "its batch has no `input_ids`; models that read token ids are audited, and classifiers of arrays with `num_labels`"
+            "its batch has no `input_ids`; the audit takes models that read token ids, and classifiers of arrays (`num_labels`)"
         )
     if not any(batch.inputs.get("inputs", batch.inputs["input_ids"]).numel() for batch in kept.truth.micro_batches):
         raise SnapshotError("its batch was empty")

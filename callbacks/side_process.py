@@ -216,7 +216,7 @@ class SideProcess:
             self._here.finish()
         elif config.at_end == "leave":
             if self._spool.waiting() and self._process is not None:
-                say(f"not waiting for the attacks (`at_end: leave`): {by_hand(self._spool)} makes those that are left")
+                say(f"not waiting for the attacks (`at_end: leave`): {by_hand(self._spool)} runs those that are left")
             self._end_early("")
         elif config.at_end == "detach":
             self._detach()
@@ -323,7 +323,7 @@ class SideProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=GRACE_SECONDS)
         except KeyboardInterrupt:
-            say(f"the side process is ended without a report; {by_hand(self._spool)} makes it")
+            say(f"the side process ended without a report; {by_hand(self._spool)} writes it")
             self.stop()
 
     def _detach(self) -> bool:

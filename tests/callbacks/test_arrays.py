@@ -173,9 +173,9 @@ def test_a_difference_of_weights_over_local_steps_is_verified(tmp_path: Path) ->
         (
             array_models.TwoArrays(),
             {"loss": lambda net, x, y: nn.functional.cross_entropy(net(x, x), y)},
-            r"called with left \(float32\), right \(float32\); audited are classifiers of one array",
+            r"called with left \(float32\), right \(float32\); the audit takes classifiers of one array",
         ),
-        (array_models.known(), {"num_labels": 1}, "told apart from two classes on"),
+        (array_models.known(), {"num_labels": 1}, "a classifier has two classes or more"),
         (array_models.known(), {"num_labels": None}, "or `num_labels` where the model classifies pictures or tables"),
     ],
 )
