@@ -169,7 +169,7 @@ def test_a_difference_of_weights_over_local_steps_is_verified(tmp_path: Path) ->
     ("net", "options", "reason"),
     [
         (array_models.known(), {"tell": False}, "its labels are not known"),
-        (array_models.known(), {"num_labels": 5}, r"outputs of shape \(8, 3\); audited are .* of shape \(8, 5\)"),
+        (array_models.known(), {"num_labels": 5}, r"outputs of shape \(8, 3\); the audit takes .* of shape \(8, 5\)"),
         (
             array_models.TwoArrays(),
             {"loss": lambda net, x, y: nn.functional.cross_entropy(net(x, x), y)},
