@@ -1,4 +1,7 @@
-"""Finds out whether an optimizer clips every example and adds noise, and how: Opacus, without importing it."""
+"""Reads whether an optimizer clips every example and adds noise, and how.
+
+It knows Opacus without importing it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Keeps what a client transmits: the weights before the step, the update as the optimizer gets it, the batch.
+"""Keeps what a client transmits in a step.
+
+That is the weights before the step, the update as the optimizer gets it, and the batch.
 
 No framework is imported here; adapters say when a step is due and what its batch was. The one place where the final gradient
 can be read in every stack is a step pre-hook on the innermost optimizer: after accumulation, unscaling, clipping and a
@@ -141,7 +143,10 @@ class Counters:
 
 
 class Peers(Protocol):
-    """The other processes of a distributed run; `gather` and `whole` are entered by all of them, or none."""
+    """The other processes of a distributed run.
+
+    All of them enter `gather` and `whole`, or none does.
+    """
 
     @property
     def first(self) -> bool:
@@ -162,7 +167,10 @@ class Peers(Protocol):
         """Tell the others that this process takes no part any more."""
 
     def gather(self, truth: Truth) -> Truth:
-        """Return the micro-batches of all processes, in the order of their ranks, in the first one."""
+        """Return the micro-batches of all processes, in the first one.
+
+        They are in the order of the ranks.
+        """
 
     def whole(self, shard: Any) -> Tensor:
         """Return a sharded tensor whole, in the first process."""
@@ -373,7 +381,10 @@ class Recorder:
         return self._writer is not None and self._writer.is_alive()
 
     def keep_only(self, parts: Parts) -> None:
-        """Keep these parts of a step, and a sketch of the rest of its update; call before `install`."""
+        """Keep these parts of a step; call before `install`.
+
+        A sketch stands for the rest of its update.
+        """
         self._parts = parts
 
     def bytes_held(self) -> int:
@@ -381,7 +392,9 @@ class Recorder:
         return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers.values())
 
     def bytes_of_a_step(self) -> int:
-        """Return what the copies of one step take: trained weights, their update, and persistent buffers.
+        """Return the size of the copies of one step.
+
+        Trained weights, their update and persistent buffers are copied.
 
         Rows of the word embedding, of which there are as many as words in the batch, are not counted where only parts are kept.
         """
@@ -393,13 +406,19 @@ class Recorder:
         return size + sum(b.numel() * b.element_size() for b in buffers)
 
     def _in_pool(self, size: int) -> bool:
-        """Return whether copies of that size are held until the writer has them on the disk."""
+        """Return whether copies of that size are held in memory.
+
+        They are held until the writer has them on the disk.
+        """
         # Pinned memory comes in powers of two, so a tensor may take up to twice its size.
         held = 2 * size if next(self._model.parameters()).is_cuda else size
         return self._observe == "delta" or held <= POOL_BYTES
 
     def bytes_to_write(self) -> int:
-        """Return what the next kept step takes on the disk: the first one brings the frozen weights with it."""
+        """Return what the next kept step takes on the disk.
+
+        The first one brings the frozen weights with it.
+        """
         moved = self._moved()
         frozen = sum(p.numel() * p.element_size() for p in self._model.parameters() if id(p) not in moved)
         return self.bytes_of_a_step() + (frozen if self._frozen is None or self._observe == "delta" else 0)
@@ -481,7 +500,10 @@ class Recorder:
         self.counters.blocked_s += time.perf_counter() - start
 
     def _begin_again(self) -> None:
-        """Leave out a step that only some of several optimizers had made when a forward pass begins: the weights were moved since."""
+        """Leave out a step that only some of several optimizers had made.
+
+        A forward pass begins, and the weights were moved since.
+        """
         found = self._copied
         if found is None or not found.stepped:
             return
@@ -496,7 +518,10 @@ class Recorder:
             )
 
     def _look_at_weights(self, armed: _Armed, seen: Pass) -> None:
-        """Remember a few entries of the weights that a pass sees; copy them where those at the step were others before."""
+        """Remember a few entries of the weights that a pass sees.
+
+        The weights are copied here if they were others at an earlier step.
+        """
         if self._observe == "delta":
             return
         if not armed.passes:
@@ -583,7 +608,10 @@ class Recorder:
         return tuple(observed if a is closure else a for a in args), kwargs
 
     def _mover(self, optimizer: Any) -> Any:
-        """Return the optimizer as it was found in its wrappers, some of which cannot be looked into."""
+        """Return the optimizer as it was found in its wrappers.
+
+        Some of them cannot be looked into.
+        """
         return self._movers[0] if len(self._movers) == 1 else optimizer
 
     @entry
@@ -595,7 +623,10 @@ class Recorder:
             self._copied.handed[id(optimizer)].evaluated()
 
     def _belongs_before(self, optimizer: Any) -> bool:
-        """Return whether one of several optimizers steps before the first forward pass of this step: it ends the step before."""
+        """Return whether an optimizer ends the step before this one.
+
+        One of several does so if it steps before the first forward pass.
+        """
         armed = self._armed
         if armed is None or armed.passes or len(self._movers) == 1:
             return False
@@ -627,7 +658,10 @@ class Recorder:
             self._copied.entered.add(id(optimizer))
 
     def _join(self, found: _Copied, optimizer: Any) -> None:
-        """Go on with a copied step at the next of several optimizers; what was clipped since is copied again."""
+        """Go on with a copied step at the next of several optimizers.
+
+        What was clipped since is copied again.
+        """
         if id(optimizer) in found.entered:
             self._drop(found, SnapshotError(f"{type(optimizer).__name__} steps again before {self._missing(found)}"))
             return
@@ -649,7 +683,9 @@ class Recorder:
         return bool(next(reversed(optimizer._optimizer_step_pre_hooks.values())) == self._before_step)
 
     def _come_last(self, *, after_step: bool = False) -> None:
-        """Move our hook before a step behind those that were set since, so that it sees what they do to the gradients.
+        """Move our hook before a step behind the hooks that were set since.
+
+        So it sees what they do to the gradients.
 
         Args:
             after_step: whether this is called after a step. Otherwise a running step may be calling the hooks just now, and a dictionary
@@ -663,7 +699,10 @@ class Recorder:
                 hooks.move_to_end(handle.id)
 
     def _owe_answer(self, armed: _Armed) -> None:
-        """Remember that the other processes will ask about the end of a step, each time that it begins again."""
+        """Remember that the other processes will ask about this step's end.
+
+        They ask each time that the step begins again.
+        """
         again = f", attempt {armed.begun_again + 1}" if armed.begun_again else ""
         self._owes_answer = "" if self._peers is None else f"{END_OF}step {armed.step}{again}"
 
@@ -674,7 +713,10 @@ class Recorder:
 
     @entry
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Hand the step to the writer, now that all is known of it, or come to the end of a round of local steps."""
+        """Hand the step to the writer, or end a round of local steps.
+
+        All is known of the step at this point.
+        """
         if nested(optimizer):
             return
         optimizer = self._mover(optimizer)
@@ -697,7 +739,10 @@ class Recorder:
         self.counters.blocked_s += time.perf_counter() - start
 
     def _stepped(self, found: _Copied, optimizer: Any) -> None:
-        """Look at what one optimizer did, and hand the step to the writer when all have stepped."""
+        """Check what one optimizer did, and hand over the complete step.
+
+        It is complete when all optimizers have stepped.
+        """
         found.stepped.add(id(optimizer))
         handed = found.handed.get(id(optimizer))
         try:
@@ -754,7 +799,9 @@ class Recorder:
             self._not_kept(armed.step, error)
 
     def _check(self, armed: _Armed) -> None:
-        """Refuse a step of which it is known before the copy that it would not be what the client sends.
+        """Refuse a step that would not be what the client sends.
+
+        Only what is known before the copy is checked here.
 
         Raises:
             SnapshotError: says what was found and what to do.
@@ -774,7 +821,10 @@ class Recorder:
             )
 
     def _other_weights(self, armed: _Armed, passes: list[Pass]) -> str:
-        """Say which forward passes saw other weights than those that are kept; empty where none did."""
+        """Say which forward passes saw other weights than the kept ones.
+
+        The text is empty if none did.
+        """
         if not armed.seen_weights:
             return ""
         first_seen = armed.seen_weights[0][1]
@@ -918,7 +968,9 @@ class Recorder:
         self._writer.start()
 
     def _look_closer(self, armed: _Armed) -> None:
-        """Where no call of the model was seen, watch its `forward` from the next due step on: a library may call that itself.
+        """Watch the model's `forward` from the next due step on.
+
+        This is for a model of which no call was seen: a library may call `forward` itself.
 
         Raises:
             SnapshotError: this step is lost.
@@ -932,7 +984,10 @@ class Recorder:
         )
 
     def _called(self) -> nn.Module:
-        """Return what is called to repeat a step: what the loop calls, out of a wrapper whose reducer counts its passes."""
+        """Return what is called to repeat a step.
+
+        It is what the loop calls, out of a wrapper whose reducer counts its passes.
+        """
         assert self._tap is not None
         called = self._tap.model
         wrapped = any(kind.__name__ == "DistributedDataParallel" for kind in type(called).__mro__)
@@ -947,7 +1002,9 @@ class Recorder:
         update: Mapping[str, Tensor],
         scales: Mapping[str, Tensor],
     ) -> tuple[Verification | None, str, float]:
-        """Repeat the step before the optimizer moves the weights; return its stamp, or why there is none, and what it took.
+        """Repeat the step before the optimizer moves the weights.
+
+        The result is its stamp, or why there is none, and the seconds it took.
 
         Raises:
             SnapshotError: the loss sent more into the outputs than was held.
@@ -986,7 +1043,7 @@ class Recorder:
             self.counters.check_s += time.perf_counter() - start
 
     def _copy_again(self, found: _Copied, handed: Handed) -> None:
-        """Take gradients that were changed since the copy as the update of their parameters.
+        """Take gradients that changed since the copy as the new update.
 
         Raises:
             SnapshotError: they are in shards, and putting them together would need all processes.
@@ -1028,7 +1085,10 @@ class Recorder:
         return {name: scale for name, p in armed.parameters if (scale := found.get(id(p))) is not None}
 
     def _is_own_loss(self, repetition: Repetition, truth: Truth) -> bool:
-        """Return whether the loss is the model's own; where that takes a further repetition, it is asked once a run."""
+        """Return whether the loss is the model's own.
+
+        If that takes a further repetition, it is asked once a run.
+        """
         if repetition.loss_is_inside(self._model):
             return True
         if self._loss_is_like is None:
@@ -1039,7 +1099,10 @@ class Recorder:
         return self._loss_is_like
 
     def _tensors(self, armed: _Armed) -> tuple[dict[str, Tensor], dict[str, Tensor], FrozenWeights | None]:
-        """Return references to the update, to the weights before it and to the frozen ones, in one walk over the model."""
+        """Return references to the update, the weights and the frozen weights.
+
+        The weights are those before the step; one walk over the model finds all.
+        """
         mine = self._moved()
         parameters = armed.parameters
         if self._observe == "delta":
@@ -1056,7 +1119,10 @@ class Recorder:
         return update, weights | before | armed.before, frozen
 
     def _still_frozen(self, unmoved: Iterable[tuple[str, nn.Parameter]]) -> FrozenWeights:
-        """Return the parameters that need no copy, because they are as they were at the first kept step."""
+        """Return the parameters that need no copy.
+
+        They are as they were at the first kept step.
+        """
         if self._peers is not None and not self._peers.first:
             return FrozenWeights({}, {})  # this process writes nothing
         now = FrozenWeights.of(unmoved)
@@ -1064,7 +1130,10 @@ class Recorder:
         return self._frozen
 
     def _moved(self) -> set[int]:
-        """Return the identities of the parameters that the optimizers move; groups are added during training."""
+        """Return the identities of the parameters that the optimizers move.
+
+        Groups are added during training.
+        """
         return {id(p) for mover in self._movers for p in parameters_of(mover) if p.requires_grad}
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
@@ -1187,7 +1256,10 @@ def _fresh(shape: torch.Size, dtype: torch.dtype, like: Tensor) -> Tensor:
 
 
 def _kept_as(dtype: torch.dtype) -> torch.dtype:
-    """Return the type in which an update of that type is kept: itself if it is narrower than float32, else float32."""
+    """Return the type in which an update of that type is kept.
+
+    It is the type itself if that is narrower than float32, else float32.
+    """
     return dtype if dtype in (torch.bfloat16, torch.float16) else torch.float32
 
 

@@ -407,7 +407,10 @@ class Regime(_Model):
 
 
 class Overhead(_Model):
-    """What the audit cost the training run, in its own process; attacks in a side process are not counted."""
+    """What the audit cost the training run, in its own process.
+
+    Attacks in a side process are not counted.
+    """
 
     blocked_s: Amount = 0.0
     """Seconds that the training thread spent in the audit."""
