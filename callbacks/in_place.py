@@ -1,12 +1,12 @@
 """Repeats a client's step where it was made, to verify its update.
 
-The repetition comes before the optimizer moves the weights.
+This happens before the optimizer moves the weights.
 
 The recorder has the calls of the model, the random states before them and what the loss sent back into the outputs. The same
-object is called again, with its own kernels, precision, hooks and compiled graph, and the gradient is held against the one that
-the optimizer is about to get. Nothing is rebuilt, so nothing has to be tolerated but the order in which a GPU adds.
+object is called again, with its own kernels, precision, hooks and compiled graph, and the gradient is compared with the one that
+the optimizer is about to get. Nothing is rebuilt, so the only difference allowed is the order in which a GPU adds.
 
-Training must not notice. All that a repetition changes is put back by functions of Python and torch, none of ours, registered
+Training stays as it is without an audit. All that a repetition changes is put back by functions of Python and torch, none of ours, registered
 before the first change: gradients (the same tensors), buffers, modules' attributes, generators, modes.
 """
 

@@ -1,8 +1,9 @@
 """Finds out what an optimizer does to the gradients inside its own step.
 
 The recorder copies the gradients that an optimizer is given. An optimizer that clips them or adds noise in its step moves the weights
-by others, and those are what the client sends. torch's own optimizers are known not to do that. Of another one it is looked at
-whether the gradients are changed afterwards, whether the weights moved along them, and whether random numbers were drawn.
+by others, and those are what the client sends. torch's own optimizers are known not to do that. For any other
+optimizer this module checks whether the gradients are changed afterwards, whether the weights moved along them, and whether random
+numbers were drawn.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ That is the weights before the step, the update as the optimizer gets it, and th
 
 No framework is imported here; adapters say when a step is due and what its batch was. The one place where the final gradient
 can be read in every stack is a step pre-hook on the innermost optimizer: after accumulation, unscaling, clipping and a
-defence's noise, before the weights move. After the step it is checked that the weights were moved by what was copied, and only then
-is the copy handed to the writer. Several optimizers make one step of the audit: it ends when all of them have stepped.
+defence's noise, before the weights move. After the step the recorder checks that the weights were moved by what was copied, and
+only then hands the copy to the writer. Several optimizers make one step of the audit: it ends when all of them have stepped.
 
 The training thread copies into buffers that are reused, and nothing else; writing happens in the background. Nothing raises
 into training: a step that cannot be written is counted, anything unforeseen is reported once and ends the recording.
@@ -293,7 +293,7 @@ class Recorder:
         self._loss_is_like: bool | None = None
         """Whether a loss that is computed outside the model, or by code that replaced its own, has the gradient of its own."""
         self.due_again = False
-        """Whether the last step was not kept for want of something that is looked out for from now on, so that the next one is due."""
+        """Whether the next step is due, because the last one lacked something that the recorder holds from then on."""
         self._tap = None if called is None else Tap(called, self._began, self._reached, self._fail)
         self._beside = beside
         self._persistent: frozenset[str] = frozenset()

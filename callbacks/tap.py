@@ -1,13 +1,11 @@
-"""Records what goes into a model and what comes back to its outputs.
-
-The latter is what the client's loss sends back.
+"""Records the inputs of a model and the gradients that reach its outputs.
 
 A loss may be computed anywhere: in the model, in the trainer, in user code, from a curriculum. None of that has to be known. What
 reaches the parameters passes through the model's outputs, so a step is repeated exactly from the call, the random state before
 the forward pass, and the gradient that arrived at each output: its pull. Where the model computes the loss itself, the pull is
 one number, the weight that the trainer gave the loss.
 
-Hooks are on the model for as long as a step is recorded and no longer, and only ever read: training computes the same numbers.
+Hooks are on the model only while a step is recorded, and they only read: training computes the same numbers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Describes peft's adapters so that the model can be rebuilt.
 
-These are LoRA and its relatives, in the layers of a model.
+The adapters are LoRA and its relatives, in the layers of a model.
 """
 
 from __future__ import annotations
