@@ -1,4 +1,6 @@
-"""Agreement of the processes of a distributed run, over the key-value store in which they met: no collective, and a time limit.
+"""Lets the processes of a distributed run agree, with a time limit.
+
+They use the key-value store in which they met, and no collective.
 
 A process that does not answer, because it has no audit, has no data left or died, costs the others the limit and no more.
 """
@@ -35,7 +37,9 @@ class Settled:
 
 
 class Agreement:
-    """The decisions of one audit. Whatever happens to one process, all that ask about a topic are told the same.
+    """The decisions of one audit, the same in every process that asks.
+
+    Whatever happens to one process, all that ask about a topic are told the same.
 
     That is because a decision is written once: `compare_set` of the store tells a second writer what the first one wrote.
     """
@@ -54,7 +58,9 @@ class Agreement:
         self._topics: deque[str] = deque()
 
     def settle(self, topic: str, yes: bool, limit_s: float) -> Settled:
-        """Answer, and wait for the decision: yes if every process says so, no as soon as one does not.
+        """Answer, and wait for the decision of all processes.
+
+        The decision is yes if every process says yes, and no as soon as one says no.
 
         Args:
             topic: asked about once in the audit, in every process.

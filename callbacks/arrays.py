@@ -33,7 +33,7 @@ def labels_only(net: nn.Module, num_labels: int, criterion: nn.Module | None = N
         SnapshotError: fewer than two classes.
     """
     if num_labels < 2:
-        raise SnapshotError(f"labels are told apart from two classes on; `num_labels` is {num_labels}")
+        raise SnapshotError(f"a classifier has two classes or more; `num_labels` is {num_labels}")
     return ArrayClassifier(
         unwrapped(net), num_labels, None if criterion is None else public_loss(criterion, num_labels)
     )
@@ -74,7 +74,7 @@ def array_pass(seen: MicroBatch, num_labels: int) -> MicroBatch:
     if len(arrays) != 1 or not all(value.is_floating_point() for value in arrays.values()):
         given = ", ".join(f"{name} ({str(value.dtype).removeprefix('torch.')})" for name, value in arrays.items())
         raise SnapshotError(
-            f"its classifier was called with {given or 'nothing that is known'}; audited are classifiers of one array of "
+            f"its classifier was called with {given or 'nothing that is known'}; the audit takes classifiers of one array of "
             "floating-point numbers"
         )
     (inputs,) = arrays.values()
@@ -90,7 +90,7 @@ def array_pass(seen: MicroBatch, num_labels: int) -> MicroBatch:
     if odd or (logits is not None and logits.shape != (len(inputs), num_labels)):
         found = f"its output {odd[0]!r}" if logits is None or odd else f"outputs of shape {tuple(logits.shape)}"
         raise SnapshotError(
-            f"its loss is computed from {found}; audited are classifiers whose loss is computed from logits of shape "
+            f"its loss is computed from {found}; the audit takes classifiers whose loss is computed from logits of shape "
             f"({len(inputs)}, {num_labels}), one for each class of an example (`num_labels`)"
         )
     inside = {LABELS: labels} if LABELS in seen.inputs else {}

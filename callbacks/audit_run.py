@@ -1,4 +1,6 @@
-"""One audited training run, the same under every trainer: schedule, recorder, spool, side process, and how it ends.
+"""Runs one audit beside a training, the same under every trainer.
+
+It holds schedule, recorder, spool and side process, and knows how the run ends.
 
 No framework is imported here. An adapter tells when a run begins and ends, what a step is called, and the few facts about it that
 only its framework knows (`StepNow`); everything else is seen at the model and the optimizer.
@@ -308,7 +310,7 @@ class AuditRun:
         if self.postponed:
             if _writes(self.stack.peers):
                 say(
-                    f"step {step} is not kept: its adapters are at their start, where half of their update is zero; the next one is"
+                    f"step {step} is not kept: its adapters are at their start, so half of the update is zero; the next step is kept instead"
                 )
             return
         manifest: Manifest | None = None
@@ -340,7 +342,10 @@ class AuditRun:
         return self.missing is None
 
     def _count_missed(self, steps: int) -> None:
-        """Count the last due step if it was not recorded and training has come past it: one that never began is not missed."""
+        """Count the last due step if it was not recorded and is over.
+
+        A step that never began is not missed.
+        """
         if self.missing is None or self.missing[0] >= steps:
             return
         (step, lacking), self.missing = self.missing, None
@@ -394,7 +399,7 @@ class AuditRun:
         )
 
     def _has_parted(self) -> bool:
-        """Return whether the processes of a distributed run keep no steps together any more."""
+        """Return whether the processes of this run keep no more steps together."""
         if self.stack.peers is None or not self.stack.peers.over:
             return False
         self.recorder.give_in()
@@ -628,7 +633,10 @@ class Guarded:
         self._switch_off(f"{type(error).__name__}: {error}" if ours else type_and_place(error))
 
     def _switch_off(self, reason: str) -> None:
-        """Stop auditing, say why once, and leave training alone; the other processes of a distributed run are told."""
+        """Stop auditing, and say why once; training goes on.
+
+        The other processes of a distributed run are told.
+        """
         run, said = self._run, bool(self._off)
         self._off, self._run = self._off or reason, None
         notes = list(self._come_away(run, reason))
@@ -794,7 +802,9 @@ def _together(begin: Callable[[Peers | None], AuditRun]) -> AuditRun:
 
 
 def _among(stack: Stack, peers: Peers | None) -> Stack:
-    """Return what an adapter knows of a run, with the processes that it met; those that train alone stay alone.
+    """Return what an adapter knows of a run, with the processes it met.
+
+    Processes that train alone stay alone.
 
     Raises:
         SnapshotError: the model is shared out among the processes in a way that is not audited.
@@ -861,7 +871,7 @@ def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> 
     )
     if private and _is_placeholder(kept):
         raise SnapshotError(
-            "its batch is what the loader puts in the place of an empty Poisson draw, and nobody's data"
+            "the Poisson draw was empty, and the loader made up a batch in its place, which is nobody's data"
         )
     everything = [name for name in (*facts.shared, *facts.frozen) if name not in foreign]
     sent = kept.update.keys() if kept.part is None else kept.part.sketches.keys()
@@ -911,7 +921,9 @@ def _kept_parts(kept: Kept, part: PartOfStep) -> KeptParts:
 def _parts_to_keep(
     config: AuditConfig, stack: Stack, model: nn.Module, recipe: ModelRecipe, fit: Fit, recorder: Recorder
 ) -> Parts | None:
-    """Return what to keep of each step where all of it would be too much; None to keep all.
+    """Return which parts of each step to keep; None to keep all.
+
+    Parts are kept if all of a step would be too much.
 
     That is where an attack of the configuration reads the first blocks only, and the model can be rebuilt without the others.
     """
@@ -924,10 +936,10 @@ def _parts_to_keep(
     parts = first_parts(model, recipe, fit.unlike) if reading else None
     if parts is not None:
         rest = [name for name in needs if name not in reading]
-        more = f"; {', '.join(rest)} read everything and are left out (`keep: all` keeps it)" if rest else ""
+        more = f"; attacks that read everything do not run: {', '.join(rest)} (`keep: all` runs them)" if rest else ""
         say(
-            f"a step of this model takes {size / 1e9:.1f} GB, so what {' and '.join(reading)} read of it is kept, of the first {BLOCKS} "
-            f"blocks, and a sketch of the rest{more}"
+            f"a step of this model takes {size / 1e9:.1f} GB; kept is what {' and '.join(reading)} needs of the first {BLOCKS} blocks, and a "
+            f"sketch of the rest{more}"
         )
     return parts
 
@@ -990,7 +1002,10 @@ def _facts(stack: Stack, model: nn.Module, declared: tuple[DeclaredDefense, ...]
 
 
 def _dtype(optimizer: Any, model: nn.Module) -> torch.dtype:
-    """Return the type in which the update is computed: the coarsest of the parameters that are trained."""
+    """Return the type in which the update is computed.
+
+    It is the coarsest of the parameters that are trained.
+    """
     moved = {id(p) for mover in movers_of(optimizer) for p in parameters_of(mover)}
     trained = (p for p in model.parameters() if id(p) in moved)
     return coarsest_dtype(trained) or dtype_of(model)
@@ -1010,7 +1025,10 @@ def _neftune_alpha(model: nn.Module) -> float | None:
 
 
 def _plan(run: AuditRun) -> str:
-    """Return the line that says which steps are kept, how long attacks on them may take, and whether the policy can pass."""
+    """Return the line that describes the plan of this run.
+
+    It says which steps are kept, how long attacks on them may take, and whether the policy can pass.
+    """
     config, plan = run.config, run.plan
     if plan.kept == 0:
         return plan.steps_in_words()
@@ -1028,12 +1046,15 @@ def _plan(run: AuditRun) -> str:
 
 
 def _reasons(totals: Totals, config: AuditConfig) -> list[str]:
-    """Return how many steps that were due were not kept, and why, a clause for each reason."""
+    """Return how many due steps were not kept, a clause for each reason."""
     return [f"{counted(number, 'step')} not kept: {why}" for number, why in totals.not_kept(config)]
 
 
 def _steps_of(stack: Stack) -> int | None:
-    """Return the steps of the run as the audit counts them: rounds of local steps where the client sends those."""
+    """Return the steps of the run as the audit counts them.
+
+    A round of local steps counts once, if the client sends those.
+    """
     if stack.total_steps is None or stack.observe != "delta":
         return stack.total_steps
     return stack.total_steps // stack.local_steps
@@ -1049,7 +1070,10 @@ def _policy(config: AuditConfig) -> Policy:
 
 
 def _task(model: nn.Module) -> Any:
-    """Return the task by what the model is made for: the names of its class and of those that it is derived from."""
+    """Return the task that the model is made for.
+
+    The names of its class and of those that it is derived from tell it.
+    """
     names = [kind.__name__ for kind in type(model).__mro__]
     if any(name.endswith("ForSequenceClassification") for name in names):
         return "classification"
@@ -1063,7 +1087,10 @@ def _task(model: nn.Module) -> Any:
 
 
 def _with_defenses(config: AuditConfig, private: PrivateSgd | None, manifest: Manifest) -> Manifest:
-    """Return a manifest with the knobs of the private optimizer as they are now: schedulers change them after each step."""
+    """Return a manifest with the current knobs of the private optimizer.
+
+    Schedulers change them after each step.
+    """
     if private is None:
         return manifest
     facts = manifest.facts.model_copy(update={"defenses": _declared(config, private)})

@@ -1,4 +1,6 @@
-"""The boundary between training and its audit: no defect of the audit crosses it, and no exception of the user's is held back.
+"""Keeps defects of the audit out of training.
+
+No exception of the audit crosses this boundary, and no exception of the user's is held back.
 
 Whatever torch, a framework or a training loop calls in this package is an `entry`: an exception in it ends up in `_fail` of its
 object, and training goes on. Ctrl-C and the end of the interpreter are no defects and go through.
@@ -94,7 +96,9 @@ class Ending(AbstractContextManager[Any], ContextDecorator):
 
 
 class Hook:
-    """A function of ours that a module calls; where the module is copied or pickled, one that does nothing takes its place.
+    """A function of ours that a module calls.
+
+    If the module is copied or pickled, a function that does nothing takes its place.
 
     Loops copy models whenever they like (`copy.deepcopy` of the best one, an average of weights, `torch.save` of the module).
     A copy belongs to no recorded step, and needs no `leakaudit` where it is loaded.

@@ -1,4 +1,7 @@
-"""One call of a model as it was made: its arguments, and what it depends on beside them and the model. It can be made again."""
+"""One call of a model as it was made, so that it can be made again.
+
+It holds the arguments, and what the call depends on beside them and the model.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,10 @@ class Call:
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return nested dicts, lists and tuples with `change` put to what is in them; the containers are copies."""
+    """Return nested containers with `change` applied to what is in them.
+
+    Dicts, lists and tuples are copied.
+    """
     if isinstance(value, dict | UserDict):
         new = copy.copy(value)
         for key, part in value.items():
@@ -92,7 +98,10 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a forward pass depends on beside its arguments, the model and torch's generators."""
+    """What a forward pass depends on beside its arguments and the model.
+
+    The states of torch's generators are kept elsewhere (`Pass.rng`).
+    """
 
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     """Type of device, whether it is on, its type."""
@@ -119,7 +128,10 @@ class Surroundings:
         )
 
     def enter(self, stack: ExitStack) -> None:
-        """Put them back until the stack is closed; the generators of Python and numpy stay where a pass leaves them."""
+        """Set the surroundings of the pass until the stack is closed.
+
+        The generators of Python and numpy stay where the pass leaves them.
+        """
         for kind, on, dtype in self.autocast:
             stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=on, cache_enabled=self.cache))
         for (kernel, on), (_, now) in zip(self.attention, Surroundings.now().attention, strict=True):
@@ -137,5 +149,8 @@ def _attention(kernel: str, name: str) -> Callable[..., Any]:
 
 
 def copied(values: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the tensors among some values, copied to the CPU: user code may change them in place."""
+    """Return the tensors among some values, copied to the CPU.
+
+    User code may change them in place later.
+    """
     return {k: v.detach().to("cpu", copy=True) for k, v in values.items() if isinstance(v, Tensor)}

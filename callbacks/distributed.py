@@ -1,4 +1,4 @@
-"""The other processes of a distributed run, over `torch.distributed`: DDP and FSDP2.
+"""The other processes of a distributed run (DDP and FSDP2).
 
 The audit enters no collective of the user's process group: a process without an audit, or one that has no data left, would leave
 the others waiting there. Processes agree over the store of the group with a time limit (`agreement.py`); batches and shards go to
@@ -92,7 +92,10 @@ class TorchPeers:
         self._agreement.settle(MEETING, False, 0.0)
 
     def _take_room(self) -> None:
-        """Take the first place in the store where this audit can meet: each audit has one, and earlier ones are closed."""
+        """Take the first place in the store where this audit can meet.
+
+        Each audit has one, and earlier ones are closed.
+        """
         store = _default_store()
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # an agent's store outlives the processes
         number, rank, size = 0, dist.get_rank(), dist.get_world_size()
@@ -114,7 +117,10 @@ class TorchPeers:
         self._line = _Line(self._store, dist.get_rank(), dist.get_world_size())
 
     def agree(self, topic: str, yes: bool, limit_s: float | None = None) -> bool:
-        """Return whether all processes say yes within the time limit. Raises nothing; `over` says why if that was the last time."""
+        """Return whether all processes say yes within the time limit.
+
+        It raises nothing; `over` says why if that was the last time.
+        """
         if self.over or self._agreement is None:
             return False
         limit = _within(ANSWER_SECONDS if limit_s is None else limit_s)
@@ -146,7 +152,10 @@ class TorchPeers:
             logger.warning("no more steps are kept: %s; training goes on, and steps that were kept are audited", why)
 
     def leave(self) -> None:
-        """Tell the others that this process takes no part any more; they go on without the audit."""
+        """Tell the others that this process takes no part any more.
+
+        They go on without the audit.
+        """
         agreement, self._agreement = self._agreement, None
         if agreement is not None and not self.over:
             try:
@@ -155,7 +164,9 @@ class TorchPeers:
                 logger.debug("the others were not told: %s", type(error).__name__)
 
     def gather(self, truth: Truth) -> Truth:
-        """Return the micro-batches of all processes by rank in the first one, and this process's own in the others.
+        """Return the micro-batches of all processes, in the first one.
+
+        They are sorted by rank; the other processes get their own back.
 
         Raises:
             RuntimeError: a process did not send within the time limit.
@@ -166,7 +177,9 @@ class TorchPeers:
         return replace(truth, micro_batches=batches) if self.first else truth
 
     def whole(self, shard: Any) -> Tensor:
-        """Return a sharded tensor whole in the first process, and what there is of it in the others; all enter.
+        """Return a sharded tensor whole in the first process; all enter.
+
+        The other processes get what they hold of it.
 
         Args:
             shard: a DTensor that `check_layout` let through.
@@ -244,7 +257,9 @@ def peers_of(processes: int | None = None) -> TorchPeers | None:
 
 
 def check_layout(model: nn.Module, called: nn.Module, *, reduced: bool) -> None:
-    """Refuse a model that is not shared out over all processes alike: then nobody knows what the update is the mean of.
+    """Refuse a model that is not divided over all processes alike.
+
+    Otherwise nobody knows what the update is the mean of.
 
     Args:
         model: the model itself.
@@ -262,8 +277,8 @@ def check_layout(model: nn.Module, called: nn.Module, *, reduced: bool) -> None:
             continue
         if mesh.ndim != 1 or mesh.size() != size:
             raise SnapshotError(
-                f"parameter {name} lies on a device mesh of shape {tuple(mesh.shape)}, and {size} processes train: audited are "
-                "runs in which every process has a share of the batch and nothing else is shared out (DDP, or FSDP2 on a mesh of "
+                f"parameter {name} lies on a device mesh of shape {tuple(mesh.shape)}, and {size} processes train: the audit "
+                "needs every process to have a share of the batch, and nothing else to be divided (DDP, or FSDP2 on a mesh of "
                 "one dimension over all processes)"
             )
         simple = all(type(p).__name__ in ("Shard", "Replicate") for p in parameter.placements)  # type: ignore[attr-defined]
@@ -275,13 +290,15 @@ def check_layout(model: nn.Module, called: nn.Module, *, reduced: bool) -> None:
         group = getattr(module, "process_group", None)
         if reduced and isinstance(group, dist.ProcessGroup) and group.size() != size:
             raise SnapshotError(
-                f"gradients are averaged over {group.size()} of {size} processes (`process_group`), so their update is not one of "
-                "all; use `observe='local'`, or DDP over all processes"
+                f"gradients are averaged over {group.size()} of {size} processes (`process_group`), so their update is not the "
+                "mean over all; use `observe='local'`, or DDP over all processes"
             )
 
 
 def _default_store() -> Any:
-    """Return the store in which the processes of the default group met. Torch has no public name for it in 2.6 to 2.13.
+    """Return the store in which the processes of the default group met.
+
+    Torch has no public name for it in 2.6 to 2.13.
 
     Raises:
         PeersError: there is none, as with MPI.

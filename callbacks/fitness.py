@@ -1,4 +1,7 @@
-"""Finds out before the first step whether a model's tensors can be kept, and whether another process makes the same ones."""
+"""Checks before the first step whether a model can be audited.
+
+Its tensors have to be such as can be kept, and another process has to make the same ones.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,10 @@ class Fit:
         return cls(_foreign(model, recipe, blank), unlike, parts, settings_of(blank))
 
     def settings(self, model: nn.Module) -> Settings:
-        """Return the plain numbers on the live model's modules that are not those of the made one, as they are now."""
+        """Return the live model's numbers that differ from the made one's.
+
+        They are plain numbers on its modules, as they are at this moment.
+        """
         if self.made is None:
             return {}
         live = {plain_name(f"{name}.")[:-1]: numbers for name, numbers in settings_of(model).items()}
@@ -84,7 +90,9 @@ class Fit:
 
 
 def refuse_quantised(model: nn.Module) -> None:
-    """Refuse a model whose weights are stored in fewer bits than a number that can be trained.
+    """Refuse a model whose weights are quantised.
+
+    They are stored in fewer bits than a number that can be trained.
 
     Raises:
         ModelError: says what to do.
@@ -99,7 +107,9 @@ def refuse_quantised(model: nn.Module) -> None:
 
 
 def _blank(recipe: ModelRecipe) -> nn.Module | None:
-    """Return the model of a recipe with its buffers, and parameters without values; None where that cannot be tried.
+    """Return the model of a recipe with parameters without values.
+
+    It has its buffers; None means that this cannot be tried.
 
     Raises:
         ModelError: the recipe makes no model, or its adapters do not fit.
@@ -121,7 +131,10 @@ def _blank(recipe: ModelRecipe) -> nn.Module | None:
 
 @contextmanager
 def _parameters_without_values() -> Iterator[None]:
-    """Put each parameter on the device `meta` when it is registered, so that a large model takes no memory."""
+    """Put each parameter on the device `meta` when it is registered.
+
+    So a large model takes no memory.
+    """
 
     def emptied(module: nn.Module, name: str, parameter: Any) -> Any:
         if parameter is None or parameter.is_meta:
@@ -136,7 +149,9 @@ def _parameters_without_values() -> Iterator[None]:
 
 
 def foreign_tensors(model: nn.Module, recipe: ModelRecipe) -> frozenset[str]:
-    """Return the parameters and stored buffers that a model of transformers has beyond those that its class makes.
+    """Return what a transformers model has beyond what its class makes.
+
+    These are parameters and stored buffers.
 
     Args:
         model: the live one.

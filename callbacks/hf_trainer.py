@@ -209,13 +209,19 @@ def _refuse(args: TrainingArguments, trainer: Any) -> None:
 
 
 def _tokenizer(given: Any, model: Any) -> Any:
-    """Return the tokenizer itself: a processor holds one, and so do a SentenceTransformer and what was given in its place."""
+    """Return the tokenizer itself.
+
+    A processor holds one, and so do a SentenceTransformer and what was given in its place.
+    """
     places = (given, getattr(given, "tokenizer", None), getattr(unwrapped(model), "tokenizer", None))
     return next((found for found in places if hasattr(found, "get_vocab")), given)
 
 
 def _bound(args: TrainingArguments, loader: Any) -> int | None:
-    """Return the largest batch of one optimizer step: by the loader that is used, or by the arguments where there is none yet."""
+    """Return the largest batch of one optimizer step.
+
+    The loader in use tells it, or the arguments if there is no loader yet.
+    """
     windows = args.gradient_accumulation_steps
     if loader is None:
         return int(args.per_device_train_batch_size * windows * args.world_size)

@@ -1,10 +1,12 @@
-"""Verification in place: a client's step is repeated where it was made, before the optimizer moves the weights.
+"""Repeats a client's step where it was made, to verify its update.
+
+This happens before the optimizer moves the weights.
 
 The recorder has the calls of the model, the random states before them and what the loss sent back into the outputs. The same
-object is called again, with its own kernels, precision, hooks and compiled graph, and the gradient is held against the one that
-the optimizer is about to get. Nothing is rebuilt, so nothing has to be tolerated but the order in which a GPU adds.
+object is called again, with its own kernels, precision, hooks and compiled graph, and the gradient is compared with the one that
+the optimizer is about to get. Nothing is rebuilt, so the only difference allowed is the order in which a GPU adds.
 
-Training must not notice. All that a repetition changes is put back by functions of Python and torch, none of ours, registered
+Training stays as it is without an audit. All that a repetition changes is put back by functions of Python and torch, none of ours, registered
 before the first change: gradients (the same tensors), buffers, modules' attributes, generators, modes.
 """
 
@@ -56,16 +58,25 @@ PRIVATE = ("grad_sample", "summed_grad")
 
 
 class NotInPlaceError(SnapshotError):
-    """A step cannot be repeated where it was made; the message says why, and the rebuilt model checks it."""
+    """The error of a step that cannot be repeated where it was made.
+
+    The message says why, and the rebuilt model checks the step.
+    """
 
 
 class UnheldError(SnapshotError):
-    """The loss came from more outputs of the model than were held; from the next step on, all are."""
+    """The error of a loss that came from more outputs than were held.
+
+    From the next step on, all outputs are held.
+    """
 
 
 @dataclass
 class Before:
-    """The called object as it was before the first forward pass of a step, and what changed of it from pass to pass."""
+    """The called object as it was before the first forward pass of a step.
+
+    It also holds what changed of it from pass to pass.
+    """
 
     called: nn.Module
     attributes: list[tuple[nn.Module, dict[str, Any]]]
@@ -98,7 +109,10 @@ class Before:
         return tensor.detach().clone() if known is None else known[1]
 
     def note(self, seen: Pass) -> None:
-        """Keep the weights and modes of a pass where they are not those of the first, as adversarial training changes weights in a step."""
+        """Keep the weights and modes of a pass if they are not the first's.
+
+        Adversarial training changes weights within a step.
+        """
         seen.modes = [(m, m.training) for m, then in self.attributes if m.training != then.get("training", m.training)]
         prints = fingerprints(self.called)
         if self.prints is None:
@@ -118,7 +132,10 @@ _STATE = (bool, int, float, str, type(None), Tensor)
 
 
 def fingerprints(model: nn.Module) -> Tensor:
-    """Return a number of each parameter, (P,), on the device of the first: it changes with the parameter."""
+    """Return a number of each parameter, (P,), that changes with it.
+
+    The numbers are on the device of the first parameter.
+    """
     with torch.no_grad():
         found = [_fingerprint(p.detach()) for p in model.parameters()]
     together: Tensor = torch.stack([one.to(found[0].device) for one in found])
@@ -218,7 +235,7 @@ class Repetition:
         if any(getattr(p, name, None) is not None for p in self.moved for name in PRIVATE):
             return "the model keeps gradients of examples"
         if not self.passes:
-            return "no forward pass was seen that its update comes from"
+            return "the audit saw no forward pass that this update comes from"
         if opaque := self.before.users.opaque:
             return f"the model's own code uses an object that cannot be put back afterwards ({opaque})"
         for seen in self.passes:
@@ -244,7 +261,9 @@ class Repetition:
         )
 
     def beside(self, observed: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
-        """Name a term of the loss that does not come through the model's outputs and explains what is left; empty where none is known.
+        """Name a term of the loss that does not come through the outputs.
+
+        The term is one that explains what is left of the update; the name is empty if none is known.
 
         Args:
             observed: name -> update as the optimizer gets it.
@@ -276,12 +295,17 @@ class Repetition:
         return ""
 
     def everything(self) -> None:
-        """Repeat with all that arrived at the outputs, not with the loss inside the model alone."""
+        """Repeat with everything that arrived at the outputs.
+
+        Otherwise only the loss inside the model counts.
+        """
         for seen in self.passes:
             seen.mixed = True
 
     def update(self, names: Iterable[str], differentiate: Callable[[], None] | None = None) -> dict[str, Tensor]:
-        """Return the step's update, computed again: unscaled and clipped as the recipe says, in the gradients' own types.
+        """Return the step's update, computed again.
+
+        It is unscaled and clipped as the recipe says, and has the gradients' own types.
 
         Args:
             names: of the parameters; zero for one that the step did not reach.
@@ -305,12 +329,17 @@ class Repetition:
     # ------------------------------------------------------------------ whose loss it is
 
     def loss_is_inside(self, model: nn.Module) -> bool:
-        """Return whether each pass was pulled at the loss that the model computes, by the code of its class, and nowhere else."""
+        """Return whether the model itself computed the loss, by its class.
+
+        Nothing else may have been pulled in any pass.
+        """
         replaced = {"forward", "loss_function", "_loss_function"} & vars(model).keys()
         return not replaced and all(set(seen.pulls) == {"loss"} for seen in self.passes)
 
     def loss_is_like(self, model: nn.Module, batch: MicroBatch) -> bool:
-        """Return whether the step's first pass has the gradient of the loss that the model's class computes, up to a factor.
+        """Return whether the first pass has the gradient of the model's loss.
+
+        The loss is that of the model's class; a factor is allowed.
 
         Args:
             model: that is audited.
@@ -345,7 +374,10 @@ class Repetition:
     # ------------------------------------------------------------------ what is put back
 
     def _put_back_afterwards(self, stack: ExitStack) -> None:
-        """Register everything that brings training back to where it is now; only functions that are not ours."""
+        """Register everything that brings training back to where it is.
+
+        Only functions of Python and torch are registered, none of ours.
+        """
         stack.callback(random.setstate, random.getstate())
         if (arrays := sys.modules.get("numpy")) is not None:
             stack.callback(arrays.random.set_state, arrays.random.get_state())
@@ -364,12 +396,18 @@ class Repetition:
             stack.callback(function, *arguments)
 
     def _parameters(self) -> list[nn.Parameter]:
-        """Return every parameter that may have a gradient, once: the called object's in its order, then the optimizer's others."""
+        """Return every parameter that may have a gradient, once.
+
+        The called object's come first, in its order, then the optimizer's others.
+        """
         every = (*self.called.parameters(), *self.named.values(), *self.moved)
         return list({id(p): p for p in every}.values())
 
     def _as_before(self) -> None:
-        """Put plain attributes and changed buffers back to what they were before the first pass; take the gradients away."""
+        """Put attributes and buffers back to the state before the first pass.
+
+        This also takes the gradients away.
+        """
         again: dict[int, Tensor] = {}
         for key, (tensor, copy, version) in self.before.copies.items():
             if tensor._version != version or not _same(tensor, copy):
@@ -489,7 +527,10 @@ class Repetition:
 
 
 def _as_fabric_does(stack: ExitStack) -> None:
-    """Differentiate as `Fabric.backward` does: its modules refuse every other backward pass under mixed precision."""
+    """Differentiate as `Fabric.backward` does.
+
+    Under mixed precision, modules of Fabric refuse every other backward pass.
+    """
     for name in ("lightning.fabric.wrappers", "lightning_fabric.wrappers"):
         wrappers = sys.modules.get(name)
         if wrappers is not None and hasattr(wrappers, "_in_fabric_backward"):
@@ -502,7 +543,10 @@ class _ReentrantError(Exception):
 
 
 def _compare(one: Backward, path: str, pull: Tensor) -> None:
-    """Note that what the loss inside the model sends into another output is all that arrived there, if it is."""
+    """Note whether the loss inside the model explains an output's gradient.
+
+    That is so if the loss sends into that output all that arrived there in the client's step.
+    """
     mine = sums(pull.detach())
     held = one.sums.get(path)
     theirs = sums(one.pulls[path].to(pull.device)) if held is None else held.to(mine.device)
@@ -511,7 +555,9 @@ def _compare(one: Backward, path: str, pull: Tensor) -> None:
 
 
 def _multiple(left: Mapping[str, Tensor], distance: Mapping[str, Tensor], unsure: float) -> bool:
-    """Return whether what is left of each parameter's entries is a multiple of a distance, 0 or more, up to `PENALTY`.
+    """Return whether the entries are a multiple of a distance, 0 or more.
+
+    Entries are what is left of each parameter's update; `PENALTY` is the relative error that is allowed.
 
     Args:
         left: name -> entries.

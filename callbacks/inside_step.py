@@ -1,8 +1,9 @@
 """Finds out what an optimizer does to the gradients inside its own step.
 
 The recorder copies the gradients that an optimizer is given. An optimizer that clips them or adds noise in its step moves the weights
-by others, and those are what the client sends. torch's own optimizers are known not to do that. Of another one it is looked at
-whether the gradients are changed afterwards, whether the weights moved along them, and whether random numbers were drawn.
+by others, and those are what the client sends. torch's own optimizers are known not to do that. For any other
+optimizer this module checks whether the gradients are changed afterwards, whether the weights moved along them, and whether random
+numbers were drawn.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ WHAT_TO_DO = "declare what it does with `shipped_defense`, or change the gradien
 
 @dataclass
 class Handed:
-    """What an optimizer was given when the gradients were copied, and what its step made of it."""
+    """What an optimizer was given, and what its step made of it.
+
+    It is taken when the gradients are copied.
+    """
 
     optimizer: torch.optim.Optimizer
     parameters: list[nn.Parameter]
@@ -66,7 +70,7 @@ class Handed:
 
     @property
     def trusted(self) -> bool:
-        """Whether torch's own code, and nothing else, comes between the copy and the weights."""
+        """Whether only torch's own code comes between the copy and the weights."""
         return self.last and _of_torch(self.optimizer)
 
     @property
@@ -80,7 +84,9 @@ class Handed:
         self.random = random_states(self.parameters)
 
     def check(self, *, declared: bool) -> str:
-        """Return what cannot be known of the step that was just made; empty where nothing is left open.
+        """Return what cannot be known of the step that was just made.
+
+        The text is empty if nothing is left open.
 
         Args:
             declared: whether the run declares a defence. Gradients that the step changed in place are then the update (`retake`).
@@ -113,7 +119,10 @@ class Handed:
         return self._check_movement(emptied=emptied)
 
     def _check_movement(self, *, emptied: bool) -> str:
-        """Hold the movement of the weights against the gradients, as far as the rule of an unknown optimizer lets that be done."""
+        """Compare the movement of the weights with the gradients.
+
+        The rule of an unknown optimizer sets a limit to what this shows.
+        """
         along = self._moved_along()
         if along:
             return ""
@@ -140,7 +149,10 @@ class Handed:
         return f"{len(changed)} of {len(self.parameters)} parameters"
 
     def _keeps_state(self) -> bool:
-        """Return whether the optimizer remembers a tensor as large as a parameter, such as a momentum."""
+        """Return whether the optimizer keeps a tensor as large as a parameter.
+
+        A momentum is one.
+        """
         state: Any = self.optimizer.state
         kept = (value for p in self.parameters if p in state for value in _values(state[p]))
         return any(isinstance(value, Tensor) and value.numel() > 1 for value in kept)
@@ -153,7 +165,10 @@ class Handed:
         return list(Witness.of(self.now).entries)
 
     def _moved_along(self) -> bool | None:
-        """Return whether the weights moved along the gradients and themselves; None where they hardly moved or it is lost in rounding."""
+        """Return whether the weights moved along the gradients and themselves.
+
+        None means that they hardly moved, or that rounding hides it.
+        """
         gradients = self._gradients_now() if self.retake else list(self.gradients.entries)
         moved = [
             None if before is None or after is None or gradient is None else before.double() - after.double()
@@ -168,7 +183,10 @@ class Handed:
         return self._combined(moved, SAME + rounding / step, gradients)
 
     def _rounding(self) -> float:
-        """Return the length of what rounding the weights can leave in all remembered entries."""
+        """Return the length of what rounding the weights can leave.
+
+        It is over all remembered entries.
+        """
         lengths = [
             ROUNDING * torch.finfo(w.dtype).eps * float(w.double().norm())
             for w in self.weights.entries
@@ -179,7 +197,9 @@ class Handed:
     def _combined(
         self, found: Sequence[Tensor | None], tolerance: float, gradients: Sequence[Tensor | None] | None = None
     ) -> bool:
-        """Return whether the entries of each parameter are a multiple of its gradient plus a multiple of its weights.
+        """Return whether entries combine the gradient and the weights.
+
+        Each parameter's entries have to be a multiple of its gradient plus a multiple of its weights.
 
         That is what clipping, unscaling, a learning rate and weight decay make of a gradient, and what noise does not.
 
@@ -201,7 +221,9 @@ class Handed:
 
 
 def _lengths(y: Tensor, g: Tensor, w: Tensor) -> tuple[float, float]:
-    """Return the lengths of what is left of y without its parts along w and g, and of y; all are (entries,).
+    """Return the lengths of y without its parts along w and g, and of y.
+
+    All three are (entries,).
 
     With fewer than `FEW` entries two numbers explain anything, and nothing is left.
     """
@@ -217,7 +239,9 @@ def _without(vector: Tensor, other: Tensor) -> Tensor:
 
 
 def _of_torch(optimizer: Any) -> bool:
-    """Return whether the `step` of an optimizer is torch's own, a subclass that inherits it included.
+    """Return whether the `step` of an optimizer is torch's own.
+
+    A subclass that inherits it counts as torch's.
 
     It may change gradients by itself, as SGD with Nesterov's momentum and fused optimizers with a scale do.
     """
@@ -233,7 +257,10 @@ def _values(state: Any) -> list[Any]:
 
 
 def random_states(parameters: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return the states of the default random generators of the CPU and of the device of some tensors; nothing is drawn."""
+    """Return the states of torch's default generators; draw nothing.
+
+    They are those of the CPU and of the device of the tensors.
+    """
     states = {"cpu": torch.get_rng_state()}
     device = next((p.device for p in parameters), torch.device("cpu"))
     if device.type == "cuda":

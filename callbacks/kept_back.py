@@ -1,4 +1,7 @@
-"""Finds the forward pass that the labels belong to which a trainer kept for a loss of its own."""
+"""Finds the forward pass that the labels of a batch belong to.
+
+The trainer kept these labels from the model, for a loss of its own.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ def hand_out(passes: Sequence[Pass]) -> None:
 
 
 def _owner(passes: Sequence[Pass], batch: dict[str, Tensor]) -> Pass | None:
-    """Return the pass that the labels of a batch belong to; None where that cannot be told, or there are none to hand out."""
+    """Return the pass that the labels of a batch belong to.
+
+    None means that this cannot be told, or that there are no labels to hand out.
+    """
     labels = batch.get(LABELS)
     if labels is None or labels.dim() == 0 or len(passes) < 2:
         return None

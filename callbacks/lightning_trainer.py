@@ -151,7 +151,10 @@ class LeakAuditCallback(Guarded, Callback):
 
     @entry
     def _stepped(self, *args: Any) -> None:
-        """Count a step; called by each optimizer after the weights have moved, and not for steps that a GradScaler skips."""
+        """Count a step, after an optimizer has moved the weights.
+
+        Each optimizer calls it, and not for steps that a GradScaler skips.
+        """
         if self._run is None or self._run.recorder.rounds.over:
             self._steps += 1
             self._next()

@@ -1,4 +1,6 @@
-"""Finds the optimizers that move a model's weights, and tells when all of them have stepped.
+"""Finds the optimizers that move a model's weights.
+
+It also tells when all of them have stepped.
 
 Frameworks wrap optimizers, and a loop may have several of them. Hooks belong on the innermost ones: there the gradient is final,
 and the weights are still those of the forward pass.
@@ -29,7 +31,10 @@ _STEP = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
 
 
 def layers_of(optimizer: Any) -> list[Any]:
-    """Return one optimizer and what it wraps, outermost first; the last one may hold several."""
+    """Return one optimizer and what it wraps, outermost first.
+
+    The last one may hold several.
+    """
     layers = [optimizer]
     while True:
         inside = _inside(layers[-1])
@@ -72,7 +77,9 @@ def parameters_of(optimizer: Any) -> list[nn.Parameter]:
 
 
 def unmoved(model: nn.Module, movers: Sequence[Any]) -> str:
-    """Return a sentence about the parameters that require a gradient and that no optimizer moves; empty where there are none.
+    """Return a sentence on parameters that no optimizer moves.
+
+    They require a gradient; the sentence is empty if there are none.
 
     Before training it is not known whether they will have a gradient; `check_all_moved` refuses a step in which one has.
     """
@@ -92,7 +99,7 @@ def _counted(names: Sequence[str]) -> str:
 
 
 def check_all_moved(parameters: Sequence[tuple[str, nn.Parameter]], movers: Sequence[Any]) -> None:
-    """Refuse a step in which a parameter has a gradient that none of the optimizers moves.
+    """Refuse a step if a parameter has a gradient and no optimizer.
 
     Another optimizer may move it, so that the update would be a part of what the client sends.
 
@@ -103,7 +110,7 @@ def check_all_moved(parameters: Sequence[tuple[str, nn.Parameter]], movers: Sequ
     left = [name for name, p in parameters if id(p) not in mine and p.requires_grad and _has_gradient(p)]
     if left:
         raise SnapshotError(
-            f"{_counted(left)} that have a gradient and that no optimizer moves that the audit was given; {WAYS_OUT}"
+            f"{_counted(left)} that have a gradient and are in no optimizer that the audit was given; {WAYS_OUT}"
         )
 
 
@@ -112,14 +119,19 @@ def _has_gradient(parameter: nn.Parameter) -> bool:
 
 
 def _given(optimizer: Any) -> list[Any] | None:
-    """Return the entries of a list, tuple or mapping of optimizers; None for a single one."""
+    """Return the optimizers in a container; None for a single one.
+
+    Containers are lists, tuples and mappings.
+    """
     if isinstance(optimizer, Mapping):
         return list(optimizer.values())
     return list(optimizer) if isinstance(optimizer, list | tuple) else None
 
 
 def _inside(optimizer: Any) -> list[Any]:
-    """Return the optimizers that one keeps in its attributes and that move exactly its parameters between them.
+    """Return the optimizers that one keeps in its attributes.
+
+    Together they move exactly its parameters.
 
     So a wrapper is known by what it does (SAM's `base_optimizer`, Lookahead), and so is a container (Muon for matrices, AdamW for the
     rest). `ZeroRedundancyOptimizer` keeps one that moves a share of the parameters only, so it has nothing inside.
@@ -135,13 +147,19 @@ def _inside(optimizer: Any) -> list[Any]:
 
 
 def _optimizers_in(value: Any) -> Sequence[Any]:
-    """Return the optimizers and wrappers of optimizers that an attribute's value is, or lists."""
+    """Return the optimizers in an attribute's value, or in its lists.
+
+    Wrappers of optimizers count as optimizers.
+    """
     entries = [value] if (given := _given(value)) is None else given
     return [one for one in entries if isinstance(getattr(one, "param_groups", None), list) and hasattr(one, "step")]
 
 
 def may_nest(optimizer: Any) -> bool:
-    """Return whether an optimizer's `step` may call that of a parent class, which calls all hooks once more."""
+    """Return whether an optimizer's `step` may call that of a parent.
+
+    Then all hooks are called once more.
+    """
     return sum("step" in vars(kind) for kind in type(optimizer).__mro__ if kind is not torch.optim.Optimizer) > 1
 
 
@@ -155,12 +173,14 @@ def steps_on_the_stack(optimizer: Any) -> int:
 
 
 def nested(optimizer: Any) -> bool:
-    """Return whether the hooks of an optimizer are being called for a step inside another one of its steps."""
+    """Return whether the hooks run for a step inside another step."""
     return may_nest(optimizer) and steps_on_the_stack(optimizer) > 1
 
 
 class Rounds:
-    """Tells when several optimizers of one model have all stepped, which makes one step of the audit.
+    """Tells when several optimizers of one model have all stepped.
+
+    That makes one step of the audit.
 
     Where one of them steps less often, the steps of the others in between belong to the same round. A forward pass before all have
     stepped begins the round again (`restart`), so that a round ends with the last steps of each.
@@ -174,7 +194,10 @@ class Rounds:
         """Whether the last step of an optimizer ended a round."""
 
     def install(self) -> list[Any]:
-        """Set the hooks that are needed, before all other hooks after a step; return their handles."""
+        """Set the hooks that are needed; return their handles.
+
+        They come before all other hooks after a step.
+        """
         if len(self._movers) == 1 and not may_nest(self._movers[0]):
             return []
         return [
@@ -197,11 +220,14 @@ class Rounds:
             self._stepped.clear()
 
     def _fail(self, error: Exception) -> None:
-        """Count every step as a round from now on: the audit goes on with steps that are not complete, and keeps none."""
+        """Count every step as a round from this moment on.
+
+        The audit goes on with steps that are not complete, and keeps none.
+        """
         self.over = True
 
 
 def first(hooks: Any, handle: Any) -> Any:
-    """Move a hook that was just set before all others of its dictionary; return its handle."""
+    """Move a hook that was just set before all others; return its handle."""
     hooks.move_to_end(handle.id, last=False)
     return handle

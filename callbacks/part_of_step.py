@@ -1,4 +1,7 @@
-"""The part of a large step that is kept: what attacks on the first blocks read, and a sketch of everything."""
+"""Keeps a part of a large step, and a sketch of everything.
+
+The part is what attacks on the first blocks read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Finds out whether an optimizer clips every example and adds noise, and how: Opacus, without importing it."""
+"""Reads whether an optimizer clips every example and adds noise, and how.
+
+It knows Opacus without importing it.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ def private_sgd(optimizer: Any) -> PrivateSgd | None:
             name = type(layer).__name__
             if name not in REPEATED:
                 raise SnapshotError(
-                    f"{name} clips otherwise than one bound for every example's whole gradient, which cannot be repeated; use "
+                    f"{name} does not clip each example's whole gradient to one bound, so its step cannot be repeated; use "
                     "`clipping='flat'` and `grad_sample_mode='hooks'` of Opacus to audit"
                 )
             if (several := len(movers_of(optimizer))) > 1:

@@ -1,9 +1,11 @@
-"""Keeps what a client transmits: the weights before the step, the update as the optimizer gets it, the batch.
+"""Keeps what a client transmits in a step.
+
+That is the weights before the step, the update as the optimizer gets it, and the batch.
 
 No framework is imported here; adapters say when a step is due and what its batch was. The one place where the final gradient
 can be read in every stack is a step pre-hook on the innermost optimizer: after accumulation, unscaling, clipping and a
-defence's noise, before the weights move. After the step it is checked that the weights were moved by what was copied, and only then
-is the copy handed to the writer. Several optimizers make one step of the audit: it ends when all of them have stepped.
+defence's noise, before the weights move. After the step the recorder checks that the weights were moved by what was copied, and
+only then hands the copy to the writer. Several optimizers make one step of the audit: it ends when all of them have stepped.
 
 The training thread copies into buffers that are reused, and nothing else; writing happens in the background. Nothing raises
 into training: a step that cannot be written is counted, anything unforeseen is reported once and ends the recording.
@@ -141,7 +143,10 @@ class Counters:
 
 
 class Peers(Protocol):
-    """The other processes of a distributed run; `gather` and `whole` are entered by all of them, or none."""
+    """The other processes of a distributed run.
+
+    All of them enter `gather` and `whole`, or none does.
+    """
 
     @property
     def first(self) -> bool:
@@ -162,7 +167,10 @@ class Peers(Protocol):
         """Tell the others that this process takes no part any more."""
 
     def gather(self, truth: Truth) -> Truth:
-        """Return the micro-batches of all processes, in the order of their ranks, in the first one."""
+        """Return the micro-batches of all processes, in the first one.
+
+        They are in the order of the ranks.
+        """
 
     def whole(self, shard: Any) -> Tensor:
         """Return a sharded tensor whole, in the first process."""
@@ -285,7 +293,7 @@ class Recorder:
         self._loss_is_like: bool | None = None
         """Whether a loss that is computed outside the model, or by code that replaced its own, has the gradient of its own."""
         self.due_again = False
-        """Whether the last step was not kept for want of something that is looked out for from now on, so that the next one is due."""
+        """Whether the next step is due, because the last one lacked something that the recorder holds from then on."""
         self._tap = None if called is None else Tap(called, self._began, self._reached, self._fail)
         self._beside = beside
         self._persistent: frozenset[str] = frozenset()
@@ -358,7 +366,9 @@ class Recorder:
             handle.remove()
         self._handles = []
         if not self.written(patience_s) and patience_s:
-            logger.warning("the last kept step is still not on the disk after %g s; it is left behind", patience_s)
+            logger.warning(
+                "the last kept step is still not on the disk after %g s; the audit goes on without it", patience_s
+            )
 
     def written(self, patience_s: float = PATIENCE_SECONDS) -> bool:
         """Wait until what was kept is on the disk, for so long and no longer; return whether it is."""
@@ -371,7 +381,10 @@ class Recorder:
         return self._writer is not None and self._writer.is_alive()
 
     def keep_only(self, parts: Parts) -> None:
-        """Keep these parts of a step, and a sketch of the rest of its update; call before `install`."""
+        """Keep these parts of a step; call before `install`.
+
+        A sketch stands for the rest of its update.
+        """
         self._parts = parts
 
     def bytes_held(self) -> int:
@@ -379,7 +392,9 @@ class Recorder:
         return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers.values())
 
     def bytes_of_a_step(self) -> int:
-        """Return what the copies of one step take: trained weights, their update, and persistent buffers.
+        """Return the size of the copies of one step.
+
+        Trained weights, their update and persistent buffers are copied.
 
         Rows of the word embedding, of which there are as many as words in the batch, are not counted where only parts are kept.
         """
@@ -391,13 +406,19 @@ class Recorder:
         return size + sum(b.numel() * b.element_size() for b in buffers)
 
     def _in_pool(self, size: int) -> bool:
-        """Return whether copies of that size are held until the writer has them on the disk."""
+        """Return whether copies of that size are held in memory.
+
+        They are held until the writer has them on the disk.
+        """
         # Pinned memory comes in powers of two, so a tensor may take up to twice its size.
         held = 2 * size if next(self._model.parameters()).is_cuda else size
         return self._observe == "delta" or held <= POOL_BYTES
 
     def bytes_to_write(self) -> int:
-        """Return what the next kept step takes on the disk: the first one brings the frozen weights with it."""
+        """Return what the next kept step takes on the disk.
+
+        The first one brings the frozen weights with it.
+        """
         moved = self._moved()
         frozen = sum(p.numel() * p.element_size() for p in self._model.parameters() if id(p) not in moved)
         return self.bytes_of_a_step() + (frozen if self._frozen is None or self._observe == "delta" else 0)
@@ -479,7 +500,10 @@ class Recorder:
         self.counters.blocked_s += time.perf_counter() - start
 
     def _begin_again(self) -> None:
-        """Leave out a step that only some of several optimizers had made when a forward pass begins: the weights were moved since."""
+        """Leave out a step that only some of several optimizers had made.
+
+        A forward pass begins, and the weights were moved since.
+        """
         found = self._copied
         if found is None or not found.stepped:
             return
@@ -490,11 +514,14 @@ class Recorder:
             reason = f"in {MOST_RESTARTS} attempts a forward pass began before {self._missing(found)}"
             self._not_kept(
                 found.armed.step,
-                SnapshotError(f"{reason}; several optimizers are audited where they step one after the other"),
+                SnapshotError(f"{reason}; the audit needs all optimizers to step without a forward pass between them"),
             )
 
     def _look_at_weights(self, armed: _Armed, seen: Pass) -> None:
-        """Remember a few entries of the weights that a pass sees; copy them where those at the step were others before."""
+        """Remember a few entries of the weights that a pass sees.
+
+        The weights are copied here if they were others at an earlier step.
+        """
         if self._observe == "delta":
             return
         if not armed.passes:
@@ -581,7 +608,10 @@ class Recorder:
         return tuple(observed if a is closure else a for a in args), kwargs
 
     def _mover(self, optimizer: Any) -> Any:
-        """Return the optimizer as it was found in its wrappers, some of which cannot be looked into."""
+        """Return the optimizer as it was found in its wrappers.
+
+        Some of them cannot be looked into.
+        """
         return self._movers[0] if len(self._movers) == 1 else optimizer
 
     @entry
@@ -593,7 +623,10 @@ class Recorder:
             self._copied.handed[id(optimizer)].evaluated()
 
     def _belongs_before(self, optimizer: Any) -> bool:
-        """Return whether one of several optimizers steps before the first forward pass of this step: it ends the step before."""
+        """Return whether an optimizer ends the step before this one.
+
+        One of several does so if it steps before the first forward pass.
+        """
         armed = self._armed
         if armed is None or armed.passes or len(self._movers) == 1:
             return False
@@ -625,7 +658,10 @@ class Recorder:
             self._copied.entered.add(id(optimizer))
 
     def _join(self, found: _Copied, optimizer: Any) -> None:
-        """Go on with a copied step at the next of several optimizers; what was clipped since is copied again."""
+        """Go on with a copied step at the next of several optimizers.
+
+        What was clipped since is copied again.
+        """
         if id(optimizer) in found.entered:
             self._drop(found, SnapshotError(f"{type(optimizer).__name__} steps again before {self._missing(found)}"))
             return
@@ -640,14 +676,16 @@ class Recorder:
     def _missing(self, found: _Copied) -> str:
         """Name the optimizers that have not stepped yet."""
         left = [type(mover).__name__ for mover in self._movers if id(mover) not in found.stepped]
-        return f"{' and '.join(left)} came to the end of a step"
+        return f"{' and '.join(left)} had stepped"
 
     def _is_last(self, optimizer: Any) -> bool:
         """Return whether no hook of an optimizer comes after ours."""
         return bool(next(reversed(optimizer._optimizer_step_pre_hooks.values())) == self._before_step)
 
     def _come_last(self, *, after_step: bool = False) -> None:
-        """Move our hook before a step behind those that were set since, so that it sees what they do to the gradients.
+        """Move our hook before a step behind the hooks that were set since.
+
+        So it sees what they do to the gradients.
 
         Args:
             after_step: whether this is called after a step. Otherwise a running step may be calling the hooks just now, and a dictionary
@@ -661,7 +699,10 @@ class Recorder:
                 hooks.move_to_end(handle.id)
 
     def _owe_answer(self, armed: _Armed) -> None:
-        """Remember that the other processes will ask about the end of a step, each time that it begins again."""
+        """Remember that the other processes will ask about this step's end.
+
+        They ask each time that the step begins again.
+        """
         again = f", attempt {armed.begun_again + 1}" if armed.begun_again else ""
         self._owes_answer = "" if self._peers is None else f"{END_OF}step {armed.step}{again}"
 
@@ -672,7 +713,10 @@ class Recorder:
 
     @entry
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Hand the step to the writer, now that all is known of it, or come to the end of a round of local steps."""
+        """Hand the step to the writer, or end a round of local steps.
+
+        All is known of the step at this point.
+        """
         if nested(optimizer):
             return
         optimizer = self._mover(optimizer)
@@ -695,7 +739,10 @@ class Recorder:
         self.counters.blocked_s += time.perf_counter() - start
 
     def _stepped(self, found: _Copied, optimizer: Any) -> None:
-        """Look at what one optimizer did, and hand the step to the writer when all have stepped."""
+        """Check what one optimizer did, and hand over the complete step.
+
+        It is complete when all optimizers have stepped.
+        """
         found.stepped.add(id(optimizer))
         handed = found.handed.get(id(optimizer))
         try:
@@ -718,7 +765,7 @@ class Recorder:
         if found.written:
             self.give_in()
             logger.warning(
-                "step %d was written before it was known that it is wrong, and nothing is kept any more: %s",
+                "step %d is on the disk, but it turned out not to be what the client sends; no more steps are kept: %s",
                 found.armed.step,
                 error,
             )
@@ -743,7 +790,7 @@ class Recorder:
             if self._observe == "delta" and sum(p.stepped for p in armed.passes) != self._local_steps:
                 raise SnapshotError(
                     f"its {self._local_steps} local steps were made of {sum(p.stepped for p in armed.passes)} micro-batches; "
-                    "a difference of weights is audited where every local step takes one"
+                    "the audit needs one micro-batch in every local step"
                 )
             self._check(armed)
             self._keep(armed, start)
@@ -752,7 +799,9 @@ class Recorder:
             self._not_kept(armed.step, error)
 
     def _check(self, armed: _Armed) -> None:
-        """Refuse a step of which it is known before the copy that it would not be what the client sends.
+        """Refuse a step that would not be what the client sends.
+
+        Only what is known before the copy is checked here.
 
         Raises:
             SnapshotError: says what was found and what to do.
@@ -761,7 +810,7 @@ class Recorder:
             raise SnapshotError(armed.problem)
         if torch._C._current_graph_task_id() != -1:
             raise SnapshotError(
-                "its optimizer steps during the backward pass, when only some of the gradients are there; step after it to be audited"
+                "its optimizer steps during the backward pass, when only some of the gradients are there; call the optimizer after the backward pass"
             )
         check_all_moved(armed.parameters, self._movers)
         if armed.seen_weights and not armed.before and (changed := armed.seen_weights[0][1].changed(armed.moving)):
@@ -772,7 +821,10 @@ class Recorder:
             )
 
     def _other_weights(self, armed: _Armed, passes: list[Pass]) -> str:
-        """Say which forward passes saw other weights than those that are kept; empty where none did."""
+        """Say which forward passes saw other weights than the kept ones.
+
+        The text is empty if none did.
+        """
         if not armed.seen_weights:
             return ""
         first_seen = armed.seen_weights[0][1]
@@ -892,8 +944,8 @@ class Recorder:
             self._not_kept(
                 found.armed.step,
                 SnapshotError(
-                    f"it is larger than {POOL_BYTES // 10**9} GB and so is written before the optimizer steps, whose step must be seen to "
-                    "the end once before that; the next one that is due is kept"
+                    f"it is larger than {POOL_BYTES // 10**9} GB, so it is written before the optimizer steps; the audit must see one step of "
+                    "this optimizer to the end first, and keeps the next one that is due"
                 ),
             )
 
@@ -916,7 +968,9 @@ class Recorder:
         self._writer.start()
 
     def _look_closer(self, armed: _Armed) -> None:
-        """Where no call of the model was seen, watch its `forward` from the next due step on: a library may call that itself.
+        """Watch the model's `forward` from the next due step on.
+
+        This is for a model of which no call was seen: a library may call `forward` itself.
 
         Raises:
             SnapshotError: this step is lost.
@@ -925,12 +979,15 @@ class Recorder:
             return
         self._tap.watches_forward = self.due_again = True
         raise SnapshotError(
-            "no forward pass was seen that its update comes from; give the audit the object that the training loop calls. The next step "
+            "the audit saw no forward pass that this update comes from; give the audit the object that the training loop calls. The next step "
             "is kept in its place if the loop calls `forward` itself"
         )
 
     def _called(self) -> nn.Module:
-        """Return what is called to repeat a step: what the loop calls, out of a wrapper whose reducer counts its passes."""
+        """Return what is called to repeat a step.
+
+        It is what the loop calls, out of a wrapper whose reducer counts its passes.
+        """
         assert self._tap is not None
         called = self._tap.model
         wrapped = any(kind.__name__ == "DistributedDataParallel" for kind in type(called).__mro__)
@@ -945,7 +1002,9 @@ class Recorder:
         update: Mapping[str, Tensor],
         scales: Mapping[str, Tensor],
     ) -> tuple[Verification | None, str, float]:
-        """Repeat the step before the optimizer moves the weights; return its stamp, or why there is none, and what it took.
+        """Repeat the step before the optimizer moves the weights.
+
+        The result is its stamp, or why there is none, and the seconds it took.
 
         Raises:
             SnapshotError: the loss sent more into the outputs than was held.
@@ -984,7 +1043,7 @@ class Recorder:
             self.counters.check_s += time.perf_counter() - start
 
     def _copy_again(self, found: _Copied, handed: Handed) -> None:
-        """Take gradients that were changed since the copy as the update of their parameters.
+        """Take gradients that changed since the copy as the new update.
 
         Raises:
             SnapshotError: they are in shards, and putting them together would need all processes.
@@ -995,7 +1054,7 @@ class Recorder:
             return
         if found.kept.part is not None:
             raise SnapshotError(
-                f"the gradients that {handed.name} moves changed after the parts of them that are kept were taken; set `keep: all`"
+                f"the gradients that {handed.name} moves changed after the parts of them were copied; set `keep: all`"
             )
         mine = {id(p) for p in handed.parameters}
         update = {name: p.grad for name, p in found.armed.parameters if id(p) in mine and p.grad is not None}
@@ -1026,7 +1085,10 @@ class Recorder:
         return {name: scale for name, p in armed.parameters if (scale := found.get(id(p))) is not None}
 
     def _is_own_loss(self, repetition: Repetition, truth: Truth) -> bool:
-        """Return whether the loss is the model's own; where that takes a further repetition, it is asked once a run."""
+        """Return whether the loss is the model's own.
+
+        If that takes a further repetition, it is asked once a run.
+        """
         if repetition.loss_is_inside(self._model):
             return True
         if self._loss_is_like is None:
@@ -1037,7 +1099,10 @@ class Recorder:
         return self._loss_is_like
 
     def _tensors(self, armed: _Armed) -> tuple[dict[str, Tensor], dict[str, Tensor], FrozenWeights | None]:
-        """Return references to the update, to the weights before it and to the frozen ones, in one walk over the model."""
+        """Return references to the update, the weights and the frozen weights.
+
+        The weights are those before the step; one walk over the model finds all.
+        """
         mine = self._moved()
         parameters = armed.parameters
         if self._observe == "delta":
@@ -1054,7 +1119,10 @@ class Recorder:
         return update, weights | before | armed.before, frozen
 
     def _still_frozen(self, unmoved: Iterable[tuple[str, nn.Parameter]]) -> FrozenWeights:
-        """Return the parameters that need no copy, because they are as they were at the first kept step."""
+        """Return the parameters that need no copy.
+
+        They are as they were at the first kept step.
+        """
         if self._peers is not None and not self._peers.first:
             return FrozenWeights({}, {})  # this process writes nothing
         now = FrozenWeights.of(unmoved)
@@ -1062,7 +1130,10 @@ class Recorder:
         return self._frozen
 
     def _moved(self) -> set[int]:
-        """Return the identities of the parameters that the optimizers move; groups are added during training."""
+        """Return the identities of the parameters that the optimizers move.
+
+        Groups are added during training.
+        """
         return {id(p) for mover in self._movers for p in parameters_of(mover) if p.requires_grad}
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
@@ -1185,7 +1256,10 @@ def _fresh(shape: torch.Size, dtype: torch.dtype, like: Tensor) -> Tensor:
 
 
 def _kept_as(dtype: torch.dtype) -> torch.dtype:
-    """Return the type in which an update of that type is kept: itself if it is narrower than float32, else float32."""
+    """Return the type in which an update of that type is kept.
+
+    It is the type itself if that is narrower than float32, else float32.
+    """
     return dtype if dtype in (torch.bfloat16, torch.float16) else torch.float32
 
 
@@ -1249,11 +1323,11 @@ def _check_worth_keeping(kept: Kept) -> None:
         )
     if not kept.truth.micro_batches:
         raise SnapshotError(
-            "no forward pass was seen that its update comes from; give the audit the object that the training loop calls"
+            "the audit saw no forward pass that this update comes from; give the audit the object that the training loop calls"
         )
     if any("input_ids" not in batch.inputs for batch in kept.truth.micro_batches):
         raise SnapshotError(
-            "its batch has no `input_ids`; models that read token ids are audited, and classifiers of arrays with `num_labels`"
+            "its batch has no `input_ids`; the audit takes models that read token ids, and classifiers of arrays (`num_labels`)"
         )
     if not any(batch.inputs.get("inputs", batch.inputs["input_ids"]).numel() for batch in kept.truth.micro_batches):
         raise SnapshotError("its batch was empty")

@@ -1,4 +1,4 @@
-"""The side process as the trainer sees it: started when there is something to attack, watched, waited for, ended.
+"""Starts, watches, waits for and ends the side process.
 
 No framework is imported here, nor torch: what runs in the training process between its steps stays small.
 """
@@ -157,7 +157,10 @@ class SideProcess:
         return None if self._process is None else self._process.pid
 
     def begin(self) -> None:
-        """Start the worker before there is anything to attack: it imports torch for seconds, and a short training is over by then."""
+        """Start the worker before there is anything to attack.
+
+        It imports torch for seconds, and a short training is over by then.
+        """
         if self._spool.config.schedule == "beside":
             self.ensure()
 
@@ -216,7 +219,7 @@ class SideProcess:
             self._here.finish()
         elif config.at_end == "leave":
             if self._spool.waiting() and self._process is not None:
-                say(f"not waiting for the attacks (`at_end: leave`): {by_hand(self._spool)} makes those that are left")
+                say(f"not waiting for the attacks (`at_end: leave`): {by_hand(self._spool)} runs those that are left")
             self._end_early("")
         elif config.at_end == "detach":
             self._detach()
@@ -252,7 +255,10 @@ class SideProcess:
             self._process.terminate()
 
     def outcome(self) -> list[str]:
-        """Return the verdict and where the report is, or why there is none, a line each; asked once the end was seen out."""
+        """Return the verdict and where the report is, a line each.
+
+        If there is none, the lines say why. Call it after `see_out`.
+        """
         report = self._log.with_name("report.html")
         if self.detached:
             return [f"report to come: {report}"]
@@ -308,7 +314,10 @@ class SideProcess:
         self._end_early(f"{reason}: the report covers what is finished")
 
     def _let_it_hurry(self) -> None:
-        """Give the worker the processor that training needs no more, where the system allows it."""
+        """Give the worker the processor that training needs no more.
+
+        Not every system allows it.
+        """
         if self._process is not None and self._process.poll() is None:
             yield_processor(self._process.pid, os.getpid(), 0)
 
@@ -323,7 +332,7 @@ class SideProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=GRACE_SECONDS)
         except KeyboardInterrupt:
-            say(f"the side process is ended without a report; {by_hand(self._spool)} makes it")
+            say(f"the side process ended without a report; {by_hand(self._spool)} writes it")
             self.stop()
 
     def _detach(self) -> bool:
@@ -440,7 +449,10 @@ def _waiting_line(what: str, left: float | None, patience: float) -> str:
 
 @contextmanager
 def _countdown() -> Iterator[Callable[[str], None]]:
-    """Show a line that changes in place on a terminal, and a plain line every half a minute elsewhere."""
+    """Show a line that changes in place on a terminal.
+
+    Elsewhere it is a plain line every half a minute.
+    """
     last: float | None = None
     tty = sys.stderr.isatty()
 

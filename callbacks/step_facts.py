@@ -1,4 +1,7 @@
-"""Public facts of a kept step, held against what was seen of it: a fact that is not so would weaken an attack."""
+"""Checks the public facts of a kept step against what was seen of it.
+
+A fact that is not so would weaken an attack.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from leakaudit.snapshot import PublicFacts, Truth
 
 
 def loader_bound(loader: Any, windows: int, processes: int) -> int | None:
-    """Return the most examples that one optimizer step may take from a data loader; None where the loader does not say.
+    """Return the most examples that one step may take from a data loader.
+
+    None means that the loader does not say.
 
     Args:
         loader: the trainer's own, which a subclass may have made of other sizes than its arguments say.
@@ -28,7 +33,9 @@ def loader_bound(loader: Any, windows: int, processes: int) -> int | None:
 
 
 def believed_bound(facts: PublicFacts, truth: Truth) -> tuple[int | None, str]:
-    """Return the bound on the batch size if what was seen fits it; else None and a note.
+    """Return the bound on the batch size if it fits what was seen.
+
+    Otherwise the bound is None, and a note says why.
 
     Args:
         facts: with the bound that the trainer's settings state, in sequences of one step or local step.
@@ -41,7 +48,9 @@ def believed_bound(facts: PublicFacts, truth: Truth) -> tuple[int | None, str]:
 
 
 def believed_divisor(truth: Truth) -> tuple[float | None, str]:
-    """Return what the trainer divided the loss of each micro-batch by, if it is one positive number for all; else None and a note.
+    """Return what the trainer divided the loss of each micro-batch by.
+
+    It is None, with a note, unless it is one positive number for all.
 
     It is one over the weight with which the backward pass started from the loss. A loss computed outside the model has none.
     """
@@ -55,7 +64,9 @@ def believed_divisor(truth: Truth) -> tuple[float | None, str]:
 
 
 def check_words(facts: PublicFacts, truth: Truth) -> None:
-    """Refuse a step of a masked language model whose masked words are not known: they are what is private in it.
+    """Refuse a step of a masked language model if its words are unknown.
+
+    The masked words are what is private in it.
 
     Raises:
         SnapshotError: says how to make them known.

@@ -1,11 +1,11 @@
-"""Sees what goes into a model and what the client's loss sends back into its outputs.
+"""Records the inputs of a model and the gradients that reach its outputs.
 
 A loss may be computed anywhere: in the model, in the trainer, in user code, from a curriculum. None of that has to be known. What
 reaches the parameters passes through the model's outputs, so a step is repeated exactly from the call, the random state before
 the forward pass, and the gradient that arrived at each output: its pull. Where the model computes the loss itself, the pull is
 one number, the weight that the trainer gave the loss.
 
-Hooks are on the model for as long as a step is recorded and no longer, and only ever read: training computes the same numbers.
+Hooks are on the model only while a step is recorded, and they only read: training computes the same numbers.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ class Pass:
 
     @property
     def counted(self) -> dict[int, Backward]:
-        """The backward passes that the update comes from: those that add to gradients, or all where none does.
+        """The backward passes that the update comes from.
+
+        They are those that add to gradients, or all if none does.
 
         A saliency map takes a gradient with `torch.autograd.grad` before the loss is sent back, and is no part of the update; a loop
         that computes all its gradients that way has nothing else.
@@ -105,12 +107,18 @@ class Pass:
 
     @property
     def backward(self) -> int | None:
-        """Number of the first backward pass that the update comes from; None where there is none."""
+        """Number of the first backward pass that counts; None without any.
+
+        A pass counts if the update comes from it.
+        """
         return min(self.counted, default=None)
 
     @property
     def pulls(self) -> dict[str, Tensor]:
-        """Path of an output -> gradient that arrived there in all backward passes that count."""
+        """Path of an output -> gradient that arrived there in all.
+
+        Only backward passes that count are taken.
+        """
         found: dict[str, Tensor] = {}
         for one in self.counted.values():
             for path, pull in one.pulls.items():
@@ -241,7 +249,9 @@ class Tap:
 
     @entry
     def _arrived(self, seen: Pass, path: str, pull: Tensor | None) -> None:
-        """Keep what arrives at an output, or its sums where a loss inside the model came first and seems to be enough.
+        """Keep what arrives at an output, or its sums.
+
+        Sums are enough if a loss inside the model came first and seems to explain all.
 
         A scalar output is computed from the others, so a backward pass reaches it before them.
         """
@@ -267,7 +277,10 @@ class Tap:
             one.pulls[path] = pull.clone() if size <= SMALL_BYTES else pull.to("cpu", copy=True)
 
     def _accumulates(self) -> bool:
-        """Return whether the backward pass that is running adds to a gradient of the model's parameters."""
+        """Return whether the running backward pass adds to a gradient.
+
+        It has to be one of the model's parameters.
+        """
         if torch.autograd._is_checkpoint_valid():
             return True  # `backward()` without `inputs`
         trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -279,12 +292,18 @@ class Tap:
 
 
 def sums(pull: Tensor) -> Tensor:
-    """Return the sum and the norm of a tensor, (2,), float32, on its device; no copy of it is made."""
+    """Return the sum and the norm of a tensor, (2,), without a copy.
+
+    They are float32, on its device.
+    """
     return torch.stack((pull.sum(dtype=torch.float32), torch.linalg.vector_norm(pull, dtype=torch.float32)))
 
 
 class _Forward(functools.partial[Any]):
-    """What stands in the place of a model's `forward` while a step is recorded; copies and pickles of the model have their own."""
+    """What replaces a model's `forward` while a step is recorded.
+
+    Copies and pickles of the model have their own.
+    """
 
     model: nn.Module
 

@@ -158,7 +158,10 @@ class Watch(Guarded):
 
     @entry
     def _stepped(self, *args: Any) -> None:
-        """Count a step; called by each optimizer after the weights have moved, and not for steps that a GradScaler skips."""
+        """Count a step, after an optimizer has moved the weights.
+
+        Each optimizer calls it, and not for steps that a GradScaler skips.
+        """
         if self._run is None:
             self._steps += 1
         elif self._run.recorder.rounds.over:
@@ -182,7 +185,10 @@ watch = Watch
 
 
 def _fabric_precision(model: nn.Module) -> str | None:
-    """Return the autocast of a module of Lightning Fabric, which begins inside of it, where no hook on it sees that."""
+    """Return the autocast of a module of Lightning Fabric.
+
+    It begins inside the module, where no hook on it sees it.
+    """
     precision = getattr(getattr(model, "_strategy", None), "precision", None)
     return {"bf16-mixed": "bf16", "16-mixed": "fp16"}.get(str(getattr(precision, "precision", "")))
 

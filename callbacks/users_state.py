@@ -1,4 +1,6 @@
-"""What a forward pass may change beside torch's own state: counters, lists, sources of chance and iterators of the user's.
+"""Notes what a forward pass may change beside torch's own state.
+
+That is the user's: counters, lists, sources of chance and iterators.
 
 A step that is repeated runs the user's code once more: forwards of modules, hooks, functions around a forward. What these keep in
 attributes, closures, class attributes and globals is noted before, and put back after. What cannot be noted is named, and such a
@@ -101,7 +103,7 @@ class _Walk:
     bytes: int = 0
 
     def module(self, module: nn.Module) -> None:
-        """Look into a module: its own attributes, what others hooked on it, and its class where that is the user's."""
+        """Look into a module, its hooks, and its class if that is the user's."""
         self.known[id(module)] = module
         for key, value in list(vars(module).items()):
             if key in HOOKS:
@@ -150,7 +152,10 @@ class _Walk:
             self._class(type(value), depth + 1)
 
     def _function(self, function: types.FunctionType, depth: int) -> None:
-        """Look into what a function closes over, its defaults, and the globals that it uses."""
+        """Look into what a function closes over, its defaults and globals.
+
+        Only the globals that it uses are looked into.
+        """
         for cell in function.__closure__ or ():
             try:
                 content = cell.cell_contents
@@ -201,7 +206,10 @@ class _Walk:
             self.state.undo.append((tensor.data.copy_, tensor.detach().clone()))  # `.data` leaves its version alone
 
     def _iterator(self, value: Any, put: Callable[..., Any], *key: Any) -> None:
-        """Let a copy take an iterator's place while the step is repeated, and put the iterator itself back."""
+        """Let a copy take an iterator's place while the step is repeated.
+
+        Afterwards the iterator itself is put back.
+        """
         if not self.iterators:
             self.state.undo.append((put, *key, value))
             return
@@ -217,7 +225,10 @@ def _put_copy(put: Callable[..., Any], key: tuple[Any, ...], double: Any) -> Non
 
 
 def _chance(value: Any) -> Undo | None:
-    """Return what brings a source of chance back to where it is; None for other objects."""
+    """Return what brings a source of chance back to where it is.
+
+    None stands for other objects.
+    """
     if isinstance(value, random.Random):
         return value.setstate, value.getstate()
     if isinstance(value, torch.Generator):
@@ -232,7 +243,10 @@ def _chance(value: Any) -> Undo | None:
 
 @functools.cache
 def _globals_of(code: types.CodeType) -> tuple[str, ...]:
-    """Return the names of globals that a function loads or stores, also in functions within it."""
+    """Return the names of globals that a function loads or stores.
+
+    Functions within it count, too.
+    """
     names = {one.argval for one in dis.get_instructions(code) if one.opname in ("STORE_GLOBAL", "LOAD_GLOBAL")}
     inner = [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _globals_of(part)]
     return tuple(sorted({*names, *inner}))

@@ -1,4 +1,7 @@
-"""Remembers what tensors were, by a few entries of each, so that a change is seen without a copy of everything."""
+"""Remembers a few entries of tensors, to see a change of them.
+
+A copy of everything is not needed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ takes microseconds. A change of single rows of an embedding table may be missed 
 
 @dataclass(frozen=True)
 class Witness:
-    """A few entries of some tensors at one moment, with what tells that a tensor was replaced or written to."""
+    """A few entries of some tensors at one moment.
+
+    It also tells whether a tensor was replaced or written to.
+    """
 
     places: tuple[tuple[int, int, int], ...]
     """Of each tensor: identity of the object, version counter, address of its memory; zeros where there was no tensor."""
@@ -24,18 +30,27 @@ class Witness:
 
     @classmethod
     def of(cls, tensors: Iterable[Tensor | None]) -> Witness:
-        """Remember some tensors; None stands for a tensor that is missing, such as a gradient that was not computed."""
+        """Remember some tensors; None stands for one that is missing.
+
+        A gradient that was not computed is missing.
+        """
         held = list(tensors)
         entries = (None if tensor is None else few_entries(own_part(tensor)).clone() for tensor in held)
         return cls(tuple(map(_place, held)), tuple(entries))
 
     def touched(self, tensors: Sequence[Tensor | None]) -> list[int]:
-        """Return the positions of the tensors that were replaced, written to or changed since; they are given in the same order."""
+        """Return the positions of tensors that were replaced or written to.
+
+        Tensors that changed since count, too; they are given in the same order.
+        """
         moved = {number for number, tensor in enumerate(tensors) if _place(tensor) != self.places[number]}
         return sorted(moved.union(self.changed(tensors)))
 
     def changed(self, tensors: Sequence[Tensor | None]) -> list[int]:
-        """Return the positions of the tensors whose entries are others now, or that came or went."""
+        """Return the positions of the tensors whose entries have changed.
+
+        Tensors that came or went count, too.
+        """
         now = [None if tensor is None else few_entries(own_part(tensor)) for tensor in tensors]
         if _all_equal(now, self.entries):
             return []
@@ -47,13 +62,19 @@ class Witness:
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that this process holds, so that looking at it is no collective; of a sparse one its values."""
+    """Return the part of a tensor that this process holds.
+
+    So looking at it is no collective; of a sparse one it is the values.
+    """
     part: Tensor = getattr(tensor, "_local_tensor", tensor)
     return part.coalesce().values() if part.is_sparse else part
 
 
 def few_entries(tensor: Tensor, most: int = ENTRIES) -> Tensor:
-    """Return at most `most` entries of a tensor, at equal distances; a view where the tensor is contiguous."""
+    """Return at most `most` entries of a tensor, at equal distances.
+
+    They are a view if the tensor is contiguous.
+    """
     flat = tensor.detach().reshape(-1)
     return flat[:: max(1, flat.numel() // most)][:most]
 
@@ -66,7 +87,10 @@ def _place(tensor: Tensor | None) -> tuple[int, int, int]:
 
 
 def _all_equal(now: Sequence[Tensor | None], before: Sequence[Tensor | None]) -> bool:
-    """Compare all entries at once: one wait for a GPU in place of one for each tensor. False where that cannot be done."""
+    """Compare all entries at once, with one wait for a GPU.
+
+    False means that this cannot be done.
+    """
     if [t is None or (t.device, t.shape) for t in now] != [t is None or (t.device, t.shape) for t in before]:
         return False
     here = [t for t in now if t is not None]
@@ -76,7 +100,10 @@ def _all_equal(now: Sequence[Tensor | None], before: Sequence[Tensor | None]) ->
 
 
 def _same(now: Tensor | None, before: Tensor | None) -> bool:
-    """Return whether a tensor still has the entries that were remembered; NaN equals NaN."""
+    """Return whether a tensor still has its remembered entries.
+
+    NaN equals NaN.
+    """
     if now is None or before is None:
         return now is None and before is None
     return now.shape == before.shape and torch.allclose(now, before, rtol=0.0, atol=0.0, equal_nan=True)

@@ -960,7 +960,9 @@ def _reads(attack: Attack, seen: Observation) -> bool:
 
 
 def _stamp(snapshot: Snapshot, client: ClientStep) -> Verification:
-    """Return the stamp of the check in place, or compute the step again where all of it is there.
+    """Return the stamp of the check in place, or of the rebuilt model.
+
+    The latter computes the step again if all of it is there.
 
     Where only parts of a step were kept, what does not come back is no evidence: attacks that read everything did not run, and `span`
     cannot read what only later layers tell, such as the last word of a decoder's text.

@@ -276,7 +276,10 @@ class ClientStep:
 
 
 def _gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Take the gradients from the parameters, in float32; zero for a parameter that the loss did not reach."""
+    """Take the gradients from the parameters, in float32.
+
+    A gradient is zero for a parameter that the loss did not reach.
+    """
     found = {}
     for name, parameter in parameters.items():
         gradient, parameter.grad = parameter.grad, None
@@ -312,7 +315,9 @@ def _neftune(model: nn.Module, alpha: float | None) -> Iterator[None]:
 
 @contextmanager
 def _attending(model: nn.Module, attention: str) -> Iterator[None]:
-    """Let a model attend as the client's did, where that needs no kernel of a GPU, and as before afterwards.
+    """Let a model attend as the client's did, and as before afterwards.
+
+    This is done only if it needs no kernel of a GPU.
 
     Attacks need a second derivative, which only eager attention has everywhere; a step needs none, and rows of padding come out
     differently.

@@ -108,7 +108,10 @@ def _undefended_first(specs: tuple[PluginSpec, ...]) -> tuple[PluginSpec, ...]:
 
 
 class AuditConfig(BaseModel):
-    """What to audit, how often, with what, for how long, and what may be shown. Every key has a default."""
+    """What to audit, with what, for how long, and what may be shown.
+
+    Every key has a default.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -116,7 +119,7 @@ class AuditConfig(BaseModel):
     """Folder for snapshots, results and report of the latest run; made private (0700). An earlier run's move to `<out_dir>.1`..."""
     every_n_steps: CountOrAuto = "auto"
     """Optimizer steps between two kept ones. `auto` spreads the steps that the policy needs (or `max_snapshots`) over the run, at least
-    10 steps apart; of a run below 100 steps it keeps 10, of one of a few steps all. Where the run's length is unknown, the distance grows:
+    10 steps apart; of a run of 20 to 99 steps it keeps 10 to 19, and all steps of a shorter one. If the run's length is unknown, the distance grows:
     steps 0, 1, 2, 4, 8, 16, 26, 36... and from step 100 on a tenth of the steps so far."""
     first_step: Count = 0
     """First optimizer step to keep, counted from 0."""
@@ -149,7 +152,8 @@ class AuditConfig(BaseModel):
     """Leave snapshots in the spool after the audit. They hold the private batch."""
     check: Literal["in_place", "rebuilt"] = "in_place"
     """Where a kept step is computed again to see that its update comes from its batch: `in_place`, on the model that is trained, which
-    takes one forward and backward pass more; `rebuilt`, in the side process on the model that attacks get."""
+    takes one more forward and backward pass; `rebuilt`, in the side process on the model that attacks get. A step that cannot be
+    repeated in place is checked on the rebuilt model."""
     policy: Path | None = None
     """YAML policy of the gate; the built-in one if none is given."""
     device: Annotated[str, Field(pattern=DEVICE_PATTERN)] = "auto"
@@ -168,8 +172,8 @@ class AuditConfig(BaseModel):
     wait_at_end_s: Annotated[FiniteFloat, Field(ge=0, le=MAX_SECONDS)] = 600.0
     """How long the end of training waits for the side process to finish."""
     keep: Literal["auto", "all"] = "auto"
-    """What of a step is kept: `all` of it, or, where that would take more than 1 GB, what attacks on the first blocks read (`auto`); attacks
-    that read everything are then not applicable, and the results say so."""
+    """What of a step is kept. `all`: everything. `auto`: everything up to 1 GB; of a larger step what attacks on the first blocks read, and
+    attacks that read everything are then not applicable. The results say so."""
     max_spool_gb: Annotated[FiniteFloat, Field(gt=0, le=MAX_GIGABYTES)] = 20.0
     """Most that kept steps may take up on the disk while they wait for their attacks, in units of 10^9 bytes. A step that does not fit
     is not kept; the last line of training says how many."""

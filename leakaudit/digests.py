@@ -1,4 +1,6 @@
-"""Digests of files, computed by several threads and named by their algorithm: `blake2b-tree:...`, `sha256:...` in older snapshots.
+"""Computes digests of files with several threads.
+
+A digest's name begins with its algorithm: `blake2b-tree:...`, and `sha256:...` in older snapshots.
 
 `blake2b-tree` is BLAKE2b in its own tree mode (RFC 7693 leaves it out; Aumasson et al. 2013, "BLAKE2", Sec. 2.10): leaves of 4 MiB,
 any number of them below one root, depth 2, 64 bytes from each leaf, 32 bytes from the root. docs/decisions/digests.md has the reasons.
@@ -29,7 +31,10 @@ INNER, OUTER = 64, 32
 
 
 class TreeDigest:
-    """A digest of bytes that come in pieces; the pieces must not change before `finish`."""
+    """A digest of bytes that come in pieces.
+
+    The pieces must not change before `finish`.
+    """
 
     def __init__(self) -> None:
         """Begin with nothing."""

@@ -88,7 +88,10 @@ def _configuration(path: Path | None) -> Iterator[Check]:
 
 
 def _policy_check(config: AuditConfig, policy: Policy) -> Check:
-    """Compare what the configuration keeps with what the policy needs, and say how long the attacks may take."""
+    """Compare what the configuration keeps with what the policy needs.
+
+    It also says how long the attacks may take.
+    """
     from leakaudit.plan import steps_to_pass, time_in_words
 
     needed, most = steps_to_pass(policy), config.max_snapshots

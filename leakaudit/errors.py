@@ -49,7 +49,10 @@ class AnatomyError(ModelError):
 
 
 class LiveModelReachedError(ModelError):
-    """A copy of the model that is trained is not proven to be separate from it, so no attack may compute on it."""
+    """The error of a copy that is not proven separate from the live model.
+
+    No attack may compute on it.
+    """
 
 
 class PriorError(ModelError):

@@ -1,4 +1,7 @@
-"""Weights that training does not change: they are kept once a run, and every snapshot refers to that one file."""
+"""Keeps the weights that training does not change, once a run.
+
+Every snapshot refers to that one file.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,10 @@ class FrozenWeights:
 
     @classmethod
     def of(cls, parameters: Iterable[tuple[str, Tensor]]) -> FrozenWeights:
-        """Take the fingerprints of parameters; sharded and unusual kinds of tensors are left out."""
+        """Take the fingerprints of parameters.
+
+        Sharded and unusual kinds of tensors are left out.
+        """
         tensors = {
             name: p.detach()
             for name, p in parameters
@@ -62,7 +68,9 @@ class FrozenWeights:
         return FrozenWeights(left, {name: self.fingerprints[name] for name in left})
 
     def check(self) -> None:
-        """Refuse weights that were changed since the step: what was read meanwhile may be half old and half new.
+        """Refuse weights that were changed since the step.
+
+        What was read meanwhile may be half old and half new.
 
         Raises:
             SnapshotError: names the first one.

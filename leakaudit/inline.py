@@ -1,4 +1,6 @@
-"""Attacks in the training process, which waits for them: the last resort, for models that no other process can rebuild.
+"""Runs attacks in the training process, which waits for them.
+
+This is the last resort, for models that no other process can rebuild.
 
 Training goes on afterwards as if nothing had been. Attacks compute on a copy that was proven to be separate from the live model
 (`leakaudit.live_copy`), and everything else that training depends on is put back: gradients, modes, random generators,
@@ -88,7 +90,10 @@ class InlineAudit:
 
 
 class _Proven:
-    """An audit that runs no attack on a copy before that copy is proven separate from the live model."""
+    """An audit that proves a copy separate before it attacks it.
+
+    The copy is one of the live model.
+    """
 
     def __init__(self, audit: Any, live: nn.Module) -> None:
         self._audit = audit
@@ -118,7 +123,9 @@ class _Proven:
 
 @contextmanager
 def undisturbed(live: nn.Module | None = None) -> Iterator[None]:
-    """Leave everything that training depends on as it was, and compute as the side process would.
+    """Leave everything that training depends on as it was.
+
+    In between, compute as the side process would.
 
     Args:
         live: the model that is trained. Meanwhile its parameters have no gradients; afterwards they have the same tensors again.
@@ -146,7 +153,10 @@ def undisturbed(live: nn.Module | None = None) -> Iterator[None]:
 
 @contextmanager
 def _set_aside(live: nn.Module | None) -> Iterator[None]:
-    """Take the gradients off a model, and put them back with its modes and what requires a gradient."""
+    """Take the gradients off a model, and put them back afterwards.
+
+    Its modes and what requires a gradient are put back as well.
+    """
     if live is None:
         yield
         return

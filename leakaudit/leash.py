@@ -1,4 +1,6 @@
-"""Ties a side process to the trainer that started it: nothing but the standard library, so that it holds before anything is loaded.
+"""Ties a side process to the trainer that started it.
+
+It uses nothing but the standard library, so that it holds before anything is loaded.
 
 Two things tell that the trainer is gone: the end of the pipe that is our input, at once, unless its forked children hold the other
 end, too; and a new parent, at the next look. It may have said `detach` before: then we go on.
@@ -37,7 +39,9 @@ PR_SET_DUMPABLE = 4
 
 
 def yield_processor(process: int, trainer: int, nice: int) -> None:
-    """Give a process a lower priority than the trainer's, as far as the system lets us; a second call changes nothing.
+    """Give a process a lower priority than the trainer's.
+
+    The system sets the limits; a second call changes nothing.
 
     Linux may group processes by session and share the processor between the groups, whatever the priorities inside them
     (sched(7), "the autogroup feature"). The side process is a session of its own, so its group gets the priority, too.

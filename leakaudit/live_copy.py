@@ -1,4 +1,6 @@
-"""Copies of the model that is trained, for attacks in the training process, and the proof that a copy is separate.
+"""Copies the model that is trained, and proves the copy separate.
+
+Attacks in the training process compute on the copy.
 
 A deep copy of a module is not always separate: a function is not copied, and one that was put in the place of `forward` may
 hold the live model. Computing on such a copy would read live weights and write into live gradients.
@@ -75,7 +77,10 @@ def copier(live: nn.Module) -> Callable[[ModelRecipe, Mapping[str, Tensor]], nn.
 
 
 def _not_copied(live: nn.Module) -> dict[int, Any]:
-    """Return what a deep copy puts in the place of objects that it must not or cannot copy, by their identity."""
+    """Return what a deep copy uses in place of some objects, by identity.
+
+    These objects it must not or cannot copy.
+    """
     known: dict[int, Any] = {}
     for module in live.modules():
         for name in HOOKS:
@@ -90,7 +95,10 @@ def _not_copied(live: nn.Module) -> dict[int, Any]:
 
 
 def _restore_forward(module: nn.Module) -> None:
-    """Let a copied module compute as its class does, unless it chose another method of its own class."""
+    """Let a copied module compute as its class does.
+
+    A module may choose another method of its own class.
+    """
     own = vars(module).get("forward")
     if own is None:
         return
@@ -119,7 +127,9 @@ def unchanged(live: nn.Module) -> Iterator[None]:
 
 
 def prove_separate(model: nn.Module, live: nn.Module, batch: MicroBatch, *, training: bool) -> None:
-    """Prove that computing on a copy neither reads nor writes any tensor of the live model.
+    """Prove that computing on a copy does not touch the live model.
+
+    No tensor of the live model may be read or written.
 
     Forward and backward of one micro-batch run on the copy, in eval mode and as the client trained. Every operation of torch is
     looked at before it runs: the first one that takes a live parameter, buffer or gradient ends the trial, so nothing has changed.
@@ -166,7 +176,10 @@ def _refusal(name: str, why: str) -> str:
 
 
 def _compute(model: nn.Module, batch: MicroBatch) -> bool:
-    """Run forward and backward once; return whether a gradient reached a parameter of the model."""
+    """Run forward and backward once, to see where a gradient arrives.
+
+    The answer is whether it reached a parameter of the model.
+    """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     inputs = {key: value.to(device) for key, value in batch.inputs.items()}
     outputs = model(**inputs, **batch.options)
@@ -181,7 +194,10 @@ def _compute(model: nn.Module, batch: MicroBatch) -> bool:
 
 @contextmanager
 def _kept(model: nn.Module) -> Iterator[None]:
-    """Put a copy's modes and buffers back: a forward pass in training mode changes running statistics."""
+    """Put a copy's modes and buffers back.
+
+    A forward pass in training mode changes running statistics.
+    """
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:

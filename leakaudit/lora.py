@@ -1,4 +1,7 @@
-"""Adapters that peft puts into the layers of a model (LoRA and its relatives), described so that the model can be rebuilt."""
+"""Describes peft's adapters so that the model can be rebuilt.
+
+The adapters are LoRA and its relatives, in the layers of a model.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,10 @@ OWN_FIELDS = {"r", "target_modules", "lora_alpha", "lora_dropout", "modules_to_s
 
 
 class LoraRecipe(BaseModel):
-    """What of peft's configuration decides names, shapes and arithmetic of the adapters."""
+    """Part of peft's configuration that decides names, shapes and arithmetic.
+
+    It is that of the adapters.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -166,7 +172,9 @@ def adapted(model: nn.Module) -> LoraRecipe | None:
 
 
 def refuse_prompts(model: nn.Module) -> None:
-    """Refuse a model whose training moves vectors before the text instead of weights in its layers (prompt and prefix tuning).
+    """Refuse a model that is trained by prompt or prefix tuning.
+
+    That moves vectors before the text instead of weights in the model's layers.
 
     Args:
         model: as the training loop holds it, wrappers included.
@@ -187,7 +195,9 @@ def refuse_prompts(model: nn.Module) -> None:
 
 
 def _settings(config: Any) -> dict[str, Any]:
-    """Return the settings of peft's configuration that are not its defaults, as plain data.
+    """Return the settings of peft that are not its defaults.
+
+    They are plain data.
 
     Those with a field of their own, and those without effect on a model with loaded weights, are left out.
     """

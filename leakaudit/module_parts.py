@@ -1,4 +1,7 @@
-"""Small modules without children that a user put in the place of those that the model's class makes, such as another activation."""
+"""Describes small modules that a user put in the place of others.
+
+They have no children, such as another activation, and are not those that the model's class makes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ the others ask for sizes."""
 
 
 def replaced_parts(live: Mapping[str, nn.Module], made: Mapping[str, nn.Module]) -> dict[str, str]:
-    """Return where the live model has another small module than its class makes: name -> `package:class`.
+    """Return where the live model has another small module than its class.
+
+    The result is name -> `package:class`.
 
     Args:
         live: modules of the model that is trained, by plain name.

@@ -1,4 +1,7 @@
-"""What neither a model's class nor its stored weights say: plain numbers on its modules, types of tensors, buffers that are not stored."""
+"""Reads what a model's class and its stored weights do not say.
+
+That is plain numbers on its modules, types of tensors, and buffers that are not stored.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ WITHOUT_EFFECT = frozenset({"training", "gradient_checkpointing"})
 
 
 def settings_of(model: nn.Module) -> Settings:
-    """Return the plain numbers that are attributes of a model's modules, such as dropout rates, by plain module name."""
+    """Return plain numbers on a model's modules, such as dropout rates.
+
+    They are keyed by plain module name.
+    """
     return {name: dict(_numbers(module)) for name, module in model.named_modules()}
 
 
@@ -33,7 +39,9 @@ def _counts(key: str, value: float) -> bool:
 
 
 def changed_settings(live: Settings, made: Settings) -> Settings:
-    """Return the numbers that differ from those that the class makes; those that it does not make are nobody's.
+    """Return the numbers that differ from those that the class makes.
+
+    Numbers that the class does not make are left out.
 
     Args:
         live: of the model that is trained.
@@ -63,7 +71,9 @@ def apply_settings(model: nn.Module, settings: Settings) -> None:
 
 
 def take_types(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Give each parameter and buffer the type of its stored weight, so that loading rounds nothing.
+    """Give each parameter and buffer the type of its stored weight.
+
+    So loading rounds nothing.
 
     Adapters are kept in float32 on a model in bfloat16, and norms often are.
     """
@@ -74,13 +84,18 @@ def take_types(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def unstored_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers that are no part of the model's state, such as tables of rotary embeddings, by name."""
+    """Return the buffers that a model does not store, by name.
+
+    Tables of rotary embeddings are such buffers.
+    """
     stored = set(model.state_dict().keys())
     return {name: buffer for name, buffer in model.named_buffers() if name not in stored}
 
 
 def unlike_buffers(live: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> frozenset[str]:
-    """Return the names of the unstored buffers whose values are not those that the class makes.
+    """Return the names of unstored buffers with other values.
+
+    Those values are not what the class makes.
 
     Args:
         live: unstored buffers of the model that is trained, by plain name.
@@ -96,7 +111,10 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def set_buffers(model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Put values into a rebuilt model's unstored buffers; each is of a type and shape of its own."""
+    """Put values into a rebuilt model's unstored buffers.
+
+    Each has a type and shape of its own.
+    """
     for name, value in values.items():
         owner, _, leaf = name.rpartition(".")
         module: Any = model.get_submodule(owner)

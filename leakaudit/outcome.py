@@ -1,4 +1,7 @@
-"""Say in one line what an audit came to, and in another which kept steps are no evidence: the last words of a training."""
+"""Says what an audit came to, and which kept steps are no evidence.
+
+Both are one line, the last words of a training.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,10 @@ def outcome(folder: Path) -> tuple[str, ...]:
 
 
 def headline(verdict: Verdict, results: Results) -> str:
-    """Return the numbers of the rule that decides, what came back beside it, and what keeps the verdict open."""
+    """Return the numbers of the rule that decides.
+
+    What came back beside it, and what keeps the verdict open, follow.
+    """
     rule = next((rule for rule in verdict.rules if rule.id == verdict.deciding_rule), None)
     if rule is None or not rule.n:
         return verdict.sentence.rstrip(".")
@@ -68,7 +74,10 @@ def _numbers(rule: RuleVerdict) -> str:
 
 
 def unchecked_steps(results: Results) -> str:
-    """Return how many kept steps could not be checked against their batch, and why the first could not; empty where all could."""
+    """Return how many kept steps could not be checked, and why.
+
+    The reason is that of the first; the text is empty if all could be checked.
+    """
     unchecked = [step for step in results.steps if not step.verification.status.bounds]
     if not unchecked:
         return ""

@@ -1,4 +1,6 @@
-"""The parts of a large model that attacks on its first blocks read, so that a step can be kept without the rest.
+"""Finds the parts of a large model that some attacks read.
+
+Attacks on the first blocks read them, so that a step can be kept without the rest.
 
 Found by structure, on a model without memory: the word embedding, the list of blocks, and in a block the first child with matrices,
 which is its attention in every architecture that attacks read.
@@ -34,7 +36,10 @@ class Parts:
 
 
 def first_blocks(recipe: ModelRecipe, blocks: int = BLOCKS) -> ModelRecipe | None:
-    """Return the recipe of the same model with its first blocks only; None where its configuration does not say how."""
+    """Return the recipe of the same model with its first blocks only.
+
+    None means that its configuration does not say how.
+    """
     import transformers
 
     kind: Any = getattr(transformers, recipe.class_name, None)
@@ -59,7 +64,9 @@ def _without_other_modules(recipe: ModelRecipe) -> ModelRecipe:
 
 
 def first_parts(model: nn.Module, recipe: ModelRecipe, beside: frozenset[str] = frozenset()) -> Parts | None:
-    """Return what to keep of a model for attacks on its first blocks; None where that cannot be told.
+    """Return what to keep of a model for attacks on its first blocks.
+
+    None means that this cannot be told.
 
     Args:
         model: the live one.
@@ -116,7 +123,10 @@ def _attention(block: nn.Module, prefix: str) -> set[str]:
 
 
 def fill_missing(model: nn.Module, missing: list[str]) -> None:
-    """Give values to what was not kept, so that a forward pass runs: small random ones, the same in every process."""
+    """Give small random values to what was not kept.
+
+    A forward pass runs on them; they are the same in every process.
+    """
     generator = torch.Generator().manual_seed(0)
     tensors: dict[str, Tensor] = dict(model.named_parameters())
     with torch.no_grad():

@@ -1,4 +1,7 @@
-"""Plan which steps of a training run are kept, and tell whether they can be enough for the policy."""
+"""Plans which steps of a training run are kept.
+
+It also tells whether they can be enough for the policy.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,10 @@ def _steps_of(rule: Rule, confidence: float) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of one run that are due for the audit; the same in all processes of the run."""
+    """The steps of one run that are due for the audit.
+
+    They are the same in all processes of the run.
+    """
 
     first: int
     """First step that may be kept, counted from 0."""
@@ -99,7 +105,10 @@ class Plan:
 
     @property
     def kept(self) -> int | None:
-        """Return how many steps are kept if all goes well; None if the length of the run is unknown."""
+        """Return how many steps are kept if all goes well.
+
+        It is None if the length of the run is unknown.
+        """
         return None if self.total is None else min(self.most, self._due_before(self.total))
 
     def _due_before(self, total: int) -> int:
@@ -137,7 +146,9 @@ class Plan:
         return f"keeps {kept:,} of {self.total:,} steps ({rhythm}{start}{capped})"
 
     def policy_in_words(self, config: AuditConfig, room: int) -> str:
-        """Return what the policy needs, and what to set if this plan cannot reach it, in a clause.
+        """Return what the policy needs, in a clause.
+
+        The clause also says what to set if this plan cannot reach it.
 
         Args:
             config: the audit's configuration.
@@ -154,7 +165,10 @@ class Plan:
         return need
 
     def _changes(self, config: AuditConfig, room: int) -> Iterator[str]:
-        """Yield the keys that keep the plan below the policy's floor, with the value that would do."""
+        """Yield the keys that keep the plan below the policy's floor.
+
+        Each comes with the value that would do.
+        """
         if self.most < self.needed:
             yield f"`max_snapshots: {self.needed}`"
         if self.total is not None and self._due_before(self.total) < self.needed:
@@ -164,7 +178,9 @@ class Plan:
 
 
 def distance_for(steps: int, wanted: int) -> int:
-    """Return the distance at which `wanted` steps are spread over a run, as far as their cost allows.
+    """Return the distance at which `wanted` steps are spread over a run.
+
+    Their cost sets a limit to how close they are.
 
     Args:
         steps: of the run, from the first that may be kept.
@@ -178,7 +194,9 @@ def distance_for(steps: int, wanted: int) -> int:
 
 
 def growing(first: int) -> Iterator[int]:
-    """Yield steps of a run whose length is unknown: the distance doubles to `LEAST_DISTANCE`, later it is a part of the way so far.
+    """Yield steps of a run whose length is unknown.
+
+    The distance doubles to `LEAST_DISTANCE`; later it is a part of the way so far.
 
     >>> list(islice(growing(0), 9))
     [0, 1, 2, 4, 8, 16, 26, 36, 46]
@@ -190,7 +208,9 @@ def growing(first: int) -> Iterator[int]:
 
 
 def room_in_words(plan: Plan, config: AuditConfig, room: int) -> str:
-    """Return how many kept steps find room on the disk, in a clause; empty where that is no limit.
+    """Return how many kept steps find room on the disk, in a clause.
+
+    The clause is empty if that is no limit.
 
     >>> room_in_words(Plan(0, 20, most=65, needed=59, total=1200), AuditConfig(), room=22)
     'the disk space allowed holds 22 of them at a time (`max_spool_gb: 20`)'
@@ -202,7 +222,9 @@ def room_in_words(plan: Plan, config: AuditConfig, room: int) -> str:
 
 
 def time_in_words(config: AuditConfig) -> str:
-    """Return what is tried on each kept step and how long that may take by the budgets, in a clause.
+    """Return what is tried on each kept step, and how long it may take.
+
+    The time is the sum of the budgets; both are one clause.
 
     >>> time_in_words(AuditConfig())
     '7 attacks, up to 60 s each: up to 7 min a step'

@@ -1,4 +1,6 @@
-"""How far the attacks on the kept steps have come and how long the rest will take, from what the worker leaves on the disk.
+"""Reads how far the attacks on the kept steps have come.
+
+It also estimates how long the rest will take, from what the worker leaves on the disk.
 
 The worker writes down once which attempts it makes on each step, and each attempt when it is finished. Both tell which attempt is
 at work and how many are to come; the times of earlier attempts tell how long they take.
@@ -31,7 +33,10 @@ class _Due:
 
 
 class Progress:
-    """Reads a spool and its journal from outside; what has not changed is not read again."""
+    """Reads a spool and its journal from outside.
+
+    Files that have not changed are not read again.
+    """
 
     def __init__(self, spool: Spool, clock: Callable[[], float] = time.time) -> None:
         """Prepare; nothing is read.
@@ -47,7 +52,10 @@ class Progress:
         self._battery: Battery | None = None
 
     def look(self) -> tuple[str, float | None]:
-        """Return what is at work in a clause, and the seconds that the rest takes; None where nothing can be said of them."""
+        """Return what is at work, and how many seconds the rest takes.
+
+        The seconds are None if nothing can be said of them.
+        """
         self._read()
         waiting = [path.stem for path in self._spool.in_order()]
         if self._battery is None:
@@ -84,7 +92,10 @@ class Progress:
         return [due for due in every if (f"st-{due.step}", due.attack, due.defense) not in done]
 
     def _left(self, todo: Sequence[_Due], budget_s: float) -> tuple[float, bool]:
-        """Return the seconds that attempts will take, and whether each kind of them was seen before; else its budget counts."""
+        """Return the seconds that attempts will take, and how sure that is.
+
+        It is sure if each kind of attempt was seen before; otherwise the budget counts.
+        """
         seen: dict[str, list[float]] = defaultdict(list)
         for attempt in self._finished:
             if attempt.status is not AttemptStatus.ERROR:

@@ -160,7 +160,7 @@ class StepRecord(_Model):
     """Third of the planned run that the step fell into."""
     snapshot: str
     """`hmac-sha256:` of what was observed, under the run's key: of a text that is guessed the update can be computed, and a plain
-    digest would say whether the guess was right. `sha256:` in results of before."""
+    digest would say whether the guess was right. `sha256:` in earlier results."""
     n_sequences: Count
     n_tokens_bucket: str
     """Number of tokens in the batch as a power-of-two range such as `33-64`."""
@@ -334,8 +334,8 @@ class Coverage(_Model):
     not_run: tuple[NotTested, ...] = ()
     audited_steps: Count = 0
     skipped_snapshots: Count = 0
-    """Snapshots that were refused and whose step nobody knows. Early audits counted steps here, too, that were due while the battery
-    was busy; such steps are queued now, and those that are not kept stand in `not_tested` with their reason."""
+    """Snapshots that were refused and whose step nobody knows. Results of early audits count here, too, steps that were due while
+    attacks ran. A step that is not kept stands in `not_tested` with its reason."""
     total_steps: Count | None = None
 
 
@@ -407,7 +407,10 @@ class Regime(_Model):
 
 
 class Overhead(_Model):
-    """What the audit cost the training run, in its own process; attacks in a side process are not counted."""
+    """What the audit cost the training run, in its own process.
+
+    Attacks in a side process are not counted.
+    """
 
     blocked_s: Amount = 0.0
     """Seconds that the training thread spent in the audit."""

@@ -1,4 +1,6 @@
-"""Reads the private texts out of a batch: padding removed, packed texts cut apart, masked words filled in, decoder targets added.
+"""Reads the private texts out of a batch.
+
+Padding is removed, packed texts are cut apart, masked words filled in, decoder targets added.
 
 Letters: N rows, T tokens of one row.
 """
@@ -23,7 +25,10 @@ TARGETS_MASK = "decoder_attention_mask"
 
 @dataclass(frozen=True)
 class Reading:
-    """What has to be known of a model and its tokenizer to read the texts of its batches."""
+    """What has to be known of a model and its tokenizer to read texts.
+
+    The texts are those of its batches.
+    """
 
     task: str = "other"
     """As `leakaudit.snapshot.PublicFacts.task`: it says whether labels are words, and of which text."""
@@ -48,7 +53,9 @@ class Text:
 
 
 def texts_of(inputs: Mapping[str, Tensor], labels: Tensor | None, reading: Reading) -> list[Text]:
-    """Return the texts of one forward pass: those that the model read, then those that its decoder had to write.
+    """Return the texts of one forward pass.
+
+    First come those that the model read, then those that its decoder had to write.
 
     Args:
         inputs: arguments of the forward pass; `input_ids` is (N, T) or (..., T).
@@ -59,7 +66,9 @@ def texts_of(inputs: Mapping[str, Tensor], labels: Tensor | None, reading: Readi
 
 
 def texts_read(inputs: Mapping[str, Tensor], labels: Tensor | None, reading: Reading) -> list[Text]:
-    """Return the texts that `input_ids` hold, in the order of the batch; of a multiple choice each text is one.
+    """Return the texts that `input_ids` hold, in the order of the batch.
+
+    Each text of a multiple choice is one.
 
     Args:
         inputs: as for `texts_of`.
@@ -83,7 +92,10 @@ def texts_read(inputs: Mapping[str, Tensor], labels: Tensor | None, reading: Rea
 
 
 def _texts_written(inputs: Mapping[str, Tensor], labels: Tensor | None, reading: Reading) -> list[Text]:
-    """Return the texts that a decoder beside an encoder was given to write; none for other models."""
+    """Return the texts that a decoder was given to write.
+
+    Models without an encoder beside it have none.
+    """
     if reading.task == "encoder-decoder" and labels is not None and labels.dim() > 1:
         rows = _rows(labels)
         kept = (rows != IGNORED_LABEL) & _without_padding(rows, reading)
@@ -103,7 +115,10 @@ def _rows(tensor: Tensor) -> Tensor:
 
 
 def _kept(inputs: Mapping[str, Tensor], rows: Tensor, reading: Reading) -> Tensor:
-    """Return (N, T) whether a token belongs to a text: by the mask, or by the padding token where there is none."""
+    """Return (N, T) whether a token belongs to a text.
+
+    The mask decides, or the padding token if there is none.
+    """
     mask = inputs.get("attention_mask")
     if mask is not None and mask.shape == inputs["input_ids"].shape:
         return _rows(mask).bool()
@@ -113,7 +128,9 @@ def _kept(inputs: Mapping[str, Tensor], rows: Tensor, reading: Reading) -> Tenso
 
 
 def _allowed(inputs: Mapping[str, Tensor], rows: Tensor) -> Tensor | None:
-    """Return (N, T, T) whether a token attends to another one, where the mask says so itself; else None.
+    """Return (N, T, T) whether a token attends to another one, or None.
+
+    The mask has to say so itself.
 
     Masks of truth values or of 0 and 1 allow what is not 0; masks that are added to the scores allow what is 0.
     """
@@ -127,7 +144,10 @@ def _allowed(inputs: Mapping[str, Tensor], rows: Tensor) -> Tensor | None:
 
 
 def _without_padding(rows: Tensor, reading: Reading) -> Tensor:
-    """Return (N, T) without the run of padding tokens at either end; one is left where it also ends texts."""
+    """Return (N, T) without the run of padding tokens at either end.
+
+    One is left if it also ends texts.
+    """
     kept = torch.ones_like(rows, dtype=torch.bool)
     if reading.pad is None:
         return kept
@@ -157,7 +177,10 @@ def _pieces(inputs: Mapping[str, Tensor], number: int, places: list[int]) -> lis
 
 
 def _numbers_of_texts(inputs: Mapping[str, Tensor], row: int, places: list[int]) -> list[int] | None:
-    """Return a number for each token that changes from one packed text to the next; None where nothing tells them apart."""
+    """Return a number for each token that changes between packed texts.
+
+    None means that nothing tells them apart.
+    """
     ids, mask = inputs["input_ids"], inputs.get("attention_mask")
     length = ids.shape[-1]
     for named in (inputs.get("seq_idx"), mask):  # a mask that numbers the packed texts 1, 2, 3 ...
@@ -181,7 +204,10 @@ def _numbers_of_texts(inputs: Mapping[str, Tensor], row: int, places: list[int])
 
 
 def _positions(inputs: Mapping[str, Tensor], row: int) -> list[int] | None:
-    """Return the positions of a row's tokens, where the trainer gave them; they are (T,), (1, T), (N, T) or (3, N, T)."""
+    """Return the positions of a row's tokens, if the trainer gave them.
+
+    They are (T,), (1, T), (N, T) or (3, N, T).
+    """
     positions, ids = inputs.get("position_ids"), inputs["input_ids"]
     if positions is None or positions.shape[-1] != ids.shape[-1]:
         return None
@@ -193,7 +219,10 @@ def _positions(inputs: Mapping[str, Tensor], row: int) -> list[int] | None:
 
 
 def _counted(positions: list[int]) -> list[int] | None:
-    """Return a number for each token that goes up where its position is back at the start; None for a row in one piece."""
+    """Return a number for each token that grows at each new start.
+
+    A new start is where the position is back at the first; None for a row in one piece.
+    """
     first = min(positions, default=0)
     starts = [position == first for position in positions]
     if not positions or not starts[0] or (all(starts) and len(starts) > 1):

@@ -1,4 +1,6 @@
-"""A short linear summary of a tensor, from which the length of a difference can be estimated when the tensor itself is gone.
+"""Computes a short linear summary of a tensor.
+
+The length of a difference can be estimated from two of them, when the tensors are gone.
 
 Source: the count sketch of Charikar, Chen and Farach-Colton, "Finding frequent items in data streams", 2002, Sec. 3: each entry is
 added with a random sign to one of m buckets. Here the entries are laid out in rows of m, and each row is turned by a random shift;
@@ -26,7 +28,9 @@ ROWS = 16
 
 
 def sketch(name: str, tensor: Tensor) -> Tensor:
-    """Return the sketch of a tensor; the same for the same name and shape in every process and on every device.
+    """Return the sketch of a tensor, the same in every process.
+
+    It depends on name and shape, and not on the device.
 
     Args:
         name: decides the signs and shifts, with the number of entries.
@@ -67,7 +71,10 @@ def _add_turned(out: Tensor, row: Tensor, shift: int, sign: int) -> None:
 
 
 def _draw(name: str, rows: int, m: int) -> tuple[list[int], Tensor, list[int]]:
-    """Return signs of rows, signs of columns (m,), and shifts of rows that belong to a name."""
+    """Return signs of rows, signs of columns (m,), and shifts of rows.
+
+    They belong to a name.
+    """
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     signs = torch.randint(0, 2, (rows + m,), generator=generator).mul_(2).sub_(1)
     return signs[:rows].tolist(), signs[rows:], torch.randint(0, m, (rows,), generator=generator).tolist()

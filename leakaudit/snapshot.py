@@ -272,7 +272,10 @@ class Truth:
     """How their tensors are read as texts; public."""
 
     def texts(self) -> list[Text]:
-        """Return every text of the batch: of each micro-batch those that the model read, then those that its decoder had to write."""
+        """Return every text of the batch.
+
+        Of each micro-batch: those that the model read, then those that its decoder had to write.
+        """
         return [text for batch in self._distinct() for text in texts_of(batch.inputs, batch.labels, self.reading)]
 
     def sequences(self) -> list[tuple[int, ...]]:
@@ -284,11 +287,16 @@ class Truth:
         return [text.ids for text in self.texts()]
 
     def examples(self) -> int:
-        """Return the number of sequences that the model read: what a bound on the batch size bounds."""
+        """Return the number of sequences that the model read.
+
+        A bound on the batch size bounds this number.
+        """
         return sum(len(texts_read(batch.inputs, batch.labels, self.reading)) for batch in self._distinct())
 
     def labels(self) -> list[int] | None:
-        """Return the class of every sequence, or None where the labels are not one class a sequence.
+        """Return the class of every sequence, or None.
+
+        None means that the labels are not one class a sequence.
 
         A pass over texts for which the trainer had no labels (FixMatch) adds none.
         """
@@ -409,7 +417,10 @@ class Manifest(_Facts):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     def files(self) -> tuple[str, ...]:
-        """Return the names of the tensor files that belong to the snapshot, as they are before encryption."""
+        """Return the names of the snapshot's tensor files.
+
+        They are the names before encryption.
+        """
         has_base = any(name.startswith(BASE) for name in self.digests)
         return (OBSERVED, TRUTH, BASE) if has_base else (OBSERVED, TRUTH)
 
@@ -463,7 +474,10 @@ def check_finite(update: Mapping[str, Tensor]) -> None:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Return whether no entry is NaN or infinite. `isfinite` would make a copy of the tensor; NaN is its own minimum."""
+    """Return whether no entry is NaN or infinite.
+
+    `isfinite` would make a copy of the tensor; NaN is its own minimum.
+    """
     return not tensor.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())
 
 
@@ -480,7 +494,9 @@ def write_snapshot(
     sketches: Mapping[str, Tensor] | None = None,
     weight_rows: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Write the files of a snapshot into `folder`, through a temporary name and one rename.
+    """Write the files of a snapshot into `folder`, with one rename.
+
+    They have a temporary name before.
 
     Args:
         folder: must not exist; its parent must. Appears complete or not at all.
@@ -712,7 +728,9 @@ def _listing(folder: Path) -> str:
 def _from_rows(
     rows: Mapping[str, Tensor], name: str | None, weights: Mapping[str, Tensor], folder: Path
 ) -> dict[str, Tensor]:
-    """Return the update of a table, float32, of which the rows that are not zero were kept.
+    """Return the update of a table, float32.
+
+    Only its rows that are not zero were kept.
 
     Raises:
         SnapshotDamagedError: the rows do not fit the table.

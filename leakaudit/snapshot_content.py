@@ -113,7 +113,10 @@ def _wrong(name: str, tensor: Tensor, ids: Tensor) -> str:
 
 
 def _masks(mask: Tensor, ids: Tensor) -> bool:
-    """Return whether a mask fits token ids: one entry a token, or (B, T, T) or (B, heads, T, T) of what attends to what."""
+    """Return whether a mask fits token ids.
+
+    It has one entry a token, or is (B, T, T) or (B, heads, T, T) of what attends to what.
+    """
     width = ids.shape[-1]
     pairs = mask.dim() in (3, 4) and mask.shape[-1] == width and mask.shape[-2] in (1, width)
     return mask.shape == ids.shape or (pairs and mask.shape[0] in (1, len(ids)))

@@ -124,7 +124,9 @@ class Base:
 
 
 def link_base(base: Base, folder: Path) -> str:
-    """Put a common file into a snapshot: as a hard link, or as a copy where the file system has none.
+    """Put a common file into a snapshot.
+
+    It is a hard link, or a copy if the file system has none.
 
     A link keeps the bytes for as long as one snapshot has them, wherever its folder is moved on the same disk.
 
@@ -146,7 +148,9 @@ def link_base(base: Base, folder: Path) -> str:
 
 
 def read_tensors(path: Path, identities: Sequence[str] = (), recipients: Sequence[str] = ()) -> dict[str, Tensor]:
-    """Read tensors; an encrypted file is decrypted into their memory, a piece at a time.
+    """Read tensors, a piece at a time.
+
+    An encrypted file is decrypted into their memory.
 
     Args:
         path: as `stored_name` found it.
@@ -189,7 +193,9 @@ def _opened(path: Path, identities: Sequence[str], recipients: Sequence[str]) ->
 
 
 def _check_header(file: BinaryIO, path: Path) -> dict[str, Any]:
-    """Return a header, unless it describes more than a file can hold, before tensors are made of it.
+    """Return a header, unless it describes more than a file can hold.
+
+    This is checked before tensors are made of it.
 
     Raises:
         SnapshotDamagedError: too long, no JSON, or a tensor of too many dimensions.

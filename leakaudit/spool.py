@@ -134,7 +134,10 @@ class Totals(BaseModel):
     interrupted: bool = False
 
     def not_kept(self, config: AuditConfig) -> list[tuple[int, str]]:
-        """Return how many steps that were due were not kept, with the reason in a clause; reasons of no step are left out."""
+        """Return how many due steps were not kept, with the reasons.
+
+        Reasons of no step are left out; each is a clause.
+        """
         reasons = (
             (self.skipped, "the step before was still on its way to the disk"),
             (self.too_full, f"the spool or the disk was full (`max_spool_gb: {config.max_spool_gb:g}`)"),
@@ -238,7 +241,10 @@ class Spool:
         return ""
 
     def used_bytes(self) -> int:
-        """Return the size of all snapshots here; a file that several of them have in common counts once."""
+        """Return the size of all snapshots here.
+
+        A file that several of them have in common counts once.
+        """
         found = {}
         for folder in (*self.entries(), self.root / BASES):
             with contextlib.suppress(OSError):
@@ -274,7 +280,10 @@ class Spool:
         write_snapshot(self.slot(step), recipients=recipients, **parts)
 
     def _with_table(self, name: str, tensor: Tensor, frozen: FrozenWeights | None) -> FrozenWeights:
-        """Return the frozen weights and a copy of a table as it was at the first kept step."""
+        """Return the frozen weights and a copy of a table.
+
+        The table is as it was at the first kept step.
+        """
         from leakaudit.frozen_weights import FrozenWeights
 
         if self._table is None or self._table.shape != tensor.shape:
@@ -282,7 +291,10 @@ class Spool:
         return (frozen or FrozenWeights({}, {})).and_copy(name, self._table)
 
     def _rows_of(self, name: str, weights: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return the weights without a table, and the rows in which it differs from its first state, if they are few."""
+        """Return the weights without a table, and its changed rows.
+
+        The rows differ from the first state; they are given only if they are few.
+        """
         from leakaudit.frozen_weights import changed_rows
 
         now = weights[name].cpu()
@@ -322,11 +334,14 @@ class Spool:
         return self._base
 
     def forget_base(self) -> None:
-        """Remove the frozen weights that no snapshot will be given any more; those that have them keep them."""
+        """Remove the frozen weights that no new snapshot will get.
+
+        Those that have them keep them.
+        """
         shutil.rmtree(self.root / BASES, ignore_errors=True)
 
     def tidy(self) -> None:
-        """Remove the frozen weights that a trainer left behind which is through, or was killed."""
+        """Remove the frozen weights of a trainer that is through or dead."""
         with contextlib.suppress(SpoolError, OSError):
             _, audit = Spool.open(self.root)
             if self.totals() is not None or self.trainer_gone(audit):
@@ -392,7 +407,10 @@ class Spool:
         return "no worker is at work on it; `leakaudit worker` goes on"
 
     def purge_unfinished(self) -> None:
-        """Remove what a trainer that is gone was writing when it was killed, which nobody will ever audit."""
+        """Remove what a dead trainer was writing when it was killed.
+
+        Nobody will ever audit it.
+        """
         self.forget_base()
         for path in self.root.glob("*.tmp"):
             if path.is_dir() and not path.is_symlink():
@@ -483,16 +501,25 @@ class Spool:
         return sorted(path for path in found if not (path / REASON).exists())
 
     def in_order(self) -> list[Path]:
-        """Return the snapshots that are still to be audited, in the order of their turns: the one under attack first."""
+        """Return the snapshots that are still to be audited, in order.
+
+        The one under attack comes first.
+        """
         found = [path for path in self.entries() if path.suffix in (".run", ".ready") and path.stem.isdecimal()]
         return sorted(found, key=lambda path: (path.suffix == ".ready", int(path.stem)))
 
     def note_battery(self, battery: Battery) -> None:
-        """Write down which attempts are made on each snapshot, so that the trainer can say how many are to come."""
+        """Write down which attempts are made on each snapshot.
+
+        The trainer then can say how many are to come.
+        """
         write_private(self.root / BATTERY, battery.model_dump_json(indent=1))
 
     def battery(self) -> Battery | None:
-        """Return which attempts are made on each snapshot; None where no worker has said so yet."""
+        """Return which attempts are made on each snapshot.
+
+        None means that no worker has said so yet.
+        """
         try:
             return Battery.model_validate_json(read_bounded(self.root / BATTERY, MAX_JSON_BYTES))
         except (OSError, ValueError):
@@ -596,7 +623,10 @@ def _first_problem(error: ValidationError) -> str:
 
 
 def size_of(snapshot: Path) -> int:
-    """Return the bytes that removing a snapshot frees: those of its files that no other snapshot has, too."""
+    """Return the bytes that removing a snapshot frees.
+
+    They are those of its files that no other snapshot has.
+    """
     total = 0
     with contextlib.suppress(OSError):
         for path in snapshot.iterdir():

@@ -112,7 +112,10 @@ class TensorStream(io.RawIOBase):
 
 
 class TensorSink(io.RawIOBase):
-    """A write-only stream that puts the bytes of a safetensors file into tensors as they come."""
+    """A write-only stream that fills tensors from a safetensors file.
+
+    The bytes go into the tensors as they come.
+    """
 
     def __init__(self, read_head: Callable[[bytes], Mapping[str, Any]], most: int) -> None:
         """Begin with nothing.

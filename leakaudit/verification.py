@@ -71,7 +71,9 @@ def verify(
 
 
 def relative_error(observed: Update, recomputed: Update) -> float:
-    """Return ||observed - recomputed|| / ||recomputed|| over all entries; infinite where the second is zero.
+    """Return ||observed - recomputed|| / ||recomputed|| over all entries.
+
+    It is infinite if the second is zero.
 
     Raises:
         NonFiniteUpdateError: the second is not finite.
@@ -80,7 +82,9 @@ def relative_error(observed: Update, recomputed: Update) -> float:
 
 
 def error_up_to_a_factor(observed: Update, recomputed: Update) -> float:
-    """Return ||observed - k recomputed|| / (k ||recomputed||) for the best k; infinite where that is not above zero.
+    """Return the relative error up to the best factor k.
+
+    That is ||observed - k recomputed|| / (k ||recomputed||); it is infinite if k is not above zero.
 
     Raises:
         NonFiniteUpdateError: the second is not finite.
@@ -126,7 +130,10 @@ PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class _Compared:
-    """An observed and a recomputed update, as sums over their entries in float64; neither is copied."""
+    """An observed and a recomputed update, as sums over their entries.
+
+    The sums are in float64, and neither update is copied.
+    """
 
     seen: Update
     own: Update
@@ -170,7 +177,10 @@ class _Compared:
 
     @cached_property
     def scaled_difference(self) -> _Moments:
-        """Of seen - k own. The entries are read again for it: from the sums its square would come out with an error of 1e-8."""
+        """Of seen - k own, read from the entries.
+
+        From the sums its square would come out with an error of 1e-8.
+        """
         total = squares = 0.0
         for seen, own in _pieces(self.seen, self.own):
             left = seen - self.scale * own
@@ -203,13 +213,19 @@ class _Moments:
 
     @property
     def std(self) -> float:
-        """Standard deviation of the entries, with n - 1 in the denominator; 0 of a single one."""
+        """Standard deviation of the entries, with n - 1 in the denominator.
+
+        It is 0 for a single entry.
+        """
         spread = self.squares - self.total**2 / max(1, self.entries)
         return math.sqrt(max(0.0, spread) / max(1, self.entries - 1))
 
 
 def _pieces(observed: Update, recomputed: Update) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the entries of both updates in float64, a piece of one parameter at a time."""
+    """Yield the entries of both updates in float64, piece by piece.
+
+    A piece belongs to one parameter.
+    """
     for name, own in recomputed.items():
         both = zip(observed[name].flatten().split(PIECE), own.flatten().split(PIECE), strict=True)
         yield from ((seen.double(), mine.double()) for seen, mine in both)
@@ -430,7 +446,10 @@ class _Stamping:
 
 
 def _why_scaled(step: ClientStep, found: _Compared, k: float, rounding: float) -> str:
-    """Name the factor `k` where it is one that trainers are known for, up to the rounding of a gradient that it multiplied."""
+    """Name the factor `k` if trainers are known for it.
+
+    It may be off by the rounding of a gradient that it multiplied.
+    """
     windows, processes = len(step.truth.micro_batches), step.recipe.processes
     norm = found.seen_norm
     round_norm = float(f"{norm:.1g}")
@@ -453,7 +472,9 @@ def _why_scaled(step: ClientStep, found: _Compared, k: float, rounding: float) -
 
 
 def _is_noise(found: _Compared, sigma: float, tolerance: float) -> bool:
-    """Return whether the difference is what noise of `sigma` leaves: as large as declared, and unrelated to the update.
+    """Return whether the difference is noise of `sigma`.
+
+    It has to be as large as declared, and unrelated to the update.
 
     Independent noise projects on the update g with the standard deviation sigma / |g| in units of g. Without this second
     look, noise far above the signal would hide an update of another batch.

@@ -126,13 +126,19 @@ def _check_key(spool: Spool, means: Means) -> None:
 
 
 def import_what_attacks_need() -> None:
-    """Import torch and the attacks, which takes seconds, before there is anything to attack."""
+    """Import torch and the attacks, before there is anything to attack.
+
+    That takes seconds.
+    """
     import leakaudit.battery
     import leakaudit.snapshot  # noqa: F401
 
 
 def _wait_for_the_first(spool: Spool, audit_file: AuditFile, means: Means) -> bool:
-    """Wait for the first snapshot, and say whether there is one: a trainer starts its worker before it keeps a step."""
+    """Wait for the first snapshot, and say whether there is one.
+
+    A trainer starts its worker before it keeps a step.
+    """
     since, pause = time.monotonic(), SHORTEST_POLL
     while not spool.gone():
         over = spool.totals() is not None or spool.trainer_gone(audit_file) or _is_overdue(since, means)
@@ -146,7 +152,10 @@ def _wait_for_the_first(spool: Spool, audit_file: AuditFile, means: Means) -> bo
 
 
 def _has_journal(spool: Spool) -> bool:
-    """Return whether an earlier worker of this spool finished an attempt: then there is a report to write."""
+    """Return whether an earlier worker finished an attempt.
+
+    Then there is a report to write.
+    """
     return (spool.root.parent / "journal.jsonl").exists()
 
 

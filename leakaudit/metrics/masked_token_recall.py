@@ -1,4 +1,7 @@
-"""`masked_token_recall`: the share of the words hidden by a mask that an attack names."""
+"""`masked_token_recall`: the share of masked words that are recovered.
+
+Masked words are those that a mask hid from the model.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ from leakaudit.registry import metric
 @metric("masked_token_recall")
 @dataclass(frozen=True)
 class MaskedTokenRecall:
-    """Masked tokens that the guess has beyond the visible ones, each counted no more often than it occurs in both.
+    """Masked tokens that the guess has beyond the visible ones.
+
+    Each counts no more often than it occurs in both.
 
     A masked language model has to predict them, so they are in its loss and not in its input. A visible token of the same word is
     taken out of the guess first: it tells nothing of the masked one. For attacks that guess a bag of tokens `masked_bag_recall`
@@ -35,7 +40,9 @@ class MaskedTokenRecall:
 
 
 def masked_bag_recall(masked_ids: Sequence[int], visible_ids: Sequence[int], bag: Sequence[int]) -> float | None:
-    """Return the share of the distinct tokens that stand nowhere but under a mask that a bag names, None if there are none.
+    """Return the share of distinct masked tokens that a bag names.
+
+    Tokens that stand nowhere but under a mask count; None if there are none.
 
     Args:
         masked_ids: masked tokens of all sequences of the batch.

@@ -191,7 +191,10 @@ def _mean(name: str, sequences: Sequence[ScoredSequence]) -> Measured:
 
 
 def _masked_recall(pairs: Sequence[Pair], bag: Sequence[int]) -> float | None:
-    """Return the share of the words hidden by a mask, and visible nowhere in the batch, that a bag names."""
+    """Return the share of the masked words that a bag names.
+
+    Only words that are visible nowhere in the batch count.
+    """
     masked = [token for pair in pairs for token in pair.masked_ids]
     visible: Counter[int] = Counter()
     for pair in pairs:

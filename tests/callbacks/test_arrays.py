@@ -169,13 +169,13 @@ def test_a_difference_of_weights_over_local_steps_is_verified(tmp_path: Path) ->
     ("net", "options", "reason"),
     [
         (array_models.known(), {"tell": False}, "its labels are not known"),
-        (array_models.known(), {"num_labels": 5}, r"outputs of shape \(8, 3\); audited are .* of shape \(8, 5\)"),
+        (array_models.known(), {"num_labels": 5}, r"outputs of shape \(8, 3\); the audit takes .* of shape \(8, 5\)"),
         (
             array_models.TwoArrays(),
             {"loss": lambda net, x, y: nn.functional.cross_entropy(net(x, x), y)},
-            r"called with left \(float32\), right \(float32\); audited are classifiers of one array",
+            r"called with left \(float32\), right \(float32\); the audit takes classifiers of one array",
         ),
-        (array_models.known(), {"num_labels": 1}, "told apart from two classes on"),
+        (array_models.known(), {"num_labels": 1}, "a classifier has two classes or more"),
         (array_models.known(), {"num_labels": None}, "or `num_labels` where the model classifies pictures or tables"),
     ],
 )

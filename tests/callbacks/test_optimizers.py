@@ -421,7 +421,7 @@ def test_a_step_too_large_for_a_copy_is_written_once_its_optimizers_are_known(
     monkeypatch.setattr(recorder, "POOL_BYTES", 0)
     ran = both(tmp_path, WRONG[kind][0] if kind in WRONG else RIGHT[kind])
     assert_right(ran, {"sgd": EVERY, "noise in place": []}.get(kind, EVERY[1:]))
-    assert ("must be seen to the end once before that" in caplog.text) is (kind != "sgd")
+    assert ("must see one step of this optimizer to the end first" in caplog.text) is (kind != "sgd")
 
 
 # ---------------------------------------------------------------------- several optimizers
@@ -433,7 +433,7 @@ def test_one_of_several_optimizers_is_refused_by_name(
     """The parameters of the others are never listed as frozen. It is said before the first step, at the first that is due, and at the end."""
     ran = both(tmp_path, lambda model: muon_and_adamw(model.parameters()), watched=lambda optimizers: optimizers[0])
     assert not ran.kept
-    found = "that have a gradient and that no optimizer moves that the audit was given; give the audit all optimizers"
+    found = "that have a gradient and are in no optimizer that the audit was given; give the audit all optimizers"
     assert found in caplog.text and "`requires_grad_(False)`" in caplog.text
     before, after = capsys.readouterr().err.split("no step was kept")
     assert "that require a gradient and are in no optimizer that the audit was given" in before
@@ -518,7 +518,7 @@ def test_optimizers_that_step_in_turn_are_named(tmp_path: Path, caplog: pytest.L
     ran = both(tmp_path, lambda model: muon_and_adamw(model.parameters()), step)
     assert not ran.kept
     assert "in 16 attempts a forward pass began before" in caplog.text
-    assert "several optimizers are audited where they step one after the other" in caplog.text
+    assert "the audit needs all optimizers to step without a forward pass between them" in caplog.text
 
 
 def test_optimizers_that_step_in_the_backward_pass_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

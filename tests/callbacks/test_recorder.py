@@ -484,4 +484,4 @@ def test_a_step_that_ends_before_all_its_optimizers_stepped_is_counted(caplog: p
     recorder.disarm()
     recorder.remove()
     assert not written and recorder.counters.failed == 1
-    assert "the step ended before Adam came to the end of a step" in caplog.text
+    assert "the step ended before Adam had stepped" in caplog.text

@@ -287,7 +287,7 @@ def test_row_11_clipping_that_cannot_be_repeated_is_refused_by_name(
     assert type(private[1]).__name__ == name
     with watch(private[0], private[1], tokenizer=tiny.bert_tokenizer(), config=audit_config(tmp_path)):
         pass
-    assert f"{name} clips otherwise than one bound" in caplog.text
+    assert f"{name} does not clip each example's whole gradient to one bound" in caplog.text
 
 
 def test_row_12_a_logical_batch_is_the_union_of_its_physical_pieces(tmp_path: Path) -> None:
