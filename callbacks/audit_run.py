@@ -263,6 +263,7 @@ class AuditRun:
             max_bytes=config.max_spool_gb * 1e9,
             as_stepped=functools.partial(_with_defenses, config, private),
             beside=fit.unlike,
+            withdraw=spool.withdraw,
             in_place=config.check == "in_place",
             **_words_of(model),
         )

@@ -250,6 +250,7 @@ class Recorder:
         max_bytes: float = float("inf"),
         as_kept: Callable[[MicroBatch], MicroBatch] = lambda batch: batch,
         as_stepped: Callable[[Manifest], Manifest] = lambda manifest: manifest,
+        withdraw: Callable[[int], None] = lambda step: None,
         beside: frozenset[str] = frozenset(),
         in_place: bool = False,
     ) -> None:
@@ -268,6 +269,7 @@ class Recorder:
             learning_rate: of these steps.
             max_bytes: a step whose copies are larger than this is not recorded.
             as_stepped: fills in what is true of the optimizer when it steps and not earlier, such as the noise of a schedule.
+            withdraw: removes a written step, by its number.
             in_place: whether a step is repeated here, before the optimizer moves the weights, to check it.
             as_kept: puts a forward pass, as it was seen, into the words of the model that is audited; it may refuse the step.
             beside: names of buffers that are kept although the model does not store them.
@@ -286,6 +288,7 @@ class Recorder:
         self._max_bytes = max_bytes
         self._as_kept = as_kept
         self._as_stepped = as_stepped
+        self._withdraw = withdraw
         # A step of several processes, or of several local steps, is checked on the rebuilt model.
         self._in_place = in_place and peers is None and observe != "delta"
         self._at_begin: dict[str, Tensor] = {}
@@ -764,8 +767,11 @@ class Recorder:
         self._put_down()
         if found.written:
             self.give_in()
+            self._withdraw(found.armed.step)
+            self.counters.kept -= 1
+            self.counters.failed += 1
             logger.warning(
-                "step %d is on the disk, but it turned out not to be what the client sends; no more steps are kept: %s",
+                "step %d was written and removed again, because it is not what the client sends; no more steps are kept: %s",
                 found.armed.step,
                 error,
             )

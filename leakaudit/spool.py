@@ -231,6 +231,11 @@ class Spool:
         """Return the folder that a snapshot of `step` is to be written to."""
         return self.root / f"{step:06d}.ready"
 
+    def withdraw(self, step: int) -> None:
+        """Remove the snapshot of a step that turned out wrong after it was written; a worker that reads it finds it gone."""
+        for suffix in (".ready", ".run"):
+            shutil.rmtree(self.slot(step).with_suffix(suffix), ignore_errors=True)
+
     def lacks(self, needed: int) -> str:
         """Return what is in the way of another snapshot of `needed` bytes, in a clause; empty if it fits."""
         if self.free_bytes() < needed:

@@ -77,6 +77,19 @@ class Private(torch.optim.Optimizer):
         return p.grad  # type: ignore[no-any-return]
 
 
+class LatelyPrivate(Private):
+    """Plain SGD until its third step, and private from then on."""
+
+    taken = 0
+
+    def _noised(self, p: Any) -> Any:
+        return super()._noised(p) if self.taken >= 2 else p.grad
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        self.taken += 1
+
+
 class PrivateChild(torch.optim.SGD):
     """The usual way to write one: noise in `step`, and the parent's `step` for the rest."""
 
