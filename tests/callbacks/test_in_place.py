@@ -17,9 +17,11 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
+from leakaudit import battery
 from leakaudit.callbacks import in_place, recorder
 from leakaudit.callbacks.in_place import Repetition
 from leakaudit.callbacks.torch_loop import watch
+from leakaudit.client import ClientStep
 from leakaudit.registry import attacks
 from leakaudit.scores import Verification, VerificationStatus, load_results
 from leakaudit.snapshot import Snapshot, read_manifest
@@ -305,6 +307,21 @@ def test_a_step_that_a_rebuilt_model_would_refuse_is_verified(tmp_path: Path) ->
     found, _ = KINDS["activation replaced"].run(tmp_path)
     assert stamp(found[0]).status is MISMATCH
     assert found[0].checked is not None and found[0].checked.status is VERIFIED
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [("activation replaced", VerificationStatus.UNVERIFIABLE), ("batch norm", VERIFIED)]
+)
+def test_a_step_is_no_evidence_where_attacks_are_given_another_model(
+    kind: str, status: VerificationStatus, tmp_path: Path
+) -> None:
+    """A user's function makes the model for the attacks, with another activation or as it was."""
+    found, _ = KINDS[kind].run(tmp_path)
+    snapshot = found[0]
+    client = ClientStep(snapshot.observation.model, snapshot.truth, snapshot.recipe, snapshot.observation.facts)
+    seen = battery._stamp(snapshot, client)
+    assert seen.status is status
+    assert status is VERIFIED or "another model than the client's" in seen.note
 
 
 def test_the_battery_takes_the_stamp_and_does_not_compute_it_again(
