@@ -394,13 +394,13 @@ class Repetition:
             for values in (vars(module), *(one for one in registers if isinstance(one, dict))):
                 stack.callback(values.update, dict(values))
                 stack.callback(keep_only, values, frozenset(values))
-        for parameter in self._parameters():
-            stack.callback(setattr, parameter, "grad", parameter.grad)
         users = UsersState.of(self.called, iterators=False)
         if users.opaque:
             raise NotInPlaceError(
                 f"the model's own code uses an object that cannot be put back afterwards ({users.opaque})"
             )
+        for leaf in (*self._parameters(), *self.before.users.leaves, *users.leaves):
+            stack.callback(setattr, leaf, "grad", leaf.grad)
         for function, *arguments in reversed(users.undo):
             stack.callback(function, *arguments)
 
@@ -427,8 +427,8 @@ class Repetition:
             plain = {k: v for k, v in then.items() if k != "_buffers"}
             vars(module).update({k: again.get(id(v), v) if isinstance(v, Tensor) else v for k, v in plain.items()})
         self.before.users.put_back()
-        for parameter in self._parameters():
-            parameter.grad = None
+        for leaf in (*self._parameters(), *self.before.users.leaves):
+            leaf.grad = None
 
     # ------------------------------------------------------------------ forward and backward
 

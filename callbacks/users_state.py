@@ -73,6 +73,8 @@ class UsersState:
     """All that was found in one walk over a model."""
 
     undo: list[Undo] = field(default_factory=list)
+    leaves: list[Tensor] = field(default_factory=list)
+    """Tensors with a gradient of their own that may not be parameters of the model: `backward` adds to all that it reaches."""
     opaque: str = ""
     """Type of the first object that can be neither noted nor put back; empty where there is none."""
 
@@ -130,6 +132,8 @@ class _Walk:
 
     def inside(self, value: Any, depth: int) -> None:
         """Look into an object that may change in place."""
+        if isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
+            self.state.leaves.append(value)
         if isinstance(value, NOT_LOOKED_INTO) or id(value) in self.known or depth > DEEPEST:
             return
         if len(self.known) > MOST_OBJECTS:
@@ -155,6 +159,7 @@ class _Walk:
         elif isinstance(value, nn.Module):
             for module in value.modules():  # one that a hook holds, not the model
                 self.module(module)
+                self.state.leaves += [p for p in module._parameters.values() if p is not None]
                 for buffer in module._buffers.values():
                     self.inside(buffer, depth + 1)
         elif isinstance(value, queue.SimpleQueue):

@@ -19,7 +19,7 @@ from leakaudit.callbacks.users_state import content_of
 from tests import tiny
 from tests.callbacks import users_state_helper
 from tests.callbacks.in_place_cases import Training, said_to_be_plain, without_audit
-from tests.callbacks.test_in_place import assert_to_the_bit
+from tests.callbacks.test_in_place import _checkpointed, assert_to_the_bit
 
 TOTAL: Any = None
 
@@ -176,6 +176,39 @@ def test_what_a_forward_registers_is_registered_once(tmp_path: Path) -> None:
     found, _ = Training(model=make).run(tmp_path)
     assert_to_the_bit(found)
     assert [len(one) for one in (registers._forward_hooks, registers._buffers, registers._modules)] == [3, 3, 3]
+
+
+class _Shifted(nn.Module):
+    """Adds a tensor of the user's that is no parameter, and has a gradient."""
+
+    def __init__(self, whole: bool) -> None:
+        super().__init__()
+        self.shift = [nn.Parameter(torch.zeros(1)) if whole else torch.zeros(1, requires_grad=True)]
+
+    def forward(self, states: Tensor) -> Tensor:
+        return torch.tanh(states + self.shift[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*enable` is deprecated:FutureWarning")
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_gradient_outside_the_model_is_added_once(
+    reentrant: bool, whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reentrant checkpoints need `backward`, which adds to every gradient that it reaches."""
+    found: list[Tensor] = []
+
+    def make() -> nn.Module:
+        model: Any = _checkpointed(reentrant)()
+        model.bert.pooler.activation = _Shifted(whole)
+        found.extend(model.bert.pooler.activation.shift)
+        return said_to_be_plain(model)
+
+    with without_audit(monkeypatch):
+        Training(model=make).run(tmp_path / "off")
+    assert_to_the_bit(Training(model=make).run(tmp_path / "on")[0])
+    assert found[0].grad is not None and found[1].grad is not None
+    assert torch.equal(found[0].grad, found[1].grad)
 
 
 class _Holds(nn.Module):
