@@ -148,21 +148,6 @@ def _parameters_without_values() -> Iterator[None]:
         hook.remove()
 
 
-def foreign_tensors(model: nn.Module, recipe: ModelRecipe) -> frozenset[str]:
-    """Return what a transformers model has beyond what its class makes.
-
-    These are parameters and stored buffers.
-
-    Args:
-        model: the live one.
-        recipe: how the side process makes it.
-
-    Raises:
-        ModelError: as for `Fit.of`.
-    """
-    return Fit.of(model, recipe).foreign
-
-
 def _foreign(model: nn.Module, recipe: ModelRecipe, blank: nn.Module) -> frozenset[str]:
     made = {name: tuple(tensor.shape) for name, tensor in state_of(blank).items()}
     here = {plain_name(name): tuple(tensor.shape) for name, tensor in state_of(model).items()}

@@ -6,7 +6,7 @@ The recorder has the calls of the model, the random states before them and what 
 object is called again, with its own kernels, precision, hooks and compiled graph, and the gradient is compared with the one that
 the optimizer is about to get. Nothing is rebuilt, so the only difference allowed is the order in which a GPU adds.
 
-Training stays as it is without an audit. All that a repetition changes is put back by functions of Python and torch, none of ours, registered
+Training must not notice. All that a repetition changes is put back by single calls that cannot fail half-way, registered
 before the first change: gradients (the same tensors), buffers, modules' attributes, generators, modes.
 """
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import random
 import sys
-from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -25,11 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.callbacks.tap import MOST_BYTES, Backward, Pass, sums
-from leakaudit.callbacks.users_state import UsersState
+from leakaudit.callbacks.users_state import HOOKS, UsersState, keep_only
 from leakaudit.callbacks.witness import few_entries
 from leakaudit.client import ClientStep
 from leakaudit.errors import NonFiniteUpdateError, SnapshotError
-from leakaudit.models import outputs_of
+from leakaudit.models import outputs_of, version_of
 from leakaudit.scores import Verification, VerificationStatus
 from leakaudit.snapshot import MicroBatch, StepRecipe
 from leakaudit.verification import FLOAT32_TOLERANCE, ROUNDING, TOLERANCE, error_up_to_a_factor, relative_error, verify
@@ -52,6 +51,9 @@ another batch is off by almost all of it, rounding in bfloat16 by a hundredth.""
 
 INTERNAL = frozenset(vars(nn.Module()))
 """Attributes that every module has: parameters, buffers, parts, hooks."""
+
+REGISTERS = ("_parameters", "_buffers", "_modules", *HOOKS)
+"""Attributes in which a module keeps what was registered with it."""
 
 PRIVATE = ("grad_sample", "summed_grad")
 """Attributes of a parameter in which Opacus keeps gradients of examples."""
@@ -100,7 +102,7 @@ class Before:
             attributes.append((module, {**plain, "_buffers": dict(module._buffers)}))
             for tensor in (*module._buffers.values(), *own.values()):
                 if isinstance(tensor, Tensor) and id(tensor) not in copies:
-                    copies[id(tensor)] = (tensor, tensor.detach().clone(), tensor._version)
+                    copies[id(tensor)] = (tensor, tensor.detach().clone(), version_of(tensor))
         return cls(called, attributes, copies, UsersState.of(called, iterators=True))
 
     def copy_of(self, tensor: Tensor) -> Tensor:
@@ -336,28 +338,30 @@ class Repetition:
         replaced = {"forward", "loss_function", "_loss_function"} & vars(model).keys()
         return not replaced and all(set(seen.pulls) == {"loss"} for seen in self.passes)
 
-    def loss_is_like(self, model: nn.Module, batch: MicroBatch) -> bool:
-        """Return whether the first pass has the gradient of the model's loss.
-
-        The loss is that of the model's class; a factor is allowed.
+    def loss_is_like(self, model: nn.Module, batches: Sequence[MicroBatch]) -> bool:
+        """Return whether each pass has the gradient of the loss that the model's class computes, up to a factor.
 
         Args:
             model: that is audited.
-            batch: the pass in its words.
+            batches: the passes in its words.
         """
+        pairs = zip(self.passes, batches, strict=True)
+        return all(self._pass_is_like(seen, model, batch) for seen, batch in pairs)
+
+    def _pass_is_like(self, seen: Pass, model: nn.Module, batch: MicroBatch) -> bool:
         labels = batch.inputs.get("labels", batch.kept_back.get("labels"))
         if labels is None:
             return False
-        first = replace(self, passes=self.passes[:1], recipe=StepRecipe())
-        theirs = first.update(self.named)
-        mine = first.update(self.named, lambda: first._send_back_own(model, {**batch.inputs, "labels": labels}))
+        alone = replace(self, passes=[seen], recipe=StepRecipe())
+        theirs = alone.update(self.named)
+        mine = alone.update(self.named, lambda: alone._send_back_own(model, {**batch.inputs, "labels": labels}))
         try:
             return error_up_to_a_factor(theirs, mine) <= TOLERANCE.get(self._precision(), FLOAT32_TOLERANCE)
         except NonFiniteUpdateError:
             return False
 
     def _send_back_own(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> None:
-        """Send the loss of the model's class back, in the surroundings of the first pass."""
+        """Send the loss of the model's class back, in the surroundings of the one pass."""
         (seen,) = self.passes
         with ExitStack() as around:
             self._surround(seen, around)
@@ -374,9 +378,10 @@ class Repetition:
     # ------------------------------------------------------------------ what is put back
 
     def _put_back_afterwards(self, stack: ExitStack) -> None:
-        """Register everything that brings training back to where it is.
+        """Register everything that brings training back to where it is now.
 
-        Only functions of Python and torch are registered, none of ours.
+        Raises:
+            NotInPlaceError: the user's code came to hold something since that cannot be put back; nothing was changed.
         """
         stack.callback(random.setstate, random.getstate())
         if (arrays := sys.modules.get("numpy")) is not None:
@@ -385,14 +390,18 @@ class Repetition:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             stack.callback(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
         for module in self.called.modules():
-            stack.callback(vars(module).update, dict(vars(module)))
-            stack.callback(module._buffers.update, dict(module._buffers))
-            for key, value in vars(module).items():
-                if key not in INTERNAL:
-                    _keep_content(stack, value)
-        for parameter in self._parameters():
-            stack.callback(setattr, parameter, "grad", parameter.grad)
-        for function, *arguments in reversed(UsersState.of(self.called, iterators=False).undo):
+            registers = (vars(module).get(name) for name in REGISTERS)
+            for values in (vars(module), *(one for one in registers if isinstance(one, dict))):
+                stack.callback(values.update, dict(values))
+                stack.callback(keep_only, values, frozenset(values))
+        users = UsersState.of(self.called, iterators=False)
+        if users.opaque:
+            raise NotInPlaceError(
+                f"the model's own code uses an object that cannot be put back afterwards ({users.opaque})"
+            )
+        for leaf in (*self._parameters(), *self.before.users.leaves, *users.leaves):
+            stack.callback(setattr, leaf, "grad", leaf.grad)
+        for function, *arguments in reversed(users.undo):
             stack.callback(function, *arguments)
 
     def _parameters(self) -> list[nn.Parameter]:
@@ -410,7 +419,7 @@ class Repetition:
         """
         again: dict[int, Tensor] = {}
         for key, (tensor, copy, version) in self.before.copies.items():
-            if tensor._version != version or not _same(tensor, copy):
+            if version_of(tensor) != version or not _same(tensor, copy):
                 again[key] = copy.clone()
         for module, then in self.before.attributes:
             now = module._buffers
@@ -418,8 +427,8 @@ class Repetition:
             plain = {k: v for k, v in then.items() if k != "_buffers"}
             vars(module).update({k: again.get(id(v), v) if isinstance(v, Tensor) else v for k, v in plain.items()})
         self.before.users.put_back()
-        for parameter in self._parameters():
-            parameter.grad = None
+        for leaf in (*self._parameters(), *self.before.users.leaves):
+            leaf.grad = None
 
     # ------------------------------------------------------------------ forward and backward
 
@@ -581,15 +590,3 @@ def _instead(pull: Tensor, arrived: Tensor) -> Tensor:
 
 def _same(tensor: Tensor, copy: Tensor) -> bool:
     return tensor.shape == copy.shape and torch.equal(tensor.detach(), copy)
-
-
-def _keep_content(stack: ExitStack, value: Any) -> None:
-    """Register what puts the content of a container back."""
-    if type(value) is list:
-        stack.callback(value.__setitem__, slice(None), list(value))
-    elif type(value) in (dict, OrderedDict, set):
-        stack.callback(value.update, value.copy())
-        stack.callback(value.clear)
-    elif type(value) is deque:
-        stack.callback(value.extend, list(value))
-        stack.callback(value.clear)

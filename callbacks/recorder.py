@@ -293,8 +293,6 @@ class Recorder:
         self._in_place = in_place and peers is None and observe != "delta"
         self._at_begin: dict[str, Tensor] = {}
         """A few entries of each trained parameter when the run began."""
-        self._loss_is_like: bool | None = None
-        """Whether a loss that is computed outside the model, or by code that replaced its own, has the gradient of its own."""
         self.due_again = False
         """Whether the next step is due, because the last one lacked something that the recorder holds from then on."""
         self._tap = None if called is None else Tap(called, self._began, self._reached, self._fail)
@@ -1091,18 +1089,13 @@ class Recorder:
         return {name: scale for name, p in armed.parameters if (scale := found.get(id(p))) is not None}
 
     def _is_own_loss(self, repetition: Repetition, truth: Truth) -> bool:
-        """Return whether the loss is the model's own.
-
-        If that takes a further repetition, it is asked once a run.
-        """
+        """Return whether the loss of this step is the model's own; a loop may have another one in its next step."""
         if repetition.loss_is_inside(self._model):
             return True
-        if self._loss_is_like is None:
-            try:
-                self._loss_is_like = repetition.loss_is_like(self._model, truth.micro_batches[0])
-            except Exception:  # the class cannot compute its loss of such a batch, and neither can an attack
-                self._loss_is_like = False
-        return self._loss_is_like
+        try:
+            return repetition.loss_is_like(self._model, truth.micro_batches)
+        except Exception:  # the class cannot compute its loss of such a batch, and neither can an attack
+            return False
 
     def _tensors(self, armed: _Armed) -> tuple[dict[str, Tensor], dict[str, Tensor], FrozenWeights | None]:
         """Return references to the update, the weights and the frozen weights.

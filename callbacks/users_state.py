@@ -9,14 +9,16 @@ model is not called again.
 
 from __future__ import annotations
 
+import array
 import copy
 import dis
 import functools
+import queue
 import random
 import sys
 import sysconfig
 import types
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, UserDict, UserList, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import EnumType
@@ -46,6 +48,10 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.d
 
 NOT_LOOKED_INTO = (*PLAIN, type, types.ModuleType, torch.Size, torch.Stream, nn.Parameter)
 
+HOLDERS = (types.SimpleNamespace, UserDict, UserList, queue.Queue)
+"""Classes of the standard library whose objects hold the user's state in attributes. Others are not looked into: a trainer leads to
+everything."""
+
 COPIED_WHOLE: tuple[type, ...] = (
     type(iter([])),
     type(iter(())),
@@ -59,7 +65,7 @@ LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdli
 """Folders whose objects are not the user's."""
 
 Undo = tuple[Any, ...]
-"""A function and its arguments: brings one thing back to what it was. Functions of Python and torch, none of ours."""
+"""A function and its arguments: brings one thing back to what it was."""
 
 
 @dataclass
@@ -67,6 +73,8 @@ class UsersState:
     """All that was found in one walk over a model."""
 
     undo: list[Undo] = field(default_factory=list)
+    leaves: list[Tensor] = field(default_factory=list)
+    """Tensors with a gradient of their own that may not be parameters of the model: `backward` adds to all that it reaches."""
     opaque: str = ""
     """Type of the first object that can be neither noted nor put back; empty where there is none."""
 
@@ -108,21 +116,24 @@ class _Walk:
         for key, value in list(vars(module).items()):
             if key in HOOKS:
                 self.inside(tuple(value.values()), 0)
+            elif key not in TORCH_OWN and isinstance(value, Tensor):
+                self.inside(value, 0)  # `Before` has its own copy of it
             elif key not in TORCH_OWN:
                 self.held(value, vars(module).__setitem__, key, depth=0)
         self._class(type(module), 0)
 
     def held(self, value: Any, put: Callable[..., Any], *key: Any, depth: int) -> None:
         """Look at a value in a place that can be given another one by `put(*key, value)`."""
-        if isinstance(value, PLAIN) or (type(value) is tuple and all(isinstance(part, PLAIN) for part in value)):
-            self.state.undo.append((put, *key, value))
-        elif isinstance(value, Iterator) and not isinstance(value, nn.Module):
+        if isinstance(value, Iterator) and not isinstance(value, nn.Module):
             self._iterator(value, put, *key)
-        else:
-            self.inside(value, depth)
+            return
+        self.state.undo.append((put, *key, value))
+        self.inside(value, depth)
 
     def inside(self, value: Any, depth: int) -> None:
         """Look into an object that may change in place."""
+        if isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
+            self.state.leaves.append(value)
         if isinstance(value, NOT_LOOKED_INTO) or id(value) in self.known or depth > DEEPEST:
             return
         if len(self.known) > MOST_OBJECTS:
@@ -139,17 +150,33 @@ class _Walk:
             self._tensor(value)
         elif undo := _chance(value):
             self.state.undo.append(undo)
+        elif _is_array(value):
+            self._array(value)
+        elif isinstance(value, bytearray | array.array):
+            self.state.undo.append((value.__setitem__, slice(None), value[:]))
         elif isinstance(value, list | dict | set | frozenset | tuple | deque):
             self._container(value, depth + 1)
         elif isinstance(value, nn.Module):
             for module in value.modules():  # one that a hook holds, not the model
                 self.module(module)
+                self.state.leaves += [p for p in module._parameters.values() if p is not None]
                 for buffer in module._buffers.values():
                     self.inside(buffer, depth + 1)
-        elif _is_the_users(type(value)):
-            for key, part in list(getattr(value, "__dict__", {}).items()):
-                self.held(part, vars(value).__setitem__, key, depth=depth + 1)
-            self._class(type(value), depth + 1)
+        elif isinstance(value, queue.SimpleQueue):
+            self.state.opaque = self.state.opaque or "SimpleQueue"
+        elif isinstance(value, HOLDERS) or _is_the_users(type(value)):
+            self._object(value, depth + 1)
+
+    def _object(self, value: Any, depth: int) -> None:
+        """Look into the attributes of an object, those in slots included, and into its class."""
+        attributes = getattr(value, "__dict__", {})
+        self.state.undo.append((keep_only, attributes, frozenset(attributes)))
+        for key, part in list(attributes.items()):
+            self.held(part, attributes.__setitem__, key, depth=depth)
+        for name, slot in _slots_of(type(value)):
+            if hasattr(value, name):
+                self.held(getattr(value, name), slot.__set__, value, depth=depth)
+        self._class(type(value), depth)
 
     def _function(self, function: types.FunctionType, depth: int) -> None:
         """Look into what a function closes over, its defaults and globals.
@@ -168,6 +195,14 @@ class _Walk:
             for name in _globals_of(function.__code__):
                 if name in function.__globals__:
                     self.held(function.__globals__[name], function.__globals__.__setitem__, name, depth=depth)
+                    self._module_of_functions(function.__globals__[name], function.__code__, depth)
+
+    def _module_of_functions(self, module: Any, code: types.CodeType, depth: int) -> None:
+        """Look into what a function may use of a module of the user's that it names."""
+        if not isinstance(module, types.ModuleType) or not _in_users_module(module.__name__):
+            return
+        for name in _attributes_of(code) & vars(module).keys():
+            self.held(vars(module)[name], vars(module).__setitem__, name, depth=depth)
 
     def _class(self, kind: type, depth: int) -> None:
         """Look into a class of the user's: its attributes and methods."""
@@ -177,18 +212,12 @@ class _Walk:
         for key, value in list(vars(kind).items()):
             if key.startswith("__") and key.endswith("__") and not isinstance(value, types.FunctionType):
                 continue
-            if isinstance(value, PLAIN):
+            if not hasattr(type(value), "__get__"):
                 self.state.undo.append((setattr, kind, key, value))
-            else:
-                self.inside(getattr(value, "__func__", value), depth + 1)
+            self.inside(getattr(value, "__func__", value), depth + 1)
 
     def _container(self, value: Any, depth: int) -> None:
-        if type(value) is list:
-            self.state.undo.append((value.__setitem__, slice(None), list(value)))
-        elif type(value) in (dict, OrderedDict, defaultdict, set):
-            self.state.undo += [(value.clear,), (value.update, value.copy())]
-        elif type(value) is deque:
-            self.state.undo += [(value.clear,), (value.extend, list(value))]
+        self.state.undo += content_of(value)
         pairs = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
         for key, part in pairs:
             if isinstance(part, Iterator) and isinstance(value, list | dict):
@@ -198,12 +227,22 @@ class _Walk:
 
     def _tensor(self, tensor: Tensor) -> None:
         self.bytes += tensor.numel() * tensor.element_size()
-        if tensor.layout is not torch.strided or tensor.is_meta or type(tensor) is not Tensor:
+        if tensor.layout is not torch.strided or tensor.is_meta or type(tensor) is not Tensor or _is_read_only(tensor):
             return
         if self.bytes > MOST_BYTES:
             self.state.opaque = self.state.opaque or "tensor larger than is copied"
         else:
             self.state.undo.append((tensor.data.copy_, tensor.detach().clone()))  # `.data` leaves its version alone
+
+    def _array(self, values: Any) -> None:
+        """Copy an array of numpy, unless nothing can be written to it."""
+        self.bytes += values.nbytes
+        if not values.flags.writeable:
+            return
+        if self.bytes > MOST_BYTES:
+            self.state.opaque = self.state.opaque or "array larger than is copied"
+        else:
+            self.state.undo.append((sys.modules["numpy"].copyto, values, values.copy()))
 
     def _iterator(self, value: Any, put: Callable[..., Any], *key: Any) -> None:
         """Let a copy take an iterator's place while the step is repeated.
@@ -217,6 +256,44 @@ class _Walk:
             self.state.undo.append((_put_copy, put, key, copy.copy(value)))
         else:
             self.state.opaque = self.state.opaque or type(value).__name__
+
+
+def content_of(value: Any) -> list[Undo]:
+    """Return what brings the content of a container back, that of a subclass such as `Counter` included; nothing for other objects."""
+    if isinstance(value, list):
+        return [(list.__setitem__, value, slice(None), list(value))]
+    if isinstance(value, OrderedDict):
+        return [(OrderedDict.clear, value), (OrderedDict.update, value, OrderedDict(value))]
+    if isinstance(value, dict):
+        return [(dict.clear, value), (dict.update, value, dict(value))]
+    if isinstance(value, set):
+        return [(set.clear, value), (set.update, value, set(value))]
+    if isinstance(value, deque):
+        return [(deque.clear, value), (deque.extend, value, list(value))]
+    return []
+
+
+def keep_only(values: dict[str, Any], names: frozenset[str]) -> None:
+    """Take the entries out of a dictionary that it did not have; it is never empty meanwhile, as other threads may read it."""
+    for name in values.keys() - names:
+        values.pop(name, None)
+
+
+def _is_array(value: Any) -> bool:
+    arrays = sys.modules.get("numpy")
+    return arrays is not None and isinstance(value, arrays.ndarray)
+
+
+def _is_read_only(tensor: Tensor) -> bool:
+    """Return whether torch refuses to write to a tensor: one made in inference mode, or expanded over the same memory."""
+    spread = any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+    return spread or tensor.is_inference()
+
+
+def _slots_of(kind: type) -> list[tuple[str, Any]]:
+    """Return names and descriptors of the slots of a class; attributes of classes in C are not among them."""
+    slotted = [vars(one) for one in kind.__mro__ if "__slots__" in vars(one)]
+    return [(n, d) for own in slotted for n, d in own.items() if isinstance(d, types.MemberDescriptorType)]
 
 
 def _put_copy(put: Callable[..., Any], key: tuple[Any, ...], double: Any) -> None:
@@ -250,6 +327,13 @@ def _globals_of(code: types.CodeType) -> tuple[str, ...]:
     names = {one.argval for one in dis.get_instructions(code) if one.opname in ("STORE_GLOBAL", "LOAD_GLOBAL")}
     inner = [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _globals_of(part)]
     return tuple(sorted({*names, *inner}))
+
+
+@functools.cache
+def _attributes_of(code: types.CodeType) -> frozenset[str]:
+    """Return all names that a function looks up outside of itself, also in functions within it."""
+    inner = [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _attributes_of(part)]
+    return frozenset({*code.co_names, *inner})
 
 
 def _is_the_users(thing: Any) -> bool:

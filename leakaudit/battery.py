@@ -650,7 +650,9 @@ class Audit:
         if known is not None:
             return known
         sequences = snapshot.truth.sequences()
-        verification = _stamp(snapshot, client)
+        # `check: rebuilt` takes nobody's word for it, the word of whoever wrote the snapshot included.
+        stamped = snapshot if self.config.check == "in_place" else replace(snapshot, checked=None)
+        verification = _stamp(stamped, client)
         shipped = defenses_left(
             client, verification
         )  # as declared: numbers of one step would give each step another name
@@ -969,13 +971,32 @@ def _stamp(snapshot: Snapshot, client: ClientStep) -> Verification:
     """
     checked = snapshot.checked
     if snapshot.parts is None:
-        return checked or verify(client, snapshot.observation.update)
+        return verify(client, snapshot.observation.update) if checked is None else _of_one_model(snapshot, client)
     if checked is not None and not checked.status.attacked:
         return checked
     note = "only what attacks on the first blocks read, and a sketch of the rest, was kept (`keep: auto`): `keep: all` keeps everything"
     if checked is not None and checked.status.bounds:
         note += "; the whole update was checked in place and comes from this batch"
     return Verification(status=VerificationStatus.UNVERIFIABLE, note=note)
+
+
+def _of_one_model(snapshot: Snapshot, client: ClientStep) -> Verification:
+    """Return the stamp of the check in place, without its worth as evidence where attacks are given another model than the client's.
+
+    The check in place is one of the live model. What a user's function makes (`rebuilt_by`) is held against that here and nowhere else.
+    """
+    checked = snapshot.checked
+    assert checked is not None
+    if not checked.status.bounds or not snapshot.model_recipe.made_by:
+        return checked
+    again = verify(client, snapshot.observation.update)
+    if again.status is not VerificationStatus.MISMATCH:
+        return checked
+    note = (
+        f"the update comes from this batch, as was checked in place, but the model that {snapshot.model_recipe.made_by!r} makes gives another "
+        "one, so attacks were given another model than the client's, or one that chance or its own state leads elsewhere"
+    )
+    return checked.model_copy(update={"status": VerificationStatus.UNVERIFIABLE, "note": note})
 
 
 def _subject(snapshot: Snapshot) -> Subject:

@@ -152,8 +152,7 @@ class AuditConfig(BaseModel):
     """Leave snapshots in the spool after the audit. They hold the private batch."""
     check: Literal["in_place", "rebuilt"] = "in_place"
     """Where a kept step is computed again to see that its update comes from its batch: `in_place`, on the model that is trained, which
-    takes one more forward and backward pass; `rebuilt`, in the side process on the model that attacks get. A step that cannot be
-    repeated in place is checked on the rebuilt model."""
+    takes one forward and backward pass more; `rebuilt`, in the side process on the model that attacks get, whatever stamp the snapshot has."""
     policy: Path | None = None
     """YAML policy of the gate; the built-in one if none is given."""
     device: Annotated[str, Field(pattern=DEVICE_PATTERN)] = "auto"

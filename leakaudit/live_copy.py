@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from leakaudit.errors import LiveModelReachedError, ModelError, type_and_place
-from leakaudit.models import ModelRecipe, outputs_of
+from leakaudit.models import ModelRecipe, outputs_of, version_of
 from leakaudit.snapshot import MicroBatch
 
 HOOKS = (
@@ -118,9 +118,9 @@ def unchanged(live: nn.Module) -> Iterator[None]:
         LiveModelReachedError: something did.
     """
     tensors = [*live.parameters(), *live.buffers()]
-    before = [tensor._version for tensor in tensors]
+    before = [version_of(tensor) for tensor in tensors]
     yield
-    if [tensor._version for tensor in tensors] != before:
+    if [version_of(tensor) for tensor in tensors] != before:
         raise LiveModelReachedError(
             f"attacks in the training process changed the {type(live).__name__} that is trained: do not trust this run, and report it"
         )

@@ -287,6 +287,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
+def version_of(tensor: Tensor) -> int:
+    """Return torch's count of the writes to a tensor; 0 for one that was made in inference mode, where torch does not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def plain_name(name: str) -> str:
     """Return a parameter's name as the model itself gives it.
 

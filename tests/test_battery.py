@@ -42,6 +42,7 @@ from leakaudit.scores import (
     Results,
     Score,
     TextMode,
+    Verification,
     VerificationStatus,
     load_journal,
     load_results,
@@ -451,6 +452,21 @@ def test_a_snapshot_that_does_not_fit_its_batch_is_not_attacked(tmp_path: Path) 
     assert record.verification.status is VerificationStatus.MISMATCH
     assert all(s.exact_rate is None and s.rl is None and s.steps == 0 for s in results.summaries)
     assert results.controls.positive.n == 0
+
+
+@pytest.mark.parametrize(
+    ("check", "status"), [("in_place", VerificationStatus.VERIFIED), ("rebuilt", VerificationStatus.MISMATCH)]
+)
+def test_a_stamp_in_a_snapshot_is_taken_only_where_the_audit_checks_in_place(
+    check: str, status: VerificationStatus, tmp_path: Path
+) -> None:
+    """Somebody wrote `verified` beside an update of another batch."""
+    said = Verification(status=VerificationStatus.VERIFIED, relative_error=0.0, scale=1.0, where="in place")
+    mixed = replace(_snapshot(0), observation=_snapshot(0, TEXTS[1:]).observation, checked=said)
+    audit = _audit(tmp_path, "fake-guess", check=check)
+    audit.step(mixed)
+    (record,) = audit.finish().steps
+    assert record.verification.status is status
 
 
 def test_real_updates_are_verified_before_they_are_attacked(tmp_path: Path) -> None:

@@ -108,10 +108,10 @@ def test_a_step_in_whose_update_a_foreign_parameter_has_a_part_is_not_kept(
 
 def test_looking_for_foreign_tensors_draws_no_random_number() -> None:
     """Training must not notice."""
-    from leakaudit.callbacks.fitness import foreign_tensors
+    from leakaudit.callbacks.fitness import Fit
     from leakaudit.models import ModelRecipe
 
     for model in (tiny.bert(), tiny.gpt2_lm(), tiny.gpt2_classifier()):
         before = torch.get_rng_state()
-        assert foreign_tensors(model, ModelRecipe.of(model)) == frozenset()
+        assert Fit.of(model, ModelRecipe.of(model)).foreign == frozenset()
         assert torch.equal(torch.get_rng_state(), before)

@@ -17,9 +17,11 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
+from leakaudit import battery
 from leakaudit.callbacks import in_place, recorder
 from leakaudit.callbacks.in_place import Repetition
 from leakaudit.callbacks.torch_loop import watch
+from leakaudit.client import ClientStep
 from leakaudit.registry import attacks
 from leakaudit.scores import Verification, VerificationStatus, load_results
 from leakaudit.snapshot import Snapshot, read_manifest
@@ -27,7 +29,7 @@ from tests import tiny
 from tests.callbacks import stacks
 from tests.callbacks.in_place_cases import Training, said_to_be_plain, without_audit
 from tests.callbacks.stacks import Batch
-from tests.callbacks.tiny_trainer import audit_config, stamp, without_side_process
+from tests.callbacks.tiny_trainer import audit_config, kept, stamp, without_side_process
 
 _chance: Any = numpy.random
 """Its global generator, which layers that drop themselves draw from."""
@@ -305,6 +307,21 @@ def test_a_step_that_a_rebuilt_model_would_refuse_is_verified(tmp_path: Path) ->
     found, _ = KINDS["activation replaced"].run(tmp_path)
     assert stamp(found[0]).status is MISMATCH
     assert found[0].checked is not None and found[0].checked.status is VERIFIED
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [("activation replaced", VerificationStatus.UNVERIFIABLE), ("batch norm", VERIFIED)]
+)
+def test_a_step_is_no_evidence_where_attacks_are_given_another_model(
+    kind: str, status: VerificationStatus, tmp_path: Path
+) -> None:
+    """A user's function makes the model for the attacks, with another activation or as it was."""
+    found, _ = KINDS[kind].run(tmp_path)
+    snapshot = found[0]
+    client = ClientStep(snapshot.observation.model, snapshot.truth, snapshot.recipe, snapshot.observation.facts)
+    seen = battery._stamp(snapshot, client)
+    assert seen.status is status
+    assert status is VERIFIED or "another model than the client's" in seen.note
 
 
 def test_the_battery_takes_the_stamp_and_does_not_compute_it_again(
@@ -612,6 +629,11 @@ def _weighed(model: nn.Module, batch: Batch) -> None:
     functional.multi_margin_loss(model(**batch).logits, labels).backward()
 
 
+def _squares(model: nn.Module, batch: Batch) -> None:
+    batch.pop("labels")
+    model(**batch).logits.square().mean().backward()
+
+
 def _patched() -> nn.Module:
     """The class computes the loss, and code that replaced `forward` another one, as TRL's trainers do."""
     model: Any = tiny.bert()
@@ -647,6 +669,31 @@ def test_it_is_public_whether_the_loss_is_the_models_own(training: Training, own
     applies = matching.applies(found[0].observation)
     assert bool(applies) is own
     assert own or "loss is not the one that the model computes itself" in applies.reason
+
+
+def test_each_step_is_asked_whose_loss_it_is(tmp_path: Path) -> None:
+    """A loop that trains with its own loss now and then: matching under the model's loss is no evidence for those steps."""
+    losses = iter([_outside, _weighed, _outside])
+    found, _ = Training(lambda model, batch: next(losses)(model, batch)).run(tmp_path)
+    assert [snapshot.observation.facts.own_loss for snapshot in found.values()] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("losses", "own"), [((_outside, _outside), True), ((_outside, _squares), False), ((_squares, _outside), False)]
+)
+def test_each_pass_of_a_step_is_asked_whose_loss_it_is(losses: Any, own: bool, tmp_path: Path) -> None:
+    """Two micro-batches of one step, each with a loss outside the model."""
+    torch.manual_seed(0)
+    model = tiny.bert(dropout=0.1).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    audit = watch(model, optimizer, tokenizer=tiny.bert_tokenizer(), config=audit_config(tmp_path))
+    with without_side_process(), audit:
+        for batch, loss in zip(stacks.classes(count=2), losses, strict=True):
+            audit.batch(batch)
+            loss(model, dict(batch))
+        optimizer.step()
+    (snapshot,) = kept(audit).values()
+    assert snapshot.observation.facts.own_loss is own
 
 
 # ---------------------------------------------------------------------- what does not come through the model's outputs
