@@ -24,7 +24,7 @@ from torch import nn
 from leakaudit.callbacks.arrays import array_pass, for_labels, labels_only
 from leakaudit.callbacks.boundary import entry
 from leakaudit.callbacks.distributed import BEGIN_SECONDS, check_layout, peers_of
-from leakaudit.callbacks.fitness import Fit, beyond, check_tensors, fitting
+from leakaudit.callbacks.fitness import Fit, beyond, check_tensors, fitting, patched_parts
 from leakaudit.callbacks.optimizers import movers_of, parameters_of, unmoved
 from leakaudit.callbacks.part_of_step import PartOfStep
 from leakaudit.callbacks.private_sgd import PrivateSgd, private_sgd
@@ -370,6 +370,7 @@ class AuditRun:
             attention=str(getattr(getattr(self.model, "config", None), "_attn_implementation", None) or ""),
             processes=1 if self.stack.peers is None or self.stack.observe == "local" else self.stack.peers.mean_over,
             outside=self.outside,
+            patched=patched_parts(self.model),
             note=now.note,
         )
         defenses = _declared(self.config, self.private)

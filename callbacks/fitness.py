@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from leakaudit.callbacks.boundary import Hook
 from leakaudit.callbacks.recorder import Kept
 from leakaudit.errors import ModelError, SnapshotError
 from leakaudit.lora import rebuild_lora
@@ -146,6 +147,20 @@ def _parameters_without_values() -> Iterator[None]:
         yield
     finally:
         hook.remove()
+
+
+def patched_parts(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of parts that compute by more than the code of their class.
+
+    They have a `forward` in the instance, or forward hooks. The model itself is left out: what is around it changes the loss and not
+    what its parts compute, and `own_loss` tells of that.
+    """
+    return tuple(name for name, part in model.named_modules() if name and _is_patched(part))
+
+
+def _is_patched(part: nn.Module) -> bool:
+    hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+    return "forward" in vars(part) or any(not isinstance(hook, Hook) for hook in hooks)
 
 
 def _foreign(model: nn.Module, recipe: ModelRecipe, blank: nn.Module) -> frozenset[str]:

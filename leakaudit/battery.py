@@ -983,18 +983,22 @@ def _stamp(snapshot: Snapshot, client: ClientStep) -> Verification:
 def _of_one_model(snapshot: Snapshot, client: ClientStep) -> Verification:
     """Return the stamp of the check in place, without its worth as evidence where attacks are given another model than the client's.
 
-    The check in place is one of the live model. What a user's function makes (`rebuilt_by`) is held against that here and nowhere else.
+    The check in place is one of the live model. What a user's function makes (`rebuilt_by`), and what hooks and functions around parts of the
+    model compute, is held against that here and nowhere else.
     """
-    checked = snapshot.checked
+    checked, maker = snapshot.checked, snapshot.model_recipe.made_by
     assert checked is not None
-    if not checked.status.bounds or not snapshot.model_recipe.made_by:
+    patched = snapshot.recipe.patched
+    if not checked.status.bounds or not (maker or patched):
         return checked
     again = verify(client, snapshot.observation.update)
     if again.status is not VerificationStatus.MISMATCH:
         return checked
+    other = f"the model that {maker!r} makes" if maker else "the model without the hooks and functions on its parts"
+    first = "" if maker else f" (first {patched[0]!r})"
     note = (
-        f"the update comes from this batch, as was checked in place, but the model that {snapshot.model_recipe.made_by!r} makes gives another "
-        "one, so attacks were given another model than the client's, or one that chance or its own state leads elsewhere"
+        f"the update comes from this batch, as was checked in place, but {other}{first} gives another one, so attacks were given another "
+        "model than the client's, or one that chance or its own state leads elsewhere"
     )
     return checked.model_copy(update={"status": VerificationStatus.UNVERIFIABLE, "note": note})
 

@@ -361,6 +361,8 @@ class StepRecipe(_Facts):
     """Processes over whose gradients the update is the mean; the micro-batches are those of all of them."""
     outside: int = 0
     """Parameters that the client trains outside the model that is rebuilt; they are not part of the update here."""
+    patched: tuple[str, ...] = ()
+    """Parts of the model that had a `forward` or hooks of their own when the step began; a model that is made again has none."""
     note: str = ""
 
 

@@ -324,6 +324,47 @@ def test_a_step_is_no_evidence_where_attacks_are_given_another_model(
     assert status is VERIFIED or "another model than the client's" in seen.note
 
 
+def _louder_attention() -> nn.Module:
+    model: Any = tiny.bert(dropout=0.1)
+    attention = model.bert.encoder.layer[0].attention.self
+    plain = attention.forward
+    attention.forward = lambda *args, **kwargs: (3 * plain(*args, **kwargs)[0] + 1, None)
+    return model  # type: ignore[no-any-return]
+
+
+def _shifted_words() -> nn.Module:
+    model: Any = tiny.bert(dropout=0.1)
+    model.get_input_embeddings().register_forward_hook(lambda module, args, output: 2 * output + 0.5)
+    return model  # type: ignore[no-any-return]
+
+
+def _looked_at() -> nn.Module:
+    model: Any = tiny.bert(dropout=0.1)
+    model.get_input_embeddings().register_forward_hook(lambda module, args, output: None)
+    return model  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("model", "status"),
+    [
+        (_louder_attention, VerificationStatus.UNVERIFIABLE),
+        (_shifted_words, VerificationStatus.UNVERIFIABLE),
+        (_looked_at, VERIFIED),
+    ],
+)
+def test_a_step_is_no_evidence_where_a_part_of_the_model_was_patched_to_compute_something_else(
+    model: Callable[[], nn.Module], status: VerificationStatus, tmp_path: Path
+) -> None:
+    """Attacks are given the model that the class makes: a text that they miss may come back from the client's own."""
+    found, _ = Training(model=model).run(tmp_path)
+    assert_to_the_bit(found)
+    snapshot = found[0]
+    client = ClientStep(snapshot.observation.model, snapshot.truth, snapshot.recipe, snapshot.observation.facts)
+    seen = battery._stamp(snapshot, client)
+    assert seen.status is status
+    assert status is VERIFIED or "without the hooks and functions on its parts" in seen.note
+
+
 def test_the_battery_takes_the_stamp_and_does_not_compute_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
