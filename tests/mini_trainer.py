@@ -76,7 +76,8 @@ def let_pass(audit: Watch) -> None:
     """Wait until the next step can be kept, seeing to the side process as every step does."""
     deadline = time.monotonic() + PATIENCE_S
     run = audit._run
-    while run is not None and (run.recorder.writing() or waits(run.spool)) and time.monotonic() < deadline:
+    beside = run is not None and run.config.schedule == "beside"  # otherwise nobody takes what waits
+    while run is not None and (run.recorder.writing() or (beside and waits(run.spool))) and time.monotonic() < deadline:
         if run.side.given_up or run.spool.gone():
             return
         run.after_step()
