@@ -32,7 +32,7 @@ from transformers import (
 from tests import tiny
 from tests.callbacks import stacks
 from tests.callbacks.spy import Batch, Configuration, Seen, Sequences, Training
-from tests.callbacks.tiny_trainer import TEXTS, Rows
+from tests.callbacks.tiny_trainer import TEXTS, Rows, settings
 
 Run = Callable[[Training], Any]
 
@@ -193,26 +193,6 @@ def plain_sgd(model: nn.Module) -> Any:
     return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
 
 
-def settings(run: Training, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a Trainer."""
-    return {
-        "output_dir": str(run.folder / "trainer"),
-        "per_device_train_batch_size": 2,
-        "max_steps": 3,
-        "learning_rate": 0.05,
-        "optim": "sgd",
-        "lr_scheduler_type": "constant",
-        "max_grad_norm": 0.0,
-        "save_strategy": "no",
-        "report_to": "none",
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "logging_strategy": "no",
-        "dataloader_pin_memory": False,
-        **arguments,
-    }
-
-
 def trained(
     make: Callable[[], nn.Module],
     *,
@@ -233,7 +213,7 @@ def trained(
         trainer = kind(
             model=model,
             args=(Seq2SeqTrainingArguments if issubclass(kind, Seq2SeqTrainer) else TrainingArguments)(
-                **settings(run, arguments)
+                **settings(run.folder, **arguments)
             ),
             train_dataset=data,
             eval_dataset=data if arguments.get("eval_strategy") else None,
@@ -894,14 +874,12 @@ def resumed(run: Training) -> None:
             model=tiny.bert(dropout=0.1),
             args=TrainingArguments(
                 **settings(
-                    run,
-                    {
-                        "max_steps": steps,
-                        "save_strategy": "steps",
-                        "save_steps": 2,
-                        "optim": "adamw_torch",
-                        "learning_rate": 1e-3,
-                    },
+                    run.folder,
+                    max_steps=steps,
+                    save_strategy="steps",
+                    save_steps=2,
+                    optim="adamw_torch",
+                    learning_rate=1e-3,
                 )
             ),
             train_dataset=Rows(tiny.bert_tokenizer()),

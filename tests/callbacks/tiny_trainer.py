@@ -34,6 +34,28 @@ TEXTS = (
 )
 
 
+SETTINGS: Mapping[str, Any] = {
+    "per_device_train_batch_size": 2,
+    "max_steps": 3,
+    "learning_rate": 0.05,
+    "optim": "sgd",
+    "lr_scheduler_type": "constant",
+    "max_grad_norm": 0.0,
+    "save_strategy": "no",
+    "report_to": "none",
+    "use_cpu": True,
+    "disable_tqdm": True,
+    "logging_strategy": "no",
+    "dataloader_pin_memory": False,
+}
+"""What every Trainer of these tests has, unless it says otherwise: plain SGD, batches of two, three steps, quiet, on a CPU."""
+
+
+def settings(folder: Path, **arguments: Any) -> dict[str, Any]:
+    """Return the arguments of a Trainer that writes into a folder."""
+    return {"output_dir": str(folder / "trainer"), **SETTINGS, **arguments}
+
+
 class Rows(torch.utils.data.Dataset[dict[str, Any]]):
     """Tokenised texts with classes in turn, or with none, for language models."""
 
@@ -103,22 +125,7 @@ def make_trainer(
 ) -> Any:
     """Return a Trainer of a tiny BERT on a few texts: plain SGD, batches of two, three steps."""
     tokenizer = tokenizer or tiny.bert_tokenizer()
-    options = {
-        "output_dir": str(folder / "trainer"),
-        "per_device_train_batch_size": 2,
-        "max_steps": 3,
-        "learning_rate": 0.1,
-        "optim": "sgd",
-        "lr_scheduler_type": "constant",
-        "max_grad_norm": 0.0,
-        "save_strategy": "no",
-        "report_to": "none",
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "logging_strategy": "no",
-        "dataloader_pin_memory": False,
-        **arguments,
-    }
+    options = settings(folder, learning_rate=0.1) | arguments
     return kind(
         model=tiny.bert() if model is None else model,
         args=TrainingArguments(**options),

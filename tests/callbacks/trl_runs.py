@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tests import tiny
 from tests.callbacks.spy import Configuration, Seen, Sequences, Training
-from tests.callbacks.tiny_trainer import TEXTS
+from tests.callbacks.tiny_trainer import TEXTS, settings
 
 WIDE = 96
 """Hidden size: more than the tokens of a batch, so that the span of its sentences can be read."""
@@ -90,27 +90,12 @@ def _rows(rows: list[dict[str, str]]) -> Any:
     return Dataset.from_list(rows)
 
 
-PLAIN: dict[str, Any] = {
-    "per_device_train_batch_size": 2,
-    "max_steps": 3,
-    "learning_rate": 0.05,
-    "optim": "sgd",
-    "lr_scheduler_type": "constant",
-    "max_grad_norm": 0.0,
-    "save_strategy": "no",
-    "report_to": "none",
-    "use_cpu": True,
-    "bf16": False,
-    "gradient_checkpointing": False,
-    "disable_tqdm": True,
-    "logging_strategy": "no",
-    "dataloader_pin_memory": False,
-}
-"""What every training has, unless it says otherwise."""
+PLAIN: Mapping[str, Any] = {"bf16": False, "gradient_checkpointing": False}
+"""What TRL would choose otherwise."""
 
 
 def _settings(run: Training, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"output_dir": str(run.folder / "trainer"), **PLAIN, **arguments}
+    return settings(run.folder, **{**PLAIN, **arguments})
 
 
 def _train(run: Training, trainer: Any) -> None:
