@@ -23,22 +23,13 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from leakaudit.callbacks.audit_run import (
-    OFF_SWITCH,
-    Guarded,
-    Source,
-    Stack,
-    StepNow,
-    auditable,
-    configuration,
-    refuse_strategy,
-)
-from leakaudit.callbacks.boundary import Ending, around, entry, last_resort
-from leakaudit.callbacks.distributed import peers_of
-from leakaudit.callbacks.step_facts import loader_bound
-from leakaudit.config import AuditConfig
+from leakaudit.capture.boundary import Ending, around, entry, last_resort
+from leakaudit.capture.distributed import peers_of
+from leakaudit.capture.run import OFF_SWITCH, Guarded, Source, Stack, StepNow, auditable, configuration, refuse_strategy
+from leakaudit.capture.step_facts import loader_bound
+from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import SnapshotError
-from leakaudit.models import unwrapped
+from leakaudit.models.recipe import unwrapped
 
 
 @dataclass(eq=False, repr=False)

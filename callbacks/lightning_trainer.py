@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from leakaudit.callbacks.arrays import classifier_in, labels_of
-from leakaudit.callbacks.audit_run import Guarded, Source, Stack, StepNow, auditable, refuse_strategy
-from leakaudit.callbacks.boundary import entry, last_resort
-from leakaudit.callbacks.distributed import peers_of
-from leakaudit.callbacks.optimizers import movers_of, parameters_of
+from leakaudit.capture.array_batches import classifier_in, labels_of
+from leakaudit.capture.boundary import entry, last_resort
+from leakaudit.capture.distributed import peers_of
+from leakaudit.capture.optimizers import movers_of, parameters_of
+from leakaudit.capture.run import Guarded, Source, Stack, StepNow, auditable, refuse_strategy
 from leakaudit.errors import SnapshotError
 
 if TYPE_CHECKING:

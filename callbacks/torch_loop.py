@@ -28,11 +28,11 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from leakaudit.callbacks.audit_run import Guarded, Source, Stack, StepNow, auditable, refuse_strategy
-from leakaudit.callbacks.boundary import entry, last_resort
-from leakaudit.callbacks.distributed import peers_of
-from leakaudit.callbacks.optimizers import every_layer, movers_of
-from leakaudit.callbacks.recorder import Observe
+from leakaudit.capture.boundary import entry, last_resort
+from leakaudit.capture.distributed import peers_of
+from leakaudit.capture.optimizers import every_layer, movers_of
+from leakaudit.capture.recorder import Observe
+from leakaudit.capture.run import Guarded, Source, Stack, StepNow, auditable, refuse_strategy
 from leakaudit.errors import SnapshotError
 
 

@@ -31,7 +31,7 @@ from transformers.utils import logging as hf_logging
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.config import AuditConfig, PluginSpec
 from leakaudit.reports.terminal import print_summary
-from leakaudit.scores import TextMode
+from leakaudit.results.schema import TextMode
 
 HERE = Path(__file__).parent
 NOISE_SCALE = 1.0

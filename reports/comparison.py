@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from leakaudit import stats
-from leakaudit.scores import Attempt, AttemptStatus, Results
+from leakaudit.results import bounds as stats
+from leakaudit.results.schema import Attempt, AttemptStatus, Results
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from leakaudit import stats
-from leakaudit.gate import percent
+from leakaudit.gate.evaluate import percent
 from leakaudit.reports.charts import SharePoint, share_chart
 from leakaudit.reports.redaction import LabelView, RedactedResult
-from leakaudit.scores import Attempt, Score, TextMode
+from leakaudit.results import bounds as stats
+from leakaudit.results.schema import Attempt, Score, TextMode
 
 OBSERVED = "none"
 """The defence of what the run shipped."""

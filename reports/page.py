@@ -24,9 +24,8 @@ from typing import Any, Literal
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from leakaudit import stats
 from leakaudit.errors import RedactionError
-from leakaudit.gate import (
+from leakaudit.gate.evaluate import (
     Alternative,
     EvidencePolicy,
     Policy,
@@ -38,12 +37,13 @@ from leakaudit.gate import (
     number,
     percent,
 )
-from leakaudit.recovery import Severity, amount, is_silent, join, severity
 from leakaudit.reports.charts import STATES, RateBar, StepMark, rate_chart, step_chart
 from leakaudit.reports.comparison import compare, outcomes
 from leakaudit.reports.labels import label_section
 from leakaudit.reports.redaction import Recovered, RedactedResult, SequenceView, redact
-from leakaudit.scores import (
+from leakaudit.results import bounds as stats
+from leakaudit.results.recovery import Severity, amount, is_silent, join, severity
+from leakaudit.results.schema import (
     LENGTHS,
     Attempt,
     AttemptStatus,
@@ -59,7 +59,7 @@ from leakaudit.scores import (
     pooled,
     write_private,
 )
-from leakaudit.wording import counted
+from leakaudit.results.wording import counted
 
 BANNERS = {
     TextMode.HASH: "HASHES ONLY: keyed hashes and numbers, no training text",

@@ -8,7 +8,7 @@ has rated is not in it, so that a new field is private until somebody decides ot
     masked    also which sixteenths of each sequence were recovered
     full      the text and the class counts, from the private journal
 
-The first two are made from results.json alone. What they say of lengths: `leakaudit.scores.LENGTHS`.
+The first two are made from results.json alone. What they say of lengths: `leakaudit.results.schema.LENGTHS`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel
 
-from leakaudit import scores
 from leakaudit.errors import RedactionError
-from leakaudit.gate import Verdict
-from leakaudit.recovery import amount
-from leakaudit.scores import (
+from leakaudit.gate.evaluate import Verdict
+from leakaudit.results import schema as scores
+from leakaudit.results.recovery import amount
+from leakaudit.results.schema import (
     Attempt,
     AttemptStatus,
     JournalEntry,
@@ -217,7 +217,7 @@ class Recovered:
     scores: SequenceScore
     wall_s: float
     strip: str | None
-    """Which parts of the sequence came back (`leakaudit.scores.Strip`); None in mode hash, or where the results do not say."""
+    """Which parts of the sequence came back (`leakaudit.results.schema.Strip`); None in mode hash, or where the results do not say."""
     true: tuple[Run, ...] | None
     """The true text with what this attack took of it marked; None but in mode full."""
     guess: tuple[Run, ...] | None

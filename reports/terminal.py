@@ -14,12 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from leakaudit.errors import ResultsError
-from leakaudit.gate import RuleVerdict, Verdict, number
-from leakaudit.recovery import severity
+from leakaudit.gate.evaluate import RuleVerdict, Verdict, number
 from leakaudit.reports.page import MEANINGS, attack_names, cell_for, defense_names, plain
 from leakaudit.reports.redaction import RedactedResult, redact
-from leakaudit.scores import Attempt, AttemptStatus, Results, TextMode, load_results, pooled
-from leakaudit.wording import counted
+from leakaudit.results.recovery import severity
+from leakaudit.results.schema import Attempt, AttemptStatus, Results, TextMode, load_results, pooled
+from leakaudit.results.wording import counted
 
 _COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "WARN": "yellow", "ERROR": "magenta"}
 _STATES = {

@@ -17,76 +17,76 @@ ROOT = Path(__file__).parents[1]
 ROOMS: dict[str, tuple[str, ...]] = {
     "plain": (
         "leakaudit",
-        "leakaudit.budget",
-        "leakaudit.canaries",
-        "leakaudit.catalogue",
-        "leakaudit.config",
-        "leakaudit.consistency",
-        "leakaudit.digests",
+        "leakaudit.plugins.budget",
+        "leakaudit.audit.canaries",
+        "leakaudit.plugins.names",
+        "leakaudit.config.audit",
+        "leakaudit.results.consistency",
+        "leakaudit.storage.digests",
         "leakaudit.errors",
-        "leakaudit.gate",
-        "leakaudit.invocation",
-        "leakaudit.json_lines",
-        "leakaudit.leash",
-        "leakaudit.not_audited",
-        "leakaudit.outcome",
-        "leakaudit.plan",
-        "leakaudit.recovery",
+        "leakaudit.gate.evaluate",
+        "leakaudit.config.invocation",
+        "leakaudit.files.json_lines",
+        "leakaudit.storage.parent_watch",
+        "leakaudit.results.not_audited",
+        "leakaudit.capture.outcome",
+        "leakaudit.capture.plan",
+        "leakaudit.results.recovery",
         "leakaudit.registry",
         "leakaudit.reports.*",
-        "leakaudit.scores",
-        "leakaudit.stats",
-        "leakaudit.strict_json",
-        "leakaudit.strict_yaml",
-        "leakaudit.threads",
-        "leakaudit.wording",
+        "leakaudit.results.schema",
+        "leakaudit.results.bounds",
+        "leakaudit.files.strict_json",
+        "leakaudit.config.strict_yaml",
+        "leakaudit.cli.threads",
+        "leakaudit.results.wording",
     ),
     "core": (
-        "leakaudit.active_server",
-        "leakaudit.anatomy",
-        "leakaudit.classifiers",
-        "leakaudit.client",
-        "leakaudit.frozen_weights",
-        "leakaudit.lora",
-        "leakaudit.models",
-        "leakaudit.module_parts",
-        "leakaudit.module_settings",
-        "leakaudit.parts",
-        "leakaudit.pooler",
-        "leakaudit.progress",
-        "leakaudit.retention",
-        "leakaudit.sealing",
-        "leakaudit.sequences",
-        "leakaudit.sketch",
-        "leakaudit.snapshot",
-        "leakaudit.snapshot_content",
-        "leakaudit.snapshot_files",
-        "leakaudit.spool",
-        "leakaudit.tensor_stream",
-        "leakaudit.verification",
+        "leakaudit.audit.active_server",
+        "leakaudit.models.structure",
+        "leakaudit.models.array_classifier",
+        "leakaudit.client.step",
+        "leakaudit.storage.frozen_weights",
+        "leakaudit.models.lora",
+        "leakaudit.models.recipe",
+        "leakaudit.models.module_parts",
+        "leakaudit.models.module_settings",
+        "leakaudit.models.parts",
+        "leakaudit.models.wide_pooler",
+        "leakaudit.capture.worker_progress",
+        "leakaudit.storage.retention",
+        "leakaudit.storage.encryption",
+        "leakaudit.client.sequences",
+        "leakaudit.capture.sketch",
+        "leakaudit.client.snapshot",
+        "leakaudit.storage.snapshot_content",
+        "leakaudit.storage.snapshot_files",
+        "leakaudit.storage.spool",
+        "leakaudit.storage.safetensors_stream",
+        "leakaudit.audit.verification",
     ),
     "attacks": ("leakaudit.attacks.*", "leakaudit.priors.*"),
     "defenses": ("leakaudit.defenses.*",),
     "metrics": ("leakaudit.metrics.*",),
     "battery": (
-        "leakaudit.battery",
-        "leakaudit.devices",
-        "leakaudit.run_folder",
-        "leakaudit.simulate",
-        "leakaudit.simulate_arrays",
-        "leakaudit.worker",
+        "leakaudit.audit.audit",
+        "leakaudit.audit.devices",
+        "leakaudit.cli.run_folder",
+        "leakaudit.audit.simulation.texts",
+        "leakaudit.audit.simulation.arrays",
+        "leakaudit.audit.worker",
     ),
-    "inline": ("leakaudit.inline", "leakaudit.live_copy"),
+    "inline": ("leakaudit.audit.inline", "leakaudit.audit.live_copy"),
     "callbacks": ("leakaudit.callbacks.*",),
     "cli": (
         "leakaudit.__main__",
         "leakaudit.cli",
-        "leakaudit.cli_prior",
-        "leakaudit.cli_progress",
-        "leakaudit.cli_snapshots",
-        "leakaudit.command",
-        "leakaudit.doctor",
-        "leakaudit.stopping",
+        "leakaudit.cli.prior",
+        "leakaudit.cli.progress",
+        "leakaudit.cli.snapshots",
+        "leakaudit.cli.common",
+        "leakaudit.cli.doctor",
+        "leakaudit.cli.stopping",
     ),
 }
 """Room -> its modules; `.*` takes the package and everything below it."""
@@ -105,14 +105,16 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 """Room -> rooms it may import from."""
 
 NEVER: dict[str, frozenset[str]] = {
-    "attacks": frozenset({"leakaudit.active_server", "leakaudit.client", "leakaudit.spool"}),
-    "metrics": frozenset({"leakaudit.anatomy", "leakaudit.client", "leakaudit.models", "leakaudit.spool"}),
+    "attacks": frozenset({"leakaudit.audit.active_server", "leakaudit.client.step", "leakaudit.storage.spool"}),
+    "metrics": frozenset(
+        {"leakaudit.models.structure", "leakaudit.client.step", "leakaudit.models.recipe", "leakaudit.storage.spool"}
+    ),
 }
 """Room -> modules of an allowed room that it may not import all the same: a client step holds the truth, and a metric
 never touches the model under attack."""
 
 OBSERVED = frozenset({"DeclaredDefense", "Granted", "Observation", "PublicFacts", "IGNORED_LABEL"})
-"""What attacks may take from `leakaudit.snapshot`: what an eavesdropper sees, and nothing of the batch."""
+"""What attacks may take from `leakaudit.client.snapshot`: what an eavesdropper sees, and nothing of the batch."""
 
 MODEL_CODE = frozenset({"torch", "transformers", "accelerate", "safetensors", "lightning", "opacus", "tokenizers"})
 """Libraries that the rooms without torch do without: each of them is, or imports, torch."""
@@ -125,12 +127,12 @@ COMPANIONS = {"transformers": frozenset({"accelerate"}), "lightning": frozenset(
 two names."""
 
 WITHOUT_TORCH = (
-    "leakaudit.catalogue",
-    "leakaudit.gate",
+    "leakaudit.plugins.names",
+    "leakaudit.gate.evaluate",
     "leakaudit.reports.page",
-    "leakaudit.scores",
-    "leakaudit.config",
-    "leakaudit.stats",
+    "leakaudit.results.schema",
+    "leakaudit.config.audit",
+    "leakaudit.results.bounds",
     "leakaudit.registry",
     "leakaudit.cli",
 )
@@ -304,9 +306,11 @@ def test_attacks_see_what_an_eavesdropper_sees() -> None:
     broken = [
         found
         for found in _imports()
-        if _room(found.importer) == "attacks" and found.target == "leakaudit.snapshot" and found.name not in OBSERVED
+        if _room(found.importer) == "attacks"
+        and found.target == "leakaudit.client.snapshot"
+        and found.name not in OBSERVED
     ]
-    _report(broken, f"attacks may take only {', '.join(sorted(OBSERVED))} from leakaudit.snapshot:")
+    _report(broken, f"attacks may take only {', '.join(sorted(OBSERVED))} from leakaudit.client.snapshot:")
 
 
 def test_a_callbacks_file_knows_one_framework_and_what_adapters_share_none() -> None:
@@ -344,8 +348,8 @@ if TYPE_CHECKING:
     from leakaudit.metrics import exact
 
 def attack(seen):
-    from leakaudit.snapshot import Truth
-    import leakaudit.battery
+    from leakaudit.client.snapshot import Truth
+    import leakaudit.audit.audit
     import_module("leakaudit.defenses.prune")
 """
 
@@ -357,13 +361,13 @@ def test_the_walker_sees_late_dynamic_and_type_checking_imports() -> None:
     found = tuple(_imports_of(SMUGGLED, "leakaudit.attacks.smuggler", file, modules))
     assert [(f.target, f.name, f.line, f.late) for f in found if _ours(f.target)] == [
         ("leakaudit.metrics.exact", None, 4, False),
-        ("leakaudit.snapshot", "Truth", 7, True),
-        ("leakaudit.battery", None, 8, True),
+        ("leakaudit.client.snapshot", "Truth", 7, True),
+        ("leakaudit.audit.audit", None, 8, True),
         ("leakaudit.defenses.prune", None, 9, True),
     ]
     wrong = [str(f) for f in _wrong_rooms(found)]
     assert wrong == [
         "leakaudit/attacks/smuggler.py:4: import leakaudit.metrics.exact",
-        "leakaudit/attacks/smuggler.py:8: import leakaudit.battery",
+        "leakaudit/attacks/smuggler.py:8: import leakaudit.audit.audit",
         "leakaudit/attacks/smuggler.py:9: import leakaudit.defenses.prune",
     ]

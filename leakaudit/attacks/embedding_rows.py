@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 
 import torch
 
-from leakaudit.attacks.above_noise import rows_above_noise
-from leakaudit.attacks.reconstruction import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
-from leakaudit.budget import Budget
+from leakaudit.algorithms.above_noise import rows_above_noise
+from leakaudit.client.snapshot import Observation
+from leakaudit.plugins.attack import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
+from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
-from leakaudit.snapshot import Observation
 
 
 @attack("embedding-rows")

@@ -8,7 +8,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from leakaudit.attacks.feature_roots import (
+from leakaudit.algorithms.labels.counts import whole_counts
+from leakaudit.algorithms.labels.feature_roots import (
     FeedForward,
     features_into,
     find_feed_forward,
@@ -17,19 +18,13 @@ from leakaudit.attacks.feature_roots import (
     row_space,
     run_from,
 )
-from leakaudit.attacks.head_loss import HeadLoss, head_loss
-from leakaudit.attacks.label_counts import whole_counts
-from leakaudit.attacks.output_layer import (
-    OutputLayer,
-    bias_gradient,
-    find_output_layer,
-    neutral_inputs,
-)
-from leakaudit.attacks.reconstruction import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
-from leakaudit.budget import Budget
+from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss
+from leakaudit.algorithms.labels.output_layer import OutputLayer, bias_gradient, find_output_layer, neutral_inputs
+from leakaudit.client.snapshot import Observation
 from leakaudit.errors import AnatomyError
+from leakaudit.plugins.attack import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
+from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
-from leakaudit.snapshot import Observation
 
 AGREES = 1e-2
 """Relative error up to which the found labels explain the output layer's update. Measured: 1e-3 or less where all is found."""

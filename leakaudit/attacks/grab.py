@@ -7,15 +7,15 @@ from typing import ClassVar, Literal
 
 import torch
 
-from leakaudit.attacks.matching_attack import Evidence, Recipe, can_match, check_knobs, match, with_knobs
-from leakaudit.attacks.matching_engine import MaskPlaces
-from leakaudit.attacks.matching_hybrid import Hybrid
-from leakaudit.attacks.matching_objective import Objective
-from leakaudit.attacks.matching_search import Descent, Keep, Start
-from leakaudit.attacks.reconstruction import FALSE_EVENTS, Applicability, Reconstruction
-from leakaudit.budget import Budget
+from leakaudit.algorithms.matching.comparison import Objective
+from leakaudit.algorithms.matching.hybrid_search import Hybrid
+from leakaudit.algorithms.matching.matcher import MaskPlaces
+from leakaudit.algorithms.matching.run import Evidence, Recipe, can_match, check_knobs, match, with_knobs
+from leakaudit.algorithms.matching.search import Descent, Keep, Start
+from leakaudit.client.snapshot import Observation
+from leakaudit.plugins.attack import FALSE_EVENTS, Applicability, Reconstruction
+from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
-from leakaudit.snapshot import Observation
 
 Preset = Literal["paper", "fast"]
 

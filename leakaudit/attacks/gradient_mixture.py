@@ -11,21 +11,18 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor, nn
 
-from leakaudit.attacks.auxiliary import Auxiliary, auxiliary_outputs, can_use
-from leakaudit.attacks.clipping import scale_is_known
-from leakaudit.attacks.counts_in_noise import count_in_noise
-from leakaudit.attacks.head_loss import HeadLoss, head_loss, mean_gradient
-from leakaudit.attacks.label_counts import (
-    CountsLabels,
-    batch_size,
-)
+from leakaudit.algorithms.labels.auxiliary_data import Auxiliary, auxiliary_outputs, can_use
+from leakaudit.algorithms.labels.clipping import scale_is_known
+from leakaudit.algorithms.labels.counts import CountsLabels, batch_size
+from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
+from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_gradient
+from leakaudit.algorithms.labels.output_layer import OutputLayer, find_output_layer
 from leakaudit.attacks.llg import can_read
-from leakaudit.attacks.output_layer import OutputLayer, find_output_layer
-from leakaudit.attacks.reconstruction import Applicability, Reconstruction
 from leakaudit.attacks.rlu import moved
-from leakaudit.budget import Budget
+from leakaudit.client.snapshot import Observation
+from leakaudit.plugins.attack import Applicability, Reconstruction
+from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
-from leakaudit.snapshot import Observation
 
 RIDGE = 1e-3
 """Weight of the sum of squared weights against the share of the update that stays unexplained. Our choice: on trained digits anything
@@ -50,7 +47,7 @@ class GradientMixture(CountsLabels):
     """
 
     auxiliary: Path | None = None
-    """Labelled data, as `leakaudit.classifiers.save_auxiliary` writes it. Granted: printed with every score."""
+    """Labelled data, as `leakaudit.models.array_classifier.save_auxiliary` writes it. Granted: printed with every score."""
 
     source: ClassVar[str] = "own; the update as a sum over examples is Eq. 12 of LLG (Wainakh et al. 2022)"
     threat_model: ClassVar[str] = (

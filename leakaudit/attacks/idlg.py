@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 import torch
 
-from leakaudit.attacks.counts_in_noise import count_in_noise
-from leakaudit.attacks.output_layer import (
+from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
+from leakaudit.algorithms.labels.output_layer import (
     Neutral,
     OutputLayer,
     bias_gradient,
@@ -16,11 +16,11 @@ from leakaudit.attacks.output_layer import (
     logit_gradient,
     neutral_outputs,
 )
-from leakaudit.attacks.reconstruction import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
-from leakaudit.budget import Budget
+from leakaudit.client.snapshot import Observation
 from leakaudit.errors import AnatomyError
+from leakaudit.plugins.attack import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
+from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
-from leakaudit.snapshot import Observation
 
 
 @attack("idlg")

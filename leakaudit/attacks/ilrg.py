@@ -8,18 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakaudit.attacks.clipping import scale_is_known
-from leakaudit.attacks.counts_in_noise import count_in_noise
-from leakaudit.attacks.head_loss import HeadLoss, head_loss, mean_gradient
-from leakaudit.attacks.label_counts import (
-    CountsLabels,
-    batch_size,
-    on_the_simplex,
-    solve_shares,
-)
-from leakaudit.attacks.llg import can_read
-from leakaudit.attacks.llg_star import clipping_factor
-from leakaudit.attacks.output_layer import (
+from leakaudit.algorithms.labels.clipping import scale_is_known
+from leakaudit.algorithms.labels.counts import CountsLabels, batch_size, on_the_simplex, solve_shares
+from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
+from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_gradient
+from leakaudit.algorithms.labels.output_layer import (
     Neutral,
     OutputLayer,
     bias_gradient,
@@ -27,10 +20,12 @@ from leakaudit.attacks.output_layer import (
     logit_gradient,
     neutral_outputs,
 )
-from leakaudit.attacks.reconstruction import Applicability, Reconstruction, not_applicable
-from leakaudit.budget import Budget
+from leakaudit.attacks.llg import can_read
+from leakaudit.attacks.llg_star import clipping_factor
+from leakaudit.client.snapshot import Observation
+from leakaudit.plugins.attack import Applicability, Reconstruction, not_applicable
+from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
-from leakaudit.snapshot import Observation
 
 TURNS = 8
 """Times that shares and class features are refined in turn. Our choice: shares settle after five or six."""

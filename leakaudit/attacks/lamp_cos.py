@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import torch
 
-from leakaudit.attacks.lamp import PRESETS, Lamp, Preset, Settings
-from leakaudit.attacks.matching_objective import Objective
-from leakaudit.attacks.reconstruction import Reconstruction
-from leakaudit.budget import Budget
+from leakaudit.algorithms.matching.comparison import Objective
+from leakaudit.algorithms.matching.lamp import PRESETS, Lamp, Preset, Settings
+from leakaudit.client.snapshot import Observation
+from leakaudit.plugins.attack import Reconstruction
+from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
-from leakaudit.snapshot import Observation
 
 FAST = replace(
     PRESETS["fast"],

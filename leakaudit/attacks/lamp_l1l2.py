@@ -8,14 +8,14 @@ from typing import ClassVar
 
 import torch
 
+from leakaudit.algorithms.matching.comparison import Objective
+from leakaudit.algorithms.matching.lamp import PRESETS, Lamp, Preset, Settings
+from leakaudit.algorithms.matching.run import check_knobs
 from leakaudit.attacks.embedding_rows import word_embedding
-from leakaudit.attacks.lamp import PRESETS, Lamp, Preset, Settings
-from leakaudit.attacks.matching_attack import check_knobs
-from leakaudit.attacks.matching_objective import Objective
-from leakaudit.attacks.reconstruction import Reconstruction
-from leakaudit.budget import Budget
+from leakaudit.client.snapshot import Observation
+from leakaudit.plugins.attack import Reconstruction
+from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
-from leakaudit.snapshot import Observation
 
 LENGTH_WEIGHT, PRIOR_WEIGHT = 25.0, 60.0
 """alpha_reg and alpha_lm of LAMP_L2+L1 (App. D); the presets of our own have the cosine's, relative to the update."""

@@ -8,16 +8,16 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from leakaudit.attacks.clipping import scale_is_known
-from leakaudit.attacks.counts_in_noise import count_in_noise
-from leakaudit.attacks.head_loss import HeadLoss, head_loss, mean_gradient
-from leakaudit.attacks.label_counts import CountsLabels, batch_size, fewest_of_each, smallest_batch
-from leakaudit.attacks.output_layer import OutputLayer, bias_gradient, find_output_layer, own_direction
-from leakaudit.attacks.reconstruction import APPLIES, Applicability, Reconstruction, not_applicable
-from leakaudit.budget import Budget
+from leakaudit.algorithms.labels.clipping import scale_is_known
+from leakaudit.algorithms.labels.counts import CountsLabels, batch_size, fewest_of_each, smallest_batch
+from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
+from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_gradient
+from leakaudit.algorithms.labels.output_layer import OutputLayer, bias_gradient, find_output_layer, own_direction
+from leakaudit.client.snapshot import Observation
 from leakaudit.errors import AnatomyError
+from leakaudit.plugins.attack import APPLIES, Applicability, Reconstruction, not_applicable
+from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
-from leakaudit.snapshot import Observation
 
 Read = Literal["auto", "bias", "rows"]
 """What stands for LLG's g: the bias's update (`auto` takes it where it is shared), or the row sums of the weight's update."""

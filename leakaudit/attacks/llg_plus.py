@@ -9,11 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakaudit.attacks.auxiliary import Auxiliary, auxiliary_outputs, can_use
-from leakaudit.attacks.clipping import scale_is_known
-from leakaudit.attacks.counts_in_noise import count_in_noise
-from leakaudit.attacks.head_loss import HeadLoss, head_loss, mean_gradient
-from leakaudit.attacks.label_counts import (
+from leakaudit.algorithms.labels.auxiliary_data import Auxiliary, auxiliary_outputs, can_use
+from leakaudit.algorithms.labels.clipping import scale_is_known
+from leakaudit.algorithms.labels.counts import (
     CountsLabels,
     batch_size,
     fewest_of_each,
@@ -22,13 +20,15 @@ from leakaudit.attacks.label_counts import (
     smallest_batch,
     solve_shares,
 )
+from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
+from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_gradient
+from leakaudit.algorithms.labels.output_layer import Neutral, OutputLayer, find_output_layer, logit_gradient
 from leakaudit.attacks.llg import Read, can_read, extract_labels
 from leakaudit.attacks.llg_star import clipping_factor
-from leakaudit.attacks.output_layer import Neutral, OutputLayer, find_output_layer, logit_gradient
-from leakaudit.attacks.reconstruction import Applicability, Reconstruction
-from leakaudit.budget import Budget
+from leakaudit.client.snapshot import Observation
+from leakaudit.plugins.attack import Applicability, Reconstruction
+from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
-from leakaudit.snapshot import Observation
 
 
 @attack("llg-plus")
@@ -43,7 +43,7 @@ class LlgPlus(CountsLabels):
     """
 
     auxiliary: Path | None = None
-    """Labelled data, as `leakaudit.classifiers.save_auxiliary` writes it. Granted: printed with every score."""
+    """Labelled data, as `leakaudit.models.array_classifier.save_auxiliary` writes it. Granted: printed with every score."""
     read: Read = "auto"
     """What is read as the gradient g of a class."""
 

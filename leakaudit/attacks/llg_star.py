@@ -8,12 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakaudit.attacks.clipping import scale_is_known
-from leakaudit.attacks.counts_in_noise import count_in_noise
-from leakaudit.attacks.head_loss import HeadLoss, head_loss, mean_gradient
-from leakaudit.attacks.label_counts import CountsLabels, batch_size, fewest_of_each, misfit, smallest_batch
-from leakaudit.attacks.llg import Read, can_read, extract_labels
-from leakaudit.attacks.output_layer import (
+from leakaudit.algorithms.labels.clipping import scale_is_known
+from leakaudit.algorithms.labels.counts import CountsLabels, batch_size, fewest_of_each, misfit, smallest_batch
+from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
+from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_gradient
+from leakaudit.algorithms.labels.output_layer import (
     Dummy,
     Neutral,
     OutputLayer,
@@ -21,10 +20,11 @@ from leakaudit.attacks.output_layer import (
     logit_gradient,
     neutral_outputs,
 )
-from leakaudit.attacks.reconstruction import Applicability, Reconstruction
-from leakaudit.budget import Budget
+from leakaudit.attacks.llg import Read, can_read, extract_labels
+from leakaudit.client.snapshot import Observation
+from leakaudit.plugins.attack import Applicability, Reconstruction
+from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
-from leakaudit.snapshot import Observation
 
 
 @attack("llg-star")

@@ -16,15 +16,13 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.nn import functional
 
-from leakaudit.attacks.lamp_cos import LampCos
-from leakaudit.attacks.matching_attack import Recipe, check_knobs, reconstruct, with_knobs
-from leakaudit.attacks.matching_engine import Matcher
-from leakaudit.attacks.matching_gradients import Dummy
-from leakaudit.attacks.matching_objective import Objective
-from leakaudit.attacks.matching_search import Found, search
-from leakaudit.attacks.matching_shape import equal_lengths, guess_shape
-from leakaudit.attacks.output_layer import check_gradient, neutral_inputs, number_of_classes
-from leakaudit.attacks.pooler_features_moments import (
+from leakaudit.algorithms.labels.output_layer import check_gradient, neutral_inputs, number_of_classes
+from leakaudit.algorithms.matching.batch_shape import equal_lengths, guess_shape
+from leakaudit.algorithms.matching.candidate_gradients import Dummy
+from leakaudit.algorithms.matching.comparison import Objective
+from leakaudit.algorithms.matching.feature_refinement import climb
+from leakaudit.algorithms.matching.matcher import Matcher
+from leakaudit.algorithms.matching.pooler_moments import (
     Features,
     PoolerUpdate,
     features_by_tensor,
@@ -32,14 +30,16 @@ from leakaudit.attacks.pooler_features_moments import (
     features_solved,
     signed,
 )
-from leakaudit.attacks.pooler_features_words import climb
-from leakaudit.attacks.precision import in_single_precision
-from leakaudit.attacks.reconstruction import Applicability, Reconstruction, not_applicable
-from leakaudit.budget import Budget
+from leakaudit.algorithms.matching.run import Recipe, check_knobs, reconstruct, with_knobs
+from leakaudit.algorithms.matching.search import Found, search
+from leakaudit.algorithms.precision import in_single_precision
+from leakaudit.attacks.lamp_cos import LampCos
+from leakaudit.client.snapshot import Observation
 from leakaudit.errors import AnatomyError
-from leakaudit.pooler import find_pooler
+from leakaudit.models.wide_pooler import find_pooler
+from leakaudit.plugins.attack import Applicability, Reconstruction, not_applicable
+from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
-from leakaudit.snapshot import Observation
 
 Read = Literal["solve", "span", "paper"]
 Phase = Literal["continuous", "discrete", "both", "words", "none"]

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import torch
 
-from leakaudit.attacks.label_counts import CountsLabels, batch_size
-from leakaudit.attacks.output_layer import number_of_classes
-from leakaudit.attacks.reconstruction import APPLIES, Applicability, Reconstruction, not_applicable
-from leakaudit.budget import Budget
+from leakaudit.algorithms.labels.counts import CountsLabels, batch_size
+from leakaudit.algorithms.labels.output_layer import number_of_classes
+from leakaudit.client.snapshot import Observation
 from leakaudit.errors import AnatomyError
+from leakaudit.plugins.attack import APPLIES, Applicability, Reconstruction, not_applicable
+from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
-from leakaudit.snapshot import Observation
 
 
 @attack("random-labels")

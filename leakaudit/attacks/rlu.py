@@ -11,18 +11,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from leakaudit.attacks.auxiliary import auxiliary_outputs, can_use, class_means
-from leakaudit.attacks.clipping import scale_is_known
-from leakaudit.attacks.counts_in_noise import count_in_noise
-from leakaudit.attacks.head_loss import HeadLoss, head_loss, mean_gradient
-from leakaudit.attacks.label_counts import (
-    CountsLabels,
-    batch_size,
-    solve_shares,
-)
-from leakaudit.attacks.llg import can_read
-from leakaudit.attacks.llg_star import clipping_factor
-from leakaudit.attacks.output_layer import (
+from leakaudit.algorithms.labels.auxiliary_data import auxiliary_outputs, can_use, class_means
+from leakaudit.algorithms.labels.clipping import scale_is_known
+from leakaudit.algorithms.labels.counts import CountsLabels, batch_size, solve_shares
+from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
+from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_gradient
+from leakaudit.algorithms.labels.output_layer import (
     Dummy,
     Neutral,
     OutputLayer,
@@ -30,10 +24,12 @@ from leakaudit.attacks.output_layer import (
     logit_gradient,
     neutral_outputs,
 )
-from leakaudit.attacks.reconstruction import Applicability, Reconstruction
-from leakaudit.budget import Budget
+from leakaudit.attacks.llg import can_read
+from leakaudit.attacks.llg_star import clipping_factor
+from leakaudit.client.snapshot import Observation
+from leakaudit.plugins.attack import Applicability, Reconstruction
+from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
-from leakaudit.snapshot import Observation
 
 
 @attack("rlu")
@@ -54,7 +50,7 @@ class Rlu(CountsLabels):
     """
 
     auxiliary: Path | None = None
-    """Labelled data, as `leakaudit.classifiers.save_auxiliary` writes it. Granted: printed with every score. None: dummy inputs."""
+    """Labelled data, as `leakaudit.models.array_classifier.save_auxiliary` writes it. Granted: printed with every score. None: dummy inputs."""
     dummy: Dummy = "random"
     """Dummy pictures where there are no auxiliary data; text is always random words."""
 

@@ -18,22 +18,22 @@ from typing import ClassVar, Literal
 
 import torch
 
-from leakaudit.anatomy import Anatomy, anatomy_of, input_stage_of
-from leakaudit.attacks.reconstruction import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
-from leakaudit.attacks.span_adapters import only_adapters, read_adapters, why_unreadable
-from leakaudit.attacks.span_bag import read_bag
-from leakaudit.attacks.span_basis import span_of, stacked_update
-from leakaudit.attacks.span_causal import read_causal
-from leakaudit.attacks.span_clean import read_clean
-from leakaudit.attacks.span_damaged import read_damaged
-from leakaudit.attacks.span_local import read_local
-from leakaudit.attacks.span_masked import read_masked
-from leakaudit.attacks.span_premasked import read_premasked
-from leakaudit.attacks.span_scene import Scene, positions_of, scene_of
-from leakaudit.budget import Budget
+from leakaudit.algorithms.span.problem import Scene, positions_of, scene_of
+from leakaudit.algorithms.span.readers.bag_of_words import read_bag
+from leakaudit.algorithms.span.readers.decoder import read_causal
+from leakaudit.algorithms.span.readers.dropout import read_masked
+from leakaudit.algorithms.span.readers.early_dropout import read_premasked
+from leakaudit.algorithms.span.readers.encoder import read_clean
+from leakaudit.algorithms.span.readers.local_steps import read_local
+from leakaudit.algorithms.span.readers.lora import only_adapters, read_adapters, why_unreadable
+from leakaudit.algorithms.span.readers.noisy import read_damaged
+from leakaudit.algorithms.span.subspace import span_of, stacked_update
+from leakaudit.client.snapshot import Observation
 from leakaudit.errors import AnatomyError
+from leakaudit.models.structure import Anatomy, anatomy_of, input_stage_of
+from leakaudit.plugins.attack import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
+from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
-from leakaudit.snapshot import Observation
 
 
 @attack("span")

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from leakaudit.attacks.matching_attack import (
+from leakaudit.algorithms.matching.comparison import Objective
+from leakaudit.algorithms.matching.run import (
     PLAIN_PRESETS,
     PlainMatching,
     PlainPreset,
@@ -16,11 +17,10 @@ from leakaudit.attacks.matching_attack import (
     check_knobs,
     match,
 )
-from leakaudit.attacks.matching_objective import Objective
-from leakaudit.attacks.reconstruction import Reconstruction
-from leakaudit.budget import Budget
+from leakaudit.client.snapshot import Observation
+from leakaudit.plugins.attack import Reconstruction
+from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
-from leakaudit.snapshot import Observation
 
 
 @attack("tag")

@@ -8,13 +8,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from leakaudit.attacks.above_noise import heavy_tailed, projection_cut, standing_out
-from leakaudit.attacks.output_layer import neutral_inputs, noise_in
-from leakaudit.attacks.reconstruction import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
-from leakaudit.budget import Budget
+from leakaudit.algorithms.above_noise import heavy_tailed, projection_cut, standing_out
+from leakaudit.algorithms.labels.output_layer import neutral_inputs, noise_in
+from leakaudit.client.snapshot import Observation
 from leakaudit.errors import AnatomyError
+from leakaudit.plugins.attack import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
+from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
-from leakaudit.snapshot import Observation
 
 SHARED_DIRECTION = 0.5
 """Share of the features' energy in their mean from which signs along it are trusted alone. Measured: 0.05 in an untrained GPT-2,

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from leakaudit.client import ClientStep
-from leakaudit.defenses.protocol import Defense
+from leakaudit.client.snapshot import Observation, check_finite
+from leakaudit.client.step import ClientStep
 from leakaudit.errors import SnapshotError
+from leakaudit.plugins.defense import Defense
 from leakaudit.registry import defense
-from leakaudit.snapshot import Observation, check_finite
 
 
 @defense("dp-sgd")

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import torch
 
-from leakaudit.client import ClientStep
-from leakaudit.defenses.relative_noise import AdditiveNoise
+from leakaudit.client.snapshot import Observation
+from leakaudit.client.step import ClientStep
+from leakaudit.plugins.noise_scale import AdditiveNoise
 from leakaudit.registry import defense
-from leakaudit.snapshot import Observation
 
 
 @defense("gaussian-noise")

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakaudit.client import ClientStep
-from leakaudit.defenses.relative_noise import AdditiveNoise
+from leakaudit.client.snapshot import Observation
+from leakaudit.client.step import ClientStep
+from leakaudit.plugins.noise_scale import AdditiveNoise
 from leakaudit.registry import defense
-from leakaudit.snapshot import Observation
 
 
 @defense("laplace-noise")

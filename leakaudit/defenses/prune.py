@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from leakaudit.client import ClientStep
-from leakaudit.defenses.protocol import Defense
+from leakaudit.client.snapshot import Observation
+from leakaudit.client.step import ClientStep
+from leakaudit.plugins.defense import Defense
 from leakaudit.registry import defense
-from leakaudit.snapshot import Observation
 
 Choice = Literal["magnitude", "random"]
 

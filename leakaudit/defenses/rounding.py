@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from leakaudit.client import ClientStep
-from leakaudit.defenses.outcomes import uncertainties
-from leakaudit.defenses.protocol import Defense
+from leakaudit.client.snapshot import Observation
+from leakaudit.client.step import ClientStep
+from leakaudit.plugins.defense import Defense
+from leakaudit.plugins.entry_uncertainty import uncertainties
 from leakaudit.registry import defense
-from leakaudit.snapshot import Observation
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from leakaudit.client import ClientStep
-from leakaudit.defenses.outcomes import uncertainties
-from leakaudit.defenses.protocol import Defense
+from leakaudit.client.snapshot import Observation, root_mean_square
+from leakaudit.client.step import ClientStep
+from leakaudit.plugins.defense import Defense
+from leakaudit.plugins.entry_uncertainty import uncertainties
 from leakaudit.registry import defense
-from leakaudit.snapshot import Observation, root_mean_square
 
 NEAR_ZERO = 10.0
 """Multiples of its error below which an entry may have either sign. Our choice: the tolerance bounds the error of all entries together,

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from leakaudit.client import ClientStep
-from leakaudit.defenses.protocol import Defense
+from leakaudit.client.snapshot import Observation, check_finite
+from leakaudit.client.step import ClientStep
+from leakaudit.plugins.defense import Defense
 from leakaudit.registry import defense
-from leakaudit.snapshot import Observation, check_finite
 
 
 @defense("undefended")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from leakaudit.errors import ModelError
-from leakaudit.metrics.scoring import TOO_SHORT, Scored
-from leakaudit.scores import Score
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from leakaudit.metrics.matching import Pair
+    from leakaudit.plugins.metric import Pair
 
 
 @dataclass(frozen=True)
@@ -60,19 +57,6 @@ def check_sentence_model(path: Path) -> None:
         ModelError: says why.
     """
     _encoder(path)
-
-
-def with_similarity(scored: Scored, metric: SemanticSimilarity) -> Scored:
-    """Add the mean over a step's sequences to its scores; missing where no sequence was guessed, for the same reason as `exact`.
-
-    Raises:
-        ModelError: there is no such sentence model.
-    """
-    measured = scored.scores["exact"]
-    if isinstance(measured, Score):
-        values = [value for sequence in scored.sequences if (value := metric(sequence.pair)) is not None]
-        measured = Score(value=fmean(values), n=len(values)) if values else TOO_SHORT
-    return replace(scored, scores={**scored.scores, metric.name: measured})
 
 
 def _embedded(path: Path, texts: tuple[str, ...]) -> Tensor:

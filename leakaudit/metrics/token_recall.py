@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from leakaudit.metrics.matching import Pair
-from leakaudit.metrics.ngrams import clipped_overlap
+from leakaudit.plugins.metric import Pair, clipped_overlap
 from leakaudit.registry import metric
 
 

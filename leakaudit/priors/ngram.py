@@ -15,10 +15,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from torch import Tensor, nn
 
+from leakaudit.algorithms.language_models.kneser_ney import KneserNey, Order
 from leakaudit.errors import PriorError
-from leakaudit.models import Vocabulary, tokens_digest
-from leakaudit.priors.kneser_ney import KneserNey, Order
-from leakaudit.priors.protocol import check_same_tokens, words_of
+from leakaudit.models.recipe import Vocabulary, tokens_digest
+from leakaudit.plugins.prior import check_same_tokens, words_of
 from leakaudit.registry import prior
 
 SCHEMA = "leakaudit.ngram/1"

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from leakaudit.attacks.embedding_rows import EmbeddingRows
-from leakaudit.budget import Budget
+from leakaudit.client.snapshot import DeclaredDefense, Observation
 from leakaudit.defenses.gaussian_noise import GaussianNoise
-from leakaudit.snapshot import DeclaredDefense, Observation
-from tests import tiny
+from leakaudit.plugins.budget import Budget
+from tests.support import tiny
 
 
 def _tokens(seen: Observation) -> set[int]:

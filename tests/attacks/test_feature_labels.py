@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import nn
 
+from leakaudit.algorithms.labels.feature_roots import find_feed_forward, row_space
+from leakaudit.algorithms.labels.output_layer import neutral_inputs
 from leakaudit.attacks.feature_labels import FeatureLabels
-from leakaudit.attacks.feature_roots import find_feed_forward, row_space
-from leakaudit.attacks.output_layer import neutral_inputs
-from leakaudit.budget import Budget
-from leakaudit.classifiers import ArrayClassifier, array_batch, array_facts
-from leakaudit.client import ClientStep, make_batch, public_facts
+from leakaudit.audit.simulation.texts import read_examples
+from leakaudit.client.snapshot import Observation, StepRecipe, Truth
+from leakaudit.client.step import ClientStep, make_batch, public_facts
 from leakaudit.errors import AnatomyError
-from leakaudit.models import load_model, load_tokenizer
-from leakaudit.simulate import read_examples
-from leakaudit.snapshot import Observation, StepRecipe, Truth
-from tests import tiny
+from leakaudit.models.array_classifier import ArrayClassifier, array_batch, array_facts
+from leakaudit.models.recipe import load_model, load_tokenizer
+from leakaudit.plugins.budget import Budget
+from tests.support import tiny
 
 TEXTS = ["a dog", "the old cat ate", "a bird saw the river", "fish", "one horse liked two cats", "never at the house"]
 LABELS = [0, 0, 3, 2, 2, 2]

@@ -11,23 +11,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from leakaudit.attacks import matching_hybrid
+from leakaudit.algorithms.matching import hybrid_search as matching_hybrid
+from leakaudit.algorithms.matching.batch_shape import equal_lengths, guess_shape
+from leakaudit.algorithms.matching.comparison import Objective
+from leakaudit.algorithms.matching.dropout_masks import Drop, MaskLayout, dropping, masked_by
+from leakaudit.algorithms.matching.hybrid_search import Beams, search_apart
+from leakaudit.algorithms.matching.matcher import Matcher
+from leakaudit.algorithms.matching.search import Descent, Run
 from leakaudit.attacks.grab import PRESETS, Grab
-from leakaudit.attacks.matching_engine import Matcher
-from leakaudit.attacks.matching_hybrid import Beams, search_apart
-from leakaudit.attacks.matching_masks import Drop, MaskLayout, dropping, masked_by
-from leakaudit.attacks.matching_objective import Objective
-from leakaudit.attacks.matching_search import Descent, Run
-from leakaudit.attacks.matching_shape import equal_lengths, guess_shape
-from leakaudit.budget import Budget
+from leakaudit.client.snapshot import DeclaredDefense, Granted, Observation
 from leakaudit.defenses.gaussian_noise import GaussianNoise
 from leakaudit.defenses.laplace_noise import LaplaceNoise
 from leakaudit.defenses.prune import Prune
 from leakaudit.defenses.sign import Sign
 from leakaudit.errors import AnatomyError
+from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attacks
-from leakaudit.snapshot import DeclaredDefense, Granted, Observation
-from tests import tiny
+from tests.support import tiny
 
 TEXT = "birds saw the river"
 TWO = ["a bird saw the river.", "the old dog chased a cat near the house."]

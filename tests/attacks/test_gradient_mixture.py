@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from leakaudit.algorithms.labels.counts import fewest_of_each, whole_counts
+from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss
+from leakaudit.algorithms.labels.output_layer import find_output_layer
 from leakaudit.attacks.gradient_mixture import GradientMixture, mixture
-from leakaudit.attacks.head_loss import HeadLoss, head_loss
 from leakaudit.attacks.ilrg import Ilrg
-from leakaudit.attacks.label_counts import fewest_of_each, whole_counts
 from leakaudit.attacks.llg import Llg, extract_labels
 from leakaudit.attacks.llg_plus import LlgPlus
 from leakaudit.attacks.llg_star import LlgStar
-from leakaudit.attacks.output_layer import find_output_layer
 from leakaudit.attacks.rlu import Rlu
-from leakaudit.budget import Budget
-from leakaudit.classifiers import ArrayClassifier, array_batch, array_facts, save_auxiliary
-from leakaudit.client import ClientStep
-from leakaudit.snapshot import DeclaredDefense, Observation, StepRecipe, Truth
+from leakaudit.client.snapshot import DeclaredDefense, Observation, StepRecipe, Truth
+from leakaudit.client.step import ClientStep
+from leakaudit.models.array_classifier import ArrayClassifier, array_batch, array_facts, save_auxiliary
+from leakaudit.plugins.budget import Budget
 
 CLASSES = 4
 

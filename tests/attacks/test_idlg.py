@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from leakaudit.attacks.idlg import Idlg
-from leakaudit.budget import Budget
-from leakaudit.snapshot import Observation
-from tests import tiny
+from leakaudit.client.snapshot import Observation
+from leakaudit.plugins.budget import Budget
+from tests.support import tiny
 
 
 def _label(seen: Observation) -> int:

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from leakaudit.attacks.lamp import PRESETS
+from leakaudit.algorithms.matching.comparison import Objective
+from leakaudit.algorithms.matching.lamp import PRESETS
+from leakaudit.algorithms.matching.matcher import Matcher
 from leakaudit.attacks.lamp_cos import LampCos
 from leakaudit.attacks.lamp_l1l2 import LampL1L2
-from leakaudit.attacks.matching_engine import Matcher
-from leakaudit.attacks.matching_objective import Objective
-from leakaudit.budget import Budget
+from leakaudit.client.snapshot import Granted, Observation
 from leakaudit.defenses.gaussian_noise import GaussianNoise
+from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attacks
-from leakaudit.snapshot import Granted, Observation
-from tests import tiny
+from tests.support import tiny
 
 TEXT = "birds saw the river"
 

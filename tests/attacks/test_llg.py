@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from leakaudit.attacks.head_loss import HeadLoss
-from leakaudit.attacks.label_counts import batch_size, on_the_simplex, smallest_batch, solve_shares, whole_counts
+from leakaudit.algorithms.labels.counts import batch_size, on_the_simplex, smallest_batch, solve_shares, whole_counts
+from leakaudit.algorithms.labels.head_loss import HeadLoss
 from leakaudit.attacks.llg import Llg, average_impact, extract_labels
 from leakaudit.attacks.llg_plus import LlgPlus
 from leakaudit.attacks.llg_star import LlgStar, clipping_factor
 from leakaudit.attacks.random_labels import RandomLabels
-from leakaudit.budget import Budget
-from leakaudit.classifiers import load_auxiliary, save_auxiliary
-from leakaudit.client import make_batch
+from leakaudit.client.snapshot import Granted, Observation
+from leakaudit.client.step import make_batch
 from leakaudit.errors import DataError
-from leakaudit.snapshot import Granted, Observation
-from tests import tiny
+from leakaudit.models.array_classifier import load_auxiliary, save_auxiliary
+from leakaudit.plugins.budget import Budget
+from tests.support import tiny
 
 TEXTS = ["a dog", "the old cat ate", "a bird saw the river", "fish", "one horse liked two cats", "never at the house"]
 

@@ -12,13 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from leakaudit.active_server import WidePooler, on_active_server
-from leakaudit.attacks import pooler_features
-from leakaudit.attacks.matching_attack import Recipe
-from leakaudit.attacks.matching_objective import Objective
-from leakaudit.attacks.matching_search import Descent, Found, Start
-from leakaudit.attacks.pooler_features import FeatureMatcher, PoolerFeatures, Reading, _best_assignment, read_features
-from leakaudit.attacks.pooler_features_moments import (
+from leakaudit.algorithms.matching.comparison import Objective
+from leakaudit.algorithms.matching.feature_refinement import Climbed
+from leakaudit.algorithms.matching.pooler_moments import (
     PoolerUpdate,
     decompose,
     features_by_tensor,
@@ -27,11 +23,15 @@ from leakaudit.attacks.pooler_features_moments import (
     signed,
     third_moment,
 )
-from leakaudit.attacks.pooler_features_words import Climbed
-from leakaudit.budget import Budget
-from leakaudit.client import ClientStep
-from leakaudit.snapshot import Granted, Observation
-from tests import tiny
+from leakaudit.algorithms.matching.run import Recipe
+from leakaudit.algorithms.matching.search import Descent, Found, Start
+from leakaudit.attacks import pooler_features
+from leakaudit.attacks.pooler_features import FeatureMatcher, PoolerFeatures, Reading, _best_assignment, read_features
+from leakaudit.audit.active_server import WidePooler, on_active_server
+from leakaudit.client.snapshot import Granted, Observation
+from leakaudit.client.step import ClientStep
+from leakaudit.plugins.budget import Budget
+from tests.support import tiny
 
 TEXTS = ["the old dog chased a cat", "a bird found the red house", "three fish saw two horses"]
 SMALL: dict[str, Any] = {"preset": "fast", "steps": 40, "n_init": 5, "round_every": 20}

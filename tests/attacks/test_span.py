@@ -1,154 +1,141 @@
-"""Parts of the span attack against answers from elsewhere: autograd's own per-token gradients, planted gaps, brute force."""
+"""The whole `span` attack on small random models; nothing is granted."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
-from torch import Tensor, nn
 
-from leakaudit.anatomy import find_anatomy, input_stage_of
+from leakaudit.algorithms.resimulation import prove
 from leakaudit.attacks.span import Span
-from leakaudit.attacks.span_assembly import factor
-from leakaudit.attacks.span_basis import span_of, stacked_update
-from leakaudit.attacks.span_candidates import Scan, distances
-from leakaudit.attacks.span_clean import _inside
-from leakaudit.budget import Budget
-from leakaudit.client import ClientStep
-from tests import tiny
+from leakaudit.client.snapshot import Observation, StepRecipe, Truth
+from leakaudit.client.step import ClientStep, make_batch, public_facts, with_random_state
+from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+from leakaudit.plugins.budget import Budget
+from tests.support import tiny
 
-TEXTS = ["the old dog chased a red cat", "one bird saw two fish today"]
-
-
-def _trained_looking(model: nn.Module) -> nn.Module:
-    """Give every bias and gain a value of its own: in a fresh model they are 0 and 1, which hides mistakes."""
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-    return model
-
-
-def _step(kind: str, count: int = 2) -> ClientStep:
-    if kind == "BERT":
-        return tiny.client_step(_trained_looking(tiny.bert()), tiny.bert_tokenizer(), TEXTS[:count])
-    model = _trained_looking(tiny.gpt2_classifier())
-    return tiny.client_step(model, tiny.gpt2_tokenizer(), TEXTS[:count])
-
-
-def _outputs_and_gradients(step: ClientStep, modules: list[str]) -> tuple[Tensor, Tensor]:
-    """Return what the layers made of every real token and its gradient, (features, n) each, from autograd itself."""
-    taken: list[Tensor] = []
-    handles = [
-        step.model.get_submodule(name).register_forward_hook(lambda _, given, made: taken.append(made))
-        for name in modules
-    ]
-    batch = step.truth.micro_batches[0]
-    with torch.enable_grad():
-        loss = step.model(**batch.inputs).loss
-        gradients = torch.autograd.grad(loss, taken)
-    for handle in handles:
-        handle.remove()
-    real = batch.inputs["attention_mask"].bool()
-    made = torch.cat([t.detach()[real].T for t in taken]).double()
-    return made, torch.cat([g[real].T for g in gradients]).double()
-
-
-def _true_inputs(step: ClientStep) -> Tensor:
-    """Return the (n, D) attention inputs of all real tokens."""
-    ids = [token for sequence in step.truth.sequences() for token in sequence]
-    positions = [position for sequence in step.truth.sequences() for position in range(len(sequence))]
-    stage = input_stage_of(step.model, tiny.POSITIONS)
-    return stage.inputs(torch.tensor(ids), torch.tensor(positions))
-
-
-@pytest.mark.parametrize("kind", ["BERT", "GPT-2"])
-def test_the_span_is_that_of_the_inputs(kind: str) -> None:
-    """Every true input lies in it, and its rank is the number of distinct inputs that get a gradient."""
-    step = _step(kind)
-    inputs = _true_inputs(step)
-    basis = span_of(stacked_update(step.observe().update, find_anatomy(step.model)))
-    assert basis.rank == int(torch.linalg.matrix_rank(inputs, rtol=1e-9))
-    assert not basis.noisy
-    assert float(distances(inputs, basis.vectors).max()) < 1e-3
-    torch.testing.assert_close(basis.vectors @ basis.vectors.T, torch.eye(basis.rank, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("kind", ["BERT", "GPT-2"])
-def test_the_update_factors_into_the_gradients_that_autograd_gave_each_token(kind: str) -> None:
-    """Queries, keys and their gradients of every token and head: taken apart from nothing but the summed update.
-
-    One sequence, so that all inputs are distinct.
-    """
-    step = _step(kind, count=1)
-    anatomy = find_anatomy(step.model)
-    made, wanted = _outputs_and_gradients(step, [p.module for p in anatomy.projections])
-    weights = {name: parameter.detach() for name, parameter in step.model.named_parameters()}
-    witness = factor(step.observe().update, weights, anatomy, _true_inputs(step))
-    assert witness is not None
-    size = float(wanted.abs().max())
-    for number, head in enumerate(anatomy.heads):
-        assert torch.allclose(witness.queries[number].T, made[head.query], atol=1e-5)
-        assert torch.allclose(witness.keys[number, :, :-1].T, made[head.key], atol=1e-5)
-        assert torch.allclose(witness.query_updates[number, :, :-1].T, wanted[head.query], atol=1e-2 * size)
-        assert torch.allclose(witness.key_updates[number].T, wanted[head.key], atol=1e-2 * size)
-
-
-def test_factoring_needs_every_projection() -> None:
-    """With the keys frozen nobody knows who attends to whom."""
-    step = _step("BERT")
-    anatomy = find_anatomy(step.model)
-    update = step.observe().update
-    del update[anatomy.projections[1].weight]  # type: ignore[attr-defined]
-    assert factor(update, {}, anatomy, _true_inputs(step)) is None
-
-
-@pytest.mark.parametrize("kind", ["BERT", "GPT-2"])
-def test_the_nearest_tokens_are_those_of_a_search_over_all(kind: str) -> None:
-    """The scan keeps three tokens per position; brute force over the whole vocabulary finds the same three."""
-    step = _step(kind)
-    stage = input_stage_of(step.model, tiny.POSITIONS)
-    assert stage.additive
-    basis = span_of(stacked_update(step.observe().update, find_anatomy(step.model))).vectors[:4]
-    found = Scan(stage, basis, None, keep=3).block(2, 6)
-    everything = torch.arange(stage.vocabulary)
-    for position in range(2, 6):
-        here = found.positions == position
-        brute = distances(stage.inputs(everything, torch.full_like(everything, position)), basis)
-        assert set(found.tokens[here].tolist()) == set(brute.topk(3, largest=False).indices.tolist())
-        order = found.tokens[here]
-        torch.testing.assert_close(found.distance[here], brute[order])
-
-
-@pytest.mark.parametrize(
-    ("distance", "rank", "expected"),
-    [
-        ([1e-7, 1e-7, 2e-7, 0.3, 0.4], 3, 3),  # a clear gap
-        ([1e-7, 1e-7, 1e-6, 2e-6, 0.3], 3, 4),  # one pair more than directions: a shared position
-        ([1e-4, 3e-4, 5e-4, 0.2, 0.2], 3, 3),  # rounding in an untrained model
-        ([0.3, 0.4, 0.5], 2, 0),  # nothing lies in the span
-        ([1e-7, 0.3, 0.4], 2, 1),  # fewer than directions: a token was not among the candidates
-    ],
+TEXTS = (
+    "the old dog chased a small cat near the river .",
+    "never saw three big horse under blue tree",
+    "fish and bird ate",
 )
-def test_pairs_in_the_span_end_at_the_widest_gap(distance: list[float], rank: int, expected: int) -> None:
-    """Ranked, never fewer than the directions where there are as many near ones."""
-    assert _inside(torch.tensor(distance, dtype=torch.float64), rank) == expected
+
+
+def _step(model: Any, texts: Sequence[str], *, training: bool = False, frozen: str = "", **recipe: Any) -> ClientStep:
+    tokenizer = tiny.bert_tokenizer()
+    labels = [i % 3 for i in range(1, len(texts) + 1)]
+    batch = make_batch(tokenizer, list(texts), labels, "classification", tiny.POSITIONS)
+    if training:
+        batch = with_random_state(batch, 3)
+    names = frozenset(name for name, _ in model.named_parameters() if frozen and frozen in name)
+    facts = public_facts(model, tokenizer, task="classification", training=training, frozen=names)
+    return ClientStep(model, Truth((batch,)), StepRecipe(training=training, **recipe), facts)
+
+
+def _attack(seen: Observation, seconds: float = 60.0) -> Reconstruction:
+    return Span()(seen, torch.Generator().manual_seed(0), Budget(seconds))
+
+
+def _recovered(guess: Reconstruction) -> set[tuple[int, ...]]:
+    return {sequence.token_ids for sequence in guess.sequences or ()}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_an_encoders_batch_comes_back_with_labels_and_a_proof(count: int) -> None:
+    """Dropout off, embeddings frozen: every sentence, every label, proved by re-simulation."""
+    step = _step(tiny.wide_bert(), TEXTS[:count], frozen="embeddings")
+    guess = _attack(step.observe())
+    assert _recovered(guess) == set(step.truth.sequences())
+    assert all(sequence.proved for sequence in guess.sequences or ())
+    assert guess.label_counts == tuple((step.truth.labels() or []).count(c) for c in range(3))
+
+
+def test_a_clipped_update_is_as_good_as_the_whole_one() -> None:
+    """Clipping scales everything alike, and the proof looks at directions."""
+    step = _step(tiny.wide_bert(), TEXTS[:1], frozen="embeddings", max_grad_norm=0.01)
+    guess = _attack(step.observe())
+    assert _recovered(guess) == set(step.truth.sequences())
+    assert guess.sequences is not None and guess.sequences[0].proved and guess.label_counts == (0, 1, 0)
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_gpt2_classifiers_batch_comes_back_exactly(count: int) -> None:
-    """Nothing granted: no labels, no lengths, no batch size."""
-    step = _step("GPT-2", count)
-    guess = Span()(step.observe(), torch.Generator().manual_seed(0), Budget(600))
-    assert guess.sequences is not None
-    assert set(step.truth.sequences()) <= {sequence.token_ids for sequence in guess.sequences}
-    assert all(sequence.proved for sequence in guess.sequences)
+def test_dropout_on_and_everything_trainable_gives_sentences_up(count: int) -> None:
+    """As people train; masks of later layers are unknown, so nothing is claimed to be proved."""
+    step = _step(tiny.wide_bert(dropout=0.1), TEXTS[1 : 1 + count], training=True)
+    guess = _attack(step.observe())
+    assert _recovered(guess) == set(step.truth.sequences())
+    assert not any(sequence.proved for sequence in guess.sequences or ())
 
 
-def test_the_last_token_of_a_language_models_text_comes_back_as_a_target() -> None:
-    """Nobody attends to it, so its query, key and value get no gradient; but it was predicted, and the last layer says so."""
-    step = tiny.client_step(_trained_looking(tiny.gpt2_lm()), tiny.gpt2_tokenizer(), TEXTS[:1], task="causal-lm")
-    guess = Span()(step.observe(), torch.Generator().manual_seed(0), Budget(600))
-    (true,) = step.truth.sequences()
-    assert guess.sequences is not None
-    assert [sequence.token_ids for sequence in guess.sequences] == [true]
+def test_a_gpt2_classifiers_sentence_comes_back() -> None:
+    """A causal model with learned positions and a fused projection stored the other way round."""
+    tokenizer = tiny.gpt2_tokenizer()
+    model = tiny.gpt2_classifier()
+    batch = make_batch(tokenizer, ["the old dog chased a cat"], [1], "classification", tiny.POSITIONS)
+    facts = public_facts(model, tokenizer, task="classification", training=False)
+    step = ClientStep(model, Truth((batch,)), StepRecipe(training=False), facts)
+    assert _recovered(_attack(step.observe())) == set(step.truth.sequences())
+
+
+def test_noise_is_ranked_and_not_believed() -> None:
+    """Far above the signal there is nothing to see: no proof, little confidence."""
+    seen = _step(tiny.wide_bert(), TEXTS[:1], frozen="embeddings").observe()
+    generator = torch.Generator().manual_seed(1)
+    noisy = {name: g + 10 * g.std() * torch.randn(g.shape, generator=generator) for name, g in seen.update.items()}
+    guess = _attack(replace(seen, update=noisy))
+    assert all(not s.proved and s.confidence < 0.9 for s in guess.sequences or ())
+
+
+def test_a_used_up_budget_still_gives_a_guess() -> None:
+    """The best so far, marked as stopped by the budget."""
+    ticks = iter(float(i) for i in range(100_000))
+    seen = _step(tiny.wide_bert(), TEXTS, frozen="embeddings").observe()
+    guess = Span()(seen, torch.Generator().manual_seed(0), Budget(3.0, clock=lambda: next(ticks)))
+    assert guess.stop == "budget"
+
+
+def test_frozen_attention_is_not_applicable_and_named() -> None:
+    """Which layers were looked for."""
+    seen = _step(tiny.wide_bert(), TEXTS[:1], frozen="attention.self").observe()
+    reason = Span().applies(seen).reason
+    assert "query.weight" in reason and "frozen or withheld" in reason
+
+
+def test_an_all_zero_update_is_not_applicable() -> None:
+    """Nothing moved, so nothing is to be read."""
+    seen = _step(tiny.wide_bert(), TEXTS[:1]).observe()
+    empty = replace(seen, update={name: torch.zeros_like(g) for name, g in seen.update.items()})
+    assert "is all zero" in Span().applies(empty).reason
+
+
+def test_as_many_tokens_as_the_hidden_size_are_not_applicable_with_the_numbers() -> None:
+    """Forty-odd tokens of different words in 32 dimensions: the span is everything."""
+    texts = ["the old dog chased a small cat near the river .", "never saw three big horse under blue tree today"]
+    texts += ["fish and bird ate one red house always ?", "two four five found liked new road or on at"]
+    step = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), texts, [0, 1, 0, 1])
+    found = Span().applies(step.observe())
+    assert not found and "hidden size 32" in found.reason
+
+
+def test_one_wrong_word_is_not_proved() -> None:
+    """The true sentence is; with one token changed it is not, and no labels are claimed."""
+    step = _step(tiny.wide_bert(), TEXTS[:1], frozen="embeddings")
+    seen = step.observe()
+    (truth,) = step.truth.sequences()
+    wrong = (*truth[:3], truth[3] + 1, *truth[4:])
+    assert prove(seen, [GuessedSequence(truth)], Budget(600)).sequences[0].proved
+    rejected = prove(seen, [GuessedSequence(wrong)], Budget(600))
+    assert not rejected.sequences[0].proved and rejected.label_counts is None
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    """Weights, gradients and training flags."""
+    step = _step(tiny.wide_bert(), TEXTS[:2])
+    seen = step.observe()
+    before = {name: p.detach().clone() for name, p in seen.model.named_parameters()}
+    _attack(seen)
+    assert all(torch.equal(before[name], p) and p.grad is None for name, p in seen.model.named_parameters())
+    assert not seen.model.training

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import nn
 
+from leakaudit.algorithms.matching.comparison import Objective
+from leakaudit.algorithms.matching.matcher import Matcher
+from leakaudit.algorithms.matching.search import LABEL_STEP, Descent, Run
 from leakaudit.attacks.dlg import Dlg
-from leakaudit.attacks.matching_engine import Matcher
-from leakaudit.attacks.matching_objective import Objective
-from leakaudit.attacks.matching_search import LABEL_STEP, Descent, Run
 from leakaudit.attacks.tag import Tag
-from leakaudit.budget import Budget
+from leakaudit.client.snapshot import Granted, Observation, Truth
 from leakaudit.defenses.freeze_embeddings import FreezeEmbeddings
 from leakaudit.defenses.gaussian_noise import GaussianNoise
-from leakaudit.snapshot import Granted, Observation, Truth
-from tests import tiny
+from leakaudit.plugins.budget import Budget
+from tests.support import tiny
 
 TEXT = "birds saw the river"
 TWO = ["a bird saw the river.", "the old dog chased a cat."]

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from leakaudit.attacks.target_tokens import TargetTokens
-from leakaudit.budget import Budget
-from leakaudit.snapshot import DeclaredDefense, Observation
-from tests import tiny
+from leakaudit.client.snapshot import DeclaredDefense, Observation
+from leakaudit.plugins.budget import Budget
+from tests.support import tiny
 
 TEXTS = ["a dog chased the old cat near the river", "never saw three big horse", "one bird ate fish and two cat"]
 

@@ -28,9 +28,9 @@ from typing import Any
 import torch
 
 from leakaudit.callbacks.torch_loop import Watch, watch
-from leakaudit.lora import add_lora
-from leakaudit.spool import size_of
-from tests import tiny
+from leakaudit.models.lora import add_lora
+from leakaudit.storage.spool import size_of
+from tests.support import tiny
 
 SHAPES = {
     "22M": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},

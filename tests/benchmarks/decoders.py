@@ -29,9 +29,9 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from leakaudit.models import Task
-from leakaudit.scores import Attempt, summarise
-from leakaudit.simulate import Simulation, Simulator
+from leakaudit.audit.simulation.texts import Simulation, Simulator
+from leakaudit.models.recipe import Task
+from leakaudit.results.schema import Attempt, summarise
 from tests.benchmarks.span import attempts_of, in_percent
 
 hf: Any = transformers

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from leakaudit.classifiers import ArrayClassifier
+from leakaudit.models.array_classifier import ArrayClassifier
 
 Weights = Literal["default", "uniform"]
 """How the weights of an untrained classifier are drawn."""

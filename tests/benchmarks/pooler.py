@@ -19,14 +19,14 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional
 
-from leakaudit.active_server import named_server, on_active_server
 from leakaudit.attacks.pooler_features import Read, read_features
-from leakaudit.battery import Audit
-from leakaudit.client import ClientStep
-from leakaudit.config import AuditConfig, PluginSpec
-from leakaudit.pooler import find_pooler
-from leakaudit.scores import Score, TextMode, summarise
-from leakaudit.simulate import Simulation, Simulator
+from leakaudit.audit.active_server import named_server, on_active_server
+from leakaudit.audit.audit import Audit
+from leakaudit.audit.simulation.texts import Simulation, Simulator
+from leakaudit.client.step import ClientStep
+from leakaudit.config.audit import AuditConfig, PluginSpec
+from leakaudit.models.wide_pooler import find_pooler
+from leakaudit.results.schema import Score, TextMode, summarise
 from tests.benchmarks.span import arguments, in_percent
 
 SERVERS = (

@@ -13,11 +13,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from leakaudit.models import load_tokenizer
+from leakaudit.algorithms.language_models.training import perplexity
+from leakaudit.models.recipe import load_tokenizer
+from leakaudit.plugins.prior import Scorer, tokenizer_vocabulary
+from leakaudit.plugins.prior_loading import read_texts
 from leakaudit.priors import load_prior
-from leakaudit.priors.loading import read_texts
-from leakaudit.priors.protocol import Scorer, tokenizer_vocabulary
-from leakaudit.priors.training import perplexity
 
 CANDIDATES = 200
 """Of one text in one round of LAMP, Algorithm 1."""

@@ -1,6 +1,6 @@
 """Events of every attack under pure noise, against its stated rate: `python -m tests.benchmarks.pure_noise --out FOLDER`.
 
-As `tests/test_pure_noise.py`, with as many draws for attacks that search as time allows, and with their own knobs where `--full` says so.
+As `tests/house/test_pure_noise.py`, with as many draws for attacks that search as time allows, and with their own knobs where `--full` says so.
 Writes `pure_noise.md`: draws, steps with an event, and the upper bound of the event rate at 95 % (Clopper-Pearson). Not collected by pytest.
 """
 
@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 import torch
 
-from leakaudit import stats
-from leakaudit.classifiers import save_auxiliary
+from leakaudit.client.snapshot import Granted
 from leakaudit.errors import AnatomyError
+from leakaudit.models.array_classifier import save_auxiliary
 from leakaudit.registry import attacks
-from leakaudit.snapshot import Granted
-from tests import test_pure_noise as draws
-from tests import tiny
+from leakaudit.results import bounds as stats
+from tests.house import test_pure_noise as draws
+from tests.support import tiny
 
 
 class Row(NamedTuple):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from leakaudit.sealing import new_identity
-from leakaudit.snapshot_files import read_tensors, write_tensors
+from leakaudit.storage.encryption import new_identity
+from leakaudit.storage.snapshot_files import read_tensors, write_tensors
 
 PARAMETERS = 22_500_000
 REPEATS = 3

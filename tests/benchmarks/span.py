@@ -16,11 +16,11 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from leakaudit.battery import Audit
-from leakaudit.config import AuditConfig, PluginSpec
-from leakaudit.devices import choose_device
-from leakaudit.scores import Attempt, Summary, TextMode, summarise
-from leakaudit.simulate import Simulation, Simulator
+from leakaudit.audit.audit import Audit
+from leakaudit.audit.devices import choose_device
+from leakaudit.audit.simulation.texts import Simulation, Simulator
+from leakaudit.config.audit import AuditConfig, PluginSpec
+from leakaudit.results.schema import Attempt, Summary, TextMode, summarise
 
 
 @dataclass(frozen=True)

@@ -23,23 +23,22 @@ from transformers import (
     TrainerCallback,
 )
 
-from leakaudit.battery import Audit
-from leakaudit.budget import Budget
-from leakaudit.callbacks.audit_run import OFF_SWITCH, AuditRun
+from leakaudit.audit.audit import Audit
+from leakaudit.audit.verification import verify
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
-from leakaudit.callbacks.optimizers import innermost
-from leakaudit.client import ClientStep
-from leakaudit.config import PluginSpec
-from leakaudit.models import state_of
+from leakaudit.capture.optimizers import innermost
+from leakaudit.capture.run import OFF_SWITCH, AuditRun
+from leakaudit.client.snapshot import MicroBatch, Truth, read_manifest, read_snapshot, write_snapshot
+from leakaudit.client.step import ClientStep
+from leakaudit.config.audit import PluginSpec
+from leakaudit.models.recipe import state_of
+from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attacks
-from leakaudit.scores import VerificationStatus, load_journal
-from leakaudit.snapshot import MicroBatch, Truth, read_manifest, read_snapshot, write_snapshot
-from leakaudit.snapshot_files import write_tensors
-from leakaudit.spool import Spool
-from leakaudit.verification import verify
-from tests import tiny
-from tests.callbacks import tiny_trainer
-from tests.callbacks.tiny_trainer import Probe, Tamper, distance, gradient, kept, make_trainer, stamp, train
+from leakaudit.results.schema import VerificationStatus, load_journal
+from leakaudit.storage.snapshot_files import write_tensors
+from leakaudit.storage.spool import Spool
+from tests.support import tiny, tiny_trainer
+from tests.support.tiny_trainer import Probe, Tamper, distance, gradient, kept, make_trainer, stamp, train
 
 VERIFIED = VerificationStatus.VERIFIED
 
@@ -581,7 +580,7 @@ def test_a_full_disk_costs_one_warning_and_no_training(
             raise OSError(28, os.strerror(28))
         return write_tensors(path, *rest)
 
-    monkeypatch.setattr("leakaudit.snapshot.write_tensors", write)
+    monkeypatch.setattr("leakaudit.client.snapshot.write_tensors", write)
     with caplog.at_level(logging.WARNING):
         found = train(tmp_path, max_steps=4)
     assert list(found) == [2, 3]

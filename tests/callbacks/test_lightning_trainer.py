@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.callbacks.lightning_trainer import LeakAuditCallback
-from leakaudit.scores import VerificationStatus
-from tests import tiny
-from tests.callbacks import stacks
-from tests.callbacks.stacks import Case
-from tests.callbacks.tiny_trainer import audit_config, kept, stamp, without_side_process
+from leakaudit.results.schema import VerificationStatus
+from tests.support import stacks, tiny
+from tests.support.stacks import Case
+from tests.support.tiny_trainer import audit_config, kept, stamp, without_side_process
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice on loaders and precision
 

@@ -13,15 +13,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from leakaudit.attacks.clipping import scale_is_known
-from leakaudit.client import ClientStep
+from leakaudit.algorithms.labels.clipping import scale_is_known
+from leakaudit.audit.verification import STANDARD_ERRORS, defenses_found, verify
+from leakaudit.client.snapshot import DeclaredDefense, Observation
+from leakaudit.client.step import ClientStep
 from leakaudit.defenses.dp_sgd import DpSgd
-from leakaudit.defenses.protocol import Defense
+from leakaudit.plugins.defense import Defense
 from leakaudit.registry import defenses
-from leakaudit.scores import Verification, VerificationStatus
-from leakaudit.snapshot import DeclaredDefense, Observation
-from leakaudit.verification import STANDARD_ERRORS, defenses_found, verify
-from tests import tiny
+from leakaudit.results.schema import Verification, VerificationStatus
+from tests.support import tiny
 
 TEXTS = ["the old dog chased a cat .", "a small bird saw the red fish .", "never one horse"]
 OTHERS = ["two big trees and a river", "the house found a blue road !", "always on"]

@@ -9,7 +9,7 @@ import torch
 
 from leakaudit.attacks.embedding_rows import EmbeddingRows
 from leakaudit.defenses.freeze_embeddings import FreezeEmbeddings
-from tests import tiny
+from tests.support import tiny
 
 WORDS = "bert.embeddings.word_embeddings.weight"
 OTHERS = {"bert.embeddings.position_embeddings.weight", "bert.embeddings.token_type_embeddings.weight"}

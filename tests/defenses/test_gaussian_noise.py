@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import pytest
 import torch
 
+from leakaudit.audit.verification import verify
 from leakaudit.defenses.gaussian_noise import GaussianNoise
-from leakaudit.scores import VerificationStatus
-from leakaudit.verification import verify
-from tests import tiny
+from leakaudit.results.schema import VerificationStatus
+from tests.support import tiny
 
 
 def _flat(update: Mapping[str, torch.Tensor]) -> torch.Tensor:

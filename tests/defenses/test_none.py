@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from leakaudit.defenses.none import NoDefense
-from tests import tiny
+from tests.support import tiny
 
 
 def test_it_returns_what_it_was_given() -> None:

@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 import torch
 
+from leakaudit.audit.verification import verify
+from leakaudit.client.snapshot import DeclaredDefense
 from leakaudit.defenses.prune import Choice, Prune
-from leakaudit.scores import VerificationStatus
-from leakaudit.snapshot import DeclaredDefense
-from leakaudit.verification import verify
-from tests import tiny
+from leakaudit.results.schema import VerificationStatus
+from tests.support import tiny
 
 
 def test_the_smallest_entries_of_all_parameters_together_are_zeroed() -> None:

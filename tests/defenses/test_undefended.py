@@ -6,11 +6,11 @@ import dataclasses
 
 import torch
 
+from leakaudit.client.snapshot import DeclaredDefense
 from leakaudit.defenses.dp_sgd import DpSgd
 from leakaudit.defenses.undefended import Undefended
-from leakaudit.snapshot import DeclaredDefense
-from tests import tiny
-from tests.callbacks.tiny_trainer import distance
+from tests.support import tiny
+from tests.support.tiny_trainer import distance
 
 TEXTS = ["the old dog chased a cat .", "a small bird saw the red fish ."]
 

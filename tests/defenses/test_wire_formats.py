@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 import torch
 
+from leakaudit.client.snapshot import Observation
 from leakaudit.defenses.laplace_noise import LaplaceNoise
 from leakaudit.defenses.quantize import Quantize
 from leakaudit.defenses.rounding import Round
 from leakaudit.defenses.sign import Sign
-from leakaudit.snapshot import Observation
-from tests import tiny
+from tests.support import tiny
 
 
 def _seen(**update: torch.Tensor) -> tuple[object, Observation]:

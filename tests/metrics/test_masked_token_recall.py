@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from leakaudit.attacks.reconstruction import GuessedSequence, Reconstruction
+from leakaudit.audit.scoring.score import score
 from leakaudit.metrics.masked_token_recall import MaskedTokenRecall
-from leakaudit.metrics.matching import Pair
-from leakaudit.metrics.scoring import score
-from leakaudit.scores import Missing, Score
-from tests import tiny
+from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+from leakaudit.plugins.metric import Pair
+from leakaudit.results.schema import Missing, Score
+from tests.support import tiny
 
 TOKENIZER = tiny.bert_tokenizer()
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from leakaudit.attacks.reconstruction import GuessedSequence, Reconstruction
+from leakaudit.audit.scoring.score import ONLY_WORDS, Scored, score, with_similarity
 from leakaudit.errors import ModelError
-from leakaudit.metrics.matching import Pair
-from leakaudit.metrics.scoring import ONLY_WORDS, Scored, score
-from leakaudit.metrics.semantic_similarity import SemanticSimilarity, with_similarity
-from leakaudit.scores import Score
-from tests import tiny
+from leakaudit.metrics.semantic_similarity import SemanticSimilarity
+from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+from leakaudit.plugins.metric import Pair
+from leakaudit.results.schema import Score
+from tests.support import tiny
 
 DOG, BIRD = "the old dog", "a small bird ate three fish"
 

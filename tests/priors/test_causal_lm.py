@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from leakaudit.errors import PriorError
-from leakaudit.models import Vocabulary, vocabulary_of
+from leakaudit.models.recipe import Vocabulary, vocabulary_of
+from leakaudit.plugins.prior import tokenizer_vocabulary
 from leakaudit.priors import causal_lm, load_prior
 from leakaudit.priors.causal_lm import CausalLM, TokenScorer
-from leakaudit.priors.protocol import tokenizer_vocabulary
-from tests import tiny
+from tests.support import tiny
 
 TEXTS = ["the old dog chased a cat", "a bird", "the fish liked the new red house near a tree", "never"]
 BEGIN, END, PAD = (tiny.VOCABULARY[f"[{role}]"] for role in ("CLS", "SEP", "PAD"))

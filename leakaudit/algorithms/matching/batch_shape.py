@@ -1,0 +1,199 @@
+"""What a batch is taken to look like before its gradient is matched: how many sequences, how long, which tokens are public."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from leakaudit.algorithms.labels.feature_roots import find_feed_forward
+from leakaudit.algorithms.labels.output_layer import find_output_layer, neutral_inputs
+from leakaudit.algorithms.span.subspace import Basis, span_of, stacked_update
+from leakaudit.client.snapshot import Observation
+from leakaudit.errors import AnatomyError
+from leakaudit.models.recipe import Vocabulary
+from leakaudit.models.structure import anatomy_of, input_stage_of
+
+CLEAR_GAP = 1e4
+"""Fall of the singular values behind the last that is a sequence. Measured on MiniLM (train): 1e6 and more for up to 8 sequences; rounding to
+bf16 leaves 9 and less."""
+
+MOST_SEQUENCES = 0.125
+"""Share of the hidden size up to which a rank is a number of sequences. Our choice: heavy pruning and signs leave clear gaps at half of it, and
+gradient matching does not read that many sequences anyway."""
+
+EXACT_SHARE = 1e-6
+"""Share of an input's power outside the span up to which it lies in it. Our choice: float32 leaves 1e-10 for true inputs; the next place of
+the same token has a twentieth outside."""
+
+MOST_CHOICES = 10_000
+"""Ways of choosing lengths that are looked at. Our choice: eight of nine, with repetition."""
+
+AGAIN = 0.02
+"""What a length's share counts less when it occurs once more. Tuned on training sentences."""
+
+
+class BatchShape(NamedTuple):
+    """What a batch is taken to look like."""
+
+    lengths: tuple[int, ...]
+    """(B,) tokens of each sequence, special ones included."""
+    evidence: Literal["granted", "positions", "rank", "ends", "span"]
+    """What said so: the threat model, the position table, the span's rank, that and where last tokens lie in the span, or the
+    sequences that exact recovery read."""
+
+
+def guess_shape(seen: Observation) -> BatchShape:
+    """Say how many sequences there are and how long they are, from what an adversary has.
+
+    - B: number of granted lengths or labels, else the protocol's batch size for each local step, else the rank of the last
+      feed-forward part's update, which gets one row a sequence, if nothing has damaged it, else 1.
+    - Lengths: where the position table is shared, its non-zero rows are the positions of the longest sequence, and all
+      sequences are taken to be that long. Otherwise the rank of the first block's attention updates is the number of
+      distinct inputs; where texts end with a public token, which lengths add up to it is read from where that token lies in
+      the span, else all sequences are taken to be equally long.
+
+    Raises:
+        AnatomyError: nothing says so.
+    """
+    facts = seen.facts
+    if facts.granted.lengths is not None:
+        return BatchShape(facts.granted.lengths, "granted")
+    if seen.noise_sigma:
+        raise AnatomyError("under noise neither position rows nor ranks tell how long the texts are; grant `lengths`")
+    sequences = _number_of_sequences(seen)
+    positions = _touched_positions(seen)
+    if positions:
+        return BatchShape((positions,) * sequences, "positions")
+    anatomy = anatomy_of(seen.model)
+    stacked = stacked_update(seen.update, anatomy)
+    basis = span_of(stacked) if bool(stacked.any()) else None
+    if basis is None or basis.noisy:
+        raise AnatomyError(
+            "the lengths are unknown: no position table is shared, and the first block's attention update is missing or has "
+            "no clear rank; grant `lengths`"
+        )
+    # Without dropout the same token at the same place is the same input in every sequence, so the first ones count once.
+    masked = facts.training_mode and any(
+        name in facts.dropout for name in anatomy.dropout_before + anatomy.dropout_after
+    )
+    around = 0 if masked else len(facts.vocabulary.starts_with)
+    total = basis.rank + (sequences - 1) * around
+    if sequences > 1 and facts.local_steps == 1:
+        lengths = _lengths_from_ends(seen, basis, sequences, total, exact=not masked)
+        if lengths is not None:
+            return BatchShape(lengths, "ends")
+    length = math.ceil(total / sequences)
+    return BatchShape((min(length, facts.vocabulary.max_length),) * sequences, "rank")
+
+
+def _number_of_sequences(seen: Observation) -> int:
+    """Return B over all local steps."""
+    facts = seen.facts
+    if facts.granted.labels is not None:
+        return len(facts.granted.labels)
+    if facts.batch_size_bound or facts.local_steps > 1:
+        return (facts.batch_size_bound or 1) * facts.local_steps
+    try:
+        dummy = neutral_inputs(seen, torch.Generator().manual_seed(0), examples=2)
+        part = find_feed_forward(seen.model, find_output_layer(seen, frozen=True).module, dummy)
+        names = {id(parameter): name for name, parameter in seen.model.named_parameters()}
+        rows = span_of(seen.update[names[id(part.first.weight)]].double())
+    except (AnatomyError, KeyError):  # no such part, or its update is not shared under its name
+        return 1
+    believed = not rows.noisy and rows.gap >= CLEAR_GAP and rows.rank <= MOST_SEQUENCES * rows.vectors.shape[1]
+    return max(1, rows.rank) if believed else 1
+
+
+def _lengths_from_ends(
+    seen: Observation, basis: Basis, sequences: int, total: int, *, exact: bool
+) -> tuple[int, ...] | None:
+    """Return the lengths that add up to the number of tokens and at which the last public token lies best in the span.
+
+    Without dropout that token lies in the span where a sequence ends, and nowhere else; behind a dropout mask it does so by
+    the share of its length that was kept, and elsewhere by less. (Own derivation.)
+
+    Args:
+        seen: the observation.
+        basis: of the first block's inputs.
+        sequences: B.
+        total: number of tokens; where inputs can be the same in two sequences, a lower bound.
+        exact: dropout is off.
+
+    Returns:
+        (B,) longest first; None where texts have no last public token, or places do not matter, or no lengths fit.
+    """
+    vocabulary = seen.facts.vocabulary
+    try:
+        stage = input_stage_of(seen.model, vocabulary.max_length)
+    except AnatomyError:
+        return None
+    if stage.position_free or not vocabulary.ends_with:
+        return None
+    shortest = len(vocabulary.starts_with) + len(vocabulary.ends_with) + 1
+    longest = min(vocabulary.max_length, total - (sequences - 1) * shortest)
+    if longest < shortest:
+        return None
+    places = torch.arange(shortest - 1, longest, device=basis.vectors.device)
+    ends = stage.inputs(torch.full_like(places, vocabulary.ends_with[-1]), places).double()  # (L, D)
+    inside = (ends @ basis.vectors.T).square().sum(dim=1) / ends.square().sum(dim=1)  # (L,) share of its power
+    lengths = dict(zip(range(shortest, longest + 1), inside.tolist(), strict=True))
+    if exact:
+        certain = [length for length, share in lengths.items() if 1 - share < EXACT_SHARE]
+        return _repeated(certain, sequences, total)
+    return _summing(lengths, sequences, total)
+
+
+def _repeated(certain: Sequence[int], sequences: int, total: int) -> tuple[int, ...] | None:
+    """Return B of the lengths that are certain, the fewest twice, that come nearest to a total."""
+    choices = itertools.islice(itertools.combinations_with_replacement(certain, sequences), MOST_CHOICES)
+    best = min(choices, key=lambda chosen: (abs(sum(chosen) - total), -len(set(chosen))), default=None)
+    return None if best is None else tuple(sorted(best, reverse=True))
+
+
+def _summing(shares: Mapping[int, float], sequences: int, total: int) -> tuple[int, ...] | None:
+    """Return B lengths that add up to a total, with the highest sum of their shares, longest first."""
+    best: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {(0, 0): (0.0, ())}
+    for length, share in shares.items():
+        for (count, whole), (value, lengths) in list(best.items()):
+            for times in range(1, min(sequences - count, (total - whole) // length) + 1):
+                key = count + times, whole + times * length
+                gain = value + times * share - (times - 1) * AGAIN
+                if gain > best.get(key, (-math.inf, ()))[0]:
+                    best[key] = (gain, (*lengths, *(length,) * times))
+    chosen = best.get((sequences, total))
+    return None if chosen is None else tuple(sorted(chosen[1], reverse=True))
+
+
+def _touched_positions(seen: Observation) -> int:
+    """Return the number of positions that got any update, 0 where no position table is shared.
+
+    A position table is an embedding with at least one row for each position and no row for each token.
+    """
+    words = seen.model.get_input_embeddings()  # type: ignore[operator]
+    names = {id(parameter): name for name, parameter in seen.model.named_parameters()}
+    for module in seen.model.modules():
+        if not isinstance(module, nn.Embedding) or module is words:
+            continue
+        name = names.get(id(module.weight), "")
+        if name in seen.update and module.num_embeddings >= seen.facts.vocabulary.max_length:
+            return int((seen.update[name] != 0).any(dim=1).sum())
+    return 0
+
+
+def public_tokens(vocabulary: Vocabulary, length: int) -> Mapping[int, int]:
+    """Return place -> token id for the tokens that the tokenizer puts around a text of `length` tokens in all."""
+    start = {place: token for place, token in enumerate(vocabulary.starts_with[:length])}
+    room = length - len(start)
+    end = vocabulary.ends_with[max(0, len(vocabulary.ends_with) - room) :] if room else ()
+    return start | {length - len(end) + place: token for place, token in enumerate(end)}
+
+
+def equal_lengths(lengths: Sequence[int]) -> Iterator[tuple[list[int], int]]:
+    """Yield (rows, length) for every length that occurs."""
+    for length in sorted(set(lengths)):
+        yield [row for row, each in enumerate(lengths) if each == length], length

@@ -1,0 +1,479 @@
+"""How far candidates' gradients g are from the observed one G: the objectives of DLG, TAG and LAMP, and their derivatives.
+
+Every objective but the L1 term is a function of two numbers a parameter, <G, g> and |g|^2. From pairs (x_t, d_t) they are
+
+    <G, g> = sum_t d_t . G x_t,      |g|^2 = sum_{s,t} (x_s . x_t)(d_s . d_t),
+
+and with a = dL/d<G, g> and b = dL/d|g|^2 the objective's derivatives are
+
+    by d_t:  a G x_t + 2 b sum_s (x_s . x_t) d_s,      by x_t:  a G^T d_t + 2 b sum_s (d_s . d_t) x_s,
+
+so no gradient of a weight matrix is formed. (Own derivation; the second identity is the "ghost norm" of Goodfellow, "Efficient
+Per-Example Gradient Computations", 2015.) An L1 term needs the matrices: they are formed one at a time, small enough for a processor's cache.
+So does a pruned update of which only the entries that are left count (`masked`), in the rows and columns that are not empty.
+
+Letters: N candidates, K parameters, M tokens a layer sees of a candidate.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from leakaudit.algorithms.matching.candidate_gradients import Matrix, Pairs, Vector
+from leakaudit.algorithms.matching.low_rank_completion import completed
+from leakaudit.algorithms.matching.singular_value_shrinkage import denoised
+from leakaudit.algorithms.matching.target_factors import Sight, Target, together
+from leakaudit.algorithms.span.subspace import smallest_kept
+
+TINY = 1e-30
+"""Keeps quotients finite."""
+
+STACKED = 2**20
+"""Entries of what the matrices of one shape were given up to which they are compared together. Our choice: some megabytes."""
+
+HARM = 2.0
+"""How fast weights of cosines part with the share of an update's power that is noise or was pruned: fully from a half on, which noise as large as the
+update makes. Our choice: at a tenth of that noise, and at 75 % pruned, training sentences came out better with all alike."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Which distance between gradients is made small."""
+
+    kind: Literal["l2", "cosine"] = "l2"
+    """L2 distance or one minus the cosine (LAMP, Sec. 4.2, L_cos)."""
+    squared: bool = True
+    """Square the L2 distance of each parameter, as DLG does (Zhu et al. 2019); LAMP (L_tag) and GRAB (Eq. 1) print it without the square."""
+    per: Literal["parameter", "layer", "whole"] = "parameter"
+    """What a cosine is taken of, before the mean: each parameter tensor, all parameters of a block, or the whole update. The L2
+    distance is the same for all."""
+    whitened: bool = False
+    """Take cosines of matrices in a metric in which weak tokens count (`matching_metric`)."""
+    l1: float = 0.0
+    """Weight of the L1 distance beside it (TAG)."""
+    match_norm: bool = False
+    """Give every candidate's gradient the norm of the observed one first: for updates whose length says nothing."""
+    masked: bool = False
+    """Compare only where the observed update is not zero (GRAB, Sec. 5.5.2): for pruned updates."""
+    filled: bool = False
+    """For pruned updates, too: fill in first what a low rank tells of the removed entries (`matching_pruned`), and compare everywhere. The
+    more of it was pruned, the more a cosine counts by how long its update is, because pruning takes most of the short ones. Vectors are compared where they are not zero."""
+    sigma: float = 0.0
+    """Standard deviation of noise on every entry. It is taken out of matrices as far as their rank tells (`matching_noise`), and the more of
+    it is noise, the more a cosine counts by its expected square between what is left and the clean update: noise of one size drowns small gradients."""
+
+    def __post_init__(self) -> None:
+        """Refuse a metric where there is none: an L1 distance and single entries have no singular values."""
+        if self.whitened and (self.kind != "cosine" or self.l1 or self.masked):
+            raise ValueError(
+                f"whitened compares cosines of whole updates; got kind={self.kind!r}, l1={self.l1}, masked={self.masked}"
+            )
+
+
+class Compared(NamedTuple):
+    """Distances of N candidates, and their derivatives by what `Pairs` holds."""
+
+    losses: Tensor
+    """(N,) float64."""
+    derivatives: Pairs
+
+
+class Comparison:
+    """Compares candidates with one observed update."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        matrices: Sequence[Matrix],
+        vectors: Sequence[Vector],
+        update: Mapping[str, Tensor],
+        tokens: int,
+    ) -> None:
+        """Lay the update out as pairs are.
+
+        Args:
+            objective: the distance.
+            matrices: parameters whose gradients come as pairs, in their order.
+            vectors: parameters whose gradients come formed, in their order.
+            update: parameter name -> observed gradient.
+            tokens: M, of a whole candidate: the rank that an update without damage has.
+        """
+        self.objective = objective
+        observed = [
+            (update[matrix.name].T if matrix.input_first else update[matrix.name]).contiguous() for matrix in matrices
+        ]
+        self._blocks = [_block(matrix) for matrix in observed] if objective.masked else None
+        """Where pruned matrices are compared; None for everywhere."""
+        if self._blocks is not None:
+            observed = [block.target for block in self._blocks]
+        parts = [update[vector.name] for vector in vectors]
+        restored = _restored(objective, observed, parts, update, tokens)
+        self._matrices = restored.matrices
+        """(out, in) each."""
+        self._power = restored.power.clone()
+        """(K,) |G|^2."""
+        self._targets: list[tuple[tuple[int, ...], Target]] = []
+        """Matrices of one shape, and what they are compared with where that is everywhere."""
+        if not objective.masked:
+            targets = [
+                Target.of(matrix, tokens, whitened=objective.whitened, sigma=objective.sigma)
+                for matrix in self._matrices
+            ]
+            self._power[: len(targets)] = torch.cat([target.power for target in targets])
+            for shape in dict.fromkeys(target.shape for target in targets):
+                alike = tuple(number for number, target in enumerate(targets) if target.shape == shape)
+                self._targets.append((alike, together([targets[number] for number in alike])))
+        names = [*(matrix.name for matrix in matrices), *(vector.name for vector in vectors)]
+        self._groups = _groups(names, objective.per).to(self._power)
+        """(K, groups) which parameters one cosine is of."""
+        self._weights = _weights(restored, self._groups)
+        """(groups,) what each cosine counts for; they add up to 1."""
+        self._sizes = [len(part) for part in parts]
+        device = next(iter(update.values())).device
+        self._flat = torch.cat(parts) if parts else torch.zeros(0, device=device)
+        """(P,): all vectors side by side, so that one product serves them all."""
+        self._owner = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor(self._sizes, dtype=torch.long)).to(
+            device
+        )
+        """(P,) which vector an entry is of."""
+
+    @property
+    def of_nothing(self) -> float:
+        """The distance of a zero gradient."""
+        if self.objective.kind == "cosine":
+            return 1.0
+        absolute = sum(float(part.abs().sum()) for part in (*self._matrices, self._flat))
+        apart = self._power if self.objective.squared else self._power.sqrt()
+        return float(apart.sum()) + self.objective.l1 * absolute
+
+    @torch.no_grad()
+    def losses(self, pairs: Pairs) -> Tensor:
+        """Return (N,) the distances, float64."""
+        flat = self._flattened(pairs)
+        inner, power = self._statistics(self._sights(pairs), flat)
+        losses = self._value(inner, power)
+        if self.objective.l1:
+            losses = losses + self.objective.l1 * self._l1(pairs, flat, self._scale(power))[0]
+        return losses
+
+    @torch.no_grad()
+    def compare(self, pairs: Pairs) -> Compared:
+        """Return the distances and their derivatives."""
+        flat = self._flattened(pairs)
+        parts = list(self._sights(pairs))
+        inner, power = self._statistics(parts, flat)
+        with torch.enable_grad():
+            statistics = (inner.requires_grad_(), power.requires_grad_())
+            losses = self._value(*statistics)
+            by_inner, by_power = torch.autograd.grad(losses.sum(), statistics)
+        losses, scale = losses.detach(), self._scale(power.detach())
+        if self.objective.l1 and self.objective.match_norm:
+            # The scale is |G| / |g|, and its derivative by |g|^2 is -scale / (2 |g|^2).
+            total = power.detach().sum(dim=1)
+            along = self._l1(pairs, flat, scale)[1]
+            by_power = by_power - (self.objective.l1 * along * scale / (2 * total.clamp_min(TINY)))[:, None]
+        a, b = by_inner.float(), 2 * by_power.float()  # (N, K) each; d|g|^2 is 2 g
+        if self._blocks is not None:
+            inputs, pulls, absolute = self._by_blocks(pairs, parts, a, b, scale)
+            losses = losses + self.objective.l1 * (absolute + self._flat_l1(flat, scale))
+        elif self.objective.l1:
+            inputs, pulls, absolute = self._by_forming(pairs, a, b, scale)
+            losses = losses + self.objective.l1 * (absolute + self._flat_l1(flat, scale))
+        else:
+            inputs, pulls = self._by_grams(parts, a, b)
+        return Compared(losses, Pairs(inputs, pulls, self._by_vectors(flat, a, b, scale)))
+
+    def _sights(self, pairs: Pairs) -> Iterator[_Part]:
+        """Yield what candidates look like beside the matrices' updates, some matrices at a time."""
+        if self._blocks is not None:
+            for part, (block, given, pull) in enumerate(zip(self._blocks, pairs.inputs, pairs.pulls, strict=True)):
+                yield _Part((part,), None, block.sight(given, pull))
+        for numbers, target in self._targets:
+            for some in _alike(numbers, pairs):
+                chosen = target.some(slice(numbers.index(some[0]), numbers.index(some[-1]) + 1))
+                given, pull = (torch.stack([of[number] for number in some]) for of in (pairs.inputs, pairs.pulls))
+                yield _Part(some, chosen, chosen.sight(given, pull))
+
+    def _statistics(self, parts: Iterable[_Part], flat: Tensor) -> tuple[Tensor, Tensor]:
+        """Return <G, g> and |g|^2, (N, K) float64 each."""
+        inner, power = (torch.empty(len(flat), len(self._matrices)).to(self._power) for _ in range(2))
+        for numbers, _, sight in parts:
+            inner[:, numbers], power[:, numbers] = sight.inner.T, sight.power.T
+        by_vector = (self._by_owner(flat * self._flat), self._by_owner(flat.square()))
+        return torch.cat([inner, by_vector[0]], dim=1), torch.cat([power, by_vector[1]], dim=1)
+
+    def _value(self, inner: Tensor, power: Tensor) -> Tensor:
+        """Return (N,) the distances without the L1 term."""
+        if self.objective.kind == "l2":
+            scale = self._scale(power)[:, None]
+            apart = scale.square() * power - 2 * scale * inner + self._power
+            if self.objective.squared:
+                return apart.sum(dim=1).clamp_min(0.0)
+            return apart.clamp_min(TINY).sqrt().sum(dim=1)
+        norms = ((power @ self._groups) * (self._power @ self._groups)).clamp_min(TINY).sqrt()  # (N, groups)
+        return 1 - (inner @ self._groups) / norms @ self._weights
+
+    def _scale(self, power: Tensor) -> Tensor:
+        """Return (N,) what every candidate's gradient is multiplied by."""
+        if not self.objective.match_norm:
+            return torch.ones_like(power[:, 0])
+        return (self._power.sum() / power.sum(dim=1).clamp_min(TINY)).sqrt()
+
+    def _l1(self, pairs: Pairs, flat: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (N,) the L1 distances and (N,) their derivatives by the scale."""
+        total = self._flat_l1(flat, scale)
+        along = ((scale[:, None].float() * flat - self._flat).sign() * flat).sum(dim=1, dtype=torch.float64)
+        for part, target in enumerate(self._matrices):
+            for number in range(len(total)):
+                formed = self._formed(pairs, part, number)
+                difference = torch.sub(formed * float(scale[number]), target)
+                total[number] += difference.abs().sum(dtype=torch.float64)
+                if self.objective.match_norm:
+                    along[number] += (difference.sign_() * formed).sum(dtype=torch.float64)
+        return total, along
+
+    def _flat_l1(self, flat: Tensor, scale: Tensor) -> Tensor:
+        """Return (N,) the L1 distances of the vectors."""
+        return (scale[:, None].float() * flat - self._flat).abs().sum(dim=1, dtype=torch.float64)
+
+    def _by_grams(self, parts: Sequence[_Part], a: Tensor, b: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the derivatives by inputs and pulls where the distance needs no formed matrix."""
+        found: dict[int, tuple[Tensor, Tensor]] = {}
+        for numbers, target, seen in parts:
+            assert target is not None and isinstance(seen, Sight)
+            by_input, by_pull = target.derivatives(seen, a[:, numbers].T, b[:, numbers].T)
+            found |= dict(zip(numbers, zip(by_input, by_pull, strict=True), strict=True))
+        return [found[part][0] for part in range(len(found))], [found[part][1] for part in range(len(found))]
+
+    def _by_forming(
+        self, pairs: Pairs, a: Tensor, b: Tensor, scale: Tensor
+    ) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Return the same where there is an L1 term, and the matrices' L1 distances (N,).
+
+        With S = a G + b g + alpha s sign(s g - G): by x_t, S^T d_t, by d_t, S x_t.
+        """
+        inputs, pulls = [], []
+        absolute = torch.zeros(len(scale), dtype=torch.float64, device=scale.device)
+        for part, (target, given, pull) in enumerate(zip(self._matrices, pairs.inputs, pairs.pulls, strict=True)):
+            by_input, by_pull = torch.empty_like(given), torch.empty_like(pull)
+            for number in range(len(given)):
+                formed = self._formed(pairs, part, number)
+                size = float(scale[number])
+                slope = formed * b[number, part]
+                residual = formed.mul_(size).sub_(target)
+                absolute[number] += torch.linalg.vector_norm(residual, 1)
+                slope.add_(residual.sign_(), alpha=self.objective.l1 * size)
+                slope.add_(target, alpha=float(a[number, part]))
+                by_input[number] = pull[number] @ slope
+                by_pull[number] = given[number] @ slope.T
+            inputs.append(by_input)
+            pulls.append(by_pull)
+        return inputs, pulls, absolute
+
+    def _by_blocks(
+        self, pairs: Pairs, parts: Sequence[_Part], a: Tensor, b: Tensor, scale: Tensor
+    ) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Return the same for a pruned update; S is zero where an entry was pruned."""
+        assert self._blocks is not None
+        inputs, pulls = [], []
+        absolute = torch.zeros(len(scale), dtype=torch.float64, device=scale.device)
+        for part, (block, given, pull) in enumerate(zip(self._blocks, pairs.inputs, pairs.pulls, strict=True)):
+            seen = parts[part].sight
+            assert isinstance(seen, _Formed)
+            formed = seen.gradient
+            slope = b[:, part, None, None] * formed + a[:, part, None, None] * block.target
+            if self.objective.l1:
+                size = scale[:, None, None].float()
+                residual = size * formed - block.target
+                absolute += residual.abs().sum(dim=(1, 2), dtype=torch.float64)
+                slope += self.objective.l1 * size * residual.sign_() * block.mask
+            by_input, by_pull = torch.zeros_like(given), torch.zeros_like(pull)
+            by_input[..., block.columns] = pull[..., block.rows] @ slope
+            by_pull[..., block.rows] = given[..., block.columns] @ slope.transpose(1, 2)
+            inputs.append(by_input)
+            pulls.append(by_pull)
+        return inputs, pulls, absolute
+
+    def _by_vectors(self, flat: Tensor, a: Tensor, b: Tensor, scale: Tensor) -> list[Tensor]:
+        first = len(self._matrices)
+        found = a[:, first:][:, self._owner] * self._flat + b[:, first:][:, self._owner] * flat  # (N, P)
+        if self.objective.l1:
+            size = scale[:, None].float()
+            found = found + self.objective.l1 * size * (size * flat - self._flat).sign()
+        if self.objective.masked or self.objective.filled:
+            found = found * (self._flat != 0)
+        return list(found.split(self._sizes, dim=1))
+
+    def _formed(self, pairs: Pairs, part: int, number: int) -> Tensor:
+        """Return one candidate's gradient of one matrix, (out, in) or where it is compared."""
+        given, pull = pairs.inputs[part][number], pairs.pulls[part][number]
+        if self._blocks is not None:
+            return self._blocks[part].formed(given[None], pull[None])[0]
+        return pull.T @ given
+
+    def _flattened(self, pairs: Pairs) -> Tensor:
+        """Return (N, P) the formed vectors side by side, where they are compared."""
+        if not pairs.vectors:
+            return self._flat.new_zeros(len(pairs.inputs[0]), 0)
+        flat = torch.cat(pairs.vectors, dim=1).detach()
+        return flat * (self._flat != 0) if self.objective.masked or self.objective.filled else flat
+
+    def _by_owner(self, entries: Tensor) -> Tensor:
+        """Return (N, vectors) sums of (N, P) entries over each vector, float64."""
+        sums = torch.zeros(len(entries), len(self._sizes), dtype=torch.float64, device=entries.device)
+        return sums.index_add_(1, self._owner, entries.double())
+
+
+class _Formed(NamedTuple):
+    """What candidates look like in the block of a pruned matrix."""
+
+    inner: Tensor
+    """(1, N) <G, g>, float64."""
+    power: Tensor
+    """(1, N) |g|^2, float64."""
+    gradient: Tensor
+    """(N, R, C): g."""
+
+
+class _Part(NamedTuple):
+    """What candidates look like beside some of the matrices."""
+
+    numbers: tuple[int, ...]
+    """Which."""
+    target: Target | None
+    """Their updates; None for a pruned one."""
+    sight: Sight | _Formed
+
+
+class _Block(NamedTuple):
+    """The rows and columns in which a pruned matrix is compared."""
+
+    rows: Tensor
+    """(R,) indices."""
+    columns: Tensor
+    """(C,) indices."""
+    target: Tensor
+    """(R, C): G there."""
+    mask: Tensor
+    """(R, C) one where G was not pruned, else zero."""
+
+    def formed(self, given: Tensor, pull: Tensor) -> Tensor:
+        """Return (N, R, C) candidates' gradients where G was not pruned, from (N, M, in) inputs and (N, M, out) pulls."""
+        return (pull[..., self.rows].transpose(1, 2) @ given[..., self.columns]).mul_(self.mask)
+
+    def sight(self, given: Tensor, pull: Tensor) -> _Formed:
+        """Return what candidates look like, from the same."""
+        formed = self.formed(given, pull)
+        inner = formed.flatten(1) @ self.target.flatten()
+        return _Formed(inner.double()[None], formed.square().sum(dim=(1, 2)).double()[None], formed)
+
+
+def _block(matrix: Tensor) -> _Block:
+    """Return the block of a pruned matrix's rows and columns that are not empty."""
+    rows, columns = ((matrix != 0).any(dim=dim).nonzero().flatten() for dim in (1, 0))
+    target = matrix[rows][:, columns].contiguous()
+    return _Block(rows, columns, target, (target != 0).to(target))
+
+
+def _alike(numbers: Sequence[int], pairs: Pairs) -> Iterator[tuple[int, ...]]:
+    """Split matrices into runs that see equally many tokens, and that are few enough to be compared together."""
+    for shape, run in itertools.groupby(numbers, lambda number: pairs.inputs[number].shape):
+        alike = tuple(run)
+        at_once = max(1, STACKED // max(shape.numel(), pairs.pulls[alike[0]].numel()))
+        yield from (alike[start : start + at_once] for start in range(0, len(alike), at_once))
+
+
+def _powers(parts: Sequence[Tensor]) -> Tensor:
+    """Return (K,) float64 the squared norms of some gradients."""
+    return torch.stack([part.double().square().sum() for part in parts])
+
+
+def _ratio(part: Tensor, whole: Tensor) -> Tensor:
+    """Return part / whole, and zero of nothing."""
+    return torch.where(whole > 0, part / whole.clamp_min(TINY), 0.0)
+
+
+class _Restored(NamedTuple):
+    """An update as far as it can be restored, and what was done to it."""
+
+    matrices: list[Tensor]
+    power: Tensor
+    """(K,) |G|^2 of every parameter as it is compared, vectors last."""
+    sure: Tensor
+    """(K,) the squared cosine that each parameter's update is expected to have with that before noise."""
+    noise: float
+    """Share of the observed update's power that was noise."""
+    pruned: float
+    """Share of it that was pruned and has been filled in."""
+
+
+def _restored(
+    objective: Objective,
+    matrices: list[Tensor],
+    vectors: Sequence[Tensor],
+    update: Mapping[str, Tensor],
+    tokens: int,
+) -> _Restored:
+    """Fill in what was pruned and take noise out, where the objective says so.
+
+    Args:
+        objective: says so.
+        matrices: observed.
+        vectors: observed; they have no rank and stay as they are.
+        update: all of it, whose smallest entry says what was pruned.
+        tokens: the rank that matrices have without damage.
+    """
+    power = observed = _powers([*matrices, *vectors])
+    if objective.filled:
+        smallest = smallest_kept(update)
+        matrices = [completed(matrix, tokens, smallest) for matrix in matrices]
+        power = _powers([*matrices, *vectors])
+    entries = torch.tensor([part.numel() for part in (*matrices, *vectors)]).to(power)
+    noise, left = objective.sigma**2 * entries, power
+    if objective.sigma and not objective.masked:
+        without = [denoised(matrix, tokens, objective.sigma) for matrix in matrices]
+        if any(bool(matrix.any()) for matrix in without):  # else nothing stands out: what is there is the best guess
+            matrices, left = without, _powers([*without, *vectors])
+    clean = (power - noise).clamp_min(0.0)  # expected |G|^2
+    # Noise adds to <G, G> and not to <G, g>, and shrinkage makes both alike: either way the smaller over the larger is cos^2.
+    sure = _ratio(torch.minimum(clean, left), torch.maximum(clean, left))
+    shares = (float(harm.clamp_min(0.0).sum() / power.sum().clamp_min(TINY)) for harm in (noise, power - observed))
+    return _Restored(matrices, left, sure, *shares)
+
+
+def _weights(restored: _Restored, groups: Tensor) -> Tensor:
+    """Return (groups,) what the cosine of each counts for in the mean; they add up to 1, unless no parameter has an update.
+
+    Args:
+        restored: the update that is compared.
+        groups: (K, groups) one where a parameter belongs to a group.
+    """
+    power, sure = restored.power, restored.sure
+    if not bool((power * sure).any()):  # where all is noise, none is better than another
+        sure = torch.ones_like(sure)
+    by_group = power @ groups
+    believed = _ratio((power * sure) @ groups, by_group) ** min(1.0, HARM * restored.noise)
+    counted = (by_group > 0) * (believed * by_group.sqrt() ** min(1.0, HARM * restored.pruned))
+    return counted / counted.sum().clamp_min(TINY)
+
+
+def _groups(names: Sequence[str], per: Literal["parameter", "layer", "whole"]) -> Tensor:
+    """Return (K, groups) one where a parameter belongs to a group.
+
+    A layer is a block, by the first number in a parameter's name; what stands outside the blocks goes by module.
+    """
+    keys = list(names)
+    if per == "whole":
+        keys = [""] * len(names)
+    elif per == "layer":
+        blocks = [re.match(r"(.*?\.\d+)\.", name) for name in names]
+        keys = [found[1] if found else name.rpartition(".")[0] for name, found in zip(names, blocks, strict=True)]
+    order = list(dict.fromkeys(keys))
+    return torch.nn.functional.one_hot(torch.tensor([order.index(key) for key in keys]), len(order))

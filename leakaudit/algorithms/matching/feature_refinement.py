@@ -1,0 +1,147 @@
+"""Sequences as tokens, mended one at a time by their own features.
+
+A batch's gradient is a mean over its sequences, so what it says of a word drowns in the others' words; a feature belongs to one sequence
+alone. And it takes only a forward pass over that sequence to compare with: neither a backward pass nor the rest of the batch. So thousands of
+neighbours of a guess can be looked at. (Own derivation; the paper matches features during LAMP's two phases only.)
+
+Letters: N candidates, B sequences, T tokens, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from leakaudit.algorithms.matching.permutations import draw_orders, swap
+from leakaudit.plugins.budget import Budget
+
+BEAMS = (2, 6)
+"""Guesses whose neighbours are looked at in each turn: first a narrow beam, and a wide one if that ended elsewhere. Our choice."""
+
+FIRST_WORDS = 8
+"""Words a place that the narrow beam tries. Our choice."""
+
+MOST_EXCHANGES = 150
+"""Exchanges of two words that a turn tries; all of them up to 18 words. Our choice."""
+
+ORDERS = 40
+"""Random transformations of LAMP's that a turn tries beside them. Our choice."""
+
+AT_ONCE = 64
+"""Candidates in one forward pass. Our choice: it bounds the memory."""
+
+FOUND = 1e-6
+"""One minus the cosine at which a feature counts as reproduced. Our choice: float32 leaves 1e-7, one wrong word 1e-2."""
+
+MOST = 10_000
+"""Guesses that a climb looks at before it ends. Our choice: a minute and a half for a sentence of 20 tokens on one core (MiniLM)."""
+
+TURNS = 3
+"""Turns for each place after which a climb ends. Our choice: the climbs that were looked at ended before, with nothing left to expand."""
+
+Tokens = tuple[int, ...]
+"""Token ids of one sequence."""
+
+
+class Compared(Protocol):
+    """What a climb asks of a matcher."""
+
+    table: Tensor
+    """(V, D) word embeddings."""
+    directions: Tensor
+    """(V, D); zero where no such word stands in a text."""
+
+    def free_places(self, row: int) -> list[int]:
+        """Return the places of a sequence whose tokens are not public."""
+
+    def feature_distances(self, row: int, number: int, embeddings: Tensor) -> Tensor:
+        """Return (N,) one minus the cosine of a feature with that of each of (N, T, D) candidates for a sequence."""
+
+
+class Climbed(NamedTuple):
+    """Where a climb ended."""
+
+    tokens: Tokens
+    distance: float
+    """One minus the cosine of their feature."""
+
+    @property
+    def found(self) -> bool:
+        """Whether they reproduce the feature."""
+        return self.distance <= FOUND
+
+
+def climb(
+    matcher: Compared, row: int, number: int, guess: Tokens, words: int, rng: torch.Generator, budget: Budget
+) -> Climbed:
+    """Return the tokens nearest in feature that beam searches over neighbours find from a guess: a narrow one, and then a wide one.
+
+    Neighbours have one other word, two words exchanged, or one of LAMP's transformations. The other words are those to which the derivative
+    points (HotFlip, Ebrahimi et al. 2018, Eq. 10).
+
+    Args:
+        matcher: compares.
+        row: the sequence.
+        number: the feature that is its own.
+        guess: where to start.
+        words: words a place that are tried.
+        rng: draws orders.
+        budget: looked at before every turn.
+    """
+    known = dict(zip([guess], _distances(matcher, row, number, [guess]), strict=True))
+    for beams, tried in zip(BEAMS, (min(FIRST_WORDS, words), words), strict=True):
+        expanded: set[Tokens] = set()
+        for _ in range(TURNS * len(guess)):
+            best = sorted(known, key=lambda each: known[each])[:beams]
+            fresh = [each for each in best if each not in expanded]
+            if not fresh or known[best[0]] <= FOUND or len(known) >= MOST or budget.exhausted():
+                break
+            neighbours = itertools.chain.from_iterable(
+                _neighbours(matcher, row, number, each, tried, rng) for each in fresh
+            )
+            new = [each for each in dict.fromkeys(neighbours) if each not in known]
+            known |= zip(new, _distances(matcher, row, number, new), strict=True)
+            expanded |= set(fresh)
+    nearest = min(known, key=lambda each: known[each])
+    return Climbed(nearest, known[nearest])
+
+
+def _distances(matcher: Compared, row: int, number: int, tokens: Sequence[Tokens]) -> list[float]:
+    """Return how far each guess is in feature; infinity where that is no number."""
+    found: list[float] = []
+    with torch.no_grad():
+        for start in range(0, len(tokens), AT_ONCE):
+            ids = torch.tensor(tokens[start : start + AT_ONCE], device=matcher.table.device)
+            found += matcher.feature_distances(row, number, matcher.table[ids]).tolist()
+    return [distance if math.isfinite(distance) else math.inf for distance in found]
+
+
+def _neighbours(
+    matcher: Compared, row: int, number: int, tokens: Tokens, words: int, rng: torch.Generator
+) -> list[Tokens]:
+    """Return a guess with other words and in other orders."""
+    places = matcher.free_places(row)
+    present = tuple(range(len(tokens)))
+    pairs = list(itertools.combinations(places, 2))
+    drawn = torch.randperm(len(pairs), generator=rng)[:MOST_EXCHANGES].tolist()
+    orders = [swap(present, *pairs[pair]) for pair in drawn]
+    orders += draw_orders(places, len(tokens), ORDERS, rng)
+    promising = _promising(matcher, row, number, tokens, words)
+    changed = [(*tokens[:place], word, *tokens[place + 1 :]) for place in places for word in promising[place]]
+    return changed + [tuple(tokens[place] for place in order) for order in orders]
+
+
+def _promising(matcher: Compared, row: int, number: int, tokens: Tokens, words: int) -> list[list[int]]:
+    """Return (T, words) the words at each place to which the derivative points."""
+    with torch.enable_grad():
+        live = matcher.table[torch.tensor([tokens], device=matcher.table.device)].detach().requires_grad_()
+        (slope,) = torch.autograd.grad(matcher.feature_distances(row, number, live).sum(), live)
+    gains = -(slope[0] @ matcher.table.T)  # (T, V)
+    gains[:, matcher.directions.abs().sum(dim=1) == 0] = -math.inf
+    found: list[list[int]] = gains.topk(words, dim=1).indices.tolist()
+    return found

@@ -1,0 +1,317 @@
+"""Knobs and course of LAMP, which `lamp-cos` and `lamp-l1l2` give their objectives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+
+from leakaudit.algorithms.matching.comparison import Objective
+from leakaudit.algorithms.matching.run import Evidence, Recipe, can_match, check_knobs, match, with_knobs
+from leakaudit.algorithms.matching.search import Descent, Keep, Rounds, Start
+from leakaudit.client.snapshot import Observation
+from leakaudit.errors import ConfigError, PriorError
+from leakaudit.plugins.attack import FALSE_EVENTS, Applicability, Reconstruction, not_applicable
+from leakaudit.plugins.budget import Budget
+from leakaudit.priors import load_prior
+
+Preset = Literal["improved", "paper", "large", "fast"]
+
+STAND_IN = "ngram"
+"""Prior of the papers' presets unless another is given. The paper's GPT-2 cannot be shipped; the built-in n-gram model stands in for it."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a preset decides."""
+
+    steps: int
+    n_init: int
+    n_permutations: int
+    round_every: int
+    round_draws: int
+    learning_rate: float
+    decay: float
+    linear: bool
+    weight_decay: float
+    clip: float
+    relative: bool
+    start_scale: float
+    length_weight: float
+    prior_weight: float
+    prior: str
+    squared: bool
+    redraws: int
+    redraw_steps: int
+    words: int
+    restarts: int
+    trial_steps: int
+    whitened: bool
+    seats: bool
+    patience: int
+    stop_early: bool
+    keep: Keep
+    aware: bool
+
+
+PAPER = Settings(
+    steps=2000,
+    n_init=500,
+    n_permutations=500,
+    round_every=75,
+    round_draws=200,
+    learning_rate=0.01,
+    decay=0.89,
+    linear=False,
+    weight_decay=0.0,
+    clip=0.0,
+    relative=False,
+    start_scale=1.0,
+    length_weight=1.0,
+    prior_weight=0.2,
+    prior=STAND_IN,
+    squared=False,
+    redraws=0,
+    redraw_steps=75,
+    words=0,
+    restarts=1,
+    trial_steps=30,
+    whitened=False,
+    seats=False,
+    patience=0,
+    stop_early=False,
+    keep="last",
+    aware=False,
+)
+
+LARGE = replace(PAPER, steps=5000, round_every=200, decay=1.0, linear=True, weight_decay=0.01, clip=0.5)
+
+IMPROVED = replace(
+    PAPER,
+    learning_rate=0.2,
+    relative=True,
+    start_scale=0.0,
+    prior="",
+    squared=True,
+    seats=True,
+    patience=3,
+    stop_early=True,
+    keep="best",
+    aware=True,
+)
+
+FAST = replace(
+    IMPROVED,
+    steps=120,
+    n_init=8,
+    n_permutations=0,
+    round_every=30,
+    round_draws=4,
+    learning_rate=0.4,
+    decay=1.0,
+    linear=True,
+    words=4,
+    restarts=4,
+)
+
+PRESETS: dict[Preset, Settings] = {"improved": IMPROVED, "paper": PAPER, "large": LARGE, "fast": FAST}
+"""`paper`: LAMP, Sec. 5 and App. D, for BERT-base, with the cosine's weights. `large`: its recipe for BERT-large; the weight decay of AdamW is PyTorch's
+default, as the paper names none. `improved`: as many steps, with what is ours. `fast`: our tuning on training sentences (CoLA); `lamp-cos`
+has one of its own."""
+
+
+@dataclass(frozen=True)
+class Lamp:
+    """LAMP, Algorithm 1. A knob at None is the preset's."""
+
+    preset: Preset = "improved"
+    """`paper` is the published attack for BERT-base, `large` for BERT-large; `improved` adds what is ours, and `fast` takes fewer steps."""
+    steps: int | None = None
+    """Continuous steps in all."""
+    n_init: int | None = None
+    """Normal samples that are scored before the start."""
+    n_permutations: int | None = None
+    """Random orders of the best of them that are scored."""
+    round_every: int | None = None
+    """n_c: continuous steps between two discrete rounds."""
+    round_draws: int | None = None
+    """n_d: random transformations in a round, for each sequence. Those that come out the same are scored once."""
+    learning_rate: float | None = None
+    """Adam's step, 0.01 in the paper; with `relative`, in units of the root mean square of the word embedding's entries."""
+    decay: float | None = None
+    """Factor on it every 50 steps."""
+    linear: bool | None = None
+    """Let it fall to zero on a straight line instead."""
+    weight_decay: float | None = None
+    """Of AdamW."""
+    clip: float | None = None
+    """Norm that the derivative by the embeddings is cut to; 0 for none."""
+    relative: bool | None = None
+    """Measure in units of what is attacked: steps in those of the root mean square of the word embedding's entries, and the weights of `lamp-l1l2` in
+    those of the distance of a zero gradient. False in the paper."""
+    start_scale: float | None = None
+    """Standard deviation of the entries of normal starts: 1 in the paper, N(0, I); 0 makes rows as long as the word embedding's in the mean."""
+    length_weight: float | None = None
+    """alpha_reg, weight of the embedding-length regulariser (App. D: 1 for the cosine, 25 for L2+L1)."""
+    prior_weight: float | None = None
+    """alpha_lm, weight of the prior (App. D: 0.2 for the cosine, 60 for L2+L1)."""
+    prior: str | None = None
+    """Language model that says how likely an order is: a prior's name, a file or a folder; `none` for none (alpha_lm = 0). The paper takes
+    GPT-2. The papers' presets take the built-in `ngram` unless another is given; the fact `prior_stand_in` then is 1."""
+    squared: bool | None = None
+    """Square L2 distances, as DLG does; `lamp-l1l2` only. False in the paper as printed."""
+    redraws: int | None = None
+    """How often, after the last step, the quarter of the places that is furthest from any word is drawn anew and another descent begins
+    from the best so far, unless the guess explains the update. Not in the paper."""
+    redraw_steps: int | None = None
+    """Steps of each of these descents."""
+    words: int | None = None
+    """Nearest words at each place that are tried as tokens after the last step (`matching_words`), as many as a place is in doubt of, and those of
+    restarts that fell out; 0 takes the nearest, as the paper does."""
+    discrete: Literal["alternate", "at-end", "never"] = "alternate"
+    """When orders are tried: between continuous steps, or the paper's ablations DiscreteAtEnd and NoDiscrete."""
+    seats: bool | None = None
+    """Also move embeddings together with their positions, which the gradient cannot tell from staying (`matching_seats`). Not in the
+    paper."""
+    per: Literal["parameter", "layer", "whole"] = "parameter"
+    """What a cosine is taken of, before the mean."""
+    patience: int | None = None
+    """Rounds in a row that change no token after which the attack stops as converged; 0 for never, as in the paper."""
+    stop_early: bool | None = None
+    """Stop as soon as the tokens explain the update. Not in the paper."""
+    keep: Keep | None = None
+    """Return the `best` candidate that any round ended with, or the `last`, as the paper does."""
+    aware: bool | None = None
+    """Make use of the noise, pruning and clipping that the protocol declares. Not in the paper."""
+    labels: Literal["joint", "enumerate"] = "enumerate"
+    """Labels that are not granted: each assignment tried for `trial_steps` (LAMP, Sec. 4.2), or optimised with the embeddings."""
+    restarts: int | None = None
+    """Best samples that get `trial_steps` steps side by side at the start; the one with the lowest loss then goes on. 1 in the paper."""
+    trial_steps: int | None = None
+    """Steps in which restarts, or labellings, compete. Our choice."""
+    whitened: bool | None = None
+    """Take cosines in a metric in which weak tokens count (`matching_metric`); `lamp-cos` only. Not in the paper."""
+    start: Evidence = "none"
+    """`span`: start from what exact recovery reads instead of noise, and at the lengths that it finds. Not in the paper."""
+    exposure: str = "*"
+    """Parameters whose update is matched: patterns of names, joined by `+`, such as `*.layer.0.*`."""
+
+    presets: ClassVar[Mapping[Preset, Settings]] = PRESETS
+    goal: ClassVar[Literal["text", "words", "labels"]] = "text"
+    false_event_rate: ClassVar[float] = FALSE_EVENTS
+    source: ClassVar[str] = (
+        "LAMP (Balunovic et al., NeurIPS 2022), Algorithm 1, App. D; places (`seats`): own derivation"
+    )
+    threat_model: ClassVar[str] = (
+        "Sees one client's update and knows the weights; the client takes gradient steps without dropout on few sequences; "
+        "with a prior, knows the language of the texts."
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse knobs that leave nothing to do."""
+        check_knobs(
+            self,
+            at_least_one=("steps", "n_init", "round_every", "round_draws", "redraw_steps", "restarts", "trial_steps"),
+            not_negative=(
+                *("n_permutations", "redraws", "words", "weight_decay", "clip", "patience"),
+                *("length_weight", "prior_weight", "start_scale"),
+            ),
+            positive=("learning_rate", "decay"),
+        )
+
+    def settings(self) -> Settings:
+        """Return the preset with the knobs that were set."""
+        chosen = with_knobs(self.presets[self.preset], self)
+        return replace(chosen, prior="" if chosen.prior == "none" else chosen.prior)
+
+    @property
+    def stands_in(self) -> bool:
+        """Whether the prior is the one that stands in for the paper's."""
+        return self.prior is None and self.settings().prior == STAND_IN
+
+    @property
+    def prior_facts(self) -> dict[str, float]:
+        """What an attempt says of a prior that stands in for the paper's."""
+        return {"prior_stand_in": 1.0} if self.stands_in else {}
+
+    def applies(self, seen: Observation) -> Applicability:
+        """Say whether there is a gradient to match, a shape to match it with, and the prior that was asked for."""
+        chosen = self.settings()
+        if chosen.prior:
+            try:
+                load_prior(chosen.prior, vocabulary=seen.facts.vocabulary, victim=seen.model)
+            except (ConfigError, PriorError) as error:
+                hint = (
+                    f"preset={self.preset} needs a language model; give prior=FOLDER, prior=FILE or prior=none: "
+                    if self.stands_in
+                    else ""
+                )
+                return not_applicable(f"{hint}{error}")
+        return can_match(seen, self.exposure, self.start)
+
+    def attack(
+        self, seen: Observation, objective: Objective, rng: torch.Generator, budget: Budget, *, unit: float = 1.0
+    ) -> Reconstruction:
+        """Run the attack with one objective.
+
+        Args:
+            seen: what to attack.
+            objective: L_grad.
+            rng: draws.
+            budget: looked at before every step.
+            unit: of `length_weight` and `prior_weight`.
+        """
+        guess = match(seen, self.recipe(seen, objective, unit=unit), rng, budget)
+        return replace(guess, facts={**guess.facts, **self.prior_facts})
+
+    def recipe(self, seen: Observation, objective: Objective, *, unit: float = 1.0) -> Recipe:
+        """Return the attack with one objective.
+
+        Args:
+            seen: whose vocabulary the prior has to speak.
+            objective: L_grad.
+            unit: of `length_weight` and `prior_weight`.
+        """
+        chosen = self.settings()
+        prior = chosen.prior and load_prior(chosen.prior, vocabulary=seen.facts.vocabulary, victim=seen.model)
+        rounds = Rounds(
+            every=chosen.round_every,
+            draws=chosen.round_draws,
+            when="at-end" if self.discrete == "at-end" else "alternate",
+            seats=chosen.seats,
+            prior=prior or None,
+            prior_weight=unit * chosen.prior_weight,
+            patience=chosen.patience,
+            stop_early=chosen.stop_early,
+            words=chosen.words,
+            redraws=chosen.redraws,
+            redraw_steps=chosen.redraw_steps,
+        )
+        return Recipe(
+            objective=replace(objective, per=self.per, whitened=chosen.whitened, squared=chosen.squared),
+            descent=Descent(
+                steps=chosen.steps,
+                learning_rate=chosen.learning_rate,
+                decay=chosen.decay,
+                linear=chosen.linear,
+                weight_decay=chosen.weight_decay,
+                clip=chosen.clip,
+                keep=chosen.keep,
+            ),
+            start=Start(
+                chosen.n_init,
+                chosen.n_permutations,
+                restarts=chosen.restarts,
+                trial_steps=chosen.trial_steps,
+                labels=self.labels,
+            ),
+            rounds=None if self.discrete == "never" else rounds,
+            length_weight=unit * chosen.length_weight,
+            exposure=self.exposure,
+            evidence=self.start,
+            relative=chosen.relative,
+            start_scale=chosen.start_scale,
+            aware=chosen.aware,
+        )

@@ -1,0 +1,76 @@
+"""Which place a token was really at: an encoder adds up words and positions, and gradient matching finds only the sum.
+
+In an encoder with absolute positions attention does not care for order: what it sees of a sequence is the *set* of the sums
+x_p + v_p of embeddings and position vectors. So moving the embedding at place p to place q as x_p + v_p - v_q leaves every gradient
+as it was, and a search that has found the sums at the wrong places sits in a perfect minimum with words that are none. It is undone by
+looking for the assignment of embeddings to places under which they come nearest to words. (Own derivation. The orders that LAMP tries
+move embeddings without their positions, which is no such symmetry.)
+
+Letters: T tokens, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from leakaudit.algorithms.matching.permutations import Order
+from leakaudit.client.snapshot import Observation
+from leakaudit.errors import AnatomyError
+from leakaudit.models.structure import input_stage_of
+
+TINY = 1e-12
+"""Keeps quotients finite."""
+
+
+class Seated(NamedTuple):
+    """One sequence with its embeddings at other places."""
+
+    order: Order
+    """Which place the embedding at each place comes from."""
+    embeddings: Tensor
+    """(T, D) after the move: the same sums with positions, another split."""
+    gain: float
+    """By how much the mean cosine with the nearest words rose."""
+
+
+def position_vectors(seen: Observation, longest: int) -> Tensor | None:
+    """Return (T, D) what the model adds to an embedding at each place, up to a constant; None where it does anything else."""
+    try:
+        stage = input_stage_of(seen.model, longest)
+    except AnatomyError:
+        return None
+    if not stage.additive or stage.position_free:
+        return None
+    table: Tensor = seen.model.get_input_embeddings().weight  # type: ignore[operator]
+    return stage.position_vectors[:longest].to(table) if stage.position_vectors.shape[1] == table.shape[1] else None
+
+
+def seat(embeddings: Tensor, places: Sequence[int], positions: Tensor, words: Tensor) -> Seated:
+    """Find the assignment of embeddings to places with the highest mean cosine with the nearest words.
+
+    Args:
+        embeddings: (T, D) of one sequence.
+        places: whose tokens are not public.
+        positions: (T, D) position vectors.
+        words: (V', D) directions of the words that may stand there, at norm 1.
+    """
+    index = torch.tensor(places, device=embeddings.device)
+    sums = embeddings[index] + positions[index]  # (P, D)
+    split = sums[:, None] - positions[index][None]  # (P, P, D): the embedding at p, if it belongs to q
+    # (P, V') each: a split's products with words are their differences
+    of_sums, of_positions = sums @ words.T, positions[index] @ words.T
+    nearest = torch.stack([(products - of_positions).amax(dim=1) for products in of_sums])
+    likeness = nearest / split.norm(dim=2).clamp_min(TINY)
+    sources, seats = linear_sum_assignment(likeness.double().cpu().numpy(), maximize=True)
+    order = list(range(len(embeddings)))
+    moved = embeddings.clone()
+    for source, target in zip(sources.tolist(), seats.tolist(), strict=True):
+        order[places[target]] = places[source]
+        moved[places[target]] = split[source, target]
+    gain = float(likeness[sources, seats].mean() - likeness.diagonal().mean())
+    return Seated(tuple(order), moved, gain)

@@ -1,0 +1,192 @@
+"""Updates G of weight matrices, as candidates are compared with them: <G, g> and |g|^2 of pairs (x_t, d_t), and their derivatives.
+
+An update of few tokens has few singular vectors l_i, r_i, and products with these are all that a comparison takes:
+
+    <G, g> = sum_i s_i sum_t (r_i . x_t) (l_i . d_t).
+
+In a metric, where g is seen as U g V (`matching_metric`), these directions count w_i and all others w_0, so it takes no others there:
+
+    <U G V, U g V> = sum_i s_i w_i^2 sum_t (r_i . x_t) (l_i . d_t),
+    x_s . V^2 x_t = w_0 x_s . x_t - sum_i (w_0 - w_i) (r_i . x_s) (r_i . x_t),
+
+and U^2 likewise. Without factors, G is its own r_i, with l_i = e_i and s_i = 1.
+
+Matrices of one shape are compared together: a step has two dozen small operations for each, and beginning them takes as long as what they compute.
+
+Letters: K matrices of one shape, N candidates, M tokens a layer sees of a candidate, r directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from leakaudit.algorithms.matching.whitening import metric_of
+
+SPARE = 8
+"""Columns beyond the expected rank with which an update is factored. Our choice (Halko et al. 2011, Sec. 4.2, take 5 to 10)."""
+
+FACTORED = 1e-5
+"""Relative error up to which a factored update stands for it. Our choice: float32 products are that exact; noise and pruning leave far more."""
+
+
+class Sight(NamedTuple):
+    """What candidates look like beside a target, and what derivatives take of it."""
+
+    inner: Tensor
+    """(K, N) <G, g>, float64."""
+    power: Tensor
+    """(K, N) |g|^2, float64."""
+    given: Tensor
+    """(K, N, M, in): x_t."""
+    pull: Tensor
+    """(K, N, M, out): d_t."""
+    given_along: Tensor
+    """(K, N, M, r): r_i . x_t."""
+    pull_along: Tensor
+    """(K, N, M, r): l_i . d_t."""
+    of_inputs: Tensor
+    """(K, N, M, M): x_s . x_t, in the metric."""
+    of_pulls: Tensor
+    """(K, N, M, M): d_s . d_t, in the metric."""
+
+
+class Target(NamedTuple):
+    """The updates of K weight matrices of one shape."""
+
+    right: Tensor
+    """(K, r, in): r_i."""
+    left: Tensor | None
+    """(K, r, out): l_i; None for the unit vectors."""
+    values: Tensor
+    """(K, 1, 1, r): s_i, in a metric s_i w_i^2."""
+    power: Tensor
+    """(K,) |G|^2, float64, in the metric."""
+    absent: Tensor
+    """(K, 1, 1, 1): w_0; 1 without a metric."""
+    less: Tensor | None
+    """(K, 1, 1, r): w_0 - w_i; None without a metric."""
+
+    @classmethod
+    def of(cls, matrix: Tensor, tokens: int, *, whitened: bool, sigma: float = 0.0) -> Target:
+        """Return one matrix's update, factored where that makes products cheaper or where there is to be a metric.
+
+        Args:
+            matrix: (out, in).
+            tokens: M of a whole candidate: the rank that an update without damage has. In a metric, what else it has is left out.
+            whitened: compare in the metric that it gives.
+            sigma: standard deviation of noise on every entry, as far as it is known.
+        """
+        factors = _factors(matrix, tokens + SPARE, whitened=whitened)
+        if factors is None:
+            ones = torch.ones(1, 1, 1, len(matrix)).to(matrix)
+            return cls(matrix[None], None, ones, matrix.double().square().sum()[None], ones[..., :1], None)
+        left, values, right = factors.left[None], factors.values[None, None, None], factors.right[None]
+        if not whitened:
+            power = factors.values.double().square().sum()
+            return cls(right, left, values, power[None], torch.ones_like(values[..., :1]), None)
+        metric = metric_of(factors.values, sigma * sum(size**0.5 for size in matrix.shape))
+        counted = values * metric.present.square()
+        absent = torch.full_like(values[..., :1], metric.absent)
+        return cls(right, left, counted, (values * counted).double().sum()[None], absent, absent - metric.present)
+
+    @property
+    def shape(self) -> tuple[torch.Size | None, ...]:
+        """What targets that are compared together have in common."""
+        return tuple(None if part is None else part.shape[1:] for part in self)
+
+    def some(self, which: slice) -> Target:
+        """Return the targets of some of the matrices."""
+        left, less = (None if part is None else part[which] for part in (self.left, self.less))
+        return Target(self.right[which], left, self.values[which], self.power[which], self.absent[which], less)
+
+    def sight(self, given: Tensor, pull: Tensor) -> Sight:
+        """Return what candidates look like.
+
+        Args:
+            given: (K, N, M, in): x_t.
+            pull: (K, N, M, out): d_t.
+        """
+        given_along = _product(given, self.right.transpose(1, 2))
+        pull_along = pull if self.left is None else _product(pull, self.left.transpose(1, 2))
+        of_inputs, of_pulls = given @ given.transpose(2, 3), pull @ pull.transpose(2, 3)
+        if self.less is not None:
+            of_inputs = self.absent * of_inputs - (given_along * self.less) @ given_along.transpose(2, 3)
+            of_pulls = self.absent * of_pulls - (pull_along * self.less) @ pull_along.transpose(2, 3)
+        inner = (given_along * self.values * pull_along).sum(dim=(2, 3), dtype=torch.float64)
+        power = (of_inputs * of_pulls).sum(dim=(2, 3), dtype=torch.float64)
+        return Sight(inner, power, given, pull, given_along, pull_along, of_inputs, of_pulls)
+
+    def derivatives(self, seen: Sight, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (K, N, M, in) and (K, N, M, out): the derivatives by x_t and d_t of what has these by <G, g> and by |g|^2.
+
+        Args:
+            seen: the candidates.
+            a: (K, N) by <G, g>.
+            b: (K, N) twice that by |g|^2.
+        """
+        along, own = a[..., None, None] * self.values, b[..., None, None]
+        of_pulls, of_inputs = own * seen.of_pulls, own * seen.of_inputs  # (K, N, M, M)
+        by_given_along, by_pull_along = along * seen.pull_along, along * seen.given_along
+        if self.less is not None:
+            by_given_along = by_given_along - of_pulls @ (seen.given_along * self.less)
+            by_pull_along = by_pull_along - of_inputs @ (seen.pull_along * self.less)
+            of_pulls, of_inputs = self.absent * of_pulls, self.absent * of_inputs
+        by_given = of_pulls @ seen.given + _product(by_given_along, self.right)
+        by_pull = of_inputs @ seen.pull
+        return by_given, by_pull + (by_pull_along if self.left is None else _product(by_pull_along, self.left))
+
+
+def together(targets: Sequence[Target]) -> Target:
+    """Return targets of one shape as one."""
+    return Target(
+        torch.cat([target.right for target in targets]),
+        _joined([target.left for target in targets]),
+        torch.cat([target.values for target in targets]),
+        torch.cat([target.power for target in targets]),
+        torch.cat([target.absent for target in targets]),
+        _joined([target.less for target in targets]),
+    )
+
+
+def _product(rows: Tensor, matrices: Tensor) -> Tensor:
+    """Return (K, N, M, q) from (K, N, M, p) and (K, p, q), without a copy of the matrices for each candidate."""
+    return (rows.flatten(1, 2) @ matrices).view(*rows.shape[:3], -1)
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    there = [part for part in parts if part is not None]
+    return torch.cat(there) if there else None
+
+
+class Factors(NamedTuple):
+    """Singular vectors and values of a matrix."""
+
+    left: Tensor
+    """(r, out) orthonormal rows."""
+    values: Tensor
+    """(r,) largest first."""
+    right: Tensor
+    """(r, in) orthonormal rows."""
+
+
+def _factors(matrix: Tensor, rank: int, *, whitened: bool) -> Factors | None:
+    """Return a matrix's strongest directions, if products with them are cheaper and they make up the matrix, or if there is to be a metric; else None.
+
+    A gradient is a sum over tokens, so few tokens leave one of low rank: its range is that of a few random combinations of its columns
+    (Halko et al. 2011, Algorithms 4.1 and 5.1).
+    """
+    rows, columns = matrix.shape
+    cheaper = 2 * rank * (rows + columns) <= rows * columns
+    if not (cheaper or whitened) or not bool(matrix.any()):
+        return None
+    drawn = torch.randn(columns, min(rank, rows, columns), generator=torch.Generator().manual_seed(0)).to(matrix)
+    basis, _ = torch.linalg.qr(matrix.double() @ drawn.double())
+    left, values, right = torch.linalg.svd(basis.T @ matrix.double(), full_matrices=False)
+    left = (basis @ left).T
+    if not whitened and float((matrix - left.T * values @ right).norm()) > FACTORED * float(matrix.norm()):
+        return None
+    return Factors(left.to(matrix), values.to(matrix), right.to(matrix))

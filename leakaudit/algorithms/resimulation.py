@@ -1,0 +1,202 @@
+"""Re-simulates a guessed batch and compares the update: agreement to rounding is a proof that needs no ground truth.
+
+On the way the labels come out: with the texts known, the features a_b that enter the output layer and the predicted
+probabilities p_b are computable, and the layer's update dW = 1/B sum_b (p_b - y_b) a_b^T is linear in the labels y_b.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+
+import torch
+from torch import Tensor, nn
+
+from leakaudit.algorithms.labels.output_layer import OutputLayer, find_output_layer
+from leakaudit.algorithms.padding import padded_batch
+from leakaudit.client.snapshot import IGNORED_LABEL, Observation
+from leakaudit.errors import AnatomyError
+from leakaudit.plugins.attack import GuessedSequence
+from leakaudit.plugins.budget import Budget
+
+AGREES = 1e-4
+"""Median relative error over the weight matrices up to which a guess counts as proved. The median, because the error of the
+whole update is ruled by the output layer, which in an untrained model hardly feels one wrong word. Measured: 3e-6 or less for
+true batches; 1.5e-2 or more with one wrong or two swapped words, in untrained tiny models and in a pretrained encoder."""
+
+
+MOST_ORDERED = 3
+"""Local steps whose every order is simulated. Our choice: three have 6, five have 120."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The guess with its proof marks, the labels that came out, and how far the re-simulation was off."""
+
+    sequences: tuple[GuessedSequence, ...]
+    label_counts: tuple[int, ...] | None = None
+    facts: dict[str, float] = field(default_factory=dict)
+
+
+def prove(seen: Observation, guess: Sequence[GuessedSequence], budget: Budget) -> Proof:
+    """Simulate the step that the guess claims, and mark it as proved if the update comes out the same.
+
+    Not attempted where the model is not there as a whole, with dropout on (masks of later layers are unknown), under a declared defence that changes values, for a
+    classifier without a shared output layer, or when the budget is spent.
+
+    Args:
+        seen: the observation.
+        guess: every sequence of the batch.
+        budget: checked before the simulation.
+    """
+    plain = Proof(tuple(guess))
+    facts = seen.facts
+    dropped = facts.training_mode and any(rate > 0 for rate in facts.dropout.values())
+    known = facts.task in ("classification", "causal-lm")
+    if not (seen.whole and guess and known) or dropped or facts.defenses or budget.exhausted():
+        return plain
+    ids, mask = padded_batch(seen, [sequence.token_ids for sequence in guess])
+    if facts.task == "causal-lm":  # a language model's labels are the tokens themselves
+        labels = ids.masked_fill(mask == 0, IGNORED_LABEL)
+    else:
+        try:
+            layer = find_output_layer(seen)
+        except AnatomyError:
+            return plain
+        labels = _labels(seen, layer, ids, mask)
+    error = min(_relative_error(seen, ids[order], mask[order], labels[order]) for order in _orders(seen, len(ids)))
+    if error > AGREES:
+        return Proof(tuple(guess), facts={"resimulation_error": error})
+    counts = torch.bincount(labels, minlength=facts.num_labels or 0) if facts.task == "classification" else None
+    return Proof(
+        sequences=tuple(replace(sequence, confidence=1.0, proved=True) for sequence in guess),
+        label_counts=None if counts is None else tuple(counts.tolist()),
+        facts={"resimulation_error": error},
+    )
+
+
+def simulation_error(seen: Observation, guess: Sequence[Sequence[int]]) -> float:
+    """Return how far the simulated step of a guess is from the observed update, as a proof measures it; inf if it cannot be.
+
+    Args:
+        seen: the observation, of a classifier with its output layer shared.
+        guess: token ids of every sequence, in the order of the client's steps.
+    """
+    try:
+        layer = find_output_layer(seen)
+    except AnatomyError:
+        return float("inf")
+    if not seen.whole:
+        return float("inf")
+    ids, mask = padded_batch(seen, guess)
+    return _relative_error(seen, ids, mask, _labels(seen, layer, ids, mask))
+
+
+def _orders(seen: Observation, count: int) -> list[list[int]]:
+    """Return the orders in which a client may have taken its texts: they matter to local steps only.
+
+    With one text a step every order of few steps is tried; else the guess's own, which is right to first order in the learning
+    rate.
+    """
+    plain = list(range(count))
+    if seen.facts.view != "delta" or count != seen.facts.local_steps or count > MOST_ORDERED:
+        return [plain]
+    return [list(order) for order in permutations(plain)]
+
+
+def _labels(seen: Observation, layer: OutputLayer, ids: Tensor, mask: Tensor) -> Tensor:
+    """Return (B,) the labels that explain the output layer's update best, by least squares.
+
+    Clipping scales the update by an unknown factor, but a label is where y - p is largest, whatever the factor.
+    """
+    taken: list[Tensor] = []
+    handle = layer.module.register_forward_pre_hook(lambda _, given: taken.append(given[0].detach()))
+    try:
+        with torch.no_grad():
+            logits = seen.model(input_ids=ids, attention_mask=mask).logits
+    finally:
+        handle.remove()
+    features = taken[-1]
+    if features.dim() == 3:  # a decoder classifies at the last real token
+        features = features[torch.arange(len(ids)), mask.sum(1) - 1]
+    update = seen.update[layer.weight].double()
+    matrix = features.double()
+    if layer.bias is not None:
+        update = torch.cat([update, seen.update[layer.bias].double()[:, None]], dim=1)
+        matrix = torch.cat([matrix, torch.ones_like(matrix[:, :1])], dim=1)
+    gradient = update @ torch.linalg.pinv(matrix)  # (C, B): (p_b - y_b) / B up to the clipping factor
+    expected = logits.double().softmax(1).T / len(ids)
+    scale = _clip_factor(gradient, expected)
+    labels: Tensor = (expected - gradient / scale).argmax(dim=0)
+    return labels
+
+
+def _clip_factor(gradient: Tensor, expected: Tensor) -> float:
+    """Return the factor c for which expected - gradient / c is a one-hot column over B for every sequence.
+
+    For the class y: p_y - 1 = B g_y / c, and all other classes have p = B g / c: their ratio is 1 / c.
+    """
+    others = gradient > 0
+    if not bool(others.any()):
+        return 1.0
+    ratio = (gradient[others] / expected[others].clamp_min(1e-12)).median()
+    return float(ratio.clamp_min(1e-12))
+
+
+def _relative_error(seen: Observation, ids: Tensor, mask: Tensor, labels: Tensor) -> float:
+    """Return how far the simulated update is from the observed one: the median over weight matrices, after one common factor.
+
+    The factor is there because clipping scales the whole update.
+    """
+    tied = {name for pair in seen.facts.tied for name in pair}
+    parameters = {
+        name: parameter.detach().requires_grad_()
+        for name, parameter in seen.model.named_parameters()
+        if name in seen.update and name not in tied
+    }
+    inputs = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    delta = seen.facts.view == "delta"
+    gradients = _difference(seen, parameters, inputs) if delta else _gradients(seen.model, parameters, inputs)
+    pairs = [
+        (seen.update[name], gradient)
+        for name, gradient in zip(parameters, gradients, strict=True)
+        if gradient is not None and gradient.dim() == 2 and bool(gradient.any())
+    ]
+    own = sum(float(gradient.square().sum(dtype=torch.float64)) for _, gradient in pairs)
+    if own == 0.0:
+        return float("inf")
+    factor = sum(float((observed * gradient).sum(dtype=torch.float64)) for observed, gradient in pairs) / own
+    if factor <= 0.0:
+        return float("inf")
+    errors = [float((observed - factor * g).norm() / (factor * g.norm())) for observed, g in pairs]
+    return float(torch.tensor(errors).median())
+
+
+def _gradients(
+    model: nn.Module, parameters: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
+) -> Sequence[Tensor | None]:
+    with torch.enable_grad():
+        loss = torch.func.functional_call(model, dict(parameters), kwargs=dict(inputs)).loss
+        found: tuple[Tensor | None, ...] = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    return found
+
+
+def _difference(
+    seen: Observation, parameters: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
+) -> Sequence[Tensor | None]:
+    """Return what the client's local steps make of the batch, split evenly over them in its order.
+
+    Weights are rounded as the client rounds them, so the right batch gives the observed difference down to its noise.
+    """
+    steps = min(seen.facts.local_steps, len(inputs["input_ids"]))
+    rate = seen.facts.learning_rate or 1.0
+    now = dict(parameters)
+    for rows in torch.arange(len(inputs["input_ids"])).tensor_split(steps):
+        part = {name: value[rows] for name, value in inputs.items()}
+        made = _gradients(seen.model, now, part)
+        now = {
+            name: (weight if gradient is None else weight.detach().add(gradient, alpha=-rate)).requires_grad_()
+            for (name, weight), gradient in zip(now.items(), made, strict=True)
+        }
+    return [(parameters[name] - now[name]).detach() / (rate * steps) for name in parameters]

@@ -1,0 +1,301 @@
+"""Refines a guessed sentence by simulating it: which neighbour of the guess explains the whole damaged update best?
+
+A hypothesis (tokens, label) is simulated like a client would run it, g = gradient of its loss, and compared with the observed
+update G over all weight matrices. If G = c g + noise of deviation sigma, the likelihood after the best factor c grows with
+
+    z = <g, G> / (|g| sigma),
+
+which for the true sentence is |c g| / sigma: with ten million coordinates thousands of standard deviations even when the noise
+is as large as the signal. One wrong word costs some percent of it, that is tens of deviations. So the search is a climb.
+
+No weight gradient is ever formed. A linear layer's gradient is sum_t d_t x_t^T over positions t, so
+
+    <g, G> = sum_t d_t^T G x_t,      |g|^2 = sum_{s,t} (d_s . d_t)(x_s . x_t),
+
+with x_t, d_t from one forward and one backward pass over activations of all hypotheses at once. Own derivation; the second
+identity is the "ghost norm" of Goodfellow, "Efficient Per-Example Gradient Computations", 2015.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leakaudit.algorithms.padding import padded_batch
+from leakaudit.algorithms.precision import in_single_precision
+from leakaudit.client.snapshot import IGNORED_LABEL, Observation
+from leakaudit.plugins.budget import Budget
+
+CHUNK_TOKENS = 1024
+"""Tokens, padding included, simulated at once. Our choice: activations of a base-size model stay below half a gigabyte."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One sentence and, for classifiers, its class."""
+
+    token_ids: tuple[int, ...]
+    label: int = 0
+    """Class; not used for language models, whose labels are the tokens."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer whose update is seen."""
+
+    module: nn.Module
+    weight: str
+    """Parameter name."""
+    input_first: bool
+    """Stored as (in, out)."""
+
+
+def can_simulate(seen: Observation) -> bool:
+    """Return whether a hypothesis about this step can be simulated: the task's loss is known."""
+    return seen.whole and seen.facts.task in ("classification", "causal-lm")
+
+
+def linear_layers(seen: Observation) -> tuple[Layer, ...]:
+    """Return the linear layers that a forward pass runs and whose update is seen, in call order.
+
+    A layer is linear if its output is W x, up to its bias; anything else with a 2-d weight is left out.
+    """
+    names = {id(parameter): name for name, parameter in seen.model.named_parameters()}
+    found: dict[int, Layer] = {}
+
+    def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
+        weight = getattr(module, "weight", None)
+        given = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None)
+        if not isinstance(weight, Tensor) or weight.dim() != 2 or given is None or not given.is_floating_point():
+            return
+        if names.get(id(weight)) not in seen.update or not isinstance(made, Tensor) or id(module) in found:
+            return
+        bias = getattr(module, "bias", None)
+        plain = made - bias if isinstance(bias, Tensor) else made
+        for input_first in (False, True):
+            matrix = weight if input_first else weight.T
+            if matrix.shape == (given.shape[-1], made.shape[-1]):
+                off = float((given @ matrix - plain).abs().max())
+                if off <= 1e-3 * float(plain.abs().max()):
+                    found[id(module)] = Layer(module, names[id(weight)], input_first)
+                    return
+
+    handles = [m.register_forward_hook(look, with_kwargs=True) for m in seen.model.modules()]
+    device = next(seen.model.parameters()).device
+    ids = torch.arange(4, device=device)[None, :] + seen.facts.vocabulary.size // 2
+    try:
+        with torch.no_grad():
+            seen.model(input_ids=ids, attention_mask=torch.ones_like(ids))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return tuple(found.values())
+
+
+class Simulation:
+    """Simulates hypotheses and says how well each explains the observed update."""
+
+    def __init__(self, seen: Observation) -> None:
+        """Look at the model once; one in another precision is simulated in float32, in which updates are kept."""
+        seen = in_single_precision(seen)
+        self._seen = seen
+        self._parameters = {n: p.detach().requires_grad_() for n, p in seen.model.named_parameters()}
+        self.layers = linear_layers(seen)
+        self._updates = {
+            layer.weight: seen.update[layer.weight].T if layer.input_first else seen.update[layer.weight]
+            for layer in self.layers
+        }
+        self.signs = all(_one_magnitude(g) for g in self._updates.values())
+        self.batches = getattr(getattr(seen.model, "config", None), "pad_token_id", None) is not None
+
+    def explains(self, hypotheses: Sequence[Hypothesis], layers: Sequence[Layer] | None = None) -> Tensor:
+        """Return (N,) float64: <g, G> / |g| of each hypothesis, in the update's units; negative for the opposite direction.
+
+        For a sign update, whose matrices have lost their sizes, every matrix counts by its direction alone.
+
+        Args:
+            hypotheses: N of them.
+            layers: linear layers to look at; all by default.
+        """
+        chosen = tuple(self.layers if layers is None else layers)
+        order = sorted(range(len(hypotheses)), key=lambda i: len(hypotheses[i].token_ids))
+        result = torch.zeros(len(hypotheses), dtype=torch.float64)
+        for part in self._chunks(order, hypotheses):
+            inner, power = self._products([hypotheses[i] for i in part], chosen)
+            if self.signs:
+                score = (inner / power.clamp_min(1e-300).sqrt()).sum(1)
+            else:
+                score = inner.sum(1) / power.sum(1).clamp_min(1e-300).sqrt()
+            result[part] = score.cpu()
+        return result
+
+    def _chunks(self, order: list[int], hypotheses: Sequence[Hypothesis]) -> list[list[int]]:
+        """Split indices, sorted by length, so that a padded chunk stays within the limit."""
+        chunks: list[list[int]] = []
+        for index in order:
+            size = len(hypotheses[index].token_ids)
+            if chunks and self.batches and (len(chunks[-1]) + 1) * size <= CHUNK_TOKENS:
+                chunks[-1].append(index)
+            else:
+                chunks.append([index])
+        return chunks
+
+    def _products(self, hypotheses: Sequence[Hypothesis], layers: tuple[Layer, ...]) -> tuple[Tensor, Tensor]:
+        """Return <g, G> and |g|^2 by hypothesis and layer, (N, L) float64 each."""
+        inner, power = [], []
+        for layer, (x, d) in zip(layers, self.activations(hypotheses, layers), strict=True):
+            inner.append((x @ self._updates[layer.weight].T * d).sum((1, 2)))
+            power.append(((x @ x.transpose(1, 2)) * (d @ d.transpose(1, 2))).sum((1, 2)))
+        return torch.stack(inner, 1).double(), torch.stack(power, 1).double()
+
+    def activations(self, hypotheses: Sequence[Hypothesis], layers: Sequence[Layer]) -> list[tuple[Tensor, Tensor]]:
+        """Return what each layer is given (N, T, in) and the loss's gradient by what it makes (N, T, out)."""
+        model, facts = self._seen.model, self._seen.facts
+        ids, mask = padded_batch(self._seen, [h.token_ids for h in hypotheses])
+        if facts.task == "classification":
+            labels = torch.tensor([h.label for h in hypotheses], device=ids.device)
+        else:
+            labels = ids.masked_fill(mask == 0, IGNORED_LABEL)
+        given: dict[int, list[Tensor]] = {id(layer.module): [] for layer in layers}
+        made: dict[int, list[Tensor]] = {id(layer.module): [] for layer in layers}
+
+        def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
+            given[id(module)].append(next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)).detach())
+            made[id(module)].append(out)
+
+        handles = [layer.module.register_forward_hook(keep, with_kwargs=True) for layer in layers]
+        try:
+            with torch.enable_grad():
+                inputs = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+                loss = torch.func.functional_call(model, self._parameters, kwargs=inputs).loss
+                flat = [tensor for layer in layers for tensor in made[id(layer.module)]]
+                gradients = iter(torch.autograd.grad(loss * len(ids), flat))
+        finally:
+            for handle in handles:
+                handle.remove()
+        result = []
+        for layer in layers:
+            x = torch.cat([_by_token(t) for t in given[id(layer.module)]], dim=1)
+            d = torch.cat([_by_token(next(gradients)) for _ in made[id(layer.module)]], dim=1)
+            result.append((x, d))
+        return result
+
+
+def _by_token(tensor: Tensor) -> Tensor:
+    """Return (N, T, features) of a tensor that may lack the token axis (poolers, heads)."""
+    return tensor if tensor.dim() == 3 else tensor[:, None]
+
+
+def _one_magnitude(update: Tensor) -> bool:
+    """Return whether all non-zero entries have the same size, as in a sign update."""
+    size = update.abs()
+    high = float(size.max())
+    return high > 0 and float(size[size > 0].min()) >= (1 - 1e-6) * high
+
+
+Proposals = Callable[[Hypothesis, int], Sequence[Sequence[int]]]
+"""(hypothesis, width) -> for each position, up to `width` other tokens that may stand there; none where it is fixed."""
+
+
+@dataclass
+class Climb:
+    """The best hypothesis so far and how it got there."""
+
+    best: Hypothesis
+    score: float
+    """<g, G> / |g| of the best."""
+    runner_up: float = float("-inf")
+    """Highest score of any other hypothesis that was simulated."""
+    simulated: int = 0
+    """Hypotheses simulated."""
+
+    def offer(self, hypotheses: Sequence[Hypothesis], scores: Tensor) -> bool:
+        """Take the best of these if it beats the best so far; keep the runner-up. Returns whether it did."""
+        self.simulated += len(hypotheses)
+        before = self.best
+        for hypothesis, score in zip(hypotheses, scores.tolist(), strict=True):
+            if hypothesis == self.best:
+                continue
+            if score > self.score:
+                self.best, self.score, self.runner_up = hypothesis, score, self.score
+            else:
+                self.runner_up = max(self.runner_up, score)
+        return self.best != before
+
+
+def climb(
+    simulation: Simulation,
+    start: Hypothesis,
+    *,
+    moves: Callable[[Hypothesis], Sequence[Hypothesis]],
+    propose: Proposals,
+    widths: Sequence[int],
+    done: Callable[[Hypothesis], bool],
+    most: int,
+    budget: Budget,
+    layers: Sequence[Layer] | None = None,
+) -> Climb:
+    """Improve one hypothesis until no neighbour explains the update better.
+
+    A few bold moves come first, as long as they help. Where they do not, one sweep simulates all single substitutions, then the
+    best substitutions of all positions applied together: all of them, all but the weakest, and so on. Where a sweep finds
+    nothing, the next one looks at more tokens a position.
+
+    Args:
+        simulation: of the observed update.
+        start: where to begin.
+        moves: bold moves: other lengths, other classes, many words at once.
+        propose: tokens to try at each position.
+        widths: tokens a position to try, from the first sweep on; the climb ends where the last finds nothing.
+        done: whether a hypothesis explains everything, asked whenever no move helps.
+        most: hypotheses to simulate; a round that has begun is finished.
+        budget: looked at before every round.
+        layers: linear layers to compare.
+    """
+    state = Climb(start, float(simulation.explains([start], layers)[0]), simulated=1)
+    level = 0
+    while not budget.exhausted() and state.simulated < most:
+        base = state.best
+        others = list(dict.fromkeys(h for h in moves(base) if h != base))
+        if state.offer(others, simulation.explains(others, layers)):
+            continue
+        if level == len(widths) or done(base) or budget.exhausted():
+            break
+        improved = _sweep(simulation, state, propose(base, widths[level]), layers)
+        level = 0 if improved else level + 1
+    return state
+
+
+def _sweep(
+    simulation: Simulation, state: Climb, proposals: Sequence[Sequence[int]], layers: Sequence[Layer] | None
+) -> bool:
+    """Try single substitutions, then the best ones together; return whether any improved the best."""
+    base, before = state.best, state.score
+    singles = [
+        (position, token)
+        for position, tokens in enumerate(proposals)
+        for token in tokens
+        if token != base.token_ids[position]
+    ]
+    tried = [changed(base, {position: token}) for position, token in singles]
+    scores = simulation.explains(tried, layers)
+    state.offer(tried, scores)
+    best: dict[int, tuple[float, int]] = {}
+    for (position, token), score in zip(singles, scores.tolist(), strict=True):
+        if score > best.get(position, (before, -1))[0]:
+            best[position] = (score, token)
+    if len(best) > 1:
+        ranked = sorted(best, key=lambda position: -best[position][0])
+        joint = [changed(base, {p: best[p][1] for p in ranked[:n]}) for n in range(2, len(ranked) + 1)]
+        state.offer(joint, simulation.explains(joint, layers))
+    return state.best != base
+
+
+def changed(hypothesis: Hypothesis, changes: Mapping[int, int]) -> Hypothesis:
+    """Return a hypothesis with other tokens at some positions."""
+    ids = tuple(changes.get(position, token) for position, token in enumerate(hypothesis.token_ids))
+    return Hypothesis(ids, hypothesis.label)

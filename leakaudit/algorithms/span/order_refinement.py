@@ -1,0 +1,73 @@
+"""Corrects guessed sequences by simulation: whatever brings the simulated update nearer to the observed one is kept.
+
+Assembly leaves near misses where noise blurs its tests: two sequences with a token exchanged, a weak token missed, so that all that follow stand one place too early. Every such
+change is simulated, and the best one at each place is kept if it lowers the error. (Own derivation.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from leakaudit.algorithms.resimulation import AGREES, simulation_error
+from leakaudit.client.snapshot import Observation
+from leakaudit.plugins.budget import Budget
+
+LESS = 0.98
+"""Factor by which a change has to lower the error. Our choice: changes that matter lower it by tenths."""
+
+ROUNDS = 3
+"""Passes over all places. Our choice: most near misses are mended in the first."""
+
+MOST_CHANGES = 400
+"""Changes that are simulated. Our choice: two sentences of a six-layer encoder take 0.03 s, and near misses some hundred."""
+
+Sequences = list[tuple[int, ...]]
+
+
+def polish(
+    seen: Observation, guess: Sequence[tuple[int, ...]], options: Mapping[int, Sequence[int]], budget: Budget
+) -> Sequences:
+    """Return the guess with every change that lowers the simulation's error.
+
+    Args:
+        seen: the observation; its step has to be one that can be simulated.
+        guess: token ids of every sequence.
+        options: position -> token ids that may stand there.
+        budget: looked at between changes.
+    """
+    best = [tuple(sequence) for sequence in guess]
+    error = simulation_error(seen, best)
+    tried = 0
+    for _ in range(ROUNDS):
+        before = error
+        for position in range(max(map(len, best)) + 1):
+            for changed in _changes(best, position, options.get(position, ())):
+                if budget.exhausted() or error <= AGREES or tried >= MOST_CHANGES:
+                    return best
+                tried += 1
+                new = simulation_error(seen, changed)
+                if new < LESS * error:
+                    best, error = changed, new
+        if error >= before:
+            break
+    return best
+
+
+def _changes(best: Sequences, position: int, tokens: Sequence[int]) -> Iterator[Sequences]:
+    """Yield the guess with one change at a position: one more token, another, none, or one exchanged between two."""
+    for row, sequence in enumerate(best):
+        if position > len(sequence):
+            continue
+        before, here, after = sequence[:position], sequence[position : position + 1], sequence[position + 1 :]
+        ways = [(*before, token, *here, *after) for token in tokens if here != (token,)]  # one was missed
+        ways += [(*before, token, *after) for token in tokens if here and here != (token,)]
+        if here and len(sequence) > 1:
+            ways.append((*before, *after))
+        yield from ([*best[:row], way, *best[row + 1 :]] for way in ways)
+        for second in range(row + 1, len(best)):
+            pair = (sequence, best[second])
+            if min(map(len, pair)) > position and pair[0][position] != pair[1][position]:
+                changed = list(best)
+                changed[row] = (*pair[0][:position], pair[1][position], *pair[0][position + 1 :])
+                changed[second] = (*pair[1][:position], pair[0][position], *pair[1][position + 1 :])
+                yield changed

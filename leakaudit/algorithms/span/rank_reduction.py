@@ -1,0 +1,189 @@
+"""Which words stand together: what the first block's feed-forward part reads at a token depends on its whole sequence.
+
+Let f_i be what a linear layer behind the first attention reads at token i of the batch. Its update is sum_i dy_i f_i^T, and since
+no two tokens have the same context, the f_i are linearly independent: the rank of the update is the number of tokens in the batch,
+and every f_i lies in its row space. The way out of the feed-forward part is wide (1536 features in a small encoder, of which a batch
+of 200 tokens fills 200), so there a hypothesis has a thousand equations for each of its tokens: one whose own token is wrong is off by
+0.2 to 0.6 of its norm (measured on a train split), one with wrong neighbours by what it attends to them, and a whole sequence by 1e-6. That
+makes a search which needs no help: words are exchanged where they are off most until none is.
+
+A sequence S with inputs F_S (L, W) and output gradients Y_S (L, O) can be taken out of the update G (O, W) so that its rank falls by L
+if and only if F_S G^+ Y_S^T = 1 (Wedderburn's rank reduction). Y_S is a combination of one simulated gradient for each class; so a linear
+system of L^2 equations with a few unknowns says whether the sequence is in the batch, and with what weight, whatever else is
+in it. Needs dropout off and fewer tokens in the batch than the layer has outputs. (Own derivation.)
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from leakaudit.algorithms.padding import padded_batch
+from leakaudit.algorithms.span.subspace import FULL_RANK_MARGIN, span_of
+from leakaudit.client.snapshot import Observation
+from leakaudit.errors import AnatomyError
+from leakaudit.models.structure import Projection, find_feed_forward, run_until
+
+SAME = 1e-4
+"""Relative difference up to which a token among strangers, all hidden from each other, is given what it is given in its sequence."""
+
+COLUMNS = 48
+"""Words that are tried side by side in one row. Measured: 256 take a seventh longer, because all attend to all and are hidden from each other."""
+
+AT_ONCE = 4096
+"""Options that are run at once: with 3072 features each, 100 MB of them and as much of the sequences beside them. Our choice."""
+
+
+class Context:
+    """The span of what a layer reads behind the first attention, and how far hypotheses are off it."""
+
+    def __init__(self, seen: Observation, layer: Projection, offset: int) -> None:
+        """Find the span.
+
+        Args:
+            seen: the observation.
+            layer: the layer.
+            offset: what the model's position ids begin with.
+
+        Raises:
+            AnatomyError: the update has no clear rank: there are more tokens than the layer has outputs, or it is damaged.
+        """
+        self.layer = layer
+        self._seen, self._module, self._offset = seen, seen.model.get_submodule(layer.module), offset
+        self._rest = layer.by_output(seen.update[layer.weight]).double()  # (O, W)
+        turned = span_of(self._rest.T.contiguous())
+        if turned.noisy:
+            raise AnatomyError(f"the update of {layer.module} has no clear rank")
+        self.tokens = turned.rank
+        """How many tokens are left in the batch."""
+        self._factor(turned.vectors.T)
+
+    def _factor(self, left: Tensor) -> None:
+        """Write what is left of the update as left core right, from an orthonormal basis of its columns (O, R)."""
+        self._left = left
+        seen = left.T @ self._rest  # (R, W)
+        self._right = torch.linalg.qr(seen.T).Q.T  # (R, W)
+        self._core = seen @ self._right.T  # (R, R)
+        self._rough = self._right.float()
+
+    def of_members(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Return for each sequence (L,) float32: the share of each token's input that lies outside the span."""
+        ids, mask = padded_batch(self._seen, sequences)
+        given = run_until(self._seen.model, ids, self._module, attention_mask=mask)
+        return [self._outside(row[: len(ids)]) for row, ids in zip(given, sequences, strict=True)]
+
+    def of_options(self, known: Mapping[int, int], tokens: Tensor, places: Tensor) -> Tensor:
+        """Return (n, k) float32: the share outside the span of k tokens in their places, beside a sequence's known tokens.
+
+        Args:
+            known: place -> token id; what is known at an option's own places does not count.
+            tokens: (n, k) ids: n options of k tokens each.
+            places: (n, k) of each.
+        """
+        parts = [
+            self._outside(_apart(self._seen, self._module, self._offset, known, some, where).flatten(0, 1))
+            for some, where in zip(tokens.split(AT_ONCE), places.split(AT_ONCE), strict=True)
+        ]
+        return torch.cat(parts).reshape(tokens.shape)
+
+    def _outside(self, given: Tensor) -> Tensor:
+        given = given.float()
+        whole = given.square().sum(1)
+        inside = (given @ self._rough.T).square().sum(1)
+        share: Tensor = ((whole - inside).clamp_min(0.0) / whole.clamp_min(1e-30)).sqrt()
+        return share
+
+    def fit(self, inputs: Tensor, gradients: Tensor) -> tuple[float, Tensor]:
+        """Return how far a sequence is from reducing the rank by its length, 0 to 1 and more, and the weights (C',) of its gradients.
+
+        Args:
+            inputs: (L, W) float64: what the layer reads at its tokens.
+            gradients: (C', L, O) float64 of the layer's outputs, for each of the logits that are told apart.
+        """
+        inverse = torch.linalg.solve(self._core, self._left.T)  # (R, O): G^+ = right^T inverse
+        reduced = torch.einsum("lr,ro,cmo->clm", inputs @ self._right.T, inverse, gradients)  # (C', L, L)
+        one = torch.eye(len(inputs), dtype=reduced.dtype, device=reduced.device)
+        weights = torch.linalg.lstsq(reduced.flatten(1).T, one.flatten()[:, None]).solution[:, 0]
+        missed = torch.einsum("c,clm->lm", weights, reduced) - one
+        return float(missed.norm()) / len(inputs) ** 0.5, weights
+
+    def take(self, inputs: Tensor, gradients: Tensor) -> None:
+        """Take a sequence out: inputs (L, W) and output gradients (L, O) of the layer."""
+        self._rest = self._rest - gradients.T @ inputs
+        self.tokens = max(0, self.tokens - len(inputs))
+        axes = torch.linalg.eigh(self._rest @ self._rest.T).eigenvectors.flip(1)  # (O, O), the strongest first
+        self._factor(axes[:, : self.tokens])
+
+
+def context_of(seen: Observation) -> Context | None:
+    """Return the span behind the first attention; None where it is withheld, damaged or full, or words cannot be tried side by side."""
+    try:
+        layer = find_feed_forward(seen.model)
+    except AnatomyError:
+        return None
+    update = seen.update.get(layer.weight)
+    if update is None or not bool(update.any()):
+        return None
+    offset = _offset(seen, layer)
+    if offset is None:
+        return None
+    try:
+        context = Context(seen, layer, offset)
+    except AnatomyError:
+        return None
+    return context if context.tokens <= min(update.shape) - FULL_RANK_MARGIN else None
+
+
+def _offset(seen: Observation, layer: Projection) -> int | None:
+    """Return what position ids begin with, None where words that are hidden from each other are not read as in a sequence."""
+    takes = inspect.signature(seen.model.forward).parameters
+    if "position_ids" not in takes:
+        return None
+    rows = seen.facts.vocabulary.size
+    device = next(seen.model.parameters()).device
+    ids = (torch.arange(4, device=device) * 7 + rows // 2) % rows
+    known = dict(enumerate(ids.tolist()))
+    module = seen.model.get_submodule(layer.module)
+    plain = run_until(seen.model, ids[None], module)[0]
+    for offset in (0, seen.facts.vocabulary.special.get("pad", 0) + 1):
+        try:
+            apart = _apart(seen, module, offset, known, ids.reshape(2, 2), torch.arange(4, device=device).reshape(2, 2))
+        except (AnatomyError, TypeError, ValueError, RuntimeError, IndexError):
+            continue
+        difference = apart.flatten(0, 1) - plain if apart.shape[-1] == plain.shape[-1] else plain
+        if float(difference.norm()) <= SAME * float(plain.norm()):
+            return offset
+    return None
+
+
+def _apart(
+    seen: Observation, module: torch.nn.Module, offset: int, known: Mapping[int, int], tokens: Tensor, places: Tensor
+) -> Tensor:
+    """Return (n, k, W): what a layer reads at the k tokens of each of n options, in their places of a sequence that is known in part.
+
+    Options follow the known tokens in one row, with the positions of their places. Each attends to itself and to what is known but
+    for the tokens in whose places it is, and nobody attends to it.
+    """
+    device = tokens.device
+    length, (count, width) = len(known), tokens.shape
+    columns = max(1, min(COLUMNS, tokens.numel(), seen.facts.vocabulary.max_length - length) // width)
+    rows = -(-count // columns)
+    spare = rows * columns - count
+    filled = [torch.cat([x, x[:1].expand(spare, -1)]).reshape(rows, -1) for x in (tokens, places)]
+    here, ids = (torch.tensor(list(x), device=device) for x in (known.keys(), known.values()))
+    row_ids = torch.cat([ids.expand(rows, -1), filled[0]], dim=1)
+    positions = torch.cat([here.expand(rows, -1), filled[1]], dim=1) + offset
+    total = length + columns * width
+    option = torch.arange(columns, device=device).repeat_interleave(width)
+    hidden = torch.zeros(rows, 1, total, total, dtype=torch.bool, device=device)
+    hidden[:, :, :length, length:] = True
+    hidden[:, :, length:, length:] = option[:, None] != option
+    taken = (filled[1].reshape(rows, columns, width, 1) == here).any(2)  # (rows, columns, length)
+    hidden[:, 0, length:, :length] = taken.repeat_interleave(width, dim=1)
+    dtype = next(seen.model.parameters()).dtype
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill(hidden, torch.finfo(dtype).min)
+    given = run_until(seen.model, row_ids, module, attention_mask=mask, position_ids=positions)
+    return given[:, length:].reshape(rows * columns, width, -1)[:count]

@@ -1,0 +1,97 @@
+"""Words without order, where the attention inputs carry no position: rotary and relative positions.
+
+Every occurrence of a token then has the same input, so the span of the update is that of the distinct tokens of the batch. A
+decoder's later layers give the order (`span_causal`); an encoder has no prefixes, and its later inputs depend on the whole
+sequence at once.
+"""
+
+from __future__ import annotations
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+from leakaudit.algorithms.above_noise import standing_out
+from leakaudit.algorithms.span.candidates import Scan
+from leakaudit.algorithms.span.mask_regression import find_masked
+from leakaudit.algorithms.span.problem import Scene
+from leakaudit.algorithms.span.reachability import bag_reach
+from leakaudit.algorithms.span.readers.early_dropout import Look, widened
+from leakaudit.algorithms.span.residuals import ROUNDING_UNITS, Ruler
+from leakaudit.algorithms.span.subspace import stacked_update
+from leakaudit.plugins.attack import Reconstruction
+
+CANDIDATES = 2
+"""Tokens fitted behind masks, per direction of the span. Our choice: there is one direction for every occurrence of a word."""
+
+FALSE_WORDS = 1.0
+"""In a damaged update: how many tokens of the vocabulary may be named by chance, beside others that stand out. Our choice, as in
+`embedding-rows`; where there is noise alone, nothing is named in 99 updates of 100."""
+
+
+def read_bag(scene: Scene) -> Reconstruction:
+    """Return the words of the batch, special tokens left out, in ascending order of their ids."""
+    if scene.basis.noisy:
+        tokens = _standing_out(scene)
+    elif scene.dropout:
+        tokens = _masked(scene)
+    else:
+        tokens = _inside(scene)
+    around = scene.seen.facts.vocabulary.wordless_ids
+    ids = sorted({token for token in tokens.tolist() if token not in around})
+    return Reconstruction(tokens=tuple(ids), facts={"candidates": float(len(tokens))}, reach=bag_reach(ids))
+
+
+def _scan(scene: Scene, keep: int) -> Scan:
+    return Scan(scene.stage, scene.basis.vectors, scene.tokens, keep, tuple(scene.special))
+
+
+def _inside(scene: Scene) -> Tensor:
+    """Return the tokens whose input lies in the span."""
+    pairs = _scan(scene, max(scene.keep, scene.basis.rank + 32)).block(0, 1)
+    ruler = Ruler.of(stacked_update(scene.seen.update, scene.anatomy))
+    return pairs.tokens[ruler(pairs.inputs) < ROUNDING_UNITS]
+
+
+def _masked(scene: Scene) -> Tensor:
+    """Return the tokens whose input is found behind a mask; masks make all occurrences distinct, so there are many copies."""
+    keep, vectors = CANDIDATES * max(scene.keep, scene.basis.rank), scene.basis.vectors
+    norm = scene.stage.norm
+    if not scene.anatomy.dropout_before:
+        pairs = _scan(scene, keep).block(0, 1)
+    elif norm is not None and scene.stage.additive:
+        vectors = widened(vectors, norm)
+        pairs = Look(scene.stage, vectors, scene.tokens, keep).block(0, 1)
+    else:
+        return torch.zeros(0, dtype=torch.long)
+    pairs = pairs.take(pairs.distance.argsort())
+    return find_masked(vectors, pairs, scene.dropout, scene.rng, scene.budget, frequent=scene.special).tokens
+
+
+def _standing_out(scene: Scene) -> Tensor:
+    """Return the tokens that lie nearer to a damaged span than the rest of the vocabulary."""
+    scan, size = _scan(scene, scene.stage.vocabulary), (len(scene.basis.vectors), scene.basis.vectors.shape[1])
+    if not scene.stage.additive:
+        pairs = scan.block(0, 1)
+        return pairs.tokens[_stands_out(pairs.distance.square(), *size)]
+    outside = scan.outside_share(torch.zeros(1, dtype=torch.long, device=scene.basis.vectors.device))[:, 0]
+    nearer = _stands_out(outside, *size)
+    return nearer.nonzero().flatten() if scene.tokens is None else scene.tokens[nearer]
+
+
+def _stands_out(outside: Tensor, rank: int, dimension: int) -> Tensor:
+    """Return (N,) whether more of a token lies in the span than chance allows for one in the whole vocabulary.
+
+    What a random direction of D dimensions has in a span of rank R is Beta(R / 2, (D - R) / 2). At small ranks that is far from normal: at rank 1
+    a normal's far quantile names a dozen words of 47. Most tokens are not in the batch, so the median describes those, and the
+    distribution is taken relative to it, because inputs are no random directions.
+
+    Args:
+        outside: (N,) share of each token's squared length outside the span.
+        rank: R.
+        dimension: D.
+    """
+    inside = (1 - outside.double()).clamp_min(0.0)
+    chance = stats.beta(rank / 2, max(1, dimension - rank) / 2)
+    statistic = inside / inside.median().clamp_min(1e-300) * float(chance.median())
+    return standing_out(statistic, lambda tail: float(chance.isf(tail)), FALSE_WORDS)

@@ -1,0 +1,318 @@
+"""Sentences of a decoder out of a clean update, dropout off: prefixes grow word by word, tested behind the first attention.
+
+The first block's attention inputs name the words, but not their order where they carry no positions (rotary models), and
+where they do, pairs that share token and position with others may lie in the span as well. The input of a layer *behind*
+the first attention depends on the whole prefix up to its token, and lies in the span of that layer's update iff the prefix
+is in the batch. So a right prefix is extended by every word of the first span, and what stays in the second span is kept:
+all sequences of a batch grow at once, and equal prefixes are one.
+
+Source: DAGER (Petrov et al., NeurIPS 2024, Sec. 4.2) checks a decoder's second attention input in this way. The layer that
+tells best, distances in units of rounding, the forest of prefixes and where sequences end (`span_last_token`) are ours.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leakaudit.algorithms.resimulation import prove
+from leakaudit.algorithms.span.candidates import Candidates, Scan, blocks, join
+from leakaudit.algorithms.span.last_tokens import Ending, endings
+from leakaudit.algorithms.span.problem import Scene
+from leakaudit.algorithms.span.reachability import prefix_reach
+from leakaudit.algorithms.span.residuals import ROUNDING_UNITS, Ruler
+from leakaudit.algorithms.span.subspace import stacked_update
+from leakaudit.errors import AnatomyError
+from leakaudit.models.structure import CHUNK_BYTES, Projection, prefix_readers, run_until
+from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+
+NEARLY_INSIDE = 0.03
+"""Distance from the first span up to which a token is tried. Lenient on purpose, the second test decides. Measured on a train
+split: true tokens at 1e-7 to 1e-4."""
+
+MOST_PREFIXES = 2
+"""Prefixes per direction of the span at which growing stops. There are as many prefixes as directions, and single tokens repeated
+on top of that. Our choice."""
+
+REPEATS = 4
+"""Longest run of one token that a sequence may start with where inputs carry no position. Attention over equal values gives
+the same value, so such a run is told from a single token by its continuation only. Our choice."""
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Prefixes as the nodes of trees: each is one token after its parent's prefix."""
+
+    tokens: tuple[int, ...]
+    """(N,) last token of each prefix."""
+    parents: tuple[int, ...]
+    """(N,) the prefix without its last token, -1 for prefixes of one token; parents stand before their children."""
+
+    def __len__(self) -> int:
+        """Return the number of prefixes."""
+        return len(self.tokens)
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Return the token ids of a prefix."""
+        found = []
+        while node >= 0:
+            found.append(self.tokens[node])
+            node = self.parents[node]
+        return tuple(reversed(found))
+
+    @cached_property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """(N,) the prefixes that are one token longer."""
+        found: list[list[int]] = [[] for _ in self.tokens]
+        for node, parent in enumerate(self.parents):
+            if parent >= 0:
+                found[parent].append(node)
+        return tuple(map(tuple, found))
+
+    def leaves(self) -> list[int]:
+        """Return the prefixes that no other one continues."""
+        return [node for node, children in enumerate(self.children) if not children]
+
+
+class PrefixRunner:
+    """Computes what a layer behind the first attention is given at the last token of many prefixes."""
+
+    def __init__(self, model: nn.Module, reader: str) -> None:
+        """Find out whether the model's cache gives the same as running whole prefixes.
+
+        Args:
+            model: left as it was.
+            reader: module name of the layer.
+        """
+        self._model = model
+        self._reader = model.get_submodule(reader)
+        self.cached = self._cache_works()
+
+    def extend(self, prefixes: Tensor, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield rows of prefixes, rows of tokens and inputs (n, D), in chunks, for every prefix with every token.
+
+        Args:
+            prefixes: (L, T) token ids, T from 0 up.
+            tokens: (M,) token ids.
+        """
+        count, length = prefixes.shape
+        cache = self._filled(prefixes) if self.cached and length else None
+        width = int(getattr(self._model.config, "hidden_size", 1024))
+        size = max(1, CHUNK_BYTES // (width * 4 * 16 * (length + 1)))  # keys, values and their copies in attention
+        pairs = torch.cartesian_prod(torch.arange(count), torch.arange(len(tokens))).view(-1, 2)
+        for chunk in pairs.split(size):
+            rows, columns = chunk[:, 0].to(prefixes.device), chunk[:, 1].to(prefixes.device)
+            last = tokens[columns][:, None]
+            if cache is None:
+                given = run_until(self._model, torch.cat([prefixes[rows], last], dim=1), self._reader)
+            else:
+                twin = copy.deepcopy(cache)
+                twin.batch_select_indices(rows)
+                mask = torch.ones(len(rows), length + 1, dtype=torch.long, device=rows.device)
+                given = run_until(
+                    self._model, last, self._reader, attention_mask=mask, past_key_values=twin, use_cache=True
+                )
+            yield rows, columns, given[:, -1]
+
+    def _filled(self, prefixes: Tensor) -> Any:
+        """Return the cache of the first block over prefixes; the pass stops before any later block."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self._model.config)  # type: ignore[arg-type]
+        run_until(self._model, prefixes, self._reader, past_key_values=cache, use_cache=True)
+        return cache
+
+    def _cache_works(self) -> bool:
+        device = next(self._model.parameters()).device
+        rows = int(self._model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
+        ids = (torch.arange(8, device=device).view(2, 4) * 5 + rows // 3) % rows
+        whole = run_until(self._model, ids, self._reader)[:, -1]
+        self.cached = True
+        try:
+            found = {(int(r), int(c)): x for rows, columns, given in self.extend(ids[:, :3], ids[:, 3])
+                     for r, c, x in zip(rows, columns, given, strict=True)}  # fmt: skip
+        except (TypeError, ValueError, AttributeError, RuntimeError, IndexError, KeyError, AnatomyError):
+            return False
+        tolerance = 1e-5 * float(whole.abs().max())
+        return all(torch.allclose(found[i, i], whole[i], atol=tolerance) for i in range(2))
+
+
+def read_causal(scene: Scene) -> Reconstruction | None:
+    """Return the batch as a forest of prefixes says, with the sequences' ends; None where that says nothing.
+
+    That is with dropout anywhere, and where no layer behind the first attention shares an update that leaves directions open.
+    """
+    known = scene.seen.facts
+    masked = known.training_mode and any(rate > 0 for rate in known.dropout.values())
+    best = None if masked else _ruler(scene)
+    if best is None:
+        return None
+    reader, ruler = best
+    pool = _pool(scene)
+    runner = PrefixRunner(scene.seen.model, reader)
+    forest = grow(runner, ruler, pool, scene)
+    facts = {"prefixes": float(len(forest)), "prefix_rank": float(ruler.basis.rank)}
+    if len(forest) == 0:
+        return None
+    found = _sequences(scene, forest, facts)
+    last = {s.token_ids[-1] for s in found.sequences or ()} if found.facts["ends"] else set()
+    return replace(found, reach=prefix_reach(scene, pool.by_position, prefix_test(scene, reader, ruler), last))
+
+
+def prefix_test(scene: Scene, reader: str, ruler: Ruler) -> Callable[[Tensor], bool]:
+    """Return the test that a sequence (T,) passes if each of its prefixes is in the batch."""
+    module = scene.seen.model.get_submodule(reader)
+    return lambda ids: bool((ruler(run_until(scene.seen.model, ids[None], module)[0]) < ROUNDING_UNITS).all())
+
+
+def _ruler(scene: Scene) -> tuple[str, Ruler] | None:
+    """Return the module that tells prefixes apart best, with the ruler of its update."""
+    try:
+        groups = prefix_readers(scene.seen.model)
+    except AnatomyError:
+        return None
+    rulers: list[tuple[int, float, str, Ruler]] = []
+    for group in groups:
+        if _width(scene, group) > scene.anatomy.hidden:
+            continue  # the way out of the feed-forward part: its eigenvectors cost 64 times as much and tell no more
+        stacked = stacked_update(
+            scene.seen.update, replace(scene.anatomy, projections=group, adapters=(), hidden=_width(scene, group))
+        )
+        if len(stacked) == 0:
+            continue
+        ruler = Ruler.of(stacked)
+        # As many directions as outputs: the outputs are too few to show all inputs.
+        if not ruler.basis.noisy and ruler.basis.rank < len(stacked):
+            rulers.append((ruler.basis.rank, ruler.certainty, group[0].module, ruler))
+    if not rulers:
+        return None
+    # Noise hides weak directions, so a layer that shows many fewer than another one hides inputs.
+    most = max(rank for rank, _, _, _ in rulers)
+    _, _, module, ruler = max((r for r in rulers if r[0] >= most - 1), key=lambda r: r[1])
+    return module, ruler
+
+
+def _width(scene: Scene, group: Sequence[Projection]) -> int:
+    return int(group[0].by_output(scene.weights[group[0].weight]).shape[1])
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Which tokens the first span allows."""
+
+    everywhere: Tensor | None
+    """(M,) token ids where inputs carry no position, else None."""
+    at: Mapping[int, Tensor]
+    """Position -> (M,) token ids, nearest first."""
+
+    def __call__(self, position: int) -> Tensor | None:
+        """Return the tokens that may stand at a position, None if there are none."""
+        return self.everywhere if self.everywhere is not None else self.at.get(position)
+
+    @property
+    def by_position(self) -> Mapping[int, Tensor]:
+        """Position -> (M,) token ids; position 0 stands for all where inputs carry no position."""
+        return self.at if self.everywhere is None else {0: self.everywhere}
+
+
+def _pool(scene: Scene) -> Pool:
+    # Tokens of the batch at positions of the batch may all lie in the span: none of them may be crowded out.
+    keep = max(scene.keep, scene.basis.rank + 32)
+    scan = Scan(scene.stage, scene.basis.vectors, scene.tokens, keep, tuple(scene.special))
+    parts: list[Candidates] = []
+    for start, stop in [(0, 1)] if scene.stage.position_free else blocks(scene.stage.max_length):
+        parts.append(scan.block(start, stop))
+        at_last = parts[-1].distance[parts[-1].positions == stop - 1]
+        if float(at_last.min()) >= NEARLY_INSIDE or scene.budget.exhausted():  # no sequence reaches any further
+            break
+    pairs = join(parts)
+    # A zero vector (a padding row of the token table, with nothing added) lies in every span.
+    near = pairs.take(((pairs.distance < NEARLY_INSIDE) & pairs.inputs.any(dim=1)).nonzero().flatten())
+    if scene.stage.position_free:
+        return Pool(near.tokens, {})
+    return Pool(None, {int(p): near.tokens[near.positions == p] for p in near.positions.unique()})
+
+
+def grow(runner: PrefixRunner, ruler: Ruler, pool: Pool, scene: Scene) -> Forest:
+    """Grow all prefixes of the batch from single tokens, as long as they stay in the span.
+
+    Args:
+        runner: computes the inputs of the layer that the ruler belongs to.
+        ruler: measures them.
+        pool: the tokens to try.
+        scene: gives the longest length and the budget.
+    """
+    tokens: list[int] = []
+    parents: list[int] = []
+    live, device = [-1], ruler.basis.vectors.device
+    paths = torch.zeros(1, 0, dtype=torch.long, device=device)
+    limit = min(scene.stage.max_length, ruler.basis.rank + REPEATS)
+    for position in range(limit):
+        candidates = pool(position)
+        if candidates is None or not live or scene.budget.exhausted():
+            break
+        if len(tokens) > MOST_PREFIXES * ruler.basis.rank:  # they branch without end: the test does not tell any more
+            break
+        hits: list[tuple[float, int, int]] = []
+        for rows, columns, given in runner.extend(paths, candidates):
+            distance = ruler(given)
+            for index in (distance < ROUNDING_UNITS).nonzero().flatten().tolist():
+                hits.append((float(distance[index]), int(rows[index]), int(columns[index])))
+            if scene.budget.exhausted():
+                break
+        if pool.everywhere is not None:
+            hits = [hit for hit in hits if not _endless(paths[hit[1]], int(candidates[hit[2]]))]
+        born = []
+        # There are no more prefixes than directions.
+        for _, row, column in sorted(sorted(hits)[: ruler.basis.rank], key=lambda hit: hit[1:]):
+            born.append(len(tokens))
+            tokens.append(int(candidates[column]))
+            parents.append(live[row])
+        forest = Forest(tuple(tokens), tuple(parents))
+        live = born
+        paths = torch.tensor([forest.path(node) for node in born], dtype=torch.long, device=device)
+    forest = Forest(tuple(tokens), tuple(parents))
+    return forest if pool.everywhere is None else _without_idle_repeats(forest)
+
+
+def _endless(path: Tensor, token: int) -> bool:
+    """Return whether a prefix of one token only would become longer than `REPEATS`."""
+    return len(path) >= REPEATS and bool((path == token).all())
+
+
+def _without_idle_repeats(forest: Forest) -> Forest:
+    """Drop prefixes of one token repeated that nothing else follows: they look the same as the single token."""
+    drop: set[int] = set()
+    for node in reversed(range(len(forest))):
+        path = forest.path(node)
+        if len(path) > 1 and len(set(path)) == 1 and all(child in drop for child in forest.children[node]):
+            drop.add(node)
+    kept = [node for node in range(len(forest)) if node not in drop]
+    place = {node: index for index, node in enumerate(kept)} | {-1: -1}
+    return Forest(tuple(forest.tokens[node] for node in kept), tuple(place[forest.parents[node]] for node in kept))
+
+
+def _sequences(scene: Scene, forest: Forest, facts: dict[str, float]) -> Reconstruction:
+    """Turn a forest into sequences, with what the last layer says of their ends, and prove them."""
+    paths = [forest.path(node) for node in forest.leaves()]
+    ends: Sequence[Ending] | None = endings(scene.seen, forest.tokens, forest.parents, scene.budget)
+    if not ends:
+        guess = [GuessedSequence(path, confidence=0.5) for path in paths]
+        facts["ends"] = 0.0
+    else:
+        guess = [
+            GuessedSequence(
+                forest.path(end.node) + (() if end.hidden is None else (end.hidden,)), confidence=end.confidence
+            )
+            for end in ends
+            for _ in range(end.count)
+        ]
+        facts["ends"] = float(len(guess))
+    proved = prove(scene.seen, guess, scene.budget)
+    return Reconstruction(sequences=proved.sequences, label_counts=proved.label_counts, facts=facts | proved.facts)

@@ -1,0 +1,158 @@
+"""Sentences where dropout sits before the first normalisation, as in GPT-2: masked token and position vectors, then LayerNorm.
+
+The input of the attention is x = g (u - mean u) / s + c with u = e m / (1 - p): e the sum of token and position vector, m the
+unknown mask. So the masked vector is
+
+    u = s (x / g) - s (c / g) + mean(u) 1,
+
+in the span of the update's rows over g, of c / g and of the vector of ones: two dimensions more than there are tokens, and the
+same regression against gross errors as behind a BERT's dropout (`span_dropout`) finds it. With u known, x is computed, and the
+sequences follow from who attends to whom (`span_assembly`). (Own derivation.)
+
+Masks of later layers stay unknown, so nothing behind the first attention can be computed exactly: no prefix check and no proof. A
+language model's last token, which is only a target, is guessed from the last layer's update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from leakaudit.algorithms.span.candidates import Candidates, blocks, distances, join
+from leakaudit.algorithms.span.grouping import confidence_of
+from leakaudit.algorithms.span.last_tokens import likely_last_tokens
+from leakaudit.algorithms.span.mask_regression import find_masked
+from leakaudit.algorithms.span.problem import Scene
+from leakaudit.algorithms.span.readers.dropout import SEARCH_SHARE, grouped
+from leakaudit.models.structure import InputStage, Norm
+from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+
+KEEP = 32
+"""Tokens per position that are fitted. Measured on a train split (B = 4, p = 0.1): true ones within the nearest 8."""
+
+EMPTY_POSITIONS = 16
+"""Positions looked at that cannot hold anything."""
+
+NEARER = 3.0
+"""Standard deviations below chance from which a position holds a token, and SLACK further positions are tried. Our choice; as
+measured, nearest tokens at 0.15 to 0.33 where there is one and 0.34 to 0.41 by chance, at 29 tokens in 384 dimensions."""
+
+SLACK = 3
+
+LEAST_GAIN = 1e-3
+"""Coordinates whose gain is below this share of the median say nothing about the input and are left out. Our choice."""
+
+
+def read_premasked(scene: Scene) -> Reconstruction | None:
+    """Return what was found behind dropout masks before the normalisation, assembled; None where nothing was found."""
+    stage, norm = scene.stage, scene.stage.norm
+    if norm is None or not stage.additive or stage.position_free:
+        return None
+    basis = widened(scene.basis.vectors, norm)
+    pairs = _nearest(scene, basis)
+    masked = find_masked(
+        basis, pairs, scene.dropout, scene.rng, scene.budget.part(SEARCH_SHARE), frequent=scene.special
+    )
+    facts = {"candidates": float(len(pairs)), "explained": float(len(masked))}
+    if len(masked) == 0:
+        return None
+    positions, inputs = masked.positions, norm.apply(masked.vectors)
+    guess = [
+        GuessedSequence(tuple(masked.tokens[list(group.members)].tolist()), confidence=confidence_of(group))
+        for group in grouped(scene, positions, inputs)
+    ]
+    return Reconstruction(_with_last_tokens(scene, guess), facts=facts)
+
+
+def _with_last_tokens(scene: Scene, guess: Sequence[GuessedSequence]) -> tuple[GuessedSequence, ...]:
+    """Append a language model's last tokens, which are in no attention input."""
+    last = likely_last_tokens(scene.seen, [sequence.token_ids for sequence in guess], scene.budget)
+    if last is None:
+        return tuple(guess)
+    return tuple(
+        replace(sequence, token_ids=(*sequence.token_ids, token), confidence=sequence.confidence * sure)
+        for sequence, (token, sure) in zip(guess, last, strict=True)
+    )
+
+
+def widened(basis: Tensor, norm: Norm) -> Tensor:
+    """Return an orthonormal basis (R + 2, D) of the space that masked vectors before the normalisation lie in.
+
+    Args:
+        basis: (R, D) float64, orthonormal rows: the span of the attention inputs.
+        norm: the normalisation; without centring (RMSNorm) the vector of ones is not needed, without shift c / g is not.
+    """
+    gain = norm.gain.clone()
+    floor = LEAST_GAIN * gain.abs().median()
+    gain = torch.where(gain.abs() < floor, floor, gain)
+    rows = [basis / gain]
+    if bool(norm.shift.any()):
+        rows.append((norm.shift / gain)[None])
+    if norm.centred:
+        rows.append(torch.ones_like(gain)[None])
+    stacked = torch.cat([part / part.norm(dim=1, keepdim=True) for part in rows])
+    orthonormal: Tensor = torch.linalg.qr(stacked.T).Q.T
+    return orthonormal
+
+
+def _nearest(scene: Scene, basis: Tensor) -> Candidates:
+    """Return the nearest tokens at every position that a sequence may reach, by the plain residual.
+
+    A sequence has no more positions than there are tokens in the batch, R, so positions from R on show how near the nearest
+    token comes by chance; the last position that is clearly nearer ends the longest sequence.
+
+    The candidates' inputs are the vectors before the normalisation, as `find_masked` is to fit them.
+    """
+    rank, longest = scene.basis.rank, scene.stage.max_length
+    look = Look(scene.stage, basis, scene.tokens, min(scene.keep, KEEP))
+    parts = [look.block(start, stop) for start, stop in blocks(min(longest, rank + EMPTY_POSITIONS))]
+    pairs = join(parts)
+    nearest = torch.full((int(pairs.positions.max()) + 1,), torch.inf, dtype=torch.float64, device=basis.device)
+    nearest = nearest.scatter_reduce(0, pairs.positions, pairs.distance, reduce="amin")
+    chance = nearest[rank:]
+    last = min(rank, len(nearest)) - 1
+    if len(chance) >= EMPTY_POSITIONS // 2:
+        occupied = nearest[:rank] < chance.mean() - NEARER * chance.std()
+        last = min(last, int(occupied.nonzero().max()) + SLACK if bool(occupied.any()) else last)
+    return pairs.take((pairs.positions <= last).nonzero().flatten())
+
+
+class Look:
+    """Residuals of sums of token and position vectors against one space, for the whole vocabulary."""
+
+    def __init__(self, stage: InputStage, basis: Tensor, tokens: Tensor | None, keep: int) -> None:
+        """Prepare what does not depend on positions.
+
+        Args:
+            stage: gives the vectors.
+            basis: (R, D) float64, orthonormal rows.
+            tokens: (M,) the only token ids to consider, or None for the whole vocabulary.
+            keep: candidates per position.
+        """
+        self._stage = stage
+        self._basis = basis
+        self._tokens = torch.arange(stage.vocabulary, device=basis.device) if tokens is None else tokens
+        self._keep = min(keep, len(self._tokens))
+        self._vectors = stage.token_vectors[self._tokens].float()  # (M, D)
+        self._inside = self._vectors @ basis.T.float()  # (M, R)
+
+    def block(self, start: int, stop: int) -> Candidates:
+        """Return the nearest `keep` tokens at each position from `start` to `stop`, nearest first."""
+        d = self._stage.position_vectors[start:stop]  # (P, D)
+        total = _squares(self._vectors, d.float())
+        within = _squares(self._inside, (d @ self._basis.T).float())
+        share = 1.0 - within / total.clamp_min(1e-12)
+        nearest = share.topk(self._keep, dim=0, largest=False).indices  # (keep, P)
+        tokens = self._tokens[nearest.T.reshape(-1)]
+        where = torch.arange(start, stop, device=tokens.device).repeat_interleave(self._keep)
+        inputs = self._stage.token_vectors[tokens].double() + self._stage.position_vectors[where]
+        return Candidates(tokens, where, distances(inputs, self._basis), inputs)
+
+
+def _squares(w: Tensor, d: Tensor) -> Tensor:
+    """Return (M, P): |w + d|^2."""
+    sums: Tensor = w.square().sum(1)[:, None] + 2 * (w @ d.T) + d.square().sum(1)[None]
+    return sums

@@ -1,0 +1,165 @@
+"""Sentences out of a difference of weights after local steps of SGD, as federated averaging sends it.
+
+Divided by the learning rate it is the sum of the gradients on the way, and to first order in the learning rate its row space is
+the span of the inputs of all local batches. What hides them is mostly not the drift but the number format: a client's weights
+are float32, every step rounds them, and the smaller the learning rate the larger is that error beside the gradient. It is known
+in size: one step adds an error that is uniform within half a unit in the last place of the weight.
+
+So the words come first (`span_words`), with everything below that error taken for nothing. Then the pairs of these words and
+positions are tested against the span, in units of what the error leaves there (`span_ruler`): 0.8 to 1.2 for true ones. What
+passes is read like a clean update. One text has one word at each position: that is tried first. (Own derivation.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from leakaudit.algorithms.resimulation import prove
+from leakaudit.algorithms.span.candidates import Candidates
+from leakaudit.algorithms.span.matching_pursuit import NOISE_EDGE, Words, find_words
+from leakaudit.algorithms.span.order_refinement import polish
+from leakaudit.algorithms.span.problem import Scene
+from leakaudit.algorithms.span.reachability import bag_reach
+from leakaudit.algorithms.span.readers.encoder import read_inside
+from leakaudit.algorithms.span.residuals import Ruler
+from leakaudit.algorithms.span.subspace import Basis
+from leakaudit.client.snapshot import PublicFacts
+from leakaudit.models.structure import Anatomy
+from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+
+LONGEST = 64
+"""Positions that a text is taken to have. Our choice: every position takes a dimension from the words."""
+
+MORE_POSITIONS = 12
+"""Positions beyond the number of distinct words that one text is tried with: words repeat. Our choice."""
+
+EXTRA = 2.0
+"""What one more position has to explain, as a multiple of the noise that any vector explains. Our choice."""
+
+ONLY_NOISE = 1.1
+"""Mean square of what one text leaves of the update, in units of the rounding error, up to which it explains all of it. Our
+choice: over 1e5 entries and more, chance stays within 2 % of 1."""
+
+ARRANGED = 0.9
+"""Confidence in a text that explains the update and is not proved. Our choice."""
+
+INSIDE = 1.5
+"""Distance from the span, in units of the expected error, up to which a pair counts as inside. Measured (six-layer encoder, texts
+of a train split, learning rates 1e-2 to 1e-4): 0.8 to 1.2 for true pairs of one text, 1.8 and more for all others."""
+
+
+def rounding_error(weight: Tensor, facts: PublicFacts) -> float:
+    """Return the standard deviation of what rounding the weights adds to an entry of the update, 0 for a gradient.
+
+    A step leaves an error uniform within half a unit in the last place u, of variance u^2 / 12; K steps add up, and the
+    difference is divided by the learning rate times K.
+    """
+    if facts.view != "delta" or not facts.learning_rate:
+        return 0.0
+    size = weight.detach().abs()
+    unit = (torch.nextafter(size, torch.full_like(size, torch.inf)) - size).double()
+    deviation = float((unit.square().mean() / 12).sqrt())
+    return float(deviation / (facts.learning_rate * facts.local_steps**0.5))
+
+
+def whitened_update(
+    update: Mapping[str, Tensor], anatomy: Anatomy, weights: Mapping[str, Tensor], facts: PublicFacts
+) -> Tensor:
+    """Return (F, D) float64: the updates of all layers that read the attention input, in units of their rounding error."""
+    readers = [*anatomy.projections, *(adapter.down for adapter in anatomy.adapters)]
+    parts = [
+        reader.by_output(update[reader.weight]).double() / rounding_error(weights[reader.weight], facts)
+        for reader in readers
+        if reader.weight in update and bool(update[reader.weight].any())
+    ]
+    return torch.cat(parts) if parts else torch.zeros(0, anatomy.hidden, dtype=torch.float64)
+
+
+def read_local(scene: Scene) -> Reconstruction | None:
+    """Return what can be read out of a difference of weights; None where no words were found."""
+    seen = scene.seen
+    rows = whitened_update(seen.update, scene.anatomy, scene.weights, seen.facts)
+    if len(rows) == 0 or scene.dropout:
+        return None
+    words = find_words(scene.stage, rows, min(LONGEST, scene.stage.max_length), scene.budget, noise=1.0)
+    if words is None:
+        return None
+    facts: dict[str, float] = {"words": float(len(words.tokens))}
+    if scene.stage.position_free:
+        return Reconstruction(tokens=tuple(words.tokens.tolist()), facts=facts)
+    order = words.order() or _arranged(scene, words, rows)
+    if order is not None:
+        alone = prove(seen, [GuessedSequence(tuple(order), confidence=ARRANGED)], scene.budget)
+        reach = bag_reach(words.tokens.tolist())
+        return Reconstruction(alone.sequences, label_counts=alone.label_counts, facts=facts | alone.facts, reach=reach)
+    inside = _inside(scene, words, rows)
+    if inside is None:
+        named = words.tokens.tolist()
+        return Reconstruction(tokens=tuple(named), facts=facts, reach=bag_reach(named))
+    noise = {p.weight: rounding_error(scene.weights[p.weight], seen.facts) for p in scene.anatomy.projections}
+    found = read_inside(scene, inside, noise)
+    guess = [sequence.token_ids for sequence in found.sequences or ()]
+    if guess and not any(sequence.proved for sequence in found.sequences or ()):
+        options: dict[int, list[int]] = {}
+        for token, position in zip(inside.tokens.tolist(), inside.positions.tolist(), strict=True):
+            options.setdefault(position, []).append(token)
+        better = [GuessedSequence(ids, confidence=ARRANGED / 2) for ids in polish(seen, guess, options, scene.budget)]
+        again = prove(seen, better, scene.budget)
+        found = replace(
+            found, sequences=again.sequences, label_counts=again.label_counts, facts=dict(found.facts) | again.facts
+        )
+    return replace(found, facts=facts | dict(found.facts))
+
+
+def _arranged(scene: Scene, words: Words, rows: Tensor) -> list[int] | None:
+    """Return the token ids of one sequence of these words, each at least once, or None where one does not explain the rows."""
+    limit = min(LONGEST, scene.stage.max_length, len(words.tokens) + MORE_POSITIONS)
+    if len(words.tokens) > limit:
+        return None
+    where = torch.arange(limit, device=rows.device)
+    inputs = scene.stage.inputs(words.tokens.repeat_interleave(limit), where.repeat(len(words.tokens)))
+    cost = _ruler(rows)(inputs).square().view(-1, limit).cpu()  # (M, P)
+    inputs = inputs.view(-1, limit, inputs.shape[1])
+    best: tuple[float, float, list[int]] | None = None
+    for length in range(len(words.tokens), limit + 1):
+        again = cost[:, :length].min(dim=0).values.expand(length - len(words.tokens), -1)  # positions of repeated words
+        rows_of, columns = linear_sum_assignment(torch.cat([cost[:, :length], again]).numpy())
+        order = cost[:, :length].argmin(dim=0).tolist()
+        for word, position in zip(rows_of.tolist(), columns.tolist(), strict=True):
+            if word < len(words.tokens):
+                order[position] = word
+        axes = torch.linalg.qr(inputs[order, where[:length]].T)[0].T
+        left = float((rows - (rows @ axes.T) @ axes).square().sum())
+        score = left + EXTRA * len(rows) * length
+        if best is None or score < best[0]:
+            best = (score, left / (len(rows) * (rows.shape[1] - length)), order)
+    if best is None or best[1] > ONLY_NOISE:
+        return None
+    return [int(words.tokens[word]) for word in best[2]]
+
+
+def _inside(scene: Scene, words: Words, rows: Tensor) -> Candidates | None:
+    """Return the pairs of these words and positions that lie in the span, nearest first."""
+    ruler = _ruler(rows)
+    positions = torch.arange(min(LONGEST, scene.stage.max_length), device=rows.device)
+    tokens = words.tokens.repeat_interleave(len(positions))
+    where = positions.repeat(len(words.tokens))
+    inputs = scene.stage.inputs(tokens, where)
+    units = ruler(inputs)
+    order = units.argsort(stable=True)[: int((units < INSIDE).sum())]
+    return Candidates(tokens[order], where[order], units[order], inputs[order]) if len(order) else None
+
+
+def _ruler(rows: Tensor) -> Ruler:
+    """Return the directions that stand out of unit noise, with the error that it leaves in each."""
+    _, strength, directions = torch.linalg.svd(rows, full_matrices=False)
+    edge = NOISE_EDGE * (rows.shape[0] ** 0.5 + rows.shape[1] ** 0.5)
+    rank = max(1, int((strength > edge).sum()))
+    after = float(strength[rank]) if rank < len(strength) else 0.0
+    basis = Basis(directions[:rank], gap=float(strength[rank - 1]) / max(after, 1e-300), noisy=True)
+    return Ruler(basis, (rows.shape[1] - rank) ** 0.5 / strength[:rank])

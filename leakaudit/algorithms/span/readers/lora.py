@@ -1,0 +1,196 @@
+"""Sentences out of the update of low-rank adapters (LoRA), where the weights beside them are frozen.
+
+The layer computes W x + s B A x, so the updates are dA = s sum_i (B^T dy_i) x_i^T and dB = s sum_i dy_i (A x_i)^T. Three cases:
+
+- dA has at least as many rows, over all adapters, as there are tokens: its row space is the span of the inputs, and the span
+  check works as ever (`span_clean`, `span_masked`).
+- it has fewer: rows are combinations of inputs all the same, and `span_words` finds which.
+- B is zero, as before the first step, and with it dA: dB's row space is the span of the images A x_i, in R dimensions. While
+  there are fewer tokens than R, the span check works on images: |Q A x| / |A x| with Q the complement of that span, over all
+  adapters at once. With as many tokens the images fill the R dimensions, and nothing is left to test.
+
+(The first case is in DAGER, Petrov et al. 2024, Sec. 5; the others are own derivations.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from leakaudit.algorithms.resimulation import prove
+from leakaudit.algorithms.span.candidates import Candidates, blocks, join, quadratic_form
+from leakaudit.algorithms.span.matching_pursuit import Words, find_words
+from leakaudit.algorithms.span.problem import STANDS_OUT, Scene
+from leakaudit.algorithms.span.reachability import bag_reach
+from leakaudit.algorithms.span.readers.dropout import read_masked
+from leakaudit.algorithms.span.readers.encoder import FARTHEST_INSIDE, read_pairs
+from leakaudit.algorithms.span.subspace import FLOAT32_FLOOR, Basis, span_of, stacked_update
+from leakaudit.models.structure import Anatomy, InputStage
+from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+
+SCANNED = (64, 160)
+"""Positions that texts are first taken to have, and then, if nothing was found: the fewer, the sharper, because each takes a
+dimension. Our choice."""
+
+
+def only_adapters(update: Mapping[str, Tensor], anatomy: Anatomy) -> bool:
+    """Return whether adapters are all that is shared of the layers that read the attention input."""
+    names = {name for adapter in anatomy.adapters for name in (adapter.down.weight, adapter.up.weight)}
+    return bool(names & set(update)) and not any(p.weight in update for p in anatomy.projections)
+
+
+def why_unreadable(update: Mapping[str, Tensor], anatomy: Anatomy, weights: Mapping[str, Tensor]) -> str:
+    """Return why adapters' updates say nothing of the inputs, or an empty string where they do."""
+    if len(stacked_update(update, anatomy)):
+        return ""
+    present = [a for a in anatomy.adapters if a.up.weight in update and bool(update[a.up.weight].any())]
+    if not present:
+        names = ", ".join(a.down.weight for a in anatomy.adapters)
+        return f"the update of {names} and of the maps behind them is all zero"
+    if not _images(update, anatomy, weights):
+        ranks = ", ".join(str(adapter.rank) for adapter in present)
+        return (
+            "the adapters are at their start (B is zero, so A has no update) and the update of B fills their rank "
+            f"({ranks}): the batch has at least as many tokens, and the span of their images is everything"
+        )
+    return ""
+
+
+@dataclass(frozen=True)
+class _Image:
+    """What dB says of the images of the inputs under one adapter's A."""
+
+    down: Tensor
+    """(R, D) float64, A, at Frobenius norm 1."""
+    outside: Tensor
+    """(R - rank, D) float64: A followed by the complement of the span of the images; zero on every true input."""
+    basis: Basis
+    """Of the span of the images, in R dimensions."""
+
+
+def read_adapters(scene: Scene) -> Reconstruction | None:
+    """Return what can be read out of adapters' updates; None where nothing was found."""
+    rows = stacked_update(scene.seen.update, scene.anatomy)
+    if len(rows) == 0:
+        return _read_images(scene) or Reconstruction(sequences=())
+    if scene.stage.position_free:  # there is no order to be read
+        return None if scene.dropout else _read_words(scene, rows)
+    if scene.basis.rank < len(rows):
+        return read_masked(scene) if scene.dropout else _sentence_or_words(scene, scene.scan(), scene.basis.rank)
+    return None if scene.dropout else _read_words(scene, rows)
+
+
+def _sentence_or_words(scene: Scene, pairs: Candidates, rank: int) -> Reconstruction | None:
+    """Return one sentence if the pairs in the span are one, else their words.
+
+    Which of several sequences a token belongs to is said by the updates of query and key, and those of adapters hold a shadow
+    of them only.
+    """
+    found = read_pairs(scene, pairs, rank)
+    if found is None or [sequence.confidence for sequence in found.sequences or ()] == [1.0]:
+        return found
+    named = sorted(set(pairs.tokens[pairs.distance < FARTHEST_INSIDE].tolist()))
+    return Reconstruction(tokens=tuple(named), facts={"words": float(len(named))}, reach=bag_reach(named))
+
+
+# ---------------------------------------------------------------------- fewer rows than tokens
+
+
+def _read_words(scene: Scene, rows: Tensor) -> Reconstruction | None:
+    """Return the sentence, where there is one, or the words of several."""
+    words = None
+    for positions in SCANNED:
+        words = words or find_words(scene.stage, rows, min(positions, scene.stage.max_length), scene.budget)
+    if words is None:
+        return None
+    facts = {"words": float(len(words.tokens)), "rows": float(len(rows))}
+    order = None if scene.stage.position_free else words.order()
+    if order is None:
+        return _several(words, facts)
+    proved = prove(scene.seen, [GuessedSequence(tuple(order), confidence=1.0)], scene.budget)
+    reach = bag_reach(words.tokens.tolist())
+    facts |= proved.facts
+    return Reconstruction(sequences=proved.sequences, label_counts=proved.label_counts, facts=facts, reach=reach)
+
+
+def _several(words: Words, facts: dict[str, float]) -> Reconstruction:
+    """Return the words in no order: which of them form a sentence is not in the rows."""
+    named = words.tokens.tolist()
+    return Reconstruction(tokens=tuple(named), facts=facts, reach=bag_reach(named))
+
+
+# ---------------------------------------------------------------------- images at the start
+
+
+def _images(update: Mapping[str, Tensor], anatomy: Anatomy, weights: Mapping[str, Tensor]) -> list[_Image]:
+    """Return the adapters whose images do not fill their rank."""
+    found = []
+    for adapter in anatomy.adapters:
+        if adapter.up.weight not in update:
+            continue
+        gradient = adapter.up.by_output(update[adapter.up.weight]).double()  # (out, R)
+        if not bool(gradient.any()):
+            continue
+        singular = torch.linalg.svdvals(gradient)
+        if len(singular) < adapter.rank or float(singular[-1]) < FLOAT32_FLOOR * float(singular[0]):
+            basis = span_of(gradient / gradient.norm(), margin=1)
+            down = adapter.down.by_output(weights[adapter.down.weight]).double()  # (R, D)
+            down = down / down.norm()
+            complement = torch.linalg.qr(basis.vectors.T, mode="complete")[0][:, basis.rank :].T  # (R - rank, R)
+            found.append(_Image(down, complement @ down, basis))
+    return found
+
+
+def _read_images(scene: Scene) -> Reconstruction | None:
+    images = _images(scene.seen.update, scene.anatomy, scene.weights)
+    if not images or scene.dropout:
+        return None
+    rank = max(image.basis.rank for image in images)
+    scan = _ImageScan(scene, images)
+    parts: list[Candidates] = []
+    for start, stop in blocks(scene.stage.max_length):
+        parts.append(scan.block(start, stop))
+        nothing = float(parts[-1].distance.min()) > STANDS_OUT * float(parts[-1].distance.median())
+        if nothing or start > rank + 16 or scene.budget.exhausted():
+            break
+    return _sentence_or_words(scene, join(parts), rank)
+
+
+class _ImageScan:
+    """Distances of the whole vocabulary from the spans of images, block of positions by block of positions."""
+
+    def __init__(self, scene: Scene, images: list[_Image]) -> None:
+        self._scene = scene
+        self._stage: InputStage = scene.stage
+        self._whole = torch.cat([image.down for image in images])
+        self._outside = torch.cat([image.outside for image in images])
+
+    def _distance(self, inputs: Tensor) -> Tensor:
+        """Return (N,) |outside x| / |whole x| for inputs (N, D)."""
+        share: Tensor = (inputs @ self._outside.T).norm(dim=1) / (inputs @ self._whole.T).norm(dim=1).clamp_min(1e-300)
+        return share
+
+    def block(self, start: int, stop: int) -> Candidates:
+        """Return the nearest tokens at each position from `start` to `stop`, with float64 distances."""
+        positions = torch.arange(start, stop, device=self._outside.device)
+        keep = min(self._scene.keep, self._stage.vocabulary)
+        if self._stage.additive:
+            outside = quadratic_form(self._stage, self._outside, positions)  # (V, P)
+            share = outside / quadratic_form(self._stage, self._whole, positions).clamp_min(1e-12)
+        else:
+            every = torch.arange(self._stage.vocabulary, device=positions.device)
+            share = torch.stack(
+                [
+                    torch.cat([self._distance(self._stage.inputs(c, p.expand(len(c)))) for c in every.split(8192)])
+                    for p in positions
+                ],
+                dim=1,
+            )
+        nearest = share.topk(keep, dim=0, largest=False).indices  # (keep, P)
+        tokens = nearest.T.reshape(-1)
+        where = positions.repeat_interleave(keep)
+        inputs = self._stage.inputs(tokens, where)
+        return Candidates(tokens, where, self._distance(inputs), inputs)

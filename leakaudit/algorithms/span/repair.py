@@ -1,0 +1,203 @@
+"""What becomes of sequences that attention put together wrongly, where it cannot be told which words stand together.
+
+A sequence that is longer than a head is wide is not tested by its attention, and comes out with words of its neighbours. What is
+tried, from cheap to dear: members are exchanged by their attention; sequences are searched whose marks are balanced
+(`span_balance`); near misses are simulated, and changed where they are off most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from leakaudit.algorithms.span.attention_identity import BALANCED, Balance
+from leakaudit.algorithms.span.deflation import Batch
+from leakaudit.algorithms.span.grouping import Group, both_sides
+
+EXCHANGES, EXCHANGEABLE = 3, 30
+"""Members of a sequence that are exchanged by their attention, and tokens up to which it is tried. Our choice: a head of 32 dimensions
+explains everything from 33 members on."""
+
+SHARE = 0.2
+"""Of the budget left, what one search for balanced sequences may use. Our choice."""
+
+ENDS = 3
+"""Ends that a sequence may have with which its balance is searched to the end. Our choice: a wrong first one mostly shows at once."""
+
+MENDS, MOST_CHANGES = 10, 24
+"""Times that a near miss is changed, and single changes simulated each time. Our choice: a change costs one short forward and backward
+pass, and all that help are made at once."""
+
+
+def repair(batch: Batch, groups: Sequence[Group]) -> list[Group]:
+    """Take out what agrees with the update after exchanges by attention, or else when balanced; return what else is made of the groups.
+
+    Args:
+        batch: settled, and nothing taken out of it since.
+        groups: sequences that do not agree with the update.
+    """
+    before = len(batch.found)
+    left = batch.sift([[group] for group in _exchanged(batch, [g for g in groups if len(g.members) <= EXCHANGEABLE])])
+    left += [group for group in groups if len(group.members) > EXCHANGEABLE]
+    if len(batch.found) > before or batch.scene.budget.exhausted():
+        return left
+    return batch.sift(_balanced(batch, left)) or left
+
+
+def _exchanged(batch: Batch, groups: Sequence[Group]) -> list[Group]:
+    """Return what becomes of sequences when members are exchanged by their attention for any pair that is left."""
+    rows = batch.live().nonzero().flatten()
+    evidence = batch.evidence(rows)
+    place = {row: n for n, row in enumerate(rows.tolist())}
+    exchanged = []
+    for group in groups:
+        changed = evidence.exchanged(Group(tuple(place[row] for row in group.members), group.residual), EXCHANGES)
+        exchanged.append(Group(tuple(rows[list(changed.members)].tolist()), changed.residual))
+    return exchanged
+
+
+def _balanced(batch: Batch, groups: Sequence[Group]) -> list[list[Group]]:
+    """Return for each of the groups of which something comes what that is when its marks are balanced, best first."""
+    options = _Options.of(batch)
+    budget = batch.scene.budget.part(SHARE)
+    better: list[list[Group]] = []
+    ends = set(options.ends)
+    done: set[int] = set()
+    for group in groups:
+        if len(done & set(group.members)) > len(group.members) / 2:
+            continue
+        starts = [options.start(group, end) for end in ends or options.last_of(group)]
+        first = [options.balance.improve(start, options.inner, budget) for start in starts]
+        tries: list[Group] = []
+        for choice in sorted(first, key=lambda choice: choice.imbalance)[:ENDS]:
+            found = options.balance.search(choice.options, options.inner, budget)
+            if -1 not in found.options:
+                tries.append(Group(tuple(options.rows[list(found.options)].tolist()), found.imbalance))
+                if found.imbalance < BALANCED:
+                    ends.discard(found.options[-1])
+                    done |= set(tries[-1].members)
+                    break
+        if tries:
+            better.append(sorted(tries, key=lambda group: group.residual))
+    return better
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What may stand at each place of a sequence, for all that the ledger says, and the search among that."""
+
+    rows: Tensor
+    """(n,) pairs; one may be there twice, with and without a known update."""
+    places: list[int]
+    """Position of each."""
+    balance: Balance
+    inner: Tensor
+    """(n,) booleans: options that do not end a sequence."""
+    ends: list[int]
+    """Options that may be the last of one."""
+
+    @classmethod
+    def of(cls, batch: Batch) -> _Options:
+        """Find what may stand where in a batch that was settled."""
+        ledger, pairs, entries = batch.ledger, batch.pairs, batch.entries
+        at = ledger.positions
+        # A token that is entered at a place where something is wrong, or not quite surely, may stand elsewhere as well.
+        elsewhere = torch.zeros(int(ledger.tokens.max()) + 1, dtype=torch.bool, device=at.device)
+        elsewhere[ledger.tokens[entries.settled & (entries.doubtful[at] | ~entries.sure)]] = True
+        possible = entries.open | entries.settled | (batch.live() & elsewhere[ledger.tokens] & ~entries.closed[at])
+        if int((pairs.positions == 0).sum()) == 1:
+            possible |= pairs.positions == 0
+        rows = possible.nonzero().flatten()
+        # What is entered there may be wrong by another's part, or that of several: then its place is known, and its update is not.
+        again = rows[entries.settled[rows] & (entries.doubtful | entries.shared)[at[rows]]]
+        settled = torch.cat([entries.settled[rows], torch.zeros_like(again, dtype=torch.bool)])
+        rows = torch.cat([rows, again])
+        single = entries.single[at[rows]] & ~settled & entries.open[rows]
+        gradients = torch.where(single, entries.left[:, at[rows]] / ledger.along_position[rows], batch.said(rows).T)
+        updates = both_sides(batch.scale * gradients, batch.scene.anatomy)
+        is_end = torch.zeros_like(settled) if batch.end is None else pairs.tokens[rows] == batch.end
+        return cls(
+            rows=rows,
+            places=pairs.positions[rows].tolist(),
+            balance=Balance(batch.vectors[:, rows], updates, settled | single, pairs.positions[rows]),
+            inner=~is_end,
+            ends=(is_end & entries.last[at[rows]]).nonzero().flatten().tolist(),
+        )
+
+    def start(self, group: Group, end: int) -> list[int]:
+        """Return by place the options of a group's members before an end, -1 where it has none."""
+        start = [-1] * self.places[end] + [end]
+        members = set(group.members)
+        for option, row in reversed(list(enumerate(self.rows.tolist()))):
+            if row in members and self.places[option] < self.places[end] and bool(self.inner[option]):
+                start[self.places[option]] = option
+        return start
+
+    def last_of(self, group: Group) -> list[int]:
+        """Return the option of a group's last member, where sequences end with nothing in particular."""
+        return (self.rows == group.members[-1]).nonzero().flatten().tolist()[:1]
+
+
+def mend(batch: Batch, group: Group) -> bool:
+    """Exchange words of a near miss until it agrees with the update, and take it out; return whether that came to pass.
+
+    Simulated, each word of its own says how far it is off, and a stranger is off most.
+
+    Args:
+        batch: settled, and nothing taken out of it since.
+        group: the near miss.
+    """
+    if not batch.can_simulate:
+        return False
+    others = _others(batch)
+    best, members = float("inf"), group.members
+    for _ in range(MENDS):
+        if batch.scene.budget.exhausted():
+            return False
+        (part,) = batch.simulate([members])
+        misfits = batch.misfits(members, part)
+        changes = [
+            (place, row)
+            for place in sorted(range(1, len(members)), key=lambda place: -misfits[place])
+            for row in others.get(place, [])
+            if row != members[place]
+        ][:MOST_CHANGES]
+        variants = [(*members[:place], row, *members[place + 1 :]) for place, row in changes]
+        parts = batch.simulate(variants)
+        for variant, simulated in zip([members, *variants], [part, *parts], strict=True):
+            if (fit := batch.fit(variant, simulated)) is not None:
+                batch.take(variant, fit[1])
+                return True
+        off = _mean(misfits)
+        offs = [_mean(batch.misfits(variant, part)) for variant, part in zip(variants, parts, strict=True)]
+        gains = sorted((off_then, *change) for off_then, change in zip(offs, changes, strict=True) if off_then < off)
+        if off >= best or not gains:
+            return False
+        best, members = off, _all_made(members, gains)
+    return False
+
+
+def _others(batch: Batch) -> dict[int, list[int]]:
+    """Return by position the pairs that may stand there: those that are settled, then the others, the likeliest first."""
+    entries = batch.entries
+    others: dict[int, list[int]] = {}
+    in_question = (entries.open | entries.settled).nonzero().flatten().tolist()
+    for row in sorted(in_question, key=lambda r: (not bool(entries.settled[r]), -float(entries.share[r]))):
+        others.setdefault(int(batch.pairs.positions[row]), []).append(row)
+    return others
+
+
+def _mean(misfits: Sequence[float]) -> float:
+    """Return the mean misfit of a sequence's members, but for the first, which stands in every sequence."""
+    return sum(misfits[1:]) / max(1, len(misfits) - 1)
+
+
+def _all_made(members: Sequence[int], gains: Sequence[tuple[float, int, int]]) -> tuple[int, ...]:
+    """Return a sequence with all changes made that help alone, (misfit, place, row), the best at each place."""
+    changed: dict[int, int] = {}
+    for _, place, row in gains:
+        changed.setdefault(place, row)
+    return tuple(changed.get(place, row) for place, row in enumerate(members))

@@ -1,0 +1,78 @@
+"""What one guessed sequence alone adds to the update of the layers that read the first attention input.
+
+The update of a batch is a weighted sum over its sequences, and the weights are the gradients of the loss with respect to the
+logits: few, unknown, and the same for all tokens of a sequence. So the gradient of each logit is simulated, and the weights
+come out by least squares against what the observed update says of the sequence's own tokens: thousands of equations for one
+weight a class. Agreement to rounding proves the sequence without the rest of the batch, and its part can be taken out of the
+update, which leaves a smaller batch to read. Needs dropout off: masks of later layers are unknown. (Own derivation.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from leakaudit.algorithms.padding import padded_batch
+from leakaudit.client.snapshot import Observation
+from leakaudit.models.structure import Projection
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One sequence of L tokens."""
+
+    gradients: Tensor
+    """(C - 1, L, F) float64: derivative of each logit's lead over the first with respect to the outputs of some layers, side by side."""
+    inputs: Tensor
+    """(L, W) float64: what the last of these layers reads."""
+
+
+def contributions(
+    seen: Observation, layers: Sequence[Projection], sequences: Sequence[Sequence[int]]
+) -> list[Contribution]:
+    """Simulate sequences one by one, in one padded batch and one backward pass a class.
+
+    Args:
+        seen: a classification step with dropout off.
+        layers: linear layers of its model, of F outputs together.
+        sequences: token ids of each.
+    """
+    model = seen.model
+    ids, mask = padded_batch(seen, sequences)
+    given: dict[str, Tensor] = {}
+    made: dict[str, Tensor] = {}
+    handles = [_keep(model.get_submodule(layer.module), layer.module, given, made) for layer in layers]
+    try:
+        with torch.enable_grad():
+            logits = model(input_ids=ids, attention_mask=mask).logits
+    finally:
+        for handle in handles:
+            handle.remove()
+    outputs = [made[layer.module] for layer in layers]
+    # Cross-entropy's gradient sums to zero over the classes, so differences from the first logit span all there is.
+    scores = logits[:, 1:] - logits[:, :1] if logits.shape[1] > 1 else logits
+    parts = []
+    for number in range(scores.shape[1]):
+        gradients = torch.autograd.grad(scores[:, number].sum(), outputs, retain_graph=number + 1 < scores.shape[1])
+        parts.append(torch.cat([g.double() for g in gradients], dim=2))
+    by_score = torch.stack(parts)  # (C - 1, B, T, F)
+    inputs = given[layers[-1].module].detach()  # (B, T, W)
+    return [
+        Contribution(by_score[:, row, : len(sequence)], inputs[row, : len(sequence)].double())
+        for row, sequence in enumerate(sequences)
+    ]
+
+
+def _keep(
+    module: nn.Module, name: str, inputs: dict[str, Tensor], outputs: dict[str, Tensor]
+) -> torch.utils.hooks.RemovableHandle:
+    def keep(_: nn.Module, args: tuple[Tensor, ...], made: Tensor) -> Tensor:
+        if not made.requires_grad:  # everything before and in this layer may be frozen
+            made = made.detach().requires_grad_()
+        inputs[name], outputs[name] = args[0], made
+        return made
+
+    return module.register_forward_hook(keep)

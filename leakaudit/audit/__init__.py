@@ -1,0 +1,17 @@
+"""The audit of kept steps: attacks and defences meet the true batch here, and nowhere else.
+
+It may import every room to its left: `client`, `storage`, all plugins, `results`, `gate` and `reports`.
+"""
+
+__all__ = [
+    "active_server",
+    "audit",
+    "canaries",
+    "devices",
+    "inline",
+    "live_copy",
+    "scoring",
+    "simulation",
+    "verification",
+    "worker",
+]

@@ -1,0 +1,94 @@
+"""The active-server scenario: a server that changes the model before it sends it out, and the client's step on what came.
+
+It is no part of an ordinary audit. An audit under it says so (`ThreatModel.adversary`), computes every client step anew on the
+changed model, and its scores are not those of an eavesdropper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar
+
+from torch import nn
+
+from leakaudit.client.snapshot import DeclaredServer
+from leakaudit.client.step import ClientStep
+from leakaudit.errors import SnapshotError
+from leakaudit.models.wide_pooler import Activation, find_pooler, widened
+from leakaudit.registry import Registry
+
+servers: Registry[Any] = Registry("server", "leakaudit.audit.active_server")
+"""Name -> what a server does to the model."""
+
+
+@servers.register("wide-pooler")
+@dataclass(frozen=True)
+class WidePooler:
+    """A pooler as wide as the vocabulary, with another activation: the features going into it can then be told apart.
+
+    For the pretext that a wider layer is more expressive. Clients compute true gradients of the model they were sent.
+    """
+
+    width: int | None = None
+    """Outputs of the pooler; None takes the size of the vocabulary."""
+    dimension: int = 100
+    """d': features that the new outputs look at; 100 in the paper, never more than there are."""
+    activation: Activation = "cube+square"
+    """In the place of tanh, of whose derivatives the paper needs one that does not vanish in the mean. selu is less conspicuous, and says less."""
+    deviation: float = 0.1
+    """Of the new outputs' normal weights; 1 in the paper. Our choice: with 1, cube+square saturates the class probabilities on features as
+    long as a LayerNorm's, and a sequence whose label is the likeliest class leaves no gradient; measured in `attacks/README.md`."""
+    seed: int = 0
+    """Of these weights."""
+
+    name: ClassVar[str]
+    source: ClassVar[str] = "Beyond Gradient and Priors (2023), Sec. 4.2"
+
+    def __post_init__(self) -> None:
+        """Refuse weights without a spread."""
+        if self.deviation <= 0:
+            raise ValueError(f"deviation must be above 0, got {self.deviation:g}")
+
+    def changed(self, step: ClientStep) -> tuple[nn.Module, dict[str, Any]]:
+        """Return the model with the wide pooler, and what was done as it turned out; the step's own model is left as it was.
+
+        Raises:
+            AnatomyError: there is no pooler to widen, or it has no room for this.
+        """
+        classes = step.facts.num_labels or 0
+        dense = step.model.get_submodule(find_pooler(step.model, classes).dense)
+        assert isinstance(dense, nn.Linear)
+        knobs: dict[str, Any] = {
+            **asdict(self),
+            "width": step.facts.vocabulary.size if self.width is None else self.width,
+            "dimension": min(self.dimension, dense.in_features),
+        }
+        return widened(step.model, classes, **knobs), {**knobs, "kept": dense.out_features}
+
+
+def on_active_server(step: ClientStep, server: WidePooler) -> ClientStep:
+    """Return the same client's step on the model that an active server sent out, declared as such.
+
+    Raises:
+        AnatomyError: the server has nothing to change in this model.
+        SnapshotError: the step's loss was computed outside the model, from outputs that are not the changed model's.
+    """
+    if step.recipe.loss not in ("forward", "label_smoothing"):
+        raise SnapshotError(
+            "the loss was computed outside the model, so the step cannot be computed on the server's model"
+        )
+    model, parameters = server.changed(step)
+    declared = DeclaredServer(name=server.name, parameters=parameters)
+    return replace(step, model=model, facts=step.facts.model_copy(update={"server": declared}))
+
+
+def named_server(name: str, options: Mapping[str, Any]) -> WidePooler:
+    """Return the server of that name with its knobs set.
+
+    Raises:
+        UnknownPluginError: there is none of that name.
+        ConfigError: an option is none of its knobs, or its value does not fit.
+    """
+    found: WidePooler = servers.create(name, options)
+    return found

@@ -1,0 +1,155 @@
+"""Where an attack computes, without getting in the way of the training that may run beside it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from leakaudit.config.audit import DEVICE_PATTERN
+from leakaudit.errors import ConfigError
+
+IDLE_SHARE = 0.05
+"""Share of its memory below which a GPU counts as idle. Our choice: a driver and a desktop take 1 to 3 %, a training run far more."""
+
+NEED = 3
+"""Memory that an audit asks for, in sizes of a snapshot, which is weights and update: both, a second gradient beside the attack's
+own tensors, and as much again for what candidates take."""
+CONTEXT_BYTES = 768 * 2**20
+"""What a second process costs on a GPU before it computes anything: context and libraries, several hundred megabytes."""
+MARGIN = 1.5
+"""Room asked for on the trainer's own GPU, in sizes of the need: training must not run out of memory at its longest batch."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """One visible GPU and its memory in bytes."""
+
+    index: int
+    """As torch counts."""
+    total: int
+    free: int
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody computes on it."""
+        return self.total - self.free < IDLE_SHARE * self.total
+
+
+def check_device(wanted: str) -> None:
+    """Refuse what is no device's name.
+
+    Raises:
+        ConfigError: it is neither auto nor cpu nor cuda with a number.
+    """
+    if not re.fullmatch(DEVICE_PATTERN, wanted):
+        raise ConfigError(f"device {wanted!r}: expected auto, cpu, cuda or cuda:1")
+
+
+def choose_device(wanted: str, *, beside: str | None = None, snapshot: int = 0) -> torch.device:
+    """Return the device for `auto`, `cpu`, `cuda` or `cuda:1`.
+
+    Args:
+        wanted: a device; `auto` takes a GPU if there is one with room.
+        beside: where a trainer computes, such as `cuda:0`; None where there is none.
+        snapshot: bytes of weights and update.
+
+    Raises:
+        ConfigError: a GPU was asked for and there is none.
+    """
+    if wanted == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        if wanted == "auto":
+            return torch.device("cpu")
+        raise ConfigError(f"device {wanted} was asked for, but torch finds no GPU; use auto or cpu")
+    if wanted != "auto":
+        count = torch.cuda.device_count()
+        if ":" in wanted and int(wanted.partition(":")[2]) >= count:
+            raise ConfigError(
+                f"device {wanted} was asked for, but torch finds {count} GPU(s), counted from 0; use auto or cpu"
+            )
+        return torch.device(wanted)
+    if beside is None:
+        return torch.device("cuda")
+    return _limited(best_card(_cards(), beside, snapshot), beside, snapshot)
+
+
+def best_card(cards: Sequence[Card], beside: str, snapshot: int) -> Card | None:
+    """Choose between GPUs: an idle one that the trainer does not use, else the trainer's own if there is room, else none.
+
+    Other GPUs that are at work are left alone: another rank, or somebody else, computes there.
+
+    >>> busy, idle = Card(0, total=80 * 2**30, free=10 * 2**30), Card(1, total=80 * 2**30, free=79 * 2**30)
+    >>> best_card([busy, idle], "cuda:0", snapshot=2**30).index
+    1
+    >>> best_card([busy], "cuda:0", snapshot=2**30).index
+    0
+    >>> best_card([busy], "cuda:0", snapshot=2 * 2**30) is None
+    True
+    """
+    need = NEED * snapshot + CONTEXT_BYTES
+    own = _index(beside)
+    idle = [card for card in cards if card.index != own and card.idle and card.free >= need]
+    if idle:
+        return max(idle, key=lambda card: card.free)
+    return next((card for card in cards if card.index == own and card.free >= MARGIN * need), None)
+
+
+def _index(device: str) -> int | None:
+    """Return the number of a GPU; None for the CPU."""
+    kind, _, number = device.partition(":")
+    return int(number or 0) if kind == "cuda" else None
+
+
+def _limited(card: Card | None, beside: str, snapshot: int) -> torch.device:
+    """Return the card as a device; on the trainer's own, an audit that asks for more than its need runs out of memory first."""
+    if card is None:
+        return torch.device("cpu")
+    if card.index == _index(beside):
+        fraction = min(1.0, MARGIN * (NEED * snapshot + CONTEXT_BYTES) / card.total)
+        torch.cuda.set_per_process_memory_fraction(fraction, card.index)
+    return torch.device("cuda", card.index)
+
+
+def _cards() -> list[Card]:
+    """Return the visible GPUs. Asked of the driver's tool: asking through CUDA costs hundreds of megabytes on every one of them."""
+    memory = _memory_by_uuid()
+    cards = []
+    for index in range(torch.cuda.device_count()):
+        uuid = str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))
+        if uuid in memory:
+            total, free = memory[uuid]
+            cards.append(Card(index, total, free))
+    return cards
+
+
+def _memory_by_uuid() -> Mapping[str, tuple[int, int]]:
+    """Return UUID -> total and free bytes of every GPU, as nvidia-smi prints them; nothing where it is not there."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return {}
+    query = [tool, "--query-gpu=uuid,memory.total,memory.free", "--format=csv,noheader,nounits"]
+    try:
+        printed = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return parse_memory(printed)
+
+
+def parse_memory(printed: str) -> Mapping[str, tuple[int, int]]:
+    r"""Read what nvidia-smi prints: UUID, total and free memory in MiB, one GPU a line; a line that says less is left out.
+
+    >>> parse_memory("GPU-3d2c, 81559, 80992\nGPU-77aa, [N/A], [N/A]")
+    {'3d2c': (85520809984, 84926267392)}
+    """
+    found = {}
+    for line in printed.splitlines():
+        uuid, *numbers = [part.strip() for part in line.split(",")]
+        if len(numbers) == 2 and all(number.isdigit() for number in numbers):
+            found[uuid.removeprefix("GPU-")] = (int(numbers[0]) << 20, int(numbers[1]) << 20)
+    return found

@@ -1,0 +1,175 @@
+"""Runs attacks in the training process, which waits for them.
+
+This is the last resort, for models that no other process can rebuild.
+
+Training goes on afterwards as if nothing had been. Attacks compute on a copy that was proven to be separate from the live model
+(`leakaudit.audit.live_copy`), and everything else that training depends on is put back: gradients, modes, random generators,
+threads, autocast, gradient mode, attention kernels and the default dtype.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from leakaudit.audit.live_copy import copier, prove_separate, unchanged
+from leakaudit.audit.worker import Means, audit_one, make_audit, write_results
+from leakaudit.client.snapshot import Snapshot
+from leakaudit.errors import LiveModelReachedError
+from leakaudit.storage.spool import Spool
+
+
+class InlineAudit:
+    """The audit of one spool, a step at a time, between two steps of training."""
+
+    def __init__(self, spool: Spool, live: nn.Module) -> None:
+        """Prepare; nothing is attacked.
+
+        Args:
+            spool: as the trainer made it.
+            live: the model that is trained.
+        """
+        self._spool = spool
+        seal = spool.seal
+        device = spool.config.device
+        self._means = Means(
+            device=str(next(live.parameters()).device) if device == "auto" else device,
+            identities=(seal.identity,) if seal and seal.identity else (),
+            say=self._note,
+            build=copier(live),
+        )
+        self._live = live
+        self._audit: _Proven | None = None
+        self._refused = 0
+
+    def catch_up(self) -> None:
+        """Attack every step that waits.
+
+        Raises:
+            LiveModelReachedError: a copy of the live model cannot be proven separate from it; no attack ran on that copy.
+            SpoolError: a worker was started on the spool.
+            OSError: the disk is full.
+        """
+        if not self._spool.waiting():
+            return
+        with undisturbed(self._live), self._spool.worker_lock():
+            if self._audit is None:
+                made = make_audit(self._spool, Spool.open(self._spool.root)[1], self._means)
+                self._audit = _Proven(made, self._live)
+            while (claimed := self._spool.claim()) is not None:
+                try:
+                    keep = self._spool.config.keep_snapshots
+                    self._refused += audit_one(self._spool, self._audit, claimed, self._means, keep=keep)
+                except BaseException:  # Ctrl-C, or a full disk: the step is not lost
+                    self._spool.give_back(claimed)
+                    raise
+                if self._audit.unproven is not None:
+                    raise self._audit.unproven
+
+    def finish(self) -> None:
+        """Write results, verdict and report of what was attacked."""
+        if self._audit is not None:
+            with undisturbed(self._live):
+                write_results(self._spool, self._audit, self._refused, False, self._means)
+
+    def _note(self, line: str) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+        descriptor = os.open(self._spool.root.parent / "worker.log", flags, 0o600)
+        try:
+            os.write(descriptor, f"{line}\n".encode())
+        finally:
+            os.close(descriptor)
+
+
+class _Proven:
+    """An audit that proves a copy separate before it attacks it.
+
+    The copy is one of the live model.
+    """
+
+    def __init__(self, audit: Any, live: nn.Module) -> None:
+        self._audit = audit
+        self._live = live
+        self.unproven: LiveModelReachedError | None = None
+        """Why there was no proof; None while there was one for every copy."""
+
+    def step(self, snapshot: Snapshot) -> None:
+        """Audit a step on a proven copy.
+
+        Raises:
+            LiveModelReachedError: there is no proof, or attacks changed the live model all the same.
+        """
+        try:
+            first = snapshot.truth.micro_batches[0]
+            prove_separate(snapshot.observation.model, self._live, first, training=snapshot.recipe.training)
+            with unchanged(self._live):
+                self._audit.step(snapshot)
+        except LiveModelReachedError as error:
+            self.unproven = error
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        """Return everything else from the audit itself."""
+        return getattr(self._audit, name)
+
+
+@contextmanager
+def undisturbed(live: nn.Module | None = None) -> Iterator[None]:
+    """Leave everything that training depends on as it was.
+
+    In between, compute as the side process would.
+
+    Args:
+        live: the model that is trained. Meanwhile its parameters have no gradients; afterwards they have the same tensors again.
+    """
+    threads, plain, dtype = torch.get_num_threads(), random.getstate(), torch.get_default_dtype()
+    numpy = sys.modules.get("numpy")
+    arrays = numpy.random.get_state() if numpy is not None else None
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with ExitStack() as stack:
+        stack.enter_context(_set_aside(live))
+        stack.enter_context(torch.random.fork_rng(devices=list(devices)))
+        stack.enter_context(torch.enable_grad())
+        for kind in ("cpu", *(("cuda",) if devices else ())):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))  # the others have no second derivative
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            torch.set_default_dtype(dtype)
+            random.setstate(plain)
+            if numpy is not None:
+                numpy.random.set_state(arrays)
+
+
+@contextmanager
+def _set_aside(live: nn.Module | None) -> Iterator[None]:
+    """Take the gradients off a model, and put them back afterwards.
+
+    Its modes and what requires a gradient are put back as well.
+    """
+    if live is None:
+        yield
+        return
+    modes = [(module, module.training) for module in live.modules()]
+    kept: list[tuple[nn.Parameter, Tensor | None, bool]] = [(p, p.grad, p.requires_grad) for p in live.parameters()]
+    try:
+        for parameter, _, _ in kept:
+            parameter.grad = None
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for parameter, gradient, required in kept:
+            parameter.grad = gradient
+            if parameter.requires_grad != required:
+                parameter.requires_grad_(required)

@@ -1,0 +1,68 @@
+"""Which guess belongs to which true sequence: one-to-one, so that no guess is counted twice (honesty rule 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from leakaudit.metrics.rouge import rouge_f
+from leakaudit.plugins.metric import Guess, Pair, clipped_overlap
+
+TIE_BREAK = 1e-3
+"""Weight of token overlap beside ROUGE-1 in the matching. Our choice: it only decides between equal ROUGE, as with scripts
+that ROUGE's tokenizer knows nothing about."""
+
+
+def match(
+    guesses: Sequence[Guess],
+    truths: Sequence[Sequence[int]],
+    decode: Callable[[Sequence[int]], str],
+    special_ids: AbstractSet[int] = frozenset(),
+    masked: Sequence[Sequence[int]] | None = None,
+) -> list[Pair]:
+    """Assign each guess to at most one true sequence.
+
+    The assignment has the most exact pairs possible, and among those the highest sum of ROUGE-1 F (Hungarian method).
+    Guesses that are left over are dropped: guessing more sequences than there are costs an attack nothing here.
+
+    Args:
+        guesses: N guessed sequences.
+        truths: B true sequences.
+        decode: token ids -> text.
+        special_ids: left out of both sides before anything is compared.
+        masked: of each true sequence the tokens that a mask hid from the model; None for none.
+
+    Returns:
+        B pairs, in the order of `truths`.
+    """
+    true_ids = [_without(special_ids, ids) for ids in truths]
+    guess_ids = [_without(special_ids, guess.token_ids) for guess in guesses]
+    true_texts = [decode(ids) for ids in true_ids]
+    guess_texts = [decode(ids) for ids in guess_ids]
+    weights = np.zeros((len(truths), len(guesses)))  # (B, N)
+    for i in range(len(truths)):
+        for j in range(len(guesses)):
+            likeness = rouge_f("rouge1", true_texts[i], guess_texts[j]) or 0.0
+            overlap = clipped_overlap(true_ids[i], guess_ids[j]) / max(1, len(true_ids[i]), len(guess_ids[j]))
+            # One exact pair outweighs all likeness that the other pairs together could gain.
+            exact = (len(truths) + 1) * (true_ids[i] == guess_ids[j])
+            weights[i, j] = exact + likeness + TIE_BREAK * overlap
+    rows, columns = linear_sum_assignment(weights, maximize=True)
+    assigned: dict[int, int] = dict(zip(rows.tolist(), columns.tolist(), strict=True))
+    hidden = [_without(special_ids, ids) for ids in masked or [()] * len(truths)]
+    pairs = []
+    for i, (ids, text) in enumerate(zip(true_ids, true_texts, strict=True)):
+        if i not in assigned:
+            pairs.append(Pair(ids, (), text, "", masked_ids=hidden[i]))
+            continue
+        j = assigned[i]
+        known = (guesses[j].confidence, guesses[j].proved)
+        pairs.append(Pair(ids, guess_ids[j], text, guess_texts[j], *known, masked_ids=hidden[i]))
+    return pairs
+
+
+def _without(special_ids: AbstractSet[int], ids: Sequence[int]) -> tuple[int, ...]:
+    return tuple(token for token in ids if token not in special_ids)

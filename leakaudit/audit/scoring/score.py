@@ -1,0 +1,259 @@
+"""Scores one attempt: a reconstruction against the true batch, with every registered metric."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from statistics import fmean
+from typing import Any, Protocol
+
+from leakaudit.audit.scoring.assignment import match
+from leakaudit.audit.scoring.patterns import bag_pattern, token_pattern
+from leakaudit.metrics.longest_run import longest_common_run
+from leakaudit.metrics.masked_token_recall import masked_bag_recall
+from leakaudit.metrics.semantic_similarity import SemanticSimilarity
+from leakaudit.metrics.token_precision import bag_precision
+from leakaudit.metrics.token_recall import bag_recall
+from leakaudit.plugins.metric import Guess, LabelCounts, Pair
+from leakaudit.registry import metrics
+from leakaudit.results.recovery import LEAST_SHARE
+from leakaudit.results.schema import Measured, Missing, Score
+
+NO_TEXT = Missing(missing="the attack guesses no text")
+ONLY_WORDS = Missing(missing="the attack guesses a bag of words and no sequences")
+TOO_SHORT = Missing(missing="no true sequence is long enough for this metric")
+NO_GUESSED_LABELS = Missing(missing="the attack guesses no labels")
+NO_TRUE_LABELS = Missing(missing="the batch has no labels of one class a sequence")
+NOTHING_MASKED = Missing(missing="no token of the batch was masked")
+NOTHING_NAMED = Missing(missing="the attack named no token, so none is right or wrong")
+CHANCE_COUNTS = Missing(
+    missing="the attack cannot tell its label counts from chance, so that an exact hit would say nothing"
+)
+
+
+class Guesses(Protocol):
+    """What an attack returns; None where it does not guess."""
+
+    @property
+    def sequences(self) -> Sequence[Guess] | None:
+        """Whole sequences."""
+        ...
+
+    @property
+    def tokens(self) -> tuple[int, ...] | None:
+        """A bag of token ids."""
+        ...
+
+    @property
+    def label_counts(self) -> tuple[int, ...] | None:
+        """(C,) number of sequences of each class."""
+        ...
+
+    @property
+    def counts_told(self) -> bool:
+        """Whether the counts were told from chance; if not, they are an estimate whose exact hit is no event."""
+        ...
+
+
+@dataclass(frozen=True)
+class ScoredSequence:
+    """How much of one true sequence came back."""
+
+    pair: Pair
+    """The guess side is empty for an attack that guesses a bag of tokens or no text."""
+    numbers: Mapping[str, float | None]
+    """Sequence-level metric -> number, None where it does not apply to this sequence."""
+    long_enough: bool
+    """Whether it has at least as many tokens as a sentence event asks for."""
+    longest_run: int | None
+    """Longest run of consecutive true tokens in the guess; None without a guessed sequence."""
+    true_pattern: str
+    """One `TokenMatch` for each token of `pair.true_ids`."""
+    guess_pattern: str | None
+    """One for each token of `pair.guess_ids`; None for an attack that guesses a bag of tokens or no text."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One attempt's numbers. Holds private text: what of it may be shown is for the results and the report to decide."""
+
+    sequences: tuple[ScoredSequence, ...]
+    """In the order of the batch."""
+    scores: Mapping[str, Measured]
+    """Every registered metric -> its value for the step, or why there is none."""
+    events: tuple[str, ...] = ()
+    """As `leakaudit.results.schema.Attempt.events` defines them."""
+    labels: LabelCounts | None = field(default=None)
+    """Both counts, None unless there are true labels and guessed ones."""
+
+
+def score(
+    reconstruction: Guesses,
+    truth_sequences: Sequence[Sequence[int]],
+    truth_labels: Sequence[int] | None,
+    num_labels: int | None,
+    tokenizer: Any,
+    special_ids: AbstractSet[int],
+    min_tokens: int,
+    masked: Sequence[Sequence[int]] | None = None,
+) -> Scored:
+    """Score one reconstruction.
+
+    Whole sequences are matched one-to-one, and sequence-level metrics are means over the sequences they apply to. A bag of
+    tokens has token recall and token precision only. Its recall is for the step over the distinct tokens of the whole batch, for
+    each sequence over its own. Its precision is the same for both: which share of the bag stands anywhere in the batch.
+
+    Args:
+        reconstruction: the attack's guess.
+        truth_sequences: B true sequences without padding.
+        truth_labels: B classes, None where the task has none.
+        num_labels: C, None where the task has no classes.
+        tokenizer: decodes ids to text.
+        special_ids: left out everywhere.
+        min_tokens: tokens, special ones aside, that a sequence must have to count as a sentence in an event.
+        masked: of each true sequence the tokens that a mask hid from the model; None for none.
+    """
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    pairs = match(reconstruction.sequences or (), truth_sequences, decode, special_ids, masked)
+    labels = _label_counts(reconstruction.label_counts, truth_labels, num_labels)
+    scores: dict[str, Measured] = _label_scores(labels, truth_labels)
+    if labels is not None and not reconstruction.counts_told:
+        scores["label_exact"] = CHANCE_COUNTS
+    if reconstruction.sequences is not None:
+        sequences = tuple(_scored_sequence(pair, min_tokens) for pair in pairs)
+        scores |= {name: _mean(name, sequences) for name in _names("sequence")}
+    elif reconstruction.tokens is not None:
+        bag = reconstruction.tokens
+        everything = tuple(chain.from_iterable(pair.true_ids for pair in pairs))
+        precision = bag_precision(everything, bag) if everything else None
+        sequences = tuple(_scored_bag(pair, bag, precision, min_tokens) for pair in pairs)
+        scores |= {name: ONLY_WORDS for name in _names("sequence")}
+        scores["token_recall"] = _bag_score(bag_recall(everything, bag), TOO_SHORT, len(pairs))
+        scores["token_precision"] = _bag_score(precision, NOTHING_NAMED if everything else TOO_SHORT, len(pairs))
+        scores["masked_token_recall"] = _bag_score(_masked_recall(pairs, bag), NOTHING_MASKED, len(pairs))
+    else:
+        sequences = tuple(_not_guessed(pair, min_tokens) for pair in pairs)
+        scores |= {name: NO_TEXT for name in _names("sequence")}
+    return Scored(sequences, scores, _events(sequences, scores), labels)
+
+
+def _names(level: str) -> list[str]:
+    return [name for name, kind in metrics if kind.level == level]
+
+
+def _scored_sequence(pair: Pair, min_tokens: int) -> ScoredSequence:
+    return ScoredSequence(
+        pair=pair,
+        numbers={name: metrics[name]()(pair) for name in _names("sequence")},
+        long_enough=len(pair.true_ids) >= min_tokens,
+        longest_run=longest_common_run(pair.true_ids, pair.guess_ids),
+        true_pattern=token_pattern(pair.true_ids, pair.guess_ids),
+        guess_pattern=token_pattern(pair.guess_ids, pair.true_ids),
+    )
+
+
+def _scored_bag(pair: Pair, bag: Sequence[int], precision: float | None, min_tokens: int) -> ScoredSequence:
+    numbers: dict[str, float | None] = {name: None for name in _names("sequence")}
+    return ScoredSequence(
+        pair=pair,
+        numbers=numbers | {"token_recall": bag_recall(pair.true_ids, bag), "token_precision": precision},
+        long_enough=len(pair.true_ids) >= min_tokens,
+        longest_run=None,
+        true_pattern=bag_pattern(pair.true_ids, bag),
+        guess_pattern=None,
+    )
+
+
+def _not_guessed(pair: Pair, min_tokens: int) -> ScoredSequence:
+    return ScoredSequence(
+        pair=pair,
+        numbers={name: None for name in _names("sequence")},
+        long_enough=len(pair.true_ids) >= min_tokens,
+        longest_run=None,
+        true_pattern=bag_pattern(pair.true_ids, ()),
+        guess_pattern=None,
+    )
+
+
+def _mean(name: str, sequences: Sequence[ScoredSequence]) -> Measured:
+    values = [value for sequence in sequences if (value := sequence.numbers[name]) is not None]
+    if values:
+        return Score(value=fmean(values), n=len(values))
+    if name == "masked_token_recall":
+        return NOTHING_MASKED
+    unguessed = name == "token_precision" and any(sequence.pair.true_ids for sequence in sequences)
+    return NOTHING_NAMED if unguessed else TOO_SHORT
+
+
+def _masked_recall(pairs: Sequence[Pair], bag: Sequence[int]) -> float | None:
+    """Return the share of the masked words that a bag names.
+
+    Only words that are visible nowhere in the batch count.
+    """
+    masked = [token for pair in pairs for token in pair.masked_ids]
+    visible: Counter[int] = Counter()
+    for pair in pairs:
+        visible += Counter(pair.true_ids) - Counter(pair.masked_ids)
+    return masked_bag_recall(masked, list(visible), bag)
+
+
+def _bag_score(value: float | None, reason: Missing, n: int) -> Measured:
+    return reason if value is None else Score(value=value, n=n)
+
+
+def _label_counts(
+    guess: Sequence[int] | None, truth_labels: Sequence[int] | None, num_labels: int | None
+) -> LabelCounts | None:
+    if guess is None or truth_labels is None or num_labels is None:
+        return None
+    return LabelCounts(true=tuple(truth_labels.count(c) for c in range(num_labels)), guess=tuple(guess))
+
+
+def _label_scores(labels: LabelCounts | None, truth_labels: Sequence[int] | None) -> dict[str, Measured]:
+    if labels is None:
+        reason = NO_TRUE_LABELS if truth_labels is None else NO_GUESSED_LABELS
+        return {name: reason for name in _names("step")}
+    values = {name: metrics[name]()(labels) for name in _names("step")}
+    n = sum(labels.true)
+    return {name: NO_TRUE_LABELS if v is None else Score(value=v, n=n) for name, v in values.items()}
+
+
+def _events(sequences: Sequence[ScoredSequence], scores: Mapping[str, Measured]) -> tuple[str, ...]:
+    """Say what counts as a leak. Every event can be computed again from the scores, of the step and of its sequences."""
+    exact = [sequence for sequence in sequences if sequence.numbers["exact"] == 1.0]
+    happened = {
+        "exact_sentence": any(sequence.long_enough for sequence in exact),
+        "exact_sequence": bool(exact),
+        "all_words": _at_least(scores["token_recall"], 1.0) and _at_least(scores["token_precision"], LEAST_SHARE),
+        "most_words": any(sequence.long_enough and _most_words(sequence) for sequence in sequences),
+        "label_counts": _at_least(scores["label_exact"], 1.0),
+    }
+    return tuple(name for name, yes in happened.items() if yes)
+
+
+def _most_words(sequence: ScoredSequence) -> bool:
+    recall, precision = sequence.numbers["token_recall"], sequence.numbers["token_precision"]
+    return recall is not None and precision is not None and recall >= LEAST_SHARE and precision >= LEAST_SHARE
+
+
+def _at_least(measured: Measured, bar: float) -> bool:
+    return isinstance(measured, Score) and measured.value >= bar
+
+
+def with_similarity(scored: Scored, metric: SemanticSimilarity) -> Scored:
+    """Add the mean over a step's sequences to its scores; missing where no sequence was guessed, for the same reason as `exact`.
+
+    Raises:
+        ModelError: there is no such sentence model.
+    """
+    measured = scored.scores["exact"]
+    if isinstance(measured, Score):
+        values = [value for sequence in scored.sequences if (value := metric(sequence.pair)) is not None]
+        measured = Score(value=fmean(values), n=len(values)) if values else TOO_SHORT
+    return replace(scored, scores={**scored.scores, metric.name: measured})

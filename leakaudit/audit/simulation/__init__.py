@@ -1,0 +1,6 @@
+"""Simulation: client steps without a training loop, from a model, a data file and a seed.
+
+It may import `client` and `models`.
+"""
+
+__all__ = ["arrays", "texts"]

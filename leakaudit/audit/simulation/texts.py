@@ -1,0 +1,315 @@
+"""Client steps without a training loop: a model, a JSONL file, a seed. How every attack is measured."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from leakaudit.client.snapshot import Granted, MicroBatch, Provenance, Snapshot, StepRecipe, Truth
+from leakaudit.client.step import ClientStep, make_batch, public_facts, with_random_state
+from leakaudit.errors import ConfigError, DataError
+from leakaudit.files.json_lines import numbered_objects, text_of
+from leakaudit.models.lora import add_lora, is_adapter
+from leakaudit.models.recipe import ModelRecipe, Task, load_model, load_tokenizer, vocabulary_of
+
+MAX_LENGTH = 512
+"""Longest sequence in tokens, unless the model takes fewer: what trainers of BERT-like encoders use."""
+
+MAX_CLASSES = 100_000
+"""Most classes of a classifier. Our choice: a head of so many classes has 0.3 GB at hidden size 768, and an audit holds several
+copies of it; a larger label is mostly an identifier that stands in the wrong field."""
+
+WARMUP_LEARNING_RATE = 1e-3
+"""Of AdamW in `--lora-warmup`. Our choice: adapters are usually trained at 1e-4 to 1e-3."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row of the data file."""
+
+    text: str
+    label: int | None
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What to simulate."""
+
+    model: Path
+    data: Path
+    task: Task = "classification"
+    num_labels: int | None = None
+    """None takes the largest label of the data, plus one."""
+    batch_size: int = 1
+    steps: int = 10
+    seed: int = 0
+    """Of the fresh head, the shuffle and the dropout masks."""
+    mode: Literal["eval", "train"] = "eval"
+    freeze: tuple[str, ...] = ()
+    """`embeddings`, or patterns of parameter names such as `bert.encoder.layer.0.*`."""
+    grant: tuple[str, ...] = ()
+    """What the threat model gives the attacks: `labels`, `lengths`."""
+    lora_rank: int | None = None
+    """Rank of low-rank adapters; they and the head are trained and shared, all else is frozen. None trains the weights."""
+    lora_targets: tuple[str, ...] = ()
+    """Ends of the names of the layers that get adapters; empty takes peft's own choice for the model type."""
+    lora_warmup: int = 0
+    """Steps of AdamW on batches from the end of the shuffled data before the first audited step. Without any, every B is zero,
+    and with it the update of every A."""
+    local_steps: int = 1
+    """SGD steps on consecutive batches that a client takes before it sends the difference of its weights."""
+    learning_rate: float | None = None
+    """Of these steps. None sends the gradient of one step instead."""
+
+    def __post_init__(self) -> None:
+        """Refuse grants that do not exist and sizes that make no batch."""
+        unknown = sorted(set(self.grant) - set(Granted.model_fields))
+        if unknown:
+            raise ConfigError(
+                f"--grant {', '.join(unknown)}: an attack can be granted {', '.join(Granted.model_fields)}"
+            )
+        if self.batch_size < 1 or self.steps < 1:
+            raise ConfigError(f"at least one step of one text is needed, got {self.steps} steps of {self.batch_size}")
+        if self.lora_rank is None and (self.lora_targets or self.lora_warmup):
+            raise ConfigError("--lora-targets and --lora-warmup say nothing without --lora-rank")
+        if (self.lora_rank is not None and self.lora_rank < 1) or self.lora_warmup < 0 or self.local_steps < 1:
+            raise ConfigError(
+                "the rank of adapters and the number of local steps are at least 1, that of warm-up steps at least 0; "
+                f"got {self.lora_rank}, {self.local_steps} and {self.lora_warmup}"
+            )
+        if self.local_steps > 1 and self.learning_rate is None:
+            raise ConfigError(
+                f"--local-steps {self.local_steps} needs --learning-rate: what a client sends is a difference of weights"
+            )
+        if self.learning_rate is not None and not self.learning_rate > 0:
+            raise ConfigError(f"--learning-rate is above 0, got {self.learning_rate:g}")
+
+
+def read_examples(path: Path, task: Task) -> list[Example]:
+    """Read a JSONL file with the field `text`, and for classification `label`.
+
+    Raises:
+        DataError: the file is missing or empty, a line is not a JSON object, or a field is missing or of no use; names the line,
+            never its content.
+    """
+    examples = [_example(path, number, row, task) for number, row in numbered_objects(path)]
+    if not examples:
+        raise DataError(f"{path}: holds no rows")
+    return examples
+
+
+def _example(path: Path, number: int, row: Mapping[str, Any], task: Task) -> Example:
+    text = text_of(path, number, dict(row))
+    if task != "classification":
+        return Example(text, None)
+    label = row.get("label")
+    if problem := _label_problem(label):
+        raise DataError(f"{path}:{number}: classification needs the field 'label' with a {problem}")
+    return Example(text, label)
+
+
+def _label_problem(label: object) -> str:
+    """Return what is expected of a label and what was found instead; empty where it is a class."""
+    expected = f"class from 0 to {MAX_CLASSES - 1:,}"
+    if not isinstance(label, int) or isinstance(label, bool):
+        kind = "nothing" if label is None else type(label).__name__
+        return f"{expected}, found {kind}; use --task causal-lm for texts without classes"
+    if label < 0:
+        return f"{expected}, found a negative number; leave out rows without a class"
+    if label >= MAX_CLASSES:
+        return f"{expected}, found a larger number; renumber the classes from 0 without gaps"
+    return ""
+
+
+def batches(examples: Sequence[Example], batch_size: int, steps: int, seed: int) -> list[list[Example]]:
+    """Return consecutive rows after a seeded shuffle, `steps` full batches or as many as there are.
+
+    Raises:
+        DataError: there is not even one full batch.
+    """
+    shuffled = list(examples)
+    random.Random(seed).shuffle(shuffled)
+    full = [shuffled[start : start + batch_size] for start in range(0, len(shuffled) - batch_size + 1, batch_size)]
+    if not full:
+        raise DataError(f"the data has {len(examples)} rows, fewer than one batch of {batch_size}")
+    return full[:steps]
+
+
+def frozen_parameters(model: nn.Module, patterns: Sequence[str]) -> frozenset[str]:
+    """Return the names of the parameters that `--freeze` leaves out of the update.
+
+    Raises:
+        ConfigError: a pattern matches no parameter, or nothing would be left to share.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    tables = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    frozen: set[str] = set()
+    for pattern in patterns:
+        matched = tables & set(names) if pattern == "embeddings" else set(fnmatch.filter(names, pattern))
+        if not matched:
+            raise ConfigError(
+                f"--freeze {pattern}: matches no parameter; write `embeddings` or a pattern like {names[0]!r}"
+            )
+        frozen |= matched
+    if len(frozen) == len(names):
+        raise ConfigError("--freeze leaves no parameter to share, so there is no update to attack")
+    return frozenset(frozen)
+
+
+def _below_the_adapters(model: nn.Module) -> frozenset[str]:
+    """Return what training with adapters leaves alone: the weights of the model that a head sits on."""
+    body: Any = getattr(model, "base_model", None)
+    inside = {id(parameter) for parameter in body.parameters()} if isinstance(body, nn.Module) else set()
+    return frozenset(
+        name for name, parameter in model.named_parameters() if id(parameter) in inside and not is_adapter(name)
+    )
+
+
+def source_digest(what: Any, model: nn.Module, tokenizer: str = "") -> str:
+    """Return the SHA-256 of all that simulated steps depend on, wherever the files lie.
+
+    Args:
+        what: a `Simulation` or `ArraySimulation`; the content of its data file counts, its path does not.
+        model: as it is before the first step.
+        tokenizer: facts about it.
+    """
+    options = {
+        field.name: repr(getattr(what, field.name)) for field in fields(what) if field.name not in ("model", "data")
+    }
+    digest = hashlib.sha256(json.dumps([options, tokenizer, _architecture(model)], default=str).encode())
+    digest.update(what.data.read_bytes())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _architecture(model: nn.Module) -> dict[str, Any]:
+    """Return a model's configuration without where it was loaded from."""
+    config: Any = getattr(model, "config", None)
+    found: dict[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
+    return {key: value for key, value in found.items() if key != "_name_or_path"}
+
+
+class Simulator:
+    """Makes the snapshots of a simulation, one client step at a time."""
+
+    def __init__(self, what: Simulation) -> None:
+        """Load model, tokenizer and data.
+
+        Raises:
+            ModelError, DataError, ConfigError: something is missing or does not fit.
+        """
+        self.what = what
+        examples = read_examples(what.data, what.task)
+        self.batches = batches(examples, what.batch_size * what.local_steps, what.steps, what.seed)
+        labels = self._number_of_labels(examples)
+        self.tokenizer = load_tokenizer(what.model)
+        self.model = load_model(what.model, what.task, num_labels=labels, seed=what.seed)
+        frozen = frozenset[str]()
+        if what.lora_rank is not None:
+            add_lora(self.model, what.lora_rank, what.lora_targets, seed=what.seed)
+            frozen = _below_the_adapters(self.model)
+        self._frozen = frozen | frozen_parameters(self.model, what.freeze)
+        if not {name for name, _ in self.model.named_parameters()} - self._frozen:
+            raise ConfigError("--freeze leaves no parameter to share, so there is no update to attack")
+        self.digest = source_digest(what, self.model, vocabulary_of(self.tokenizer, self.model).model_dump_json())
+        """SHA-256 of all that the steps depend on: options, data, weights and tokenizer; known to whoever has the data."""
+        if what.lora_warmup:
+            self._warm_up(examples)
+        self._recipe = ModelRecipe.of(self.model)
+
+    def _number_of_labels(self, examples: Sequence[Example]) -> int:
+        largest = max((example.label for example in examples if example.label is not None), default=1)
+        if self.what.num_labels is None:
+            return max(2, largest + 1)
+        if largest >= self.what.num_labels:
+            raise DataError(
+                f"{self.what.data}: has a label {largest}, but --num-labels is {self.what.num_labels}; "
+                f"give at least {largest + 1}"
+            )
+        return self.what.num_labels
+
+    def __len__(self) -> int:
+        """Return the number of steps that there is data for."""
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        """Yield one snapshot after another; weights stay as they are, so every step is a first step."""
+        for index in range(len(self)):
+            yield self.snapshot(index)
+
+    def _batch(self, rows: Sequence[Example], turn: int) -> MicroBatch:
+        """Return one micro-batch, in training mode with a random state of its own."""
+        what = self.what
+        labels = [example.label for example in rows if example.label is not None]
+        longest = min(MAX_LENGTH, vocabulary_of(self.tokenizer, self.model).max_length)
+        batch = make_batch(self.tokenizer, [example.text for example in rows], labels, what.task, longest)
+        return with_random_state(batch, 1_000_003 * what.seed + turn) if what.mode == "train" else batch
+
+    def _warm_up(self, examples: Sequence[Example]) -> None:
+        """Train what is shared for some steps, on batches from the end of the shuffle: the audited ones are at its start."""
+        what = self.what
+        rows = batches(examples, what.batch_size, len(examples), what.seed)[::-1]
+        trained = [p for name, p in self.model.named_parameters() if name not in self._frozen]
+        optimizer = torch.optim.AdamW(trained, lr=WARMUP_LEARNING_RATE)
+        self.model.train(what.mode == "train")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(what.seed)
+            for turn in range(what.lora_warmup):
+                optimizer.zero_grad()
+                self.model(**self._batch(rows[turn % len(rows)], turn).inputs).loss.backward()
+                optimizer.step()
+        self.model.zero_grad(set_to_none=True)
+        self.model.eval()
+
+    def snapshot(self, index: int) -> Snapshot:
+        """Return one step, the same whenever it is asked for.
+
+        Args:
+            index: its number from 0.
+        """
+        what, rows = self.what, self.batches[index]
+        training = what.mode == "train"
+        sends: dict[str, Any] = {}
+        if what.learning_rate is not None:
+            sends = {"view": "delta", "local_steps": what.local_steps, "learning_rate": what.learning_rate}
+        facts = public_facts(
+            self.model, self.tokenizer, task=what.task, training=training, frozen=self._frozen, **sends
+        )
+        labels = [example.label for example in rows if example.label is not None]
+        size = what.batch_size
+        truth = Truth(
+            tuple(
+                self._batch(rows[k * size : (k + 1) * size], index * what.local_steps + k)
+                for k in range(what.local_steps)
+            )
+        )
+        recipe = StepRecipe(training=training)
+        observation = ClientStep(self.model, truth, recipe, facts).observe()
+        granted = Granted(
+            labels=tuple(labels) if "labels" in what.grant else None,
+            lengths=tuple(map(len, truth.sequences())) if "lengths" in what.grant else None,
+        )
+        return Snapshot(
+            observation=observation.granting(granted),
+            truth=truth,
+            recipe=recipe,
+            model_recipe=self._recipe,
+            provenance=Provenance(
+                framework="simulate",
+                step=index,
+                created=datetime.now(UTC).isoformat(timespec="seconds"),
+                learning_rate=what.learning_rate,
+            ),
+        )

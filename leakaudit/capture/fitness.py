@@ -1,0 +1,211 @@
+"""Checks before the first step whether a model can be audited.
+
+Its tensors have to be such as can be kept, and another process has to make the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from leakaudit.capture.boundary import Hook
+from leakaudit.capture.recorder import Kept
+from leakaudit.errors import ModelError, SnapshotError
+from leakaudit.models.lora import rebuild_lora
+from leakaudit.models.module_parts import put_parts, replaced_parts
+from leakaudit.models.module_settings import Settings, changed_settings, settings_of, unlike_buffers, unstored_buffers
+from leakaudit.models.recipe import ModelRecipe, blank_model, plain_name, state_of, tied_names
+from leakaudit.storage.safetensors_stream import DTYPES
+
+
+def check_tensors(model: nn.Module) -> None:
+    """Refuse a model whose steps could not be kept.
+
+    Raises:
+        SnapshotError: names a parameter or buffer without values (on `meta`), or of a type that a snapshot cannot hold.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise SnapshotError(
+                f"{plain_name(name)!r} is on the device `meta`, so it has no values; load or initialise it before training "
+                "(`to_empty`, `load_state_dict(..., assign=True)`)"
+            )
+        if tensor.dtype not in DTYPES:
+            raise SnapshotError(
+                f"{plain_name(name)!r} is of type {tensor.dtype}, which a snapshot cannot hold; keep it outside the model, or store "
+                "it as real numbers"
+            )
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How the live model differs from the one that its recipe makes."""
+
+    foreign: frozenset[str] = frozenset()
+    """Parameters and stored buffers that the made model has no place for."""
+    unlike: frozenset[str] = frozenset()
+    """Unstored buffers whose values differ, so that they are kept with each step."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """Small modules that a user put in the place of others, and how they are made again."""
+    made: Settings | None = None
+    """Plain numbers on the made model's modules; None where none could be made."""
+
+    @classmethod
+    def of(cls, model: nn.Module, recipe: ModelRecipe) -> Fit:
+        """Make the model once without its weights and compare.
+
+        Args:
+            model: the live one.
+            recipe: how the side process makes it. For one that user code makes nothing is tried: that code may have effects.
+
+        Raises:
+            ModelError: the class makes tensors that the live model has not, or of other shapes: its weights could not be loaded; or
+                the live model has a part that cannot be made again.
+        """
+        refuse_quantised(model)
+        live = {plain_name(name): buffer for name, buffer in unstored_buffers(model).items()}
+        blank = _blank(recipe)
+        if blank is None:
+            return cls(unlike=frozenset(live) if recipe.made_by else frozenset())
+        here = {plain_name(f"{name}.")[:-1]: module for name, module in model.named_modules()}
+        parts = replaced_parts(here, dict(blank.named_modules()))
+        with torch.device("meta"):
+            put_parts(blank, parts)
+        unlike = unlike_buffers(live, unstored_buffers(blank))
+        return cls(_foreign(model, recipe, blank), unlike, parts, settings_of(blank))
+
+    def settings(self, model: nn.Module) -> Settings:
+        """Return the live model's numbers that differ from the made one's.
+
+        They are plain numbers on its modules, as they are at this moment.
+        """
+        if self.made is None:
+            return {}
+        live = {plain_name(f"{name}.")[:-1]: numbers for name, numbers in settings_of(model).items()}
+        return changed_settings(live, self.made)
+
+
+def refuse_quantised(model: nn.Module) -> None:
+    """Refuse a model whose weights are quantised.
+
+    They are stored in fewer bits than a number that can be trained.
+
+    Raises:
+        ModelError: says what to do.
+    """
+    method = getattr(getattr(model, "config", None), "quantization_config", None)
+    if method is None and not getattr(model, "is_quantized", False):
+        return
+    raise ModelError(
+        "the model's weights are quantised, and the side process cannot make such layers; train the adapters on the model in bfloat16 "
+        "(without `quantization_config`) to audit the run"
+    )
+
+
+def _blank(recipe: ModelRecipe) -> nn.Module | None:
+    """Return the model of a recipe with parameters without values.
+
+    It has its buffers; None means that this cannot be tried.
+
+    Raises:
+        ModelError: the recipe makes no model, or its adapters do not fit.
+    """
+    if recipe.made_by or not recipe.config:
+        return None
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"), _parameters_without_values():
+            blank = blank_model(recipe)
+        if recipe.lora is not None:
+            with torch.random.fork_rng(devices=[]), torch.device("meta"):
+                rebuild_lora(blank, recipe.lora)
+        return blank
+    except ModelError:
+        raise
+    except Exception:  # no model that can be made without values; the side process says what is wrong, if anything is
+        return None
+
+
+@contextmanager
+def _parameters_without_values() -> Iterator[None]:
+    """Put each parameter on the device `meta` when it is registered.
+
+    So a large model takes no memory.
+    """
+
+    def emptied(module: nn.Module, name: str, parameter: Any) -> Any:
+        if parameter is None or parameter.is_meta:
+            return None
+        return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+
+    hook = nn.modules.module.register_module_parameter_registration_hook(emptied)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def patched_parts(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of parts that compute by more than the code of their class.
+
+    They have a `forward` in the instance, or forward hooks. The model itself is left out: what is around it changes the loss and not
+    what its parts compute, and `own_loss` tells of that.
+    """
+    return tuple(name for name, part in model.named_modules() if name and _is_patched(part))
+
+
+def _is_patched(part: nn.Module) -> bool:
+    hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+    return "forward" in vars(part) or any(not isinstance(hook, Hook) for hook in hooks)
+
+
+def _foreign(model: nn.Module, recipe: ModelRecipe, blank: nn.Module) -> frozenset[str]:
+    made = {name: tuple(tensor.shape) for name, tensor in state_of(blank).items()}
+    here = {plain_name(name): tuple(tensor.shape) for name, tensor in state_of(model).items()}
+    aliases = {name for pair in tied_names(blank) for name in pair}
+    for name, shape in made.items():
+        if name not in aliases and here.get(name) != shape:
+            found = "does not have it" if name not in here else f"has it of shape {here[name]}"
+            raise ModelError(
+                f"{recipe.class_name}, made from its configuration, has the parameter {name!r} of shape {shape}; this model {found}, so the "
+                "side process cannot load its weights. Say how the model is made with `rebuilt_by`, or set `schedule: inline`"
+            )
+    return frozenset(here) - frozenset(made) - aliases
+
+
+def fitting(kept: Kept, foreign: frozenset[str]) -> Kept:
+    """Return a step without what its model, made again, has no place for: that transmits nothing.
+
+    Args:
+        kept: the step.
+        foreign: names of parameters and buffers that the model, made again, will not have.
+
+    Raises:
+        SnapshotError: one of them has a part in the update.
+    """
+    parts = [name for name in kept.update if name in foreign and bool(kept.update[name].any())]
+    if parts:
+        raise SnapshotError(
+            f"the update of {parts[0]!r} is not zero, but {kept.manifest.model.class_name} of transformers has no such "
+            "parameter; say how the model is made with `rebuilt_by`, or set `schedule: inline`"
+        )
+    update = {name: g for name, g in kept.update.items() if name not in foreign and g.numel()}
+    weights = {name: w for name, w in kept.weights.items() if name not in foreign}
+    frozen = None if kept.frozen is None else kept.frozen.without(foreign)
+    part = None if kept.part is None else kept.part.without(foreign)
+    return replace(kept, update=update, weights=weights, frozen=frozen, part=part)
+
+
+def beyond(foreign: frozenset[str], class_name: str) -> str:
+    """Return a sentence that names what is left out of the audit; empty where nothing is."""
+    if not foreign:
+        return ""
+    count = "1 tensor" if len(foreign) == 1 else f"{len(foreign)} tensors"
+    return (
+        f"this model has {count} that {class_name} of transformers does not have (first {min(foreign)!r}): left out of the audit, and a "
+        "step whose update contains them is not kept; with `rebuilt_by` or `schedule: inline` they are audited as well"
+    )

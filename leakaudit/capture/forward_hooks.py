@@ -1,0 +1,333 @@
+"""Records the inputs of a model and the gradients that reach its outputs.
+
+A loss may be computed anywhere: in the model, in the trainer, in user code, from a curriculum. None of that has to be known. What
+reaches the parameters passes through the model's outputs, so a step is repeated exactly from the call, the random state before
+the forward pass, and the gradient that arrived at each output: its pull. Where the model computes the loss itself, the pull is
+one number, the weight that the trainer gave the loss.
+
+Hooks are on the model only while a step is recorded, and they only read: training computes the same numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leakaudit.capture.boundary import Hook, around, entry
+from leakaudit.capture.calls import Call, Surroundings, copied
+from leakaudit.models.recipe import outputs_of, unwrapped
+
+MOST_BYTES = 512_000_000
+"""Most that is held in a step of what arrives at the outputs, in bytes. Our choice: logits of 2,000 tokens over 60,000 words fit; where
+the model computes the loss itself it is one number a pass."""
+
+SMALL_BYTES = 1_000_000
+"""Up to this size a gradient at an output stays on the device, and is held even where a loss inside the model explains it. Our choice:
+the logits of a classifier and a batch of pooled states fit, the logits of a language model do not."""
+
+
+@dataclass
+class Backward:
+    """What one backward pass sent into the outputs of one forward pass."""
+
+    accumulates: bool
+    """Whether it adds to the parameters' gradients; `torch.autograd.grad` does not."""
+    pulls: dict[str, Tensor] = field(default_factory=dict)
+    """Path of an output -> gradient that arrived there in all, also by way of later outputs."""
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    """The same of outputs whose gradient was not held, because a loss inside the model came first: its sum and its norm (2,)."""
+
+    open: set[str] = field(default_factory=set)
+    """Paths of other outputs at which a repetition of the loss inside the model has not shown yet that it is all that arrived."""
+
+    @property
+    def has_scalar(self) -> bool:
+        """Whether a loss inside the model was pulled."""
+        return any(pull.dim() == 0 for pull in self.pulls.values())
+
+
+@dataclass
+class Pass:
+    """One forward pass of the step that is being recorded."""
+
+    inputs: dict[str, Tensor]
+    """Tensors that the model was called with, by the names of its forward's parameters; copies on the CPU."""
+    options: dict[str, bool | float] = field(default_factory=dict)
+    """Plain values that it was called with."""
+    rng: dict[str, Tensor] = field(default_factory=dict)
+    num_items: Tensor | None = None
+    kept_back: dict[str, Tensor] = field(default_factory=dict)
+    """What the trainer had in the batch and did not give to the model, such as labels for a loss of its own; copies."""
+    backwards: dict[int, Backward] = field(default_factory=dict)
+    """Number of a backward pass that reached it -> what that sent."""
+    autocast: torch.dtype | None = None
+    too_large: bool = False
+    """More arrived at its outputs than may be held: a loss of one's own over a large vocabulary."""
+    tapped: bool = False
+    """Whether pulls were looked out for; if so, a pass without any was not part of the update."""
+    stepped: bool = False
+    """A local step was made of it: emptying the gradients afterwards does not undo that."""
+    again: bool = False
+    """It saw the same examples as another pass of the same backward (R-Drop): one batch, two passes."""
+    call: Call | None = None
+    """The call itself, to be repeated; None where it cannot be."""
+    surroundings: Surroundings | None = None
+    """What the call depends on beside its arguments and the model."""
+    weights: dict[int, Tensor] = field(default_factory=dict)
+    """Identity of a parameter -> its value, where it was not that of the first pass; copies on the CPU."""
+    modes: list[tuple[nn.Module, bool]] = field(default_factory=list)
+    """Modules that were in another mode than in the first pass, and whether they trained."""
+    elsewhere: bool = False
+    """Whether it ran on other weights than the first pass."""
+    entered: bool = False
+    """Whether `forward` was reached, where calls of that are recorded."""
+    differentiable: bool = False
+    """Whether a gradient was taken of it that can be differentiated again (`create_graph`), as a penalty on gradients needs it."""
+    mixed: bool = False
+    """Whether a loss inside the model is not all that was computed from its outputs."""
+
+    @property
+    def counted(self) -> dict[int, Backward]:
+        """The backward passes that the update comes from.
+
+        They are those that add to gradients, or all if none does.
+
+        A saliency map takes a gradient with `torch.autograd.grad` before the loss is sent back, and is no part of the update; a loop
+        that computes all its gradients that way has nothing else.
+        """
+        adding = {number: one for number, one in self.backwards.items() if one.accumulates}
+        return adding or self.backwards
+
+    @property
+    def backward(self) -> int | None:
+        """Number of the first backward pass that counts; None without any.
+
+        A pass counts if the update comes from it.
+        """
+        return min(self.counted, default=None)
+
+    @property
+    def pulls(self) -> dict[str, Tensor]:
+        """Path of an output -> gradient that arrived there in all.
+
+        Only backward passes that count are taken.
+        """
+        found: dict[str, Tensor] = {}
+        for one in self.counted.values():
+            for path, pull in one.pulls.items():
+                found[path] = found[path] + pull if path in found else pull
+        scalar = not self.mixed and any(pull.dim() == 0 for pull in found.values())
+        return {path: pull for path, pull in found.items() if pull.dim() == 0} if scalar else found
+
+
+class Tap:
+    """Records the forward passes of one module, with what the loss sends back to them."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        began: Callable[[Pass], None],
+        reached: Callable[[Pass, int], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Prepare; nothing is hooked before `open`.
+
+        Args:
+            model: the object that the training loop calls, wrappers included: hooks inside a compiled model do not fire.
+            began: called with each pass immediately before its forward.
+            reached: called when a backward pass arrives at a pass for the first time, before any gradient of it is
+                accumulated, with the number of that backward.
+            failed: called with whatever goes wrong in a hook, which would end the training if it got out.
+        """
+        self.model = model
+        self._began = began
+        self._reached = reached
+        self._failed = failed
+        self._names = forward_names(model)
+        self._handles: list[Any] = []
+        self._running: list[Pass] = []
+        self._held = 0
+        """Bytes held of what arrived at the outputs in this step."""
+        self._direct: list[bool] = []
+        """Of each call of `forward` that is running: whether nothing called it but the loop itself."""
+        self.paused = False
+        """Whether calls are none of the loop's own just now."""
+        self.watches_forward = False
+        """Whether calls of `model.forward`, which pass by every hook, are recorded as well."""
+        self.holds_everything = False
+        """Whether a gradient at an output is held even where a loss inside the model came first."""
+
+    def open(self) -> None:
+        """Set the hooks; a second call changes nothing."""
+        if self._handles:
+            return
+        self._held = 0
+        self._handles = [
+            self.model.register_forward_pre_hook(Hook(self._before), with_kwargs=True, prepend=True),
+            self.model.register_forward_hook(Hook(self._after)),
+        ]
+        compiled = getattr(self.model, "_compiled_call_impl", None)
+        if compiled is not None:  # `model.compile()`: hooks would be compiled into the graph, and fire once
+            self._handles[0].remove()
+            self._handles[1].remove()
+            self.model._compiled_call_impl = around(compiled, self._called, self._returned)
+            self._handles = [_Undo(functools.partial(setattr, self.model, "_compiled_call_impl", compiled))]
+        elif self.watches_forward and not {"forward", "_orig_mod"} & {*vars(self.model), *self.model._modules}:
+            forward = _Forward(around(self.model.forward, self._forward_called, self._forward_returned))
+            forward.model = self.model
+            vars(self.model)["forward"] = forward
+            self._handles.append(_Undo(functools.partial(vars(self.model).pop, "forward", None)))
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._running = []
+        self._direct = []
+
+    def _fail(self, error: Exception) -> None:
+        self._failed(error)
+
+    @entry
+    def _called(self, *args: Any, **kwargs: Any) -> None:
+        self._before(self.model, args, kwargs)
+
+    @entry
+    def _returned(self, outputs: Any) -> None:
+        self._after(self.model, (), outputs)
+
+    @entry
+    def _forward_called(self, *args: Any, **kwargs: Any) -> None:
+        direct = not self.paused and not (self._running and not self._running[-1].entered)
+        self._direct.append(direct)
+        if direct:
+            self._before(self.model, args, kwargs)
+        if self._running and not self.paused:
+            self._running[-1].entered = True
+
+    @entry
+    def _forward_returned(self, outputs: Any) -> None:
+        if self._direct.pop():
+            self._after(self.model, (), outputs)
+
+    @entry
+    def _before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if module is not self.model:
+            return  # a copy of the model, which has our hooks
+        if self.paused or not torch.is_grad_enabled():
+            return  # an evaluation, or a reference model: it has no part in the update
+        named = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        items = named.pop("num_items_in_batch", None)
+        seen = Pass(
+            inputs=copied(named),
+            options={name: value for name, value in named.items() if isinstance(value, bool | int | float)},
+            num_items=None if items is None else torch.as_tensor(items).detach().to("cpu", copy=True),
+            autocast=_autocast(next(module.parameters()).device),
+            tapped=True,
+        )
+        seen.call = Call.of(args, kwargs, {id(named[name]): copy for name, copy in seen.inputs.items()})
+        seen.surroundings = Surroundings.now()
+        self._running.append(seen)
+        self._began(seen)
+
+    @entry
+    def _after(self, module: nn.Module, args: Any, outputs: Any) -> None:
+        if self.paused or not torch.is_grad_enabled() or not self._running:
+            return
+        seen = self._running.pop()
+        for path, tensor in outputs_of(outputs):
+            if tensor.requires_grad:
+                tensor.register_hook(functools.partial(self._arrived, seen, path))
+
+    @entry
+    def _arrived(self, seen: Pass, path: str, pull: Tensor | None) -> None:
+        """Keep what arrives at an output, or its sums.
+
+        Sums are enough if a loss inside the model came first and seems to explain all.
+
+        A scalar output is computed from the others, so a backward pass reaches it before them.
+        """
+        if pull is None:
+            return  # DDP sends a gradient of nothing to outputs that the loss does not use
+        number = torch._C._current_graph_task_id()
+        one = seen.backwards.get(number)
+        if one is None:
+            self._reached(seen, number)
+            one = seen.backwards[number] = Backward(self._accumulates())
+            seen.differentiable |= torch.is_grad_enabled()
+        pull = pull.detach()
+        size = pull.numel() * pull.element_size()
+        if one.has_scalar and pull.dim() == 0 and path not in one.pulls:
+            return  # a part of the loss that the model also returns by itself
+        full = self._held + size > MOST_BYTES
+        if one.has_scalar and (full or size > SMALL_BYTES) and not self.holds_everything:
+            one.sums[path] = sums(pull)
+        elif full:
+            seen.too_large = True
+        else:
+            self._held += size
+            one.pulls[path] = pull.clone() if size <= SMALL_BYTES else pull.to("cpu", copy=True)
+
+    def _accumulates(self) -> bool:
+        """Return whether the running backward pass adds to a gradient.
+
+        It has to be one of the model's parameters.
+        """
+        if torch.autograd._is_checkpoint_valid():
+            return True  # `backward()` without `inputs`
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        nodes = (torch.autograd.graph.get_gradient_edge(p).node for p in trained)
+        try:
+            return any(torch._C._will_engine_execute_node(node) for node in nodes)
+        except RuntimeError:  # which is how torch says that this is `torch.autograd.grad`
+            return False
+
+
+def sums(pull: Tensor) -> Tensor:
+    """Return the sum and the norm of a tensor, (2,), without a copy.
+
+    They are float32, on its device.
+    """
+    return torch.stack((pull.sum(dtype=torch.float32), torch.linalg.vector_norm(pull, dtype=torch.float32)))
+
+
+class _Forward(functools.partial[Any]):
+    """What replaces a model's `forward` while a step is recorded.
+
+    Copies and pickles of the model have their own.
+    """
+
+    model: nn.Module
+
+    def __reduce__(self) -> Any:
+        """Become the `forward` of the class again."""
+        return getattr, (self.model, "forward")
+
+
+class _Undo:
+    """Something to call instead of a hook's `remove`."""
+
+    def __init__(self, undo: Callable[[], None]) -> None:
+        self.remove = undo
+
+
+def forward_names(model: nn.Module) -> list[str]:
+    """Return the names of the positional parameters of the innermost model's forward."""
+    forward = unwrapped(model).forward
+    with contextlib.suppress(ValueError, TypeError):
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return [name for name, p in inspect.signature(forward).parameters.items() if p.kind in kinds]
+    return []
+
+
+def _autocast(device: torch.device) -> torch.dtype | None:
+    enabled = torch.is_autocast_enabled(device.type)
+    return torch.get_autocast_dtype(device.type) if enabled else None

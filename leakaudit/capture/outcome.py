@@ -1,0 +1,98 @@
+"""Says what an audit came to, and which kept steps are no evidence.
+
+Both are one line, the last words of a training.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from leakaudit.errors import ResultsError
+from leakaudit.files.strict_json import read_bounded
+from leakaudit.gate.evaluate import SHIPPED, RuleVerdict, Status, Verdict, number
+from leakaudit.results.recovery import in_words, recovered
+from leakaudit.results.schema import Results, StepRecord, VerificationStatus, load_results
+from leakaudit.results.wording import counted
+
+MAX_VERDICT_BYTES = 16 * 2**20
+"""Of `verdict.json`. Our choice: a policy of a thousand rules takes a tenth of it."""
+
+_LEAKED = {
+    "exact_sentence": "leaked a sentence",
+    "exact_sequence": "leaked a whole text",
+    "all_words": "leaked every word of the batch",
+    "most_words": "leaked most words of a text",
+    "in_reach": "had a text in reach of an attack",
+    "label_counts": "leaked its label counts",
+}
+"""Event of a rule -> what a step did that had it."""
+
+
+def outcome(folder: Path) -> tuple[str, ...]:
+    """Return what an audit came to.
+
+    Args:
+        folder: the audit's.
+
+    Returns:
+        The verdict in a clause, then a clause on the kept steps that are no evidence, where there are some. Nothing where no verdict
+        or no results can be read.
+    """
+    try:
+        verdict = Verdict.model_validate_json(read_bounded(folder / "verdict.json", MAX_VERDICT_BYTES))
+        results = load_results(folder)
+    except (OSError, ValueError, ValidationError, ResultsError):
+        return ()
+    unchecked = unchecked_steps(results)
+    return (f"{verdict.verdict}: {headline(verdict, results)}", *([unchecked] if unchecked else []))
+
+
+def headline(verdict: Verdict, results: Results) -> str:
+    """Return the numbers of the rule that decides.
+
+    What came back beside it, and what keeps the verdict open, follow.
+    """
+    rule = next((rule for rule in verdict.rules if rule.id == verdict.deciding_rule), None)
+    if rule is None or not rule.n:
+        return verdict.sentence.rstrip(".")
+    clauses = [_numbers(rule)]
+    if rule.defense == SHIPPED and not rule.k and (found := in_words(recovered(results))):
+        clauses[0] += f", but {found} came back"
+    if rule.status is Status.INCONCLUSIVE and rule.reasons:
+        first = rule.reasons[0].rstrip(".")
+        clauses.append(first[0].lower() + first[1:])
+    return "; ".join(clauses)
+
+
+def _numbers(rule: RuleVerdict) -> str:
+    if rule.k is None:
+        return f"{rule.subject} is {number(rule.observed or 0.0, rule.threshold)}, the policy allows {number(rule.threshold)}"
+    leaked = _LEAKED.get(rule.subject, f"had the event {rule.subject}")
+    return f"{rule.k} of {counted(rule.n, 'step')} {leaked}"
+
+
+def unchecked_steps(results: Results) -> str:
+    """Return how many kept steps could not be checked, and why.
+
+    The reason is that of the first; the text is empty if all could be checked.
+    """
+    unchecked = [step for step in results.steps if not step.verification.status.bounds]
+    if not unchecked:
+        return ""
+    said = (
+        f"{len(unchecked)} of {counted(len(results.steps), 'kept step')} could not be checked, so {_worth(unchecked)}"
+    )
+    return f"{said}: {_why(unchecked[0])}"
+
+
+def _worth(unchecked: list[StepRecord]) -> str:
+    """Return what steps count for that could not be checked."""
+    if all(step.verification.status is VerificationStatus.MISMATCH for step in unchecked):
+        return "no attack ran on it" if len(unchecked) == 1 else "no attack ran on them"
+    return "nothing that did not come back counts as safe"
+
+
+def _why(step: StepRecord) -> str:
+    return step.verification.note.strip().rstrip(".") or f"its update is stamped {step.verification.status}"

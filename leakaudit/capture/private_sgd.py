@@ -1,0 +1,67 @@
+"""Reads whether an optimizer clips every example and adds noise, and how.
+
+It knows Opacus without importing it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from leakaudit.capture.optimizers import every_layer, movers_of
+from leakaudit.client.snapshot import DeclaredDefense
+from leakaudit.errors import SnapshotError
+
+DP_SGD = "dp-sgd"
+"""The defence that says what Opacus does; its knobs are named as Opacus names them."""
+
+REPEATED = ("DPOptimizer", "DistributedDPOptimizer")
+"""Classes of Opacus that clip every example's whole gradient to one bound, as Abadi et al. 2016, Algorithm 1, does."""
+
+
+@dataclass(frozen=True)
+class PrivateSgd:
+    """An optimizer of Opacus somewhere among the wrappers; its knobs may be scheduled, so they are read when they are needed."""
+
+    optimizer: Any
+
+    def declared(self) -> tuple[DeclaredDefense, ...]:
+        """Return what the protocol declares of the step that begins, in the units of Abadi et al. 2016, Algorithm 1."""
+        knobs: dict[str, float | int | str | bool] = {
+            "noise_multiplier": float(self.optimizer.noise_multiplier),
+            "max_grad_norm": float(self.optimizer.max_grad_norm),
+            "expected_batch_size": self._divisor(),
+        }
+        if self.optimizer.loss_reduction == "sum":
+            knobs["loss_reduction"] = "sum"
+        return (DeclaredDefense(name=DP_SGD, parameters=knobs),)
+
+    def _divisor(self) -> float:
+        """Return what the sum of the clipped gradients is divided by."""
+        if self.optimizer.loss_reduction == "sum":
+            return 1.0
+        return float(self.optimizer.expected_batch_size)
+
+
+def private_sgd(optimizer: Any) -> PrivateSgd | None:
+    """Return the private optimizer among `optimizer` and what it wraps, or None where there is none.
+
+    Raises:
+        SnapshotError: it is one whose clipping cannot be repeated here: per layer, adaptive, or in a second backward pass.
+    """
+    knobs = ("noise_multiplier", "max_grad_norm", "expected_batch_size", "loss_reduction")
+    for layer in every_layer(optimizer):
+        if all(knob in vars(layer) for knob in knobs):
+            name = type(layer).__name__
+            if name not in REPEATED:
+                raise SnapshotError(
+                    f"{name} does not clip each example's whole gradient to one bound, so its step cannot be repeated; use "
+                    "`clipping='flat'` and `grad_sample_mode='hooks'` of Opacus to audit"
+                )
+            if (several := len(movers_of(optimizer))) > 1:
+                raise SnapshotError(
+                    f"{name} is one of {several} optimizers, so only a part of the update is clipped and noised; train all parameters with "
+                    "one private optimizer to audit"
+                )
+            return PrivateSgd(layer)
+    return None

@@ -1,0 +1,79 @@
+"""Checks the public facts of a kept step against what was seen of it.
+
+A fact that is not so would weaken an attack.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch.utils.data import BatchSampler
+
+from leakaudit.client.snapshot import PublicFacts, Truth
+from leakaudit.errors import SnapshotError
+
+
+def loader_bound(loader: Any, windows: int, processes: int) -> int | None:
+    """Return the most examples that one step may take from a data loader.
+
+    None means that the loader does not say.
+
+    Args:
+        loader: the trainer's own, which a subclass may have made of other sizes than its arguments say.
+        windows: micro-batches of one optimizer step.
+        processes: of the run; each draws batches of its own.
+    """
+    sampler = getattr(loader, "sampler", None)
+    sampler = sampler if isinstance(sampler, BatchSampler) else getattr(loader, "batch_sampler", None)
+    size = getattr(sampler, "batch_size", None)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        return None
+    return size * windows * (1 if getattr(sampler, "split_batches", False) else processes)
+
+
+def believed_bound(facts: PublicFacts, truth: Truth) -> tuple[int | None, str]:
+    """Return the bound on the batch size if it fits what was seen.
+
+    Otherwise the bound is None, and a note says why.
+
+    Args:
+        facts: with the bound that the trainer's settings state, in sequences of one step or local step.
+        truth: the batch; packed texts and the choices of an example are sequences of their own.
+    """
+    bound = facts.batch_size_bound
+    if bound is None or truth.examples() <= bound * facts.local_steps:
+        return bound, ""
+    return None, "the batch held more sequences than the trainer's settings say, so no bound on its size is stated"
+
+
+def believed_divisor(truth: Truth) -> tuple[float | None, str]:
+    """Return what the trainer divided the loss of each micro-batch by.
+
+    It is None, with a note, unless it is one positive number for all.
+
+    It is one over the weight with which the backward pass started from the loss. A loss computed outside the model has none.
+    """
+    pulls = [float(batch.pulls["loss"]) for batch in truth.micro_batches if "loss" in batch.pulls]
+    same = bool(pulls) and len(pulls) == len(truth.micro_batches)
+    if same and pulls[0] > 0 and all(math.isclose(pull, pulls[0], rel_tol=1e-6) for pull in pulls):
+        return 1.0 / pulls[0], ""
+    if not any(batch.pulls for batch in truth.micro_batches):
+        return 1.0, ""  # nothing was seen of the loss; the step is repeated with the model's own, undivided
+    return None, "what the trainer divided the loss by is not one number that could be seen, so none is stated"
+
+
+def check_words(facts: PublicFacts, truth: Truth) -> None:
+    """Refuse a step of a masked language model if its words are unknown.
+
+    The masked words are what is private in it.
+
+    Raises:
+        SnapshotError: says how to make them known.
+    """
+    unknown = [b for b in truth.micro_batches if b.labels is None or b.labels.shape != b.inputs["input_ids"].shape]
+    if facts.task == "masked-lm" and unknown:
+        raise SnapshotError(
+            "its masked words were not seen, because the trainer keeps the labels from the model; tell them before the forward pass "
+            "(`attach(trainer)`, or `audit.batch({'labels': labels})`)"
+        )

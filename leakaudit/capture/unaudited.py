@@ -1,0 +1,60 @@
+"""Marks the folder of a run that is not audited, so that a gate never judges it by the results of an earlier run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from leakaudit.config.audit import AuditConfig
+from leakaudit.results.not_audited import NOT_AUDITED, NotAudited
+from leakaudit.results.schema import write_private
+from leakaudit.storage.spool import Place, make_room
+
+OUT_DIR_LINE = re.compile(r"""^out_dir:\s*(?P<quote>["']?)(?P<folder>.+?)(?P=quote)\s*(?:\s#.*)?$""", re.MULTILINE)
+
+
+def mark(wanted: Path, because: str) -> Place:
+    """Move an earlier audit out of a folder and write there that the latest run was not audited.
+
+    Args:
+        wanted: folder of the audit.
+        because: why, without any private text.
+
+    Returns:
+        The folder that was marked, and what became of the earlier audit: another folder where one is still under way in `wanted`.
+
+    Raises:
+        SpoolError: `wanted` is a link.
+        OSError: it cannot be written.
+    """
+    place = make_room(wanted.absolute())
+    place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    note = NotAudited(because=because, when=datetime.now(UTC).isoformat(timespec="seconds"))
+    write_private(place.folder / NOT_AUDITED, note.model_dump_json(by_alias=True, indent=1))
+    return place
+
+
+def folder_of(source: Any) -> Path | None:
+    """Return the folder that a configuration names, also where the rest of it is wrong.
+
+    Args:
+        source: as an adapter is given it: a file, an object, a mapping, or None for the defaults.
+
+    Returns:
+        The folder; None where the file cannot be read.
+    """
+    default = AuditConfig.model_fields["out_dir"].default
+    if isinstance(source, AuditConfig):
+        return source.out_dir
+    if isinstance(source, Mapping):
+        return Path(str(source.get("out_dir", default)))
+    if source is None:
+        return Path(default)
+    try:
+        found = OUT_DIR_LINE.search(Path(source).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return None
+    return Path(found["folder"]) if found else Path(default)

@@ -1,0 +1,112 @@
+"""Reads how far the attacks on the kept steps have come.
+
+It also estimates how long the rest will take, from what the worker leaves on the disk.
+
+The worker writes down once which attempts it makes on each step, and each attempt when it is finished. Both tell which attempt is
+at work and how many are to come; the times of earlier attempts tell how long they take.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from leakaudit.errors import ResultsError
+from leakaudit.results.schema import Attempt, AttemptStatus, Battery, load_journal
+from leakaudit.results.wording import counted, duration
+from leakaudit.storage.spool import Spool
+
+_OBSERVED = "none"
+"""The update as it was sent."""
+
+
+@dataclass(frozen=True)
+class _Due:
+    """An attempt that is still to be made."""
+
+    step: str
+    attack: str
+    defense: str
+
+
+class Progress:
+    """Reads a spool and its journal from outside.
+
+    Files that have not changed are not read again.
+    """
+
+    def __init__(self, spool: Spool, clock: Callable[[], float] = time.time) -> None:
+        """Prepare; nothing is read.
+
+        Args:
+            spool: as the trainer made it.
+            clock: seconds, in the time of the file system.
+        """
+        self._spool = spool
+        self._clock = clock
+        self._size = -1
+        self._finished: list[Attempt] = []
+        self._battery: Battery | None = None
+
+    def look(self) -> tuple[str, float | None]:
+        """Return what is at work, and how many seconds the rest takes.
+
+        The seconds are None if nothing can be said of them.
+        """
+        self._read()
+        waiting = [path.stem for path in self._spool.in_order()]
+        if self._battery is None:
+            return f"the side process is starting, {counted(len(waiting), 'kept step')} to attack", None
+        todo = self._todo(waiting, self._battery)
+        if not todo:
+            return "the last control step and the report", None
+        now = todo[0]
+        done = len(self._finished)
+        under = "" if now.defense == _OBSERVED else f" under {now.defense}"
+        what = f"attempt {done + 1} of {done + len(todo)}: {now.attack}{under} on step {int(now.step)}, up to {self._battery.budget_s:g} s"
+        seconds, measured = self._left(todo, self._battery.budget_s)
+        return f"{what}; {'about' if measured else 'at most'} {duration(seconds)} left", seconds
+
+    def _read(self) -> None:
+        journal = self._spool.root.parent / "journal.jsonl"
+        try:
+            self._battery = self._battery or self._spool.battery()
+            size = journal.stat().st_size
+            if size != self._size:
+                self._finished = [entry.attempt for entry in load_journal(journal)]
+                self._size = size
+        except (OSError, ResultsError):
+            return  # nothing is finished yet, or a line is just being written
+
+    def _todo(self, waiting: Sequence[str], battery: Battery) -> list[_Due]:
+        done = {(attempt.step, attempt.attack, attempt.defense) for attempt in self._finished}
+        every = [
+            _Due(step, attack, defense)
+            for step in waiting
+            for defense in battery.defenses
+            for attack in battery.attacks
+        ]
+        return [due for due in every if (f"st-{due.step}", due.attack, due.defense) not in done]
+
+    def _left(self, todo: Sequence[_Due], budget_s: float) -> tuple[float, bool]:
+        """Return the seconds that attempts will take, and how sure that is.
+
+        It is sure if each kind of attempt was seen before; otherwise the budget counts.
+        """
+        seen: dict[str, list[float]] = defaultdict(list)
+        for attempt in self._finished:
+            if attempt.status is not AttemptStatus.ERROR:
+                seen[attempt.attack].append(attempt.wall_s)
+        takes = [fmean(seen[due.attack]) if seen[due.attack] else budget_s for due in todo]
+        return max(0.0, sum(takes) - min(takes[0], self._since_last())), all(seen[due.attack] for due in todo)
+
+    def _since_last(self) -> float:
+        """Return the seconds since the last attempt was finished; 0 where none was."""
+        journal = self._spool.root.parent / "journal.jsonl"
+        try:
+            return max(0.0, self._clock() - journal.stat().st_mtime)
+        except OSError:
+            return 0.0

@@ -1,0 +1,107 @@
+"""What the subcommands share: how a path is read, what is kept of a command line, how an exception becomes an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from leakaudit.config.invocation import PATH, TEXT
+from leakaudit.errors import LeakAuditError, ResultsError, SnapshotError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+EXISTING = click.Path(path_type=Path)
+
+IDENTITY_HELP = (
+    "File with the private key that opens encrypted snapshots, or - to read it from stdin; else LEAKAUDIT_IDENTITY."
+)
+
+
+def say(line: str) -> None:
+    """Print a line on stderr; nobody who listens is no reason to stop."""
+    with contextlib.suppress(OSError):
+        click.echo(line, err=True)
+
+
+@contextmanager
+def answering_nobody() -> Iterator[None]:
+    """Close the standard input to questions: whatever a library asks is answered by the end of the input, which means no."""
+    before = sys.stdin
+    with Path(os.devnull).open(encoding="utf-8") as nobody:
+        sys.stdin = nobody
+        try:
+            yield
+        finally:
+            sys.stdin = before
+
+
+def clear_errors(command: Callable[P, R]) -> Callable[P, R]:
+    """Turn our exceptions into one line on stderr and the right exit code; `--json` still gets one document."""
+
+    @wraps(command)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except LeakAuditError as error:
+            code = 5 if isinstance(error, ResultsError | SnapshotError) else 2
+            if kwargs.get("as_json"):
+                click.echo(json.dumps({"error": type(error).__name__, "message": str(error), "exit": code}))
+            click.echo(f"error: {error}", err=True)
+            sys.exit(code)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            sys.exit(130)
+
+    return guarded
+
+
+def public_command(shown: Mapping[str, str] | None = None) -> str:
+    """Return the running subcommand with its options, as far as files that are handed on may tell.
+
+    Numbers, choices and flags stand as they were given, paths as `<path>` and free texts as `<text>`.
+
+    Args:
+        shown: parameter -> what to show in the place of its value, where the caller has read it; empty for nothing.
+    """
+    context = click.get_current_context()
+    words: list[str] = []
+    at: click.Context | None = context
+    while at is not None and at.parent is not None:
+        words.insert(0, str(at.command.name))
+        at = at.parent
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        if shown is not None and name in shown:
+            words += [max(parameter.opts, key=len), shown[name]] if shown[name] else []
+        elif context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT):
+            words += _public_words(parameter, context.params[name])
+    return " ".join(["leakaudit", *words])
+
+
+def _public_words(parameter: click.Parameter, value: Any) -> list[str]:
+    """Return one option or argument of the command line as it may be shown."""
+    values = value if isinstance(value, tuple) else (value,)
+    shown = [_public_value(parameter.type, one) for one in values]
+    if isinstance(parameter, click.Argument):
+        return shown
+    option = max(parameter.opts, key=len)
+    if isinstance(parameter, click.Option) and parameter.is_flag:
+        return [option] if value else []
+    return [word for one in shown for word in (option, one)]
+
+
+def _public_value(kind: click.ParamType[Any], value: Any) -> str:
+    if isinstance(kind, click.Choice) or (isinstance(value, int | float) and not isinstance(value, str)):
+        return str(value)
+    return PATH if isinstance(value, Path) else TEXT

@@ -1,0 +1,161 @@
+"""How far an audit has come and how long it will take, from the times it measured."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from leakaudit.cli.common import say
+from leakaudit.results.wording import counted, duration
+
+if TYPE_CHECKING:
+    from leakaudit.results.schema import JournalEntry
+
+PLAIN_LINE_SECONDS = 30.0
+"""Off a terminal, progress is one line per this many seconds: enough to see it live in a log, few enough to read."""
+
+Pair = tuple[str, str]
+"""Attack and defence."""
+
+
+def plan(steps: int, attacks: int, defenses: int, budget_s: float) -> str:
+    """Return what an audit will do and how long its attacks may take.
+
+    >>> plan(60, 4, 3, 60.0)
+    'plan: 60 steps x 4 attacks x 3 defences = 720 attempts, at most 12 h at 60 s each'
+    """
+    factors = [counted(steps, "step"), counted(attacks, "attack"), counted(defenses, "defence")]
+    total = steps * attacks * defenses
+    return f"plan: {' x '.join(factors)} = {counted(total, 'attempt')}, at most {duration(total * budget_s)} at {budget_s:g} s each"
+
+
+class Pace:
+    """Measures how long attempts take, all that belongs to them included, and says how long the rest will take.
+
+    A step's wall time is split at every finished attempt, so recomputation, scoring and files count to the attempt after them.
+    """
+
+    def __init__(
+        self, steps: int, pairs: Sequence[Pair], controls: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Begin before the first step.
+
+        Args:
+            steps: of the audit.
+            pairs: attack and defence of every attempt on one step.
+            controls: control steps that are still to be run, one after a step.
+            clock: seconds, from any start.
+        """
+        self.steps = steps
+        self._done = dict.fromkeys(pairs, 0)
+        self._times: dict[Pair, list[float]] = {pair: [] for pair in pairs}
+        self._tails: list[float] = []
+        self._controls = controls
+        self._clock = clock
+        self._last = clock()
+
+    @property
+    def total(self) -> int:
+        """Attempts of the whole audit."""
+        return self.steps * len(self._done)
+
+    @property
+    def done(self) -> int:
+        """Attempts that are finished."""
+        return sum(self._done.values())
+
+    def resume(self, finished: Sequence[Pair]) -> None:
+        """Count attempts that an earlier run finished; they say nothing about this one's times."""
+        for pair in finished:
+            self._done[pair] = self._done.get(pair, 0) + 1
+
+    def begin_step(self) -> None:
+        """Begin to measure a step."""
+        self._last = self._clock()
+
+    def finish(self, pair: Pair) -> None:
+        """Count a finished attempt."""
+        self._done[pair] = self._done.get(pair, 0) + 1
+        self._times.setdefault(pair, []).append(self._lap())
+
+    def end_step(self) -> None:
+        """Count what came after the last attempt: the control step."""
+        self._tails.append(self._lap())
+        self._controls = max(0, self._controls - 1)
+
+    def left_s(self) -> float | None:
+        """Return the seconds that the rest will take; None before every kind of attempt was seen once."""
+        rest = {pair: self.steps - done for pair, done in self._done.items() if done < self.steps}
+        if any(not self._times.get(pair) for pair in rest):
+            return None
+        return sum(n * _mean(self._times[pair]) for pair, n in rest.items()) + self._controls * _mean(self._tails)
+
+    def left(self) -> str:
+        """Return the same in words; empty where it is not known yet."""
+        seconds = self.left_s()
+        return "" if seconds is None else f"about {duration(seconds)} left"
+
+    def _lap(self) -> float:
+        last, self._last = self._last, self._clock()
+        return self._last - last
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+@contextmanager
+def shown(pace: Pace) -> Iterator[Callable[[JournalEntry], None]]:
+    """Show progress on stderr: a bar on a terminal, a plain line now and then otherwise.
+
+    Yields:
+        What is to be called after every finished attempt.
+    """
+    with _bar(pace) if sys.stderr.isatty() else _lines(pace) as show:
+
+        def finished(entry: JournalEntry) -> None:
+            pace.finish((entry.attempt.attack, entry.attempt.defense))
+            show(entry)
+
+        yield finished
+
+
+@contextmanager
+def _bar(pace: Pace) -> Iterator[Callable[[JournalEntry], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns: tuple[Any, ...] = (
+        TextColumn("{task.description:18}", markup=False),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]:22}", markup=False),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
+        task = bar.add_task("first step", total=pace.total, completed=pace.done, left="")
+
+        def show(entry: JournalEntry) -> None:
+            bar.update(task, completed=pace.done, description=entry.attempt.attack[:18], left=pace.left())
+
+        yield show
+
+
+@contextmanager
+def _lines(pace: Pace) -> Iterator[Callable[[JournalEntry], None]]:
+    last, estimated = time.monotonic(), False
+
+    def show(entry: JournalEntry) -> None:
+        nonlocal last, estimated
+        left, now = pace.left(), time.monotonic()
+        first_estimate = bool(left) and not estimated and pace.done < pace.total
+        if not first_estimate and now - last < PLAIN_LINE_SECONDS:
+            return
+        last, estimated = now, bool(left)
+        where = f"{pace.done} of {counted(pace.total, 'attempt')} done, the last one {entry.attempt.attack} on {entry.attempt.step}"
+        say(f"{where}; {left}" if left else where)
+
+    yield show

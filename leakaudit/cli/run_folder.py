@@ -1,0 +1,87 @@
+"""Prepare the folder in which an audit from the command line writes.
+
+It moves an earlier audit aside, and continues an unfinished one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from leakaudit.audit.audit import Unfinished, unfinished
+from leakaudit.errors import ConfigError, SpoolError
+from leakaudit.storage.spool import is_held, make_room, turn
+
+
+@contextmanager
+def run_folder(out: Path, wanted: Unfinished, resume: bool | None) -> Iterator[str]:
+    """Hold a folder for one audit, made ready for it.
+
+    Args:
+        out: the folder; made if missing.
+        wanted: the audit that is to run.
+        resume: True insists on going on with an unfinished audit, False on beginning anew; None goes on where the unfinished
+            audit is the very same.
+
+    Yields:
+        What became of an earlier audit there, in a clause for the user; empty where there was none.
+
+    Raises:
+        ConfigError: the folder cannot be used, another audit is at work in it, or there is nothing to go on with.
+    """
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out}: needs a folder, found a file; give a folder")
+    if (out / "spool").exists():
+        raise ConfigError(f"--out {out}: holds the audit of a training run; give another folder")
+    try:
+        with turn(out.absolute().parent):
+            if is_held(out):
+                raise ConfigError(f"--out {out}: another audit is at work there; wait for it, or give another folder")
+            note = _settle(out, wanted, resume)
+            out.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(out, os.O_RDONLY)
+            _lock(descriptor)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot be written ({error.strerror})") from None
+    except SpoolError as error:
+        raise ConfigError(f"--out {out}: {error}") from None
+    try:
+        yield note
+    finally:
+        os.close(descriptor)
+
+
+def _settle(out: Path, wanted: Unfinished, resume: bool | None) -> str:
+    """Leave the folder as it is, or move what is in it aside.
+
+    It stays as it is for an audit that goes on.
+    """
+    left = unfinished(out)
+    same = left is not None and left.same_as(wanted)
+    if resume and not same:
+        why = (
+            "holds no unfinished audit"
+            if left is None
+            else "holds an unfinished audit of another command, data, model or version"
+        )
+        raise ConfigError(f"--resume: {out} {why}; leave --resume out to begin anew")
+    if left is not None and same and resume is not False:
+        return f"resuming: {left.attempts} of {wanted.attempts} attempts are done"
+    place = make_room(out)
+    if place.folder != out:
+        raise ConfigError(f"--out {out}: {place.note}")
+    if left is None or not place.note:
+        return place.note
+    why = "" if resume is False else ", because its command, data, model or version differs"
+    return f"{place.note}; that audit was not finished, and this command does not continue it{why}"
+
+
+def _lock(descriptor: int) -> None:
+    """Lock a folder until the process ends, as far as its file system has locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return

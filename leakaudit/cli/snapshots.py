@@ -1,0 +1,284 @@
+"""`leakaudit snapshots`: what is kept, whether it is whole, and how it goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from leakaudit.cli.common import EXISTING, IDENTITY_HELP, clear_errors
+from leakaudit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from leakaudit.storage.retention import Item, Purged
+    from leakaudit.storage.spool import Spool
+
+UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
+
+
+def spool_of(path: Path) -> Path:
+    """Return the spool folder, given itself or the audit's folder around it."""
+    return path / "spool" if (path / "spool" / "audit.json").is_file() else path
+
+
+def private_keys(path: Path | None) -> tuple[str, ...]:
+    """Return the private keys of a file, of stdin for `-`, or of the file that the environment names; none without any.
+
+    Raises:
+        ConfigError: the file cannot be read, others can read it, or it holds no key.
+    """
+    from leakaudit.storage.encryption import IDENTITY_VARIABLE, identities_in, read_identities
+
+    if path is None:
+        named = os.environ.get(IDENTITY_VARIABLE)
+        return read_identities(Path(named)) if named else ()
+    return identities_in(sys.stdin.read(), "stdin") if str(path) == "-" else read_identities(path)
+
+
+def duration(text: str) -> timedelta:
+    """Read `7d`, `12h`, `30m` or `90s`.
+
+    Raises:
+        ConfigError: anything else.
+
+    >>> duration("1.5h")
+    datetime.timedelta(seconds=5400)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([dhms])", text.strip())
+    if not found:
+        raise ConfigError(f"--older-than {text!r}: expected a number and a unit, such as 7d, 12h or 30m")
+    try:
+        return timedelta(**{UNITS[found[2]]: float(found[1])})
+    except OverflowError:
+        raise ConfigError(f"--older-than {text[:40]!r}: is longer than a calendar has days") from None
+
+
+def _open(path: Path) -> Spool:
+    from leakaudit.storage.spool import Spool
+
+    return Spool.open(spool_of(path))[0]
+
+
+@click.group(short_help="List, check, hold and remove kept snapshots.")
+def snapshots() -> None:
+    """List, check, hold and remove the snapshots of an audit. They hold the private batch."""
+
+
+@snapshots.command("ls", short_help="List them: state, age, size, keys, holds.")
+@click.argument("audit", type=EXISTING)
+@click.option("--json", "as_json", is_flag=True, help="Print the list as one JSON document.")
+@clear_errors
+def list_command(audit: Path, as_json: bool) -> None:
+    """List the snapshots of AUDIT (an audit's folder or the spool in it): state, age, size, keys, holds."""
+    from leakaudit.storage.retention import counted, items
+
+    spool, now = _open(audit), datetime.now(UTC)
+    found = items(spool)
+    if as_json:
+        click.echo(
+            json.dumps(
+                {"spool": str(spool.root), "snapshots": [_as_json(spool, item, now) for item in found]}, indent=1
+            )
+        )
+        return
+    if not found:
+        click.echo(f"no snapshots in {spool.root}")
+        return
+    rows: list[tuple[str, ...]] = [("step", "state", "age", "size", "opens with", "goes")]
+    rows += [_row(spool, item, now) for item in found]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    click.echo(f"{counted(found)}, {_size(spool.used_bytes())}")
+
+
+def _as_json(spool: Spool, item: Item, now: datetime) -> dict[str, Any]:
+    age = item.age(now)
+    return {
+        "name": item.path.name,
+        "step": item.step,
+        "state": item.state,
+        "created": item.created.isoformat(timespec="seconds") if item.created else None,
+        "age_s": None if age is None else round(age.total_seconds()),
+        "bytes": item.size,
+        "encrypted_to": list(item.encrypted_to),
+        "held": item.held,
+        "why": item.why,
+        "goes": _fate(spool, item, now),
+    }
+
+
+def _row(spool: Spool, item: Item, now: datetime) -> tuple[str, ...]:
+    age = item.age(now)
+    return (
+        item.path.stem if item.step is None else str(item.step),
+        f"{item.state}: {item.why}" if item.why else item.state,
+        "unknown" if age is None else _span(age),
+        _size(item.size),
+        ", ".join(f"{key[:12]}..." for key in item.encrypted_to) or "no key: in clear",
+        _fate(spool, item, now),
+    )
+
+
+def _fate(spool: Spool, item: Item, now: datetime) -> str:
+    """Return when a snapshot goes by itself."""
+    if item.held:
+        return f"held: {item.held}"
+    if not item.why and item.path.suffix != ".kept" and not spool.config.keep_snapshots:
+        return "after its audit"
+    age = item.age(now)
+    if age is None:
+        return "by hand only: its age is unknown"
+    left = timedelta(days=spool.config.retention_days) - age
+    return f"in {_span(left)}" if left > timedelta() else "with the next run here"
+
+
+def _span(span: timedelta) -> str:
+    """Write a duration in its largest unit."""
+    seconds = span.total_seconds()
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size < 1e9 else f"{size / 1e9:.1f} GB"
+
+
+@snapshots.command(short_help="Check that they are whole, private and encrypted as asked.")
+@click.argument("audit", type=EXISTING)
+@click.option("--identity", type=EXISTING, help=IDENTITY_HELP)
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as one JSON document.")
+@clear_errors
+def verify(audit: Path, identity: Path | None, as_json: bool) -> None:
+    """Check the snapshots of AUDIT: whole, unchanged, private, encrypted as asked. Exit 0, or 5 if one is not.
+
+    With a private key encrypted ones are opened as well.
+    """
+    from leakaudit.storage.retention import check_folder, check_snapshot, counted, items
+
+    keys = private_keys(identity)
+    spool = _open(audit)
+    found = [(spool.root.name, problem) for problem in check_folder(spool)]
+    checked = items(spool)
+    for item in checked:
+        found += [(item.path.name, problem) for problem in check_snapshot(spool, item, keys)]
+    if as_json:
+        problems = [{"name": name, "problem": problem} for name, problem in found]
+        click.echo(json.dumps({"checked": len(checked), "problems": problems}, indent=1))
+    else:
+        for name, problem in found:
+            click.echo(f"{name}: {problem}")
+        sealed = sum(bool(item.encrypted_to) for item in checked)
+        note = "" if keys or not sealed else f"; {sealed} encrypted and not opened, which takes --identity"
+        problems_found = "1 problem" if len(found) == 1 else f"{len(found)} problems"
+        click.echo(f"{counted(checked)} checked, {problems_found}{note}")
+    sys.exit(5 if found else 0)
+
+
+@snapshots.command(short_help="Remove them, and with the last one the key of the hashes.")
+@click.argument("audit", type=EXISTING)
+@click.option("--older-than", metavar="AGE", help="Such as 7d or 12h; default: the audit's own `retention_days`.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Whatever their age, also those that still wait for their audit."
+)
+@click.option(
+    "--step", "steps", type=int, multiple=True, help="Only this step, whatever its age; may be given several times."
+)
+@click.option("--dry-run", is_flag=True, help="Say what would go, and remove nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON document.")
+@clear_errors
+def purge(
+    audit: Path, older_than: str | None, everything: bool, steps: tuple[int, ...], dry_run: bool, as_json: bool
+) -> None:
+    """Remove snapshots of AUDIT, and with the last one the key of its hashes; results and report stay.
+
+    Held ones and those that somebody works on stay as well. One line for each that goes is left in purged.jsonl.
+    """
+    from leakaudit.storage.retention import counted
+    from leakaudit.storage.retention import purge as purge_snapshots
+
+    if older_than is not None and (everything or steps):
+        raise ConfigError("--older-than does not go with --all or --step, which remove whatever the age")
+    spool = _open(audit)
+    limit = timedelta(days=spool.config.retention_days) if older_than is None else duration(older_than)
+    whatever = everything or bool(steps)
+    done = purge_snapshots(
+        spool,
+        now=datetime.now(UTC),
+        older_than=None if whatever else limit,
+        steps=steps,
+        finished_only=not whatever and spool.under_way(),
+        dry_run=dry_run,
+    )
+    if as_json:
+        click.echo(json.dumps(_purged_json(done, dry_run), indent=1))
+        return
+    verb = "would be removed" if dry_run else "removed"
+    click.echo(f"{counted(done.removed)} {verb} ({_size(done.bytes)})" + _exceptions(done))
+    if not whatever and not done.removed:
+        click.echo(f"only those older than {_span(limit)} go; --all or --step N removes others")
+    if done.key_destroyed:
+        click.echo("the key of the run's hashes is destroyed: nobody can try texts against its results any more")
+
+
+def _exceptions(done: Purged) -> str:
+    held = f"; {len(done.held)} held: {done.held[0].held}" if done.held else ""
+    return held + (f"; {len(done.in_use)} in use" if done.in_use else "")
+
+
+def _purged_json(done: Purged, dry_run: bool) -> dict[str, Any]:
+    return {
+        "removed": [item.path.name for item in done.removed],
+        "held": [item.path.name for item in done.held],
+        "in_use": [item.path.name for item in done.in_use],
+        "bytes": done.bytes,
+        "key_destroyed": done.key_destroyed,
+        "dry_run": dry_run,
+    }
+
+
+@snapshots.command(short_help="Forbid that they are removed.")
+@click.argument("audit", type=EXISTING)
+@click.option(
+    "--step", "steps", type=int, multiple=True, help="Only this step; may be given several times. Default: everything."
+)
+@click.option("--reason", help="Why, for whoever wants to remove them; required but for --release.")
+@click.option("--release", "let_go", is_flag=True, help="Take the hold off again.")
+@clear_errors
+def hold(audit: Path, steps: tuple[int, ...], reason: str | None, let_go: bool) -> None:
+    """Forbid that snapshots of AUDIT are removed: after their audit, by age, or by hand."""
+    from leakaudit.storage.retention import counted, release
+    from leakaudit.storage.retention import hold as hold_snapshots
+
+    spool = _open(audit)
+    if let_go:
+        click.echo(f"{counted(release(spool, steps))} released; `leakaudit snapshots ls` says when they go")
+        return
+    if not (reason or "").strip():
+        raise ConfigError("--reason is missing: say why they are held, for whoever wants to remove them")
+    found = hold_snapshots(spool, steps, str(reason).strip(), now=datetime.now(UTC))
+    more = "" if steps else ", and whatever else comes into this spool"
+    click.echo(f"{counted(found)} held{more}; --release takes it off again")
+
+
+@snapshots.command(short_help="Make a pair of keys to encrypt them.")
+@click.argument("file", type=EXISTING)
+@clear_errors
+def keygen(file: Path) -> None:
+    """Make a pair of keys: the private one goes into FILE (0600), the public one is printed, for `encrypt_to`.
+
+    Keep FILE away from the machine that trains. The format is age's; age-keygen makes the same.
+    """
+    from leakaudit.storage.encryption import write_identity
+
+    public = write_identity(file)
+    click.echo(public)
+    click.echo(f"private key in {file}: without it nobody can open what is encrypted to the public one", err=True)

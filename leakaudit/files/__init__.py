@@ -1,0 +1,6 @@
+"""File formats: strict JSON and JSON lines, read and written with clear errors.
+
+It needs the standard library only, and imports nothing but `errors`.
+"""
+
+__all__ = ["json_lines", "strict_json"]

@@ -1,0 +1,10 @@
+"""Models: described as a recipe, rebuilt from it, and taken apart by structure.
+
+It may import `errors` only. No hub, no network.
+
+    from leakaudit.models import model_factory, rebuilt_by     # for a model that the audit cannot rebuild by itself
+"""
+
+from leakaudit.models.recipe import model_factory, rebuilt_by
+
+__all__ = ["model_factory", "rebuilt_by"]

@@ -1,0 +1,240 @@
+"""Classifiers of images and tables: any `nn.Module` that turns arrays into logits, as a client's model.
+
+Text models of `transformers` bring their own loss and their own way of being called. `ArrayClassifier` gives both to every
+other classifier, so that client steps, verification, defences and label attacks treat it alike. Where a callback watches a training
+run, it stands beside the loop: the loop calls the user's classifier, and the audit sees its parameters as `net.<name>`.
+
+A batch of arrays has no tokens. Its micro-batches carry an empty `input_ids` of shape (B, 0) beside `inputs`: B sequences of
+nothing, which is what the rest of the house then sees of its text.
+
+Letters: B examples, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from leakaudit.client.snapshot import MicroBatch, PublicFacts, dropout_rates
+from leakaudit.errors import DataError, ModelError
+from leakaudit.models.recipe import ModelRecipe, Vocabulary, blank_model, load_tokenizer, model_factory, tied_names
+from leakaudit.results.schema import write_private
+
+NO_TEXT = "no_text.json"
+"""File that stands in a tokenizer's folder where batches hold no text."""
+
+LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
+"""Losses that are made again with their options; of any other one its name is enough, to say why labels are not read."""
+
+
+class Classified(dict[str, Tensor]):
+    """What a classifier's forward pass gives, by name: `logits` (B, C) and, with labels, the scalar `loss`.
+
+    A mapping with attributes, as in `transformers`: the recorder and private SGD walk over a model's outputs by name.
+    """
+
+    @property
+    def logits(self) -> Tensor:
+        """(B, C)."""
+        return self["logits"]
+
+    @property
+    def loss(self) -> Tensor | None:
+        """Scalar; None without labels."""
+        return self.get("loss")
+
+
+class ArrayClassifier(nn.Module):
+    """A classifier of arrays with its loss, called like a model of `transformers`."""
+
+    def __init__(self, net: nn.Module, num_labels: int, criterion: nn.Module | None = None) -> None:
+        """Wrap a classifier.
+
+        Args:
+            net: (B, ...) float32 -> (B, C), or something that holds them as `logits`.
+            num_labels: C.
+            criterion: the loss of (logits, labels) that the protocol prescribes; mean cross-entropy if None.
+        """
+        super().__init__()
+        self.net = net
+        self.criterion = nn.CrossEntropyLoss() if criterion is None else criterion
+        self.num_labels = num_labels
+
+    def forward(self, inputs: Tensor, labels: Tensor | None = None, **_: Any) -> Classified:
+        """Classify (B, ...); what else a batch holds is not read."""
+        found = self.net(inputs)
+        logits: Tensor = found if isinstance(found, Tensor) else found.logits
+        return (
+            Classified(logits=logits)
+            if labels is None
+            else Classified(loss=self.criterion(logits, labels), logits=logits)
+        )
+
+
+def array_batch(inputs: Tensor, labels: Tensor) -> MicroBatch:
+    """Return a micro-batch of arrays.
+
+    Args:
+        inputs: (B, ...) float32.
+        labels: (B,) int64.
+
+    Raises:
+        DataError: there is no example, or not one label each.
+    """
+    if len(inputs) == 0 or labels.shape != (len(inputs),):
+        raise DataError(
+            f"a batch is at least one example with one label each; got {len(inputs)} examples and labels {tuple(labels.shape)}"
+        )
+    return MicroBatch(inputs={"inputs": inputs, "labels": labels, "input_ids": no_tokens(len(inputs))})
+
+
+def no_tokens(examples: int) -> Tensor:
+    """Return what stands for the token ids of that many examples without text: (B, 0)."""
+    return torch.empty(examples, 0, dtype=torch.long)
+
+
+def array_facts(
+    model: ArrayClassifier,
+    input_shape: Sequence[int],
+    *,
+    training: bool,
+    frozen: frozenset[str] = frozenset(),
+    **more: Any,
+) -> PublicFacts:
+    """Describe what everybody knows about a step of an array classifier in which all parameters but `frozen` are shared."""
+    names = [name for name, _ in model.named_parameters()]
+    return PublicFacts(
+        task="classification",
+        num_labels=model.num_labels,
+        training_mode=training,
+        dropout=dropout_rates(model.named_modules()),
+        shared=tuple(name for name in names if name not in frozen),
+        frozen=tuple(name for name in names if name in frozen),
+        tied=tied_names(model),
+        vocabulary=Vocabulary(size=0, max_length=0),
+        input_shape=tuple(input_shape),
+        **more,
+    )
+
+
+class NoText:
+    """Stands where a tokenizer would: batches of arrays have no tokens to decode."""
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        """Return the text of no tokens."""
+        return ""
+
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
+        """Return no tokens."""
+        return []
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Leave a note in the place of a tokenizer."""
+        folder.mkdir(mode=0o700)
+        write_private(folder / NO_TEXT, "{}\n")
+
+
+def reader_in(folder: Path) -> Any:
+    """Return the tokenizer in a folder, or what stands for it where batches hold no text.
+
+    Raises:
+        ModelError: there is neither.
+    """
+    return NoText() if (folder / NO_TEXT).is_file() else load_tokenizer(folder)
+
+
+def array_recipe(model: ArrayClassifier) -> ModelRecipe:
+    """Return how another process makes the model; without `made_by` where nothing says how its classifier is made."""
+    name = type(model.net).__name__
+    try:
+        net = ModelRecipe.of(model.net)
+    except ModelError:
+        return ModelRecipe(class_name=name)
+    made_by = f"{array_classifier.__module__}:{array_classifier.__name__}"
+    arguments = {
+        "net": net.model_dump(mode="json"),
+        "num_labels": model.num_labels,
+        "criterion": _described(model.criterion),
+    }
+    return ModelRecipe(class_name=name, made_by=made_by, arguments=arguments)
+
+
+@model_factory
+def array_classifier(net: dict[str, Any], num_labels: int, criterion: dict[str, Any]) -> nn.Module:
+    """Make an array classifier from what `array_recipe` wrote down; its weights are loaded afterwards."""
+    return ArrayClassifier(blank_model(ModelRecipe.model_validate(net)), num_labels, _loss(criterion, num_labels))
+
+
+def public_loss(criterion: nn.Module, num_labels: int) -> nn.Module:
+    """Return what attacks know of a loss: cross-entropy with its options; of any other one that it is something else."""
+    return criterion if isinstance(criterion, LOSSES) else _loss(_described(criterion), num_labels)
+
+
+def _described(criterion: nn.Module) -> dict[str, Any]:
+    """Return a loss as plain data; class weights are a buffer, and travel with the weights."""
+    options = ("label_smoothing", "reduction", "ignore_index") if isinstance(criterion, LOSSES) else ()
+    described = {name: getattr(criterion, name) for name in options if hasattr(criterion, name)}
+    weighted = isinstance(criterion, LOSSES) and criterion.weight is not None
+    return {"loss": type(criterion).__name__, "weighted": weighted, "options": described}
+
+
+def _loss(described: Mapping[str, Any], num_labels: int) -> nn.Module:
+    """Make a loss again; of one that is not known, an empty module of its name."""
+    name = described["loss"]
+    for kind in LOSSES:
+        if kind.__name__ == name:
+            return kind(weight=torch.ones(num_labels) if described["weighted"] else None, **described["options"])
+    known = getattr(nn, name, None)
+    base = known if isinstance(known, type) and issubclass(known, nn.modules.loss._Loss) else nn.Module
+    stand_in: nn.Module = type(name, (base,), {"forward": _not_computed})()
+    return stand_in
+
+
+def _not_computed(self: nn.Module, logits: Tensor, labels: Tensor) -> Tensor:
+    raise NotImplementedError(f"of the loss {type(self).__name__} only its name is known")
+
+
+def save_auxiliary(path: Path, inputs: Mapping[str, Tensor], labels: Tensor) -> None:
+    """Write labelled data that a threat model grants to attacks such as `llg-plus`.
+
+    Args:
+        path: a safetensors file.
+        inputs: keyword arguments of the model's forward, each (N, ...); for text `input_ids` and `attention_mask`.
+        labels: (N,) int64.
+    """
+    save_file({"labels": labels.contiguous()} | {f"inputs/{k}": v.contiguous() for k, v in inputs.items()}, path)
+
+
+def load_auxiliary(path: Path) -> tuple[dict[str, Tensor], Tensor]:
+    """Read what `save_auxiliary` wrote.
+
+    Returns:
+        The model's keyword arguments, each (N, ...), and (N,) labels.
+
+    Raises:
+        DataError: there is no such file, or it is another one.
+    """
+    try:
+        tensors = load_file(path)
+        labels = tensors["labels"]
+    except FileNotFoundError:
+        raise DataError(
+            f"{path}: no such file; `leakaudit.models.array_classifier.save_auxiliary` writes one"
+        ) from None
+    except (SafetensorError, OSError, KeyError) as error:
+        raise DataError(f"{path}: not readable as auxiliary data ({type(error).__name__})") from None
+    if labels.dim() != 1 or labels.is_floating_point() or labels.dtype is torch.bool:
+        raise DataError(
+            f"{path}: `labels` is a {str(labels.dtype).removeprefix('torch.')} tensor of shape {tuple(labels.shape)}; "
+            "classes are (N,) whole numbers"
+        )
+    inputs = {key.removeprefix("inputs/"): value for key, value in tensors.items() if key.startswith("inputs/")}
+    if not inputs or any(value.dim() == 0 or len(value) != len(labels) for value in inputs.values()):
+        raise DataError(f"{path}: auxiliary data are inputs with one label each; found {len(labels)} labels")
+    return inputs, labels

@@ -1,0 +1,93 @@
+"""What a metric is: a frozen dataclass that turns a guess and the truth into a number from 0 to 1, or None.
+
+None means that there is nothing to measure, and becomes `Missing` in the results; it is never counted as 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol, runtime_checkable
+
+
+@dataclass(frozen=True)
+class LabelCounts:
+    """True and guessed class counts of one step, each (C,)."""
+
+    true: tuple[int, ...]
+    guess: tuple[int, ...]
+
+
+@runtime_checkable
+class SequenceMetric(Protocol):
+    """Registered with `@metric("name")`; compares one true sequence with the guess matched to it."""
+
+    name: ClassVar[str]
+    higher_is_better: ClassVar[bool]
+    """Better for the attacker, that is."""
+    level: ClassVar[Literal["sequence", "step"]]
+    """`sequence` here: the score of a step is the mean over its sequences."""
+    source: ClassVar[str]
+
+    def __call__(self, pair: Pair) -> float | None:
+        """Return the number, or None where this pair has nothing to measure."""
+        ...
+
+
+@runtime_checkable
+class StepMetric(Protocol):
+    """Registered with `@metric("name")`; compares what was guessed of a step's labels with the truth."""
+
+    name: ClassVar[str]
+    higher_is_better: ClassVar[bool]
+    level: ClassVar[Literal["sequence", "step"]]
+    """`step` here."""
+    source: ClassVar[str]
+
+    def __call__(self, counts: LabelCounts) -> float | None:
+        """Return the number, or None where this step has nothing to measure."""
+        ...
+
+
+class Guess(Protocol):
+    """One guessed sequence, as attacks return it."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Token ids in order."""
+        ...
+
+    @property
+    def confidence(self) -> float:
+        """The attacker's own confidence, 0 to 1."""
+        ...
+
+    @property
+    def proved(self) -> bool:
+        """Whether re-simulating the guess reproduced the update."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One true sequence and the guess matched to it, special tokens and padding left out of both."""
+
+    true_ids: tuple[int, ...]
+    guess_ids: tuple[int, ...]
+    """Empty where the attack guessed fewer sequences than there are."""
+    true_text: str
+    guess_text: str
+    confidence: float | None = None
+    proved: bool = False
+    masked_ids: tuple[int, ...] = ()
+    """Those of `true_ids` that a mask hid from the model, in order: what a masked language model has to predict."""
+
+
+def clipped_overlap(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return the size of the multiset intersection.
+
+    >>> clipped_overlap([5, 5, 7], [5, 7, 7])
+    2
+    """
+    return (Counter(first) & Counter(second)).total()

@@ -1,0 +1,60 @@
+"""What noise defences share: a standard deviation, absolute or relative to the update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+from torch import Tensor
+
+from leakaudit.client.snapshot import root_mean_square
+from leakaudit.client.step import ClientStep
+from leakaudit.plugins.defense import Defense
+
+
+@dataclass(frozen=True)
+class AdditiveNoise(Defense):
+    """Independent noise of mean 0 and one standard deviation on every entry of the update."""
+
+    scale: float = 1.0
+    """Noise standard deviation divided by the root mean square of the whole update; 0 leaves the update alone. Our choice of
+    1: as much noise as signal."""
+    sigma: float | None = None
+    """Noise standard deviation in the update's units, as papers give it; it takes the place of `scale`."""
+
+    identity: ClassVar[Mapping[str, Any]] = {"scale": 0.0}
+
+    def __post_init__(self) -> None:
+        """Refuse negative noise."""
+        if self.scale < 0:
+            raise ValueError(f"scale must be 0 or more, got {self.scale}")
+        if self.sigma is not None and not 0 <= self.sigma < math.inf:
+            raise ValueError(f"sigma must be 0 or more and finite, got {self.sigma}")
+
+    def is_identity(self) -> bool:
+        """Return whether no noise is added."""
+        return (self.scale if self.sigma is None else self.sigma) == 0
+
+    def settled(self, step: ClientStep, sent: Mapping[str, Tensor]) -> Self:
+        """Return the noise with its `sigma`."""
+        return self if self.is_identity() else replace(self, sigma=self._level(sent))
+
+    def added_noise(self, step: ClientStep, clean: Mapping[str, Tensor]) -> float:
+        """Return `sigma`, or `scale` times the root mean square of `clean`."""
+        return self.scale * root_mean_square(clean) if self.sigma is None else self.sigma
+
+    def without_noise(self) -> Self:
+        """Return no noise at all."""
+        return replace(self, scale=0.0, sigma=None)
+
+    def noise(self, sent: Mapping[str, Tensor], before: float = 0.0) -> float:
+        """Return the level on `sent`; independent noises add by their squares."""
+        return math.hypot(before, self._level(sent))
+
+    def _level(self, sent: Mapping[str, Tensor]) -> float:
+        """Return `sigma`; where only `scale` is known, RMS(sent)^2 = RMS(clean)^2 (1 + scale^2) gives it."""
+        if self.sigma is not None:
+            return self.sigma
+        return self.scale / math.hypot(1.0, self.scale) * root_mean_square(sent)

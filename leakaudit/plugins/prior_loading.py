@@ -1,0 +1,80 @@
+"""From what a user writes to a prior that scores: a name with knobs, or simply a file or a folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from leakaudit.config.audit import PluginSpec
+from leakaudit.errors import ConfigError, DataError
+from leakaudit.files.json_lines import numbered_lines, numbered_objects, text_of
+from leakaudit.models.recipe import Vocabulary
+from leakaudit.plugins.prior import Prior, Scorer
+from leakaudit.registry import priors
+
+
+def choose_prior(what: str) -> Prior:
+    """Return the prior that somebody named.
+
+    Args:
+        what: a registered name with or without knobs (`ngram`, `victim`, `ngram(path=news.safetensors)`), a file of an n-gram model,
+            or the folder of a causal language model.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    path = Path(what)
+    if path.is_dir():
+        options: dict[str, Any] = {"path": what}
+        return priors.create("causal-lm", options)  # type: ignore[no-any-return]
+    if path.is_file():
+        return priors.create("ngram", {"path": what})  # type: ignore[no-any-return]
+    try:
+        spec = PluginSpec.parse(what)
+    except ValueError as error:
+        raise ConfigError(f"prior: {error}") from None
+    if spec.name not in priors.names() and (path.suffix or path.parent != Path()):
+        raise ConfigError(f"prior {what!r}: no such file or folder, and none of {', '.join(priors.names())}")
+    return priors.create(spec.name, spec.options)  # type: ignore[no-any-return]
+
+
+def load_prior(what: str, *, vocabulary: Vocabulary, victim: nn.Module | None = None) -> Scorer:
+    """Return what scores sequences of the victim's tokens.
+
+    Args:
+        what: as `choose_prior` takes it.
+        vocabulary: the victim's; public.
+        victim: the public model.
+
+    Raises:
+        ConfigError: there is no such prior.
+        PriorError: it cannot be loaded, or its tokens cannot be mapped to the victim's.
+    """
+    return choose_prior(what).load(vocabulary, victim)
+
+
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=\S)")
+
+
+def read_texts(path: Path) -> list[str]:
+    """Return the texts of a file: rows of a JSONL's field `text`, else the sentences of each line.
+
+    Raises:
+        DataError: the file is missing, is no UTF-8 text, holds nothing, or a line is no object with a `text`; names the line.
+    """
+    if path.suffix == ".jsonl":
+        texts = [text_of(path, number, row) for number, row in numbered_objects(path)]
+    else:
+        texts = [part.strip() for _, line in numbered_lines(path) for part in _sentences(line)]
+    texts = [text for text in texts if text.strip()]
+    if not texts:
+        raise DataError(f"{path}: holds no text")
+    return texts
+
+
+def _sentences(line: str) -> list[str]:
+    """Return the sentences of a line of plain text, where every Unicode line break ends a line."""
+    return [part for piece in line.splitlines() for part in SENTENCE_END.split(piece)]

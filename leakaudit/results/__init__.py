@@ -1,0 +1,6 @@
+"""Results of an audit: the schema of results.json, and statistical bounds. No torch.
+
+It may import `files`.
+"""
+
+__all__ = ["bounds", "consistency", "not_audited", "recovery", "schema", "wording"]

@@ -1,0 +1,400 @@
+"""Find where results.json contradicts itself.
+
+What it says twice must agree, and what follows from its parts is computed again.
+
+Results that contradict themselves are no evidence: nobody can tell which half is true. Somebody who changes every part alike
+and computes the digest anew is not found here. Against that only a signature helps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from math import isclose
+from statistics import fmean
+from typing import Any
+
+from leakaudit.results.recovery import LEAST_SHARE
+from leakaudit.results.schema import (
+    Attempt,
+    AttemptStatus,
+    Measured,
+    Results,
+    Score,
+    SequenceScore,
+    StepRecord,
+    VerificationStatus,
+    minor_version,
+    summarise,
+)
+
+EVENTS = ("exact_sentence", "exact_sequence", "all_words", "most_words", "label_counts")
+"""Events that an attempt can name. The gate derives `in_reach` from the sequences."""
+WORST_ERROR = 0.5
+"""Relative error above which no step was verified. Our choice: verification accepts 0.03 at most, and a wrong batch is above 0.3."""
+CLOCK_SLACK = timedelta(hours=1)
+"""How far two clocks, or one before and after it was set, may be apart."""
+
+_OF_SEQUENCES = {
+    "rouge1": "r1",
+    "rouge2": "r2",
+    "rougeL": "rl",
+    "exact": "exact",
+    "token_recall": "token_recall",
+    "token_precision": "token_precision",
+}
+"""Metric -> its field in a sequence's score."""
+_BUCKET = re.compile(r"(0|[1-9][0-9]{0,8})(?:-([1-9][0-9]{0,8}))?")
+_NUMBERS = re.compile(r"\([^()]*\)")
+"""What stands behind a defence's name, see `battery._with_strength`."""
+_MOST_PROBLEMS = 100
+
+
+def contradictions(results: Results) -> tuple[str, ...]:
+    """Say where the results cannot be true.
+
+    There is one clause without a full stop for each problem, and a hundred at most.
+    """
+    checks = (_steps, _attempts, _sequences, _summaries, _controls, _coverage, _times)
+    return tuple(islice((problem for check in checks for problem in check(results)), _MOST_PROBLEMS))
+
+
+def unexplained_steps(results: Results) -> int:
+    """Count the steps that lack attempts that were due.
+
+    As many as the audit's end or a refused snapshot can explain are not counted.
+    """
+    battery = results.run.battery
+    due = len(battery.attacks) * len(battery.defenses)
+    made = Counter(attempt.step for attempt in results.attempts)
+    lacking = sum(made[step.id] < due for step in results.steps)
+    return max(0, lacking - results.coverage.skipped_snapshots - results.run.interrupted)
+
+
+def moment(text: str) -> datetime | None:
+    """Return a point in time in UTC, None if `text` names none.
+
+    A time that no calendar could hold counts as none.
+    """
+    try:
+        found = datetime.fromisoformat(text)
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+# ----------------------------------------------------------------------------------------------------------------- steps
+
+
+def _steps(results: Results) -> Iterator[str]:
+    ids = [step.id for step in results.steps]
+    yield from (f"step {name} is recorded twice" for name in _twice(ids))
+    for step in results.steps:
+        if step.id != f"st-{step.step:06d}":
+            yield f"step {step.id} has the number {step.step}"
+        yield from _verification(step)
+        yield from _declared(step, results.regime.declared_defenses)
+    ran = {attempt.step for attempt in results.attempts if attempt.finished}
+    for step in results.steps:
+        if step.verification.status is VerificationStatus.MISMATCH and step.id in ran:
+            yield f"the update of step {step.id} comes from another batch, but attacks ran on it"
+
+
+def _verification(step: StepRecord) -> Iterator[str]:
+    stamp = step.verification
+    exact = stamp.status in (VerificationStatus.VERIFIED, VerificationStatus.SCALED)
+    if exact and stamp.relative_error is not None and stamp.relative_error > WORST_ERROR:
+        yield f"step {step.id} is stamped {stamp.status} with a relative error of {stamp.relative_error:g}"
+    if stamp.status is VerificationStatus.NOISED and step.shipped_defense == "none":
+        yield f"step {step.id} is stamped noised, but no defence was shipped"
+
+
+def _declared(step: StepRecord, declared: tuple[str, ...] | None) -> Iterator[str]:
+    unknown = [name for name in shipped_names(step.shipped_defense) if name not in (declared or ())]
+    if declared is not None and unknown:
+        yield f"step {step.id} ships {unknown[0]!r}, which the run did not declare"
+
+
+def shipped_names(shipped: str) -> list[str]:
+    """Return the names of the defences in a step's `shipped_defense`.
+
+    >>> shipped_names("dp-sgd(max_grad_norm=1e+06)+sign"), shipped_names("none")
+    (['dp-sgd', 'sign'], [])
+    """
+    return [] if shipped == "none" else _NUMBERS.sub("", shipped).split("+")
+
+
+# -------------------------------------------------------------------------------------------------------------- attempts
+
+
+def _attempts(results: Results) -> Iterator[str]:
+    known = {step.id for step in results.steps}
+    battery = results.run.battery
+    strangers = sorted({a.step for a in results.attempts} - known)
+    yield from (f"attempts on step {name}, which is not recorded" for name in strangers)
+    for kind, named, members in (
+        ("attack", {a.attack for a in results.attempts}, battery.attacks),
+        ("defence", {a.defense for a in results.attempts}, battery.defenses),
+    ):
+        yield from (
+            f"attempts with the {kind} {name!r}, which is not in the battery" for name in sorted(named - {*members})
+        )
+        yield from (f"the {kind} {name!r} occurs twice in the battery" for name in _twice(members))
+    twice = Counter((a.step, a.attack, a.defense) for a in results.attempts)
+    yield from (f"{_name(*key)} is recorded {n} times" for key, n in twice.items() if n > 1)
+    for attempt in results.attempts:
+        yield from _attempt(attempt, results)
+
+
+def _attempt(attempt: Attempt, results: Results) -> Iterator[str]:
+    name = _name(attempt.step, attempt.attack, attempt.defense)
+    if attempt.seed != results.run.seed:
+        yield f"{name} has the seed {attempt.seed}, the run has {results.run.seed}"
+    if not attempt.finished:
+        if attempt.events:
+            yield f"{name} did not run, but it names an event"
+        elif attempt.sequences or attempt.scores or attempt.stop:
+            yield f"{name} did not run, but it has scores"
+        return
+    if (attempt.status is AttemptStatus.BUDGET_EXHAUSTED) != (attempt.stop == "budget"):
+        yield f"{name} has the status {attempt.status} and stopped for {attempt.stop or 'no reason'!r}"
+    yield from (f"{name} names the event {event!r} twice" for event in _twice(attempt.events))
+    strange = sorted(set(attempt.events) - set(EVENTS)) if minor_version(results) <= 2 else []
+    yield from (f"{name} names the event {event!r}, which does not exist" for event in strange)
+    yield from (f"{name}: {problem}" for problem in (*_scores(attempt), *_reach(attempt), *_events(attempt, results)))
+
+
+def _scores(attempt: Attempt) -> Iterator[str]:
+    """Compute the scores of an attempt again from its sequences."""
+    guessed = any(sequence.exact is not None for sequence in attempt.sequences)
+    for metric, field in _OF_SEQUENCES.items():
+        values = _values(attempt.sequences, field)
+        if guessed or metric == "token_precision":
+            yield from _mean(metric, attempt.scores.get(metric), values)
+        elif metric == "token_recall":
+            yield from _bag(attempt.scores.get(metric), values)
+        elif values or isinstance(attempt.scores.get(metric), Score):
+            yield f"{metric} is scored, but no sequence was guessed"
+    whole = attempt.scores.get("label_exact")
+    if isinstance(whole, Score) and _at_least(attempt, "label_exact", 1.0) != _at_least(attempt, "label_accuracy", 1.0):
+        yield f"label_exact is {whole.value:g}, but the label accuracy contradicts it"
+    for sequence in attempt.sequences:
+        if sequence.exact and {sequence.r1, sequence.r2, sequence.rl, sequence.token_precision} - {None, 1.0}:
+            yield f"sequence {sequence.id} is exact, but its scores are not 1"
+        if sequence.exact and sequence.token_recall != 1.0:
+            yield f"sequence {sequence.id} is exact, but its token recall is not 1"
+        if sequence.exact is not None and sequence.token_recall is None:
+            yield f"sequence {sequence.id} was guessed, but has no token recall"
+
+
+def _mean(metric: str, found: Measured | None, values: Sequence[float]) -> Iterator[str]:
+    if isinstance(found, Score) != bool(values):
+        yield f"{metric} is {'missing, and its sequences have it' if values else 'scored, and no sequence has it'}"
+    elif isinstance(found, Score) and (found.n != len(values) or not _same(found.value, fmean(values))):
+        yield f"{metric} is {found.value:g} of {found.n}, and its sequences come to {fmean(values):g} of {len(values)}"
+
+
+def _bag(found: Measured | None, values: Sequence[float]) -> Iterator[str]:
+    """Compare the recall of a bag of words with that of its sequences.
+
+    It is no mean over the sequences, so only 0 and 1 can be compared.
+    """
+    if isinstance(found, Score) != bool(values):
+        yield f"token_recall is {'missing, and its sequences have it' if values else 'scored, and no sequence has it'}"
+    elif isinstance(found, Score):
+        ends = {end for end in (0.0, 1.0) if (found.value == end) != all(value == end for value in values)}
+        if ends:
+            yield f"token_recall is {found.value:g}, and its sequences have {min(values):g} to {max(values):g}"
+
+
+def _reach(attempt: Attempt) -> Iterator[str]:
+    shares = _values(attempt.sequences, "reachable")
+    tested = _values(attempt.sequences, "passes")
+    yield from _mean("reachable_tokens", attempt.reachable_tokens, shares)
+    yield from _mean("reachable_sequences", attempt.reachable_sequences, tested)
+
+
+def _events(attempt: Attempt, results: Results) -> Iterator[str]:
+    """Compare the events that an attempt names with those that its parts show."""
+    shown = shown_events(attempt)
+    if minor_version(results) < 2:
+        shown = {name: yes for name, yes in shown.items() if name != "most_words"}
+    for name, yes in shown.items():
+        if yes != (name in attempt.events):
+            yield f"the event {name!r} is {'missing, but its scores show it' if yes else 'named, but its scores do not show it'}"
+
+
+def shown_events(attempt: Attempt) -> dict[str, bool]:
+    """Return which events follow from the scores of an attempt that ran."""
+    exact = [sequence for sequence in attempt.sequences if sequence.exact]
+    return {
+        "exact_sentence": any(sequence.long_enough for sequence in exact),
+        "exact_sequence": bool(exact),
+        "all_words": _all_words(attempt),
+        "most_words": any(map(_most_words, attempt.sequences)),
+        "label_counts": _label_counts(attempt),
+    }
+
+
+def _most_words(sequence: SequenceScore) -> bool:
+    recall, precision = sequence.token_recall, sequence.token_precision
+    return sequence.long_enough and (recall or 0.0) >= LEAST_SHARE and (precision or 0.0) >= LEAST_SHARE
+
+
+def _all_words(attempt: Attempt) -> bool:
+    """Say whether every word came back in a guess at least half right.
+
+    Before precision was scored, recall alone decided.
+    """
+    half_right = "token_precision" not in attempt.scores or _at_least(attempt, "token_precision", LEAST_SHARE)
+    return _at_least(attempt, "token_recall", 1.0) and half_right
+
+
+def _label_counts(attempt: Attempt) -> bool:
+    """Say whether the label counts came back exactly.
+
+    `label_exact` is missing where an exact hit would be chance.
+    """
+    return _at_least(attempt, "label_exact" if "label_exact" in attempt.scores else "label_accuracy", 1.0)
+
+
+def _at_least(attempt: Attempt, metric: str, least: float) -> bool:
+    score = attempt.scores.get(metric)
+    return isinstance(score, Score) and score.value >= least
+
+
+# ------------------------------------------------------------------------------------------------------------- sequences
+
+
+def _sequences(results: Results) -> Iterator[str]:
+    """Compare what the attempts on one step say of its sequences.
+
+    The sequences of a step are the same for all attempts.
+    """
+    text = any(attempt.sequences for attempt in results.attempts)
+    steps = {step.id: step for step in results.steps}
+    first: dict[str, Attempt] = {}
+    for attempt in results.attempts:
+        step = steps.get(attempt.step)
+        if not attempt.finished or step is None or not text:
+            continue
+        name = _name(attempt.step, attempt.attack, attempt.defense)
+        if len(attempt.sequences) != step.n_sequences:
+            yield f"{name} has {len(attempt.sequences)} sequences, the step has {step.n_sequences}"
+        known = first.setdefault(attempt.step, attempt)
+        if list(map(_facts, attempt.sequences)) != list(map(_facts, known.sequences)):
+            yield f"{name} has other sequences than {known.attack} under {known.defense}"
+    for attempt in first.values():
+        yield from _lengths(attempt, steps[attempt.step], results.min_tokens)
+
+
+def _facts(sequence: SequenceScore) -> tuple[str, str, bool]:
+    return sequence.id, sequence.min_tokens_bucket, sequence.long_enough
+
+
+def _lengths(attempt: Attempt, step: StepRecord, min_tokens: int) -> Iterator[str]:
+    shortest = 0
+    yield from (f"step {step.id} has two sequences {name}" for name in _twice(s.id for s in attempt.sequences))
+    for sequence in attempt.sequences:
+        bounds = _bounds(sequence.min_tokens_bucket)
+        if bounds is None:
+            yield f"sequence {sequence.id} has the length {sequence.min_tokens_bucket!r}, which is no range"
+            continue
+        shortest += bounds[0]
+        if (bounds[0] >= min_tokens and not sequence.long_enough) or (bounds[1] < min_tokens and sequence.long_enough):
+            what = "a" if sequence.long_enough else "no"
+            yield f"sequence {sequence.id} of {sequence.min_tokens_bucket} tokens counts as {what} sentence of {min_tokens}+"
+    batch = _bounds(step.n_tokens_bucket)
+    if batch is None or batch[1] < shortest:
+        yield f"step {step.id} has {step.n_tokens_bucket} tokens, its sequences have {shortest} or more"
+    sentences = sum(sequence.long_enough for sequence in attempt.sequences)
+    if step.n_sentences is not None and step.n_sentences != sentences:
+        yield f"step {step.id} has {step.n_sentences} sentences, but {sentences} of its sequences are long enough"
+
+
+def _bounds(bucket: str) -> tuple[int, int] | None:
+    """Return the ends of a range such as `9-16`, None if it is none.
+
+    Ranges go by powers of two; see `battery.bucket`.
+    """
+    found = _BUCKET.fullmatch(bucket)
+    if found is None:
+        return None
+    low, high = int(found[1]), int(found[2] or found[1])
+    single = found[2] is None and low <= 2
+    double = found[2] is not None and high > 2 and high.bit_count() == 1 and low == high // 2 + 1
+    return (low, high) if single or double else None
+
+
+# ------------------------------------------------------------------------------------------- summaries, controls, the rest
+
+
+def _summaries(results: Results) -> Iterator[str]:
+    """Compute the summaries again from the attempts."""
+    try:
+        wanted = [summary.model_dump() for summary in summarise(results.attempts)]
+    except (ValueError, OverflowError):  # numbers so large that their mean is none
+        yield "the attempts hold numbers from which no summary can be computed"
+        return
+    found = [summary.model_dump() for summary in results.summaries]
+    if len(wanted) != len(found):
+        yield f"there are {len(found)} summaries of {len(wanted)} pairs of attack and defence"
+        return
+    for one, other in zip(found, wanted, strict=True):
+        differ = [key for key in other if not _same(one[key], other[key])]
+        if differ:
+            yield (
+                f"the summary of {one['attack']} under {one['defense']} says {differ[0]} {_shown(one[differ[0]])}, "
+                f"but the attempts give {_shown(other[differ[0]])}"
+            )
+
+
+def _controls(results: Results) -> Iterator[str]:
+    for name, control in (("positive", results.controls.positive), ("negative", results.controls.negative)):
+        if control.k > control.n:
+            yield f"the {name} control counts {control.k} of {control.n}"
+        if results.steps and control.n > len(results.steps):
+            yield f"the {name} control ran on {control.n} steps of {len(results.steps)}"
+
+
+def _coverage(results: Results) -> Iterator[str]:
+    coverage = results.coverage
+    if coverage.audited_steps != len(results.steps):
+        yield f"the coverage counts {coverage.audited_steps} audited steps, and {len(results.steps)} are recorded"
+    both = sorted({missing.what for missing in coverage.not_run} & set(results.run.battery.attacks))
+    yield from (f"the attack {name!r} is in the battery and among those that were not run" for name in both)
+
+
+def _times(results: Results) -> Iterator[str]:
+    started, finished = moment(results.run.started), moment(results.run.finished)
+    for what, text, found in (("started", results.run.started, started), ("finished", results.run.finished, finished)):
+        if text and (found is None or not 2000 <= found.year < 9000):
+            yield f"the audit {what} at {text[:40]!r}, which is no point in time"
+
+
+# ----------------------------------------------------------------------------------------------------------------- small
+
+
+def _name(step: str, attack: str, defense: str) -> str:
+    return f"attack {attack} on step {step}" + (f" under {defense}" if defense != "none" else "")
+
+
+def _values(sequences: Iterable[SequenceScore], field: str) -> list[float]:
+    return [float(value) for sequence in sequences if (value := getattr(sequence, field)) is not None]
+
+
+def _twice(names: Iterable[str]) -> list[str]:
+    return sorted(name for name, n in Counter(names).items() if n > 1)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return isclose(one, other, rel_tol=1e-9, abs_tol=1e-9)
+    return bool(one == other)
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,62 @@
+"""Mark the folder of an audit whose latest run was not audited.
+
+Without the mark, an earlier run's results would be taken for those of the latest.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from leakaudit.errors import ResultsError
+from leakaudit.files.strict_json import read_bounded
+
+NOT_AUDITED = "not_audited.json"
+"""File beside the place of results.json. Every reader of results refuses while it is there; the next audited run removes it."""
+
+MAX_BYTES = 64 * 1024
+"""Our choice: ours is below one kilobyte, and a reader must not wait for a pipe or fill its memory."""
+
+LONGEST_REASON = 1000
+"""Characters of a reason that are shown. Our choice: a terminal's screen has room for more than one such message."""
+
+
+class NotAudited(BaseModel):
+    """Content of `not_audited.json`."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+    schema_: Literal["leakaudit.not_audited/1.0"] = Field(default="leakaudit.not_audited/1.0", alias="schema")
+    status: Literal["not audited"] = "not audited"
+    because: str
+    """Why, without any private text."""
+    when: str
+    """Time at which the run said so: ISO 8601, UTC."""
+
+
+def refuse_unaudited(folder: Path) -> None:
+    """Refuse a folder whose latest run was not audited.
+
+    Args:
+        folder: an audit's folder.
+
+    Raises:
+        ResultsError: says why it was not audited, and when.
+    """
+    path = folder / NOT_AUDITED
+    if not path.exists() and not path.is_symlink():
+        return
+    try:
+        found = NotAudited.model_validate_json(read_bounded(path, MAX_BYTES))
+        why = f"{_one_line(found.because)} ({_one_line(found.when)})"
+    except (OSError, ValueError, RecursionError):
+        why = f"{NOT_AUDITED} cannot be read"
+    raise ResultsError(
+        f"{folder}: this run was not audited: {why}; repair the cause and run again; results of an earlier run say nothing about this one"
+    )
+
+
+def _one_line(text: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in text[:LONGEST_REASON])

@@ -1,0 +1,166 @@
+"""What came back of the audited batches, whatever a policy asks about.
+
+A rule asks about one event. A reader wants to know whether anything came back: these functions say so in words, for the headline of a
+verdict, for the report and for the terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from leakaudit.results.schema import Attempt, Results, SequenceScore, StepRecord
+
+LEAST_SHARE = 0.5
+"""Recall and precision from which most words of a text came back. Our choice: half of the words of a text, in any order, give its
+subject away, and at least half of what an attack claims is right, so that naming the whole vocabulary is no leak."""
+
+_WORD_EVENTS = ("all_words", "most_words")
+
+
+class Severity(IntEnum):
+    """The worst that came back, from nothing to sentences."""
+
+    NOTHING = 0
+    LABELS = 1
+    WORDS = 2
+    SENTENCE = 3
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Counts of what came back, over all attacks that are looked at."""
+
+    steps: int
+    """Steps that were attacked."""
+    texts: int
+    """True texts that an attack on text was scored on."""
+    exact: int
+    """Texts that came back word for word."""
+    all_words: int
+    """Texts of which every word came back, in whatever order; exact ones are counted above."""
+    most_words: int
+    """Texts of which at least half of the words came back, in whatever order; those above are not counted again."""
+    label_steps: int
+    """Steps whose label counts came back exactly."""
+
+
+def severity(attempts: Iterable[Attempt]) -> Severity:
+    """Return the worst that any of `attempts` recovered.
+
+    Words count by the events, and by the scores of every text that is long enough, so that results of earlier versions, which
+    know no event for most of the words, are not read as clean.
+    """
+    worst = Severity.NOTHING
+    for attempt in attempts:
+        if "exact_sentence" in attempt.events or "exact_sequence" in attempt.events:
+            return Severity.SENTENCE
+        if any(name in attempt.events for name in _WORD_EVENTS) or any(map(_has_most, attempt.sequences)):
+            worst = max(worst, Severity.WORDS)
+        elif "label_counts" in attempt.events:
+            worst = max(worst, Severity.LABELS)
+    return worst
+
+
+def amount(found: SequenceScore) -> float | None:
+    """Return how much of one text came back, 0 to 1.
+
+    The measure that shows most of it counts. None where no text was guessed.
+
+    In order it is ROUGE-L. In any order it is the harmonic mean of recall and precision, so that a bag of the whole vocabulary is worth
+    nothing. Where the precision is unknown (results before 1.2) a bag counts by its recall.
+    """
+    recall, precision = found.token_recall, found.token_precision
+    if recall is None:
+        return found.rl
+    if precision is None:
+        return found.rl if found.rl is not None else recall
+    words = 2 * recall * precision / (recall + precision) if recall + precision else 0.0
+    return max(words, found.rl or 0.0)
+
+
+def is_silent(step: StepRecord, attempts: Iterable[Attempt]) -> bool:
+    """Whether a step says nothing: it is not verified, and nothing came back from it."""
+    return not step.verification.status.bounds and severity(attempts) is Severity.NOTHING
+
+
+def recovered(results: Results, defense: str = "none") -> Recovery:
+    """Count what came back under one defence.
+
+    `none` is the update as the run sends it. All steps that were attacked count.
+    """
+    attacked = {step.id for step in results.steps if step.verification.status.attacked}
+    attempts = [a for a in results.attempts if a.defense == defense and a.step in attacked]
+    by_text: dict[tuple[str, str], list[_Kind]] = {}
+    for attempt in attempts:
+        for sequence in attempt.sequences:
+            if sequence.token_recall is not None:
+                by_text.setdefault((attempt.step, sequence.id), []).append(_kind(sequence, attempt))
+    kinds = [max(found) for found in by_text.values()]
+    return Recovery(
+        steps=len({a.step for a in attempts}),
+        texts=len(kinds),
+        exact=kinds.count(_Kind.EXACT),
+        all_words=kinds.count(_Kind.ALL_WORDS),
+        most_words=kinds.count(_Kind.MOST_WORDS),
+        label_steps=len({a.step for a in attempts if "label_counts" in a.events}),
+    )
+
+
+def in_words(found: Recovery) -> str:
+    """Say what came back, from most to least; empty where nothing did.
+
+    >>> in_words(Recovery(1, 8, exact=0, all_words=8, most_words=0, label_steps=1))
+    'every word of 8 of 8 texts and all labels'
+    """
+    texts = f"of {found.texts} {'text' if found.texts == 1 else 'texts'}"
+    parts = [f"{found.exact} {texts} word for word"] if found.exact else []
+    if found.all_words:
+        parts.append(f"every word of {found.all_words} {texts}")
+    if found.most_words:
+        parts.append(f"at least half of the words of {found.most_words} {texts}")
+    if found.label_steps:
+        where = "" if found.steps == 1 else f" of {found.label_steps} of {found.steps} steps"
+        parts.append(f"all labels{where}")
+    return join(parts)
+
+
+def join(parts: Sequence[str]) -> str:
+    """Join parts of a sentence: `a`, `a and b`, `a, b and c`."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+class _Kind(IntEnum):
+    """How much an attack got of one text."""
+
+    LESS = 0
+    MOST_WORDS = 1
+    ALL_WORDS = 2
+    EXACT = 3
+
+
+def _kind(found: SequenceScore, attempt: Attempt) -> _Kind:
+    """Return how much of one text came back.
+
+    Without a precision (results before 1.2) the attempt's own event decides.
+    """
+    if found.exact:
+        return _Kind.EXACT
+    if found.token_recall == 1.0 and (_precise(found) or "all_words" in attempt.events):
+        return _Kind.ALL_WORDS
+    return _Kind.MOST_WORDS if _has_most(found) else _Kind.LESS
+
+
+def _has_most(found: SequenceScore) -> bool:
+    return found.long_enough and (found.token_recall or 0.0) >= LEAST_SHARE and _precise(found)
+
+
+def _precise(found: SequenceScore) -> bool:
+    """Say whether at least half of the guess is right.
+
+    Without a precision (results before 1.2) the overlap in order decides.
+    """
+    if found.token_precision is not None:
+        return found.token_precision >= LEAST_SHARE
+    return (found.rl or 0.0) >= LEAST_SHARE

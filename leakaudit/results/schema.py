@@ -1,0 +1,721 @@
+"""The results of an audit: what `results.json` holds, schema `leakaudit.results/1.2`.
+
+Numbers are fractions from 0 to 1. A number that does not exist is a `Missing` with its reason, never a zero.
+This file is written in text mode `hash`: no text, no token ids, no label names, no class counts. What a masked or full
+report shows beyond that stands in the private journal (`journal.jsonl`, mode 0600), as `Sample`s.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic_core import to_json as as_json_text
+
+from leakaudit.errors import ResultsError
+from leakaudit.files.json_lines import split_lines
+from leakaudit.files.strict_json import parse_json, place, read_bounded, short
+from leakaudit.results.not_audited import refuse_unaudited
+
+SCHEMA = "leakaudit.results/1.2"
+"""1.1 added what was in reach: of attempts, sequences and summaries. 1.2 added the digest, which it requires, the precision of
+a sequence, the number of sentences of a step and the declared defences. A reader of an earlier version ignores what it does not
+know, and an earlier file is read as without. Whoever adds a key raises the version: a file of this version or an earlier one
+that holds an unknown key is refused."""
+
+Fraction = Annotated[FiniteFloat, Field(ge=0.0, le=1.0)]
+"""A share of something, 0 to 1."""
+Count = Annotated[int, Field(ge=0)]
+"""How many there are."""
+Amount = Annotated[FiniteFloat, Field(ge=0.0)]
+"""How much there is: seconds, a norm."""
+
+LENGTHS = (
+    "Lengths are given as power-of-two ranges; scores and other figures of an attack are exact numbers, from which a length can "
+    "sometimes be worked out."
+)
+"""What every output says of the lengths of private texts: documents and reports repeat it word by word."""
+
+STRIP_CELLS = 16
+"""Cells of a `Strip`. Our choice: fine enough to show where a text leaked, and the same for every length."""
+
+Strip = Annotated[str, Field(pattern=rf"^[0-4a-d]{{{STRIP_CELLS}}}$")]
+"""Which parts of a text came back, one character for each sixteenth of it, in order. `0`: nothing of it. `1` to `4`: up to so many
+quarters of it came back, most of them beside a right neighbour. `a` to `d`: the same, most of them alone."""
+
+
+class TextMode(StrEnum):
+    """How much of the private text an output may show."""
+
+    HASH = "hash"
+    """Keyed hashes and numbers only."""
+    MASKED = "masked"
+    """Also which sixteenths of a text were recovered; no characters, no ids, lengths as ranges."""
+    FULL = "full"
+    """The text itself."""
+
+
+class AttemptStatus(StrEnum):
+    """What became of one attack on one step under one defence."""
+
+    RAN = "ran"
+    NOT_APPLICABLE = "not_applicable"
+    BUDGET_EXHAUSTED = "budget_exhausted"
+    ERROR = "error"
+    SKIPPED = "skipped"
+
+
+class VerificationStatus(StrEnum):
+    """Does the update that was observed come from the batch that was kept? (architecture, honesty rule 2)."""
+
+    VERIFIED = "verified"
+    """Recomputing the step gives the same update to rounding."""
+    SCALED = "scaled"
+    """The same up to one factor (accumulation, clipping, world size), which is named."""
+    STOCHASTIC = "stochastic"
+    """The step drew random numbers that were not kept, so only rough agreement can be expected."""
+    NOISED = "noised"
+    """The same but for noise of the scale that the protocol declares."""
+    UNVERIFIABLE = "unverifiable"
+    """The step cannot be computed again; the note says why. It is attacked: a text that comes back and stands in the kept batch is
+    proof of a leak, and a text that does not come back is no evidence."""
+    MISMATCH = "mismatch"
+    """It does not come from that batch. No leakage number may be printed."""
+
+    @property
+    def bounds(self) -> bool:
+        """Whether a step with this stamp may bound a leak rate when nothing is recovered from it.
+
+        `stochastic` is kept for results of earlier versions: rough agreement does not show that the batch is the right one.
+        """
+        return self in (VerificationStatus.VERIFIED, VerificationStatus.SCALED, VerificationStatus.NOISED)
+
+    @property
+    def attacked(self) -> bool:
+        """Whether a recovered text counts: everywhere but where the update comes from another batch."""
+        return self is not VerificationStatus.MISMATCH
+
+
+class _Model(BaseModel):
+    """What all parts of the results have in common.
+
+    Keys that a later version added are left out; `load_results` refuses unknown keys in files of this version and before.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Score(_Model):
+    """One measured number."""
+
+    value: Fraction
+    n: Annotated[int, Field(ge=1)] = 1
+    """How many sequences (or labels) it is the mean over."""
+
+
+class Missing(_Model):
+    """Why there is no number."""
+
+    missing: str
+
+
+Measured = Score | Missing
+
+
+class Verification(_Model):
+    """The stamp a snapshot gets before it is attacked."""
+
+    status: VerificationStatus
+    relative_error: Amount | None = None
+    """||observed - recomputed|| / ||recomputed|| over all shared parameters, after `scale` was taken out."""
+    scale: FiniteFloat | None = None
+    """Least-squares factor between observed and recomputed update."""
+    sigma: Amount | None = None
+    """Estimated standard deviation of declared noise, in update units."""
+    note: str = ""
+    absent: tuple[str, ...] = ()
+    """Declared defences that are not in the update; the step is audited without them."""
+    noiseless: tuple[str, ...] = ()
+    """Declared defences whose noise is not in the update; the step is audited without that noise."""
+    where: Literal["in place", "rebuilt"] = "rebuilt"
+    """Which model computed the step again: the client's own, before the optimizer moved it, or the one that the attacks get."""
+
+
+class StepRecord(_Model):
+    """One audited client step. Sizes are given as ranges (see `LENGTHS`)."""
+
+    id: str
+    """`st-` and the optimizer step, zero-padded, so that names sort by time."""
+    step: Count
+    """Optimizer step, counted from 0."""
+    epoch: Amount | None = None
+    phase: Literal["early", "middle", "late", "simulated"] = "simulated"
+    """Third of the planned run that the step fell into."""
+    snapshot: str
+    """`hmac-sha256:` of what was observed, under the run's key: of a text that is guessed the update can be computed, and a plain
+    digest would say whether the guess was right. `sha256:` in earlier results."""
+    n_sequences: Count
+    n_tokens_bucket: str
+    """Number of tokens in the batch as a power-of-two range such as `33-64`."""
+    verification: Verification
+    loss: FiniteFloat | None = None
+    shipped_defense: str = "none"
+    """The defence that the training run itself applied, as its owner declares it; several are joined by `+`."""
+    n_sentences: Count | None = None
+    """Sequences that are long enough for a sentence event; None in results before 1.2, and for arrays 0."""
+
+
+class SequenceScore(_Model):
+    """How much of one true sequence an attack recovered. Pairs are matched one-to-one within the batch."""
+
+    id: str
+    hmac: str
+    """HMAC-SHA-256 of the true token ids under the run's key, 64 bits in hex."""
+    r1: Fraction | None
+    r2: Fraction | None
+    rl: Fraction | None
+    exact: bool | None
+    token_recall: Fraction | None
+    token_precision: Fraction | None = None
+    """Share of the guessed tokens that stand in the true sequence, with counts; for a bag of tokens, share of the bag that stands
+    anywhere in the batch. None in results before 1.2."""
+    longest_run: int | None = None
+    """Tokens of the longest run. Read from results before 1.2 and no longer written, because it is a length."""
+    longest_run_share: Fraction | None = None
+    """Longest run of consecutive tokens of the true sequence found in the guess, as a share of the sequence; None in a
+    bag-of-tokens attack."""
+    strip: Strip | None = None
+    """Which parts of the sequence came back; None in text mode hash, and in results before 1.2."""
+    min_tokens_bucket: str
+    """Length of the true sequence as a power-of-two range such as `9-16`."""
+    long_enough: bool = False
+    """Whether the true sequence has at least as many tokens as a sentence event asks for (8 unless the run says else)."""
+    confidence: Fraction | None = None
+    """The attacker's own confidence."""
+    proved: bool = False
+    """The attacker re-simulated the guess and it reproduced the update to rounding."""
+    reachable: Fraction | None = None
+    """Share of its tokens, special ones aside, that were among the attack's candidates at their place; None where unknown."""
+    passes: bool | None = None
+    """Whether the true sequence would have passed the attack's own test; None where it has no test, or where unknown."""
+
+    @property
+    def fate(self) -> Literal["recovered", "search gave up", "out of reach"] | None:
+        """What became of the sequence; None where the attack guesses no sequences or does not say what was in reach.
+
+        The attack's own test decides where there is one; else a sequence was in reach if every token was a candidate. The
+        value `out of reach` is kept for readers of earlier results: it means "not by these attacks", and another may reach it.
+        """
+        if self.exact is None or self.exact:
+            return "recovered" if self.exact else None
+        if self.passes is None and self.reachable is None:
+            return None
+        in_reach = self.reachable == 1.0 if self.passes is None else self.passes
+        return "search gave up" if in_reach else "out of reach"
+
+
+class Attempt(_Model):
+    """One attack on one step under one defence."""
+
+    step: str
+    attack: str
+    defense: str
+    seed: int
+    status: AttemptStatus
+    reason: str = ""
+    """For every status but `ran`: why. Never text; exception type and place only."""
+    stop: str = ""
+    """Why the attack stopped: `done`, `converged`, `budget`."""
+    adaptive: bool = True
+    """The attack was told the defence's parameters."""
+    granted: tuple[str, ...] = ()
+    """What the threat model gave the attack beyond the update: `labels`, `lengths`."""
+    wall_s: Amount = 0.0
+    gpu_s: Amount = 0.0
+    events: tuple[str, ...] = ()
+    """`exact_sentence`: a sequence of at least `min_tokens` tokens came back exactly. `exact_sequence`: any sequence.
+    `all_words`: every token of the batch was named, in whatever order, and at least half of what was named is true. `most_words`: at
+    least half of the tokens of a sequence of `min_tokens` tokens or more came back, in whatever order, and at least half of what was
+    guessed is true. `label_counts`: the class counts came back exactly, and the attack could tell them from chance."""
+    sequences: tuple[SequenceScore, ...] = ()
+    scores: dict[str, Measured] = {}
+    """Metric name -> number or reason: `rouge1`, `rouge2`, `rougeL`, `exact`, `token_recall`, `token_precision`, `masked_token_recall`,
+    `label_accuracy`."""
+    facts: dict[str, FiniteFloat] = {}
+    """What the attack says of itself, by name: `rank`, `candidates`, `loss`..."""
+    reachable_tokens: Measured | None = None
+    """Mean share of a true sequence's tokens that were among the attack's candidates, or why that is not known. None where
+    nothing was asked: the attack did not run, or the results are older than 1.1."""
+    reachable_sequences: Measured | None = None
+    """Share of the true sequences that would have passed the attack's own test; `n` of them could be tested."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the attack ran, in time or not: only then are there numbers."""
+        return self.status in (AttemptStatus.RAN, AttemptStatus.BUDGET_EXHAUSTED)
+
+    @property
+    def leaked(self) -> bool:
+        """Whether anything that counts as a leak event happened."""
+        return bool(self.events)
+
+
+class Control(_Model):
+    """k of n control steps. A positive control must be recovered, a negative one must not."""
+
+    k: Count = 0
+    n: Count = 0
+    note: str = ""
+
+
+class Controls(_Model):
+    """Both controls of the audit."""
+
+    positive: Control = Control(note="not run")
+    negative: Control = Control(note="not run")
+
+
+class Summary(_Model):
+    """One attack under one defence over all attacked steps.
+
+    Numbers are fractions, or None where there is no number.
+
+    A description and no evidence: unverifiable steps and attempts that ran out of time are in it, while the gate's bounds
+    leave out what proves nothing.
+    """
+
+    attack: str
+    defense: str
+    steps: Count
+    """Steps with a scored attempt."""
+    sequences: Count
+    exact_rate: Fraction | None
+    r1: Fraction | None
+    r2: Fraction | None
+    rl: Fraction | None
+    token_recall: Fraction | None
+    label_accuracy: Fraction | None
+    seconds_per_step: Amount | None
+    """Median over scored attempts."""
+    status_counts: dict[str, Count]
+    reachable_tokens: Fraction | None = None
+    reachable_sequences: Fraction | None = None
+    token_precision: Fraction | None = None
+    """None where nothing was named, and in results before 1.2."""
+
+
+class Utility(_Model):
+    """What a defence costs the model, where somebody measured it."""
+
+    defense: str
+    metric: str
+    value: FiniteFloat
+    baseline: FiniteFloat | None = None
+
+
+class NotTested(_Model):
+    """One thing the audit says nothing about."""
+
+    what: str
+    why: str
+
+
+class Coverage(_Model):
+    """What was not tested, and which attacks known to the tool did not run."""
+
+    not_tested: tuple[NotTested, ...] = ()
+    not_run: tuple[NotTested, ...] = ()
+    audited_steps: Count = 0
+    skipped_snapshots: Count = 0
+    """Snapshots that were refused and whose step nobody knows. Results of early audits count here, too, steps that were due while
+    attacks ran. A step that is not kept stands in `not_tested` with its reason."""
+    total_steps: Count | None = None
+
+
+class Battery(_Model):
+    """Which battery ran: its name, version, members and a digest over all knobs."""
+
+    name: str = "custom"
+    version: str = "1"
+    digest: str
+    attacks: tuple[str, ...]
+    defenses: tuple[str, ...]
+    budget_s: Amount
+    """Seconds each attempt was allowed."""
+
+
+class RunInfo(_Model):
+    """Where, when and with what."""
+
+    id: str
+    started: str
+    finished: str
+    tool: str
+    """Version of leakaudit."""
+    battery: Battery
+    text_mode: TextMode = TextMode.HASH
+    seed: int = 0
+    command: str = ""
+    environment: dict[str, str] = {}
+    """Versions and hardware: python, torch, transformers, device, threads."""
+    interrupted: bool = False
+
+
+class Subject(_Model):
+    """What was audited."""
+
+    model: str
+    """Class of the model."""
+    config_digest: str
+    parameters: Count
+    code_commit: str | None = None
+    code_dirty: bool | None = None
+    artifacts: tuple[dict[str, str], ...] = ()
+
+
+class ThreatModel(_Model):
+    """Who the adversary is, what it sees and what it knows."""
+
+    adversary: str = "honest-but-curious server"
+    sees: str = "one client's transmitted update"
+    knows: tuple[str, ...] = ("architecture", "weights before the step", "tokenizer")
+    granted: tuple[str, ...] = ()
+
+
+class Regime(_Model):
+    """The circumstances that decide which attack can work."""
+
+    dtype: str = "float32"
+    training_mode: bool
+    dropout: Fraction
+    """Largest dropout rate in the model."""
+    hidden: Count | None
+    trainable: str
+    """`all`, or what is frozen."""
+    accumulation: Annotated[int, Field(ge=1)] = 1
+    max_grad_norm: Amount | None = None
+    batch_size: Count | None = None
+    declared_defenses: tuple[str, ...] | None = None
+    """Names of the defences that the run declares; every step's `shipped_defense` is made of these. None in results before 1.2."""
+
+
+class Overhead(_Model):
+    """What the audit cost the training run, in its own process.
+
+    Attacks in a side process are not counted.
+    """
+
+    blocked_s: Amount = 0.0
+    """Seconds that the training thread spent in the audit."""
+    training_s: Amount | None = None
+    check_s: Amount = 0.0
+    """The part of `blocked_s` in which kept steps were repeated in place, to check them."""
+    writer_s: Amount | None = None
+    """Seconds that a thread beside training checked, hashed and wrote kept steps."""
+    memory_mb: Amount | None = None
+    """Copies of a kept step in the trainer's memory, in units of 10^6 bytes."""
+    disk_mb: Amount | None = None
+    """What the kept steps took on the disk in all, in units of 10^6 bytes."""
+
+
+class Results(_Model):
+    """One audit. `leakaudit schema results` prints the JSON Schema of this class."""
+
+    schema_: str = Field(default=SCHEMA, alias="schema")
+    run: RunInfo
+    subject: Subject
+    threat_model: ThreatModel = ThreatModel()
+    regime: Regime
+    steps: tuple[StepRecord, ...]
+    attempts: tuple[Attempt, ...]
+    summaries: tuple[Summary, ...]
+    controls: Controls = Controls()
+    utility: tuple[Utility, ...] = ()
+    coverage: Coverage = Coverage()
+    overhead: Overhead = Overhead()
+    min_tokens: Annotated[int, Field(ge=1)] = 8
+    """Tokens a sequence must have to count as a sentence in `exact_sentence`."""
+    digest: str | None = None
+    """`sha256:` over everything else in the file: shows that the file is as it was written. It guards against accidents, not
+    against somebody who computes it anew; for that, sign the file. None in results before 1.2, and before they are sealed."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+
+class TokenMatch(StrEnum):
+    """What a masked sample says about one token of a recovered or a true sequence."""
+
+    BIGRAM = "b"
+    """Correct, and part of a correct bigram."""
+    UNIGRAM = "u"
+    """Correct token."""
+    WRONG = "."
+
+
+class Sample(_Model):
+    """One recovered-against-true pair of the private journal. `text` fields are None unless the run's mode is full."""
+
+    step: str
+    attack: str
+    defense: str
+    sequence: str
+    """Id of its `SequenceScore`."""
+    true_pattern: str
+    """One `TokenMatch` a token of the true sequence, special tokens left out."""
+    guess_pattern: str | None
+    """The same for the guess; None for an attack that guesses a bag of tokens."""
+    true_tokens: tuple[str, ...] | None = None
+    """Display strings, one a token; joined without a space where `continues` says so."""
+    guess_tokens: tuple[str, ...] | None = None
+
+
+class LabelSample(_Model):
+    """True against recovered class counts of one step, for the private journal. Class names only in mode full."""
+
+    step: str
+    attack: str
+    defense: str
+    true_counts: tuple[int, ...]
+    guess_counts: tuple[int, ...]
+    names: tuple[str, ...] | None = None
+
+
+class JournalEntry(_Model):
+    """One line of `journal.jsonl`: a finished attempt and what may be shown of it."""
+
+    attempt: Attempt
+    samples: tuple[Sample, ...] = ()
+    labels: LabelSample | None = None
+
+
+def load_results(path: Path) -> Results:
+    """Read and check `results.json`; see `read_results`."""
+    return read_results(path)[0]
+
+
+def read_results(path: Path) -> tuple[Results, str]:
+    """Read `results.json` as strictly as a policy is read.
+
+    Args:
+        path: the file, or the folder that holds it.
+
+    Returns:
+        The results, and the SHA-256 of the file in hex.
+
+    Raises:
+        ResultsError: the file is missing, is no strict JSON, does not fit the schema, is of another major version, holds a key
+            that its version does not know, or was changed after it was written; or the latest run in its folder was not audited.
+    """
+    if path.is_dir():
+        path = path / "results.json"
+    refuse_unaudited(path.parent)
+    try:
+        raw = read_bounded(path)
+        data = parse_json(raw)
+    except FileNotFoundError:
+        raise ResultsError(f"{path}: no such file; `leakaudit run` or `leakaudit simulate` writes one") from None
+    except (OSError, ValueError, MemoryError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise ResultsError(
+            f"{path}: {why or type(error).__name__}; was the audit interrupted, or the file edited?"
+        ) from None
+    try:
+        return _results_of(data), hashlib.sha256(raw).hexdigest()
+    except ValueError as error:
+        raise ResultsError(f"{path}: {error}") from None
+
+
+def _results_of(data: Any) -> Results:
+    """Turn strict JSON data into results.
+
+    Raises:
+        ValueError: says why not.
+    """
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if not isinstance(schema, str) or not schema.startswith("leakaudit.results/"):
+        raise ValueError("is not a leakaudit results file (no `schema: leakaudit.results/1.x`)")
+    version = _version(schema)
+    if version is None or version[0] != 1:
+        raise ValueError(f"schema {short(schema)[1:-1]}; this version reads leakaudit.results/1.x. Upgrade leakaudit.")
+    try:
+        # JSON's strict mode is the one that takes a list for a tuple and a word for an enum, but no text for a number
+        results = Results.model_validate_json(as_json_text(data), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = short(".".join(str(part) for part in first["loc"]))[1:-1]
+        raise ValueError(f"does not fit {SCHEMA}: {where}: {first['msg']} ({error.error_count()} problems)") from None
+    if version <= _OWN:
+        for problem in _unknown_keys(data, results.model_dump(mode="json", by_alias=True), ()):
+            raise ValueError(problem)
+    if results.digest is None and version >= _SEALED:
+        raise ValueError(f"has no digest, which {schema} requires: it was changed after it was written")
+    if results.digest is not None and results.digest != digest_of(data):
+        raise ValueError("was changed after it was written: its content does not have the digest that it names")
+    return results
+
+
+def _version(schema: str) -> tuple[int, int] | None:
+    major, dot, minor = schema.removeprefix("leakaudit.results/").partition(".")
+    known = all(part.isascii() and part.isdigit() and len(part) < 5 for part in (major, minor))
+    return (int(major), int(minor)) if dot and known else None
+
+
+_OWN = (1, 2)
+_SEALED = (1, 2)
+"""First version that requires a digest."""
+
+
+def minor_version(results: Results) -> int:
+    """Return the x of `leakaudit.results/1.x`."""
+    version = _version(results.schema_)
+    return version[1] if version else _OWN[1]
+
+
+def _unknown_keys(data: Any, read: Any, path: tuple[str | int, ...]) -> Iterator[str]:
+    """Yield a sentence for each key of `data` that was not understood.
+
+    `read` is what was understood of it.
+    """
+    if isinstance(data, dict) and isinstance(read, dict):
+        for key, value in data.items():
+            if key in read:
+                yield from _unknown_keys(value, read[key], (*path, key))
+                continue
+            near = difflib.get_close_matches(key, read, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            yield f"unknown key {short(key)} {place(path)}{hint}"
+    elif isinstance(data, list) and isinstance(read, list):
+        for index, (value, understood) in enumerate(zip(data, read, strict=True)):
+            yield from _unknown_keys(value, understood, (*path, index))
+
+
+def digest_of(data: Mapping[str, Any]) -> str:
+    """Return the digest of results as plain JSON data, whatever digest they name.
+
+    SHA-256 over the JSON text with sorted keys, without spaces, in ASCII; a number without a fraction is written as a whole one,
+    so that a tool that prints 1.0 as 1 changes nothing.
+    """
+    content = {key: _canonical(value) for key, value in data.items() if key != "digest"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _canonical(below) for key, below in value.items()}
+    if isinstance(value, list):
+        return [_canonical(below) for below in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def sealed(results: Results) -> Results:
+    """Return `results` with their digest."""
+    return results.model_copy(update={"digest": digest_of(results.model_dump(mode="json", by_alias=True))})
+
+
+def load_journal(path: Path) -> list[JournalEntry]:
+    """Read `journal.jsonl`; a last line torn by a killed worker is left out, a missing file is an empty journal.
+
+    Raises:
+        ResultsError: a line other than the last one cannot be read.
+    """
+    if not path.exists():
+        return []
+    lines = split_lines(path.read_bytes())
+    entries = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            entries.append(JournalEntry.model_validate_json(line))
+        except ValidationError:
+            if number == len(lines):
+                break  # a worker was killed while it wrote: that attempt is repeated
+            raise ResultsError(f"{path}: line {number} of {len(lines)} cannot be read") from None
+    return entries
+
+
+def to_json(results: Results) -> dict[str, Any]:
+    """Return `results` as plain JSON data, with their digest.
+
+    The digest is computed anew from what they hold.
+    """
+    return sealed(results).model_dump(mode="json", by_alias=True)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write `text` to `path` atomically, readable by its owner only (0600)."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(descriptor, 0o600)  # the umask may have taken more away than it should
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def summarise(attempts: Iterable[Attempt]) -> tuple[Summary, ...]:
+    """Return one `Summary` per attack and defence, in order of first appearance.
+
+    Means weigh every sequence alike, and label accuracy every label; attempts that did not score add to
+    `status_counts` only. An attempt that ran out of budget still counts with the best guess it had.
+    """
+    groups: dict[tuple[str, str], list[Attempt]] = {}
+    for attempt in attempts:
+        groups.setdefault((attempt.attack, attempt.defense), []).append(attempt)
+    return tuple(_summarise_group(attack, defense, group) for (attack, defense), group in groups.items())
+
+
+def _summarise_group(attack: str, defense: str, attempts: list[Attempt]) -> Summary:
+    scored = [a for a in attempts if any(isinstance(s, Score) for s in a.scores.values())]
+    seconds = sorted(a.wall_s for a in scored)
+    middle = len(seconds) // 2
+    median = None
+    if seconds:
+        median = seconds[middle] if len(seconds) % 2 else (seconds[middle - 1] + seconds[middle]) / 2
+    counts: dict[str, int] = {}
+    for attempt in attempts:
+        counts[attempt.status.value] = counts.get(attempt.status.value, 0) + 1
+    return Summary(
+        attack=attack,
+        defense=defense,
+        steps=len(scored),
+        sequences=sum(len(a.sequences) for a in scored),
+        exact_rate=_pooled(scored, "exact"),
+        r1=_pooled(scored, "rouge1"),
+        r2=_pooled(scored, "rouge2"),
+        rl=_pooled(scored, "rougeL"),
+        token_recall=_pooled(scored, "token_recall"),
+        label_accuracy=_pooled(scored, "label_accuracy"),
+        seconds_per_step=median,
+        status_counts=counts,
+        reachable_tokens=pooled(a.reachable_tokens for a in scored),
+        reachable_sequences=pooled(a.reachable_sequences for a in scored),
+        token_precision=_pooled(scored, "token_precision"),
+    )
+
+
+def _pooled(attempts: list[Attempt], metric: str) -> float | None:
+    """Return the mean of `metric` over everything the attempts scored, or None where nothing was."""
+    return pooled(a.scores.get(metric) for a in attempts)
+
+
+def pooled(measured: Iterable[Measured | None]) -> float | None:
+    """Return the mean of the numbers among `measured`, each weighed by its `n`, or None where there is none.
+
+    >>> pooled([Score(value=1.0, n=3), Missing(missing="no test"), Score(value=0.0)])
+    0.75
+    """
+    found = [score for score in measured if isinstance(score, Score)]
+    weight = sum(score.n for score in found)
+    return sum(score.value * score.n for score in found) / weight if weight else None

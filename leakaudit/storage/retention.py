@@ -1,0 +1,373 @@
+"""How long snapshots stay, who may remove them, and what is left of them: their keys are destroyed, a line tells that they were.
+
+A snapshot holds the private batch, and an update from which it can be read. It is removed after its audit; one that is kept goes
+when it is older than `retention_days`, unless somebody holds it. What remains are the results, in which private text occurs as keyed
+hashes only; with the last snapshot of a run the key goes too, so that nobody can try texts against them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from leakaudit.errors import LeakAuditError, SpoolError
+from leakaudit.files.strict_json import parse_json, read_bounded
+from leakaudit.results.schema import write_private
+from leakaudit.storage.spool import HOLD, MAX_JSON_BYTES, STATES, Spool, size_of
+
+PURGED = "purged.jsonl"
+"""Beside the results: one line for every snapshot that was removed by age or by hand."""
+
+MAX_MANIFEST = 16 * 1024 * 1024
+"""Bytes of `snapshot.json`, as `leakaudit.storage.snapshot_content` has it; that one needs torch, which is not loaded to list files."""
+
+CLOCK_SLACK = timedelta(days=1)
+"""How far in the future a snapshot may seem to have been made before its age counts as unknown: clocks of machines differ."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One snapshot of a spool."""
+
+    path: Path
+    step: int | None
+    """None where its name does not say."""
+    state: str
+    created: datetime | None
+    """None where that cannot be read."""
+    size: int
+    """Bytes."""
+    encrypted_to: tuple[str, ...]
+    held: str
+    """Why it must not be removed; empty where it may."""
+    why: str = ""
+    """Why it is not audited; empty where it is, or where somebody is at work on it."""
+
+    def age(self, now: datetime) -> timedelta | None:
+        """Return its age, never negative; None where it is unknown, or where the clock has gone far backwards since."""
+        if self.created is None or self.created > now + CLOCK_SLACK:
+            return None
+        return max(now - self.created, timedelta())
+
+
+def items(spool: Spool) -> list[Item]:
+    """Return what is in a spool, by step."""
+    return sorted(
+        (_item(spool, path) for path in spool.entries()), key=lambda item: (len(item.path.stem), item.path.name)
+    )
+
+
+def _item(spool: Spool, path: Path) -> Item:
+    manifest = _manifest(path)
+    created = None
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        created = datetime.fromisoformat(_below(manifest, "provenance").get("created", ""))
+        created = (created if created.tzinfo else created.replace(tzinfo=UTC)).astimezone(UTC)
+    return Item(
+        path=path,
+        step=int(path.stem) if path.stem.isdecimal() else None,
+        state=STATES[path.suffix],
+        created=created or _modified(path),
+        size=size_of(path),
+        encrypted_to=_words(manifest.get("encrypted_to")),
+        held=_reason(path / HOLD) or _reason(spool.root / HOLD),
+        why=spool.why(path),
+    )
+
+
+def _below(manifest: dict[str, Any], key: str) -> dict[str, Any]:
+    found = manifest.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _words(found: Any) -> tuple[str, ...]:
+    return tuple(word for word in found if isinstance(word, str)) if isinstance(found, list) else ()
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    """Return `snapshot.json` as far as it can be read; a snapshot that is damaged is listed and purged all the same."""
+    try:
+        found = parse_json(read_bounded(path / "snapshot.json", MAX_MANIFEST))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _modified(path: Path) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    except (OSError, OverflowError, ValueError):
+        return None
+
+
+def _reason(hold: Path) -> str:
+    """Return why something is held; a file that cannot be read holds, too."""
+    try:
+        return str(parse_json(read_bounded(hold, MAX_JSON_BYTES))["reason"])
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except (OSError, ValueError, LookupError, TypeError):
+        return "hold.json cannot be read"
+
+
+def counted(found: Sequence[Item]) -> str:
+    """Return how many there are, in words: `1 snapshot`, `3 snapshots`."""
+    return "1 snapshot" if len(found) == 1 else f"{len(found)} snapshots"
+
+
+# ---------------------------------------------------------------------- hold
+
+
+def hold(spool: Spool, steps: tuple[int, ...], reason: str, *, now: datetime) -> list[Item]:
+    """Forbid that snapshots are removed: by the worker, by age, or by hand.
+
+    Args:
+        spool: theirs.
+        steps: which; none for everything in the spool, whatever else comes.
+        reason: for whoever wants to remove them.
+        now: the time.
+
+    Returns:
+        The snapshots that are held by this.
+
+    Raises:
+        SpoolError: no snapshot of such a step.
+    """
+    text = json.dumps({"reason": reason, "since": now.isoformat(timespec="seconds")})
+    chosen = _chosen(spool, steps)
+    for folder in [item.path for item in chosen] if steps else [spool.root]:
+        try:
+            write_private(folder / HOLD, text)
+        except FileNotFoundError:  # the worker has renamed it since
+            (again,) = _chosen(spool, (int(folder.stem),))
+            write_private(again.path / HOLD, text)
+    return chosen
+
+
+def release(spool: Spool, steps: tuple[int, ...]) -> list[Item]:
+    """Take holds off again: of these steps, or all of them.
+
+    Returns:
+        The snapshots that may be removed now and could not before.
+
+    Raises:
+        SpoolError: no snapshot of such a step, or the whole spool is held.
+    """
+    before = [item for item in _chosen(spool, steps) if item.held]
+    if steps and (spool.root / HOLD).exists():
+        raise SpoolError(f"{spool.root}: the whole spool is held; release it as a whole (without --step)")
+    for item in _chosen(spool, steps):
+        (item.path / HOLD).unlink(missing_ok=True)
+    if not steps:
+        (spool.root / HOLD).unlink(missing_ok=True)
+    return before
+
+
+def _chosen(spool: Spool, steps: tuple[int, ...]) -> list[Item]:
+    found = items(spool)
+    if not steps:
+        return found
+    there = {item.step for item in found}
+    missing = [step for step in steps if step not in there]
+    if missing:
+        listed = ", ".join(str(item.step) for item in found) or "none"
+        raise SpoolError(f"{spool.root}: no snapshot of step {missing[0]}; there are: {listed}")
+    return [item for item in found if item.step in steps]
+
+
+# ---------------------------------------------------------------------- purge
+
+
+@dataclass(frozen=True)
+class Purged:
+    """What a purge did, or would do."""
+
+    removed: tuple[Item, ...]
+    held: tuple[Item, ...]
+    """Would have gone but for a hold."""
+    in_use: tuple[Item, ...]
+    """Would have gone, but a trainer or a worker is at it."""
+    key_destroyed: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Size of what was removed."""
+        return sum(item.size for item in self.removed)
+
+
+def purge(
+    spool: Spool,
+    *,
+    now: datetime,
+    older_than: timedelta | None,
+    steps: tuple[int, ...] = (),
+    finished_only: bool = False,
+    dry_run: bool = False,
+) -> Purged:
+    """Remove snapshots, and with the last one the key of the run's hashes.
+
+    Args:
+        spool: theirs.
+        now: the time.
+        older_than: remove only what is older; None for any age. A snapshot whose age is unknown is not older than anything.
+        steps: only these; none for all.
+        finished_only: leave alone what still waits for its audit.
+        dry_run: only say what would be done.
+
+    Raises:
+        SpoolError: no snapshot of such a step.
+    """
+    wanted = [item for item in _chosen(spool, steps) if older_than is None or _is_older(item, now, older_than)]
+    if finished_only:
+        wanted = [item for item in wanted if item.path.suffix in (".kept", ".bad")]
+    busy = _in_use(spool)
+    held = tuple(item for item in wanted if item.held)
+    in_use = tuple(item for item in wanted if not item.held and item.path.suffix in busy)
+    removed = tuple(item for item in wanted if not item.held and item.path.suffix not in busy)
+    if dry_run:
+        return Purged(removed, held, in_use)
+    for item in removed:
+        why = "asked for" if older_than is None else f"older than {older_than / timedelta(days=1):g} days"
+        _remove(spool, item, why, now)
+    spool.tidy()
+    return Purged(removed, held, in_use, key_destroyed=bool(removed) and _destroy_key(spool))
+
+
+def purge_old_runs(spool: Spool, *, now: datetime) -> Iterator[str]:
+    """Remove what is older than its own audit's `retention_days`, in this spool and in those of earlier runs beside it.
+
+    Yields:
+        One line for each spool where something was removed or could not be.
+    """
+    folder = spool.root.absolute().parent
+    name = folder.name.partition(".")[0]
+    beside = [path for path in folder.parent.glob(f"{name}*") if path == folder or _is_numbered(path.name, name)]
+    for path in sorted(beside):
+        try:
+            other, audit = Spool.open(path / "spool")
+            limit = timedelta(days=audit.config.retention_days)
+            done = purge(other, now=now, older_than=limit, finished_only=other.under_way() or path == folder)
+        except (LeakAuditError, OSError):
+            continue  # no spool of ours, or not readable: nothing that we could remove
+        if done.removed:
+            key = "; the key of its hashes is destroyed" if done.key_destroyed else ""
+            yield f"{path.name}: removed {counted(done.removed)} older than {limit.days} days{key}"
+
+
+def _is_numbered(name: str, stem: str) -> bool:
+    """Return whether a folder is what `make_room` calls an earlier or a further run: `audit.3`, `audit-2`."""
+    rest = name.removeprefix(stem)
+    return rest[:1] in (".", "-") and rest[1:].isdecimal()
+
+
+def _is_older(item: Item, now: datetime, limit: timedelta) -> bool:
+    age = item.age(now)
+    return age is not None and age > limit
+
+
+def _in_use(spool: Spool) -> tuple[str, ...]:
+    """Return the suffixes of snapshots that somebody is at work on."""
+    _, audit = Spool.open(spool.root)
+    writing = () if spool.trainer_gone(audit) else (".tmp",)
+    attacking = (".run",) if spool.attended() else ()
+    return (*writing, *attacking)
+
+
+def _remove(spool: Spool, item: Item, why: str, now: datetime) -> None:
+    """Leave a line that says so, then remove the files: a crash in between leaves a line too many rather than one too few."""
+    line: dict[str, Any] = {
+        "snapshot": item.path.stem,
+        "state": item.state,
+        "created": item.created.isoformat(timespec="seconds") if item.created else None,
+        "purged": now.isoformat(timespec="seconds"),
+        "why": why,
+        "bytes": item.size,
+    }
+    if (
+        item.encrypted_to
+    ):  # the digest of encrypted bytes tells nothing; that of clear ones could be guessed by trying texts
+        line["digests"] = _below(_manifest(item.path), "digests")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+    descriptor = os.open(spool.root.parent / PURGED, flags, 0o600)
+    try:
+        os.write(descriptor, (json.dumps(line) + "\n").encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    if item.path.is_dir() and not item.path.is_symlink():
+        shutil.rmtree(item.path)
+    else:
+        item.path.unlink()  # nothing of ours, but of our names
+
+
+def _destroy_key(spool: Spool) -> bool:
+    """Take the key of the run's hashes, and the salt of one made from a private key, out of their files.
+
+    Only if no snapshot is left and nobody works on the audit.
+
+    Returns:
+        Whether there was one. Where it lay on the disk cannot be overwritten for certain; nobody can read it from the file any more.
+    """
+    if spool.entries() or spool.under_way():
+        return False
+    salted = spool.forget_salt()
+    path = spool.root.parent / "state.json"
+    try:
+        state = parse_json(read_bounded(path))
+    except (OSError, ValueError):
+        return salted
+    if not isinstance(state, dict) or not state.get("key"):
+        return salted
+    write_private(path, json.dumps(state | {"key": ""}))
+    return True
+
+
+# ---------------------------------------------------------------------- check
+
+
+def check_folder(spool: Spool) -> Iterator[str]:
+    """Yield what is wrong with the spool's own folder and files."""
+    tokenizer = spool.root / "tokenizer"
+    for path in (spool.root, *spool.root.glob("*.json"), tokenizer, *tokenizer.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):
+            if (mode := path.lstat().st_mode & 0o777) & 0o077 and not path.is_symlink():
+                yield f"others can read {path.relative_to(spool.root.parent)} (mode {mode:o}): chmod go= it"
+
+
+def check_snapshot(spool: Spool, item: Item, identities: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield what is wrong with a snapshot: readable by others, not encrypted as asked, missing, changed, or no key fits.
+
+    Args:
+        spool: that it is in.
+        item: it; one that is being written is not looked at.
+        identities: private keys; with one, encrypted files are opened.
+    """
+    from leakaudit.client.snapshot import check_files
+    from leakaudit.storage.snapshot_files import read_tensors, stored_name
+
+    if item.path.suffix == ".tmp":
+        return
+    try:
+        for path in (item.path, *item.path.iterdir()):
+            mode = path.lstat().st_mode
+            if path.is_symlink():
+                yield f"{path.name} is a link; nothing of ours is"
+            elif mode & 0o077:
+                yield f"others can read {path.name} (mode {mode & 0o777:o}): chmod go= it"
+        manifest = check_files(item.path)
+        if spool.config.encrypt_to and not manifest.encrypted_to:
+            yield "lies in clear, although the audit is configured to encrypt"
+        if not manifest.encrypted_to or identities:
+            for name in manifest.files():
+                read_tensors(item.path / (stored_name(item.path, name) or name), identities, manifest.encrypted_to)
+    except LeakAuditError as error:
+        yield str(error)
+    except OSError as error:
+        yield f"cannot be read ({error.strerror}); somebody may have taken it meanwhile"

@@ -1,0 +1,253 @@
+"""What `span` says was in reach: of the true sequences and of others, on small random models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from leakaudit.algorithms.span.candidates import Candidates
+from leakaudit.algorithms.span.problem import Scene, scene_of
+from leakaudit.algorithms.span.reachability import bag_reach, clean_reach, masked_reach, prefix_reach, ranked_reach
+from leakaudit.algorithms.span.readers.encoder import FARTHEST_INSIDE
+from leakaudit.attacks.span import Span
+from leakaudit.client.snapshot import Observation, StepRecipe, Truth
+from leakaudit.client.step import ClientStep, make_batch, public_facts, with_random_state
+from leakaudit.plugins.budget import Budget
+from tests.support import tiny
+
+TEXTS = ("the old dog chased a small cat near the river .", "never saw three big horse under blue tree")
+HIDDEN = 96
+
+
+def _model(kind: str = "bert", layers: int = 2, dropout: float = 0.0) -> Any:
+    if kind == "gpt2":
+        config = tiny.hf.GPT2Config(
+            vocab_size=len(tiny.VOCABULARY), n_embd=HIDDEN, n_layer=layers, n_head=6, n_positions=tiny.POSITIONS,
+            pad_token_id=0, bos_token_id=3, eos_token_id=3, initializer_range=0.2,
+        )  # fmt: skip
+        make = tiny.hf.GPT2LMHeadModel
+    else:
+        config = tiny.hf.BertConfig(
+            vocab_size=len(tiny.VOCABULARY), hidden_size=HIDDEN, num_hidden_layers=layers, num_attention_heads=6,
+            intermediate_size=2 * HIDDEN, max_position_embeddings=tiny.POSITIONS, hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout, initializer_range=0.2,
+        )  # fmt: skip
+        make = tiny.hf.BertForSequenceClassification
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make._from_config(config, attn_implementation="eager").eval()
+
+
+def _step(
+    model: Any, texts: Sequence[str] = TEXTS, *, frozen: str = "embeddings", training: bool = False
+) -> ClientStep:
+    language_model = type(model).__name__.startswith("GPT2")
+    tokenizer = tiny.gpt2_tokenizer() if language_model else tiny.bert_tokenizer()
+    task: Any = "causal-lm" if language_model else "classification"
+    labels = None if language_model else [i % 2 for i in range(len(texts))]
+    batch = make_batch(tokenizer, list(texts), labels, task, tiny.POSITIONS)
+    batch = with_random_state(batch, 3) if training else batch
+    names = frozenset(name for name, _ in model.named_parameters() if frozen and frozen in name)
+    facts = public_facts(model, tokenizer, task=task, training=training, frozen=names)
+    return ClientStep(model, Truth((batch,)), StepRecipe(training=training), facts)
+
+
+def _scene(seen: Observation, keep: int = 64, budget: float = 60.0, max_positions: int = 0) -> Scene:
+    rng = torch.Generator().manual_seed(0)
+    return scene_of(seen, keep=keep, beam=8, max_positions=max_positions, rng=rng, budget=Budget(budget))
+
+
+def _inside(scene: Scene) -> Candidates:
+    pairs = scene.scan()
+    return pairs.take((pairs.distance < FARTHEST_INSIDE).nonzero().flatten())
+
+
+def _pairs(*pairs: tuple[int, int]) -> Candidates:
+    """Give (token, position) pairs as the stages do."""
+    found = torch.tensor(pairs)
+    return Candidates(found[:, 0], found[:, 1], torch.zeros(len(pairs)), torch.zeros(len(pairs), HIDDEN))
+
+
+def test_every_true_sequence_of_a_clean_update_is_in_reach_and_passes() -> None:
+    """Two sentences, dropout off, nothing granted."""
+    step = _step(_model())
+    scene = _scene(step.observe())
+    reach = clean_reach(scene, _inside(scene), FARTHEST_INSIDE)
+    for ids in step.truth.sequences():
+        assert all(reach.tokens(ids)) and reach.passes(ids) is True
+
+
+def test_a_token_of_another_batch_is_not_in_reach_and_its_sequence_does_not_pass() -> None:
+    """One word replaced: that token only, and the sequence as a whole."""
+    step = _step(_model())
+    scene = _scene(step.observe())
+    reach = clean_reach(scene, _inside(scene), FARTHEST_INSIDE)
+    (ids, _) = step.truth.sequences()
+    wrong = (*ids[:3], tiny.VOCABULARY["fish"], *ids[4:])
+    assert reach.tokens(wrong) == tuple(place != 3 for place in range(len(ids)))
+    assert reach.passes(wrong) is False
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_the_second_block_refuses_sequences_mixed_from_true_pairs(kind: str) -> None:
+    """Each pair lies in the first block's span, so only a block that reads the whole sequence can tell."""
+    step = _step(_model(kind))
+    scene = _scene(step.observe())
+    inside = _inside(scene)
+    reach = clean_reach(scene, inside, FARTHEST_INSIDE, last=frozenset(range(len(tiny.VOCABULARY))))
+    one, other = step.truth.sequences()
+    mixed = (*one[:4], *other[4:])
+    assert all(reach.tokens(mixed)) and reach.passes(mixed) is False
+    assert reach.passes(one) and reach.passes(other)
+
+
+@pytest.mark.parametrize(("kind", "layers", "frozen"), [("bert", 2, "layer.1.attention.self"), ("gpt2", 1, "wte")])
+def test_without_a_second_block_the_first_ones_span_decides(kind: str, layers: int, frozen: str) -> None:
+    """It is frozen, or not there: then the mixed sequence passes, as it would in the attack."""
+    step = _step(_model(kind, layers), frozen=frozen)
+    scene = _scene(step.observe())
+    reach = clean_reach(scene, _inside(scene), FARTHEST_INSIDE, last=frozenset(range(len(tiny.VOCABULARY))))
+    one, other = step.truth.sequences()
+    assert reach.passes((*one[:4], *other[4:])) is True
+    assert reach.passes((*one[:3], tiny.VOCABULARY["fish"], *one[4:])) is False
+
+
+def test_a_second_block_behind_dropout_is_not_asked() -> None:
+    """Dropout inside the first block hides its inputs: asking would refuse true sequences."""
+    model = _model()
+    model.bert.encoder.layer[0].output.dropout.p = 0.3
+    step = _step(model, training=True)
+    seen = step.observe()
+    assert any(seen.facts.dropout.values())
+    scene = _scene(seen)
+    assert scene.dropout == 0.0
+    reach = clean_reach(scene, _inside(scene), FARTHEST_INSIDE)
+    assert [reach.passes(ids) for ids in step.truth.sequences()] == [True, True]
+
+
+def test_a_sequence_longer_than_the_attack_looks_does_not_pass() -> None:
+    """The attack scans so many positions and no more; asking further must not fail either."""
+    step = _step(_model())
+    scene = _scene(step.observe(), max_positions=8)
+    reach = clean_reach(scene, _inside(scene), FARTHEST_INSIDE)
+    (ids, _) = step.truth.sequences()
+    assert len(ids) > 8 and reach.passes(ids) is False
+    assert reach.tokens(ids) == tuple(place < 8 for place in range(len(ids)))
+    assert reach.passes(()) is False
+
+
+def test_the_last_token_of_a_language_model_is_in_reach_by_other_evidence_only() -> None:
+    """It predicts nothing and gets no gradient; the rest of the sequence does."""
+    step = _step(_model("gpt2"))
+    scene = _scene(step.observe())
+    (ids, _) = step.truth.sequences()
+    blind = clean_reach(scene, _inside(scene), FARTHEST_INSIDE)
+    assert blind.tokens(ids) == tuple(place < len(ids) - 1 for place in range(len(ids)))
+    assert blind.passes(ids) is False
+    told = clean_reach(scene, _inside(scene), FARTHEST_INSIDE, last=frozenset({ids[-1]}))
+    assert all(told.tokens(ids)) and told.passes(ids) is True
+
+
+def test_inputs_without_positions_are_in_reach_wherever_they_stand() -> None:
+    """A bag: the token is what was found, its place nobody knows, and nothing tests a sequence."""
+    reach = bag_reach([7, 9])
+    assert reach.tokens((9, 8, 7)) == (True, False, True) and reach.passes((9, 7)) is None
+
+
+def test_where_only_images_are_spanned_the_pairs_are_the_test() -> None:
+    """As with adapters at their start: the span of the inputs themselves is empty and says nothing."""
+    scene = _scene(_step(_model()).observe())
+    blind = replace(scene, basis=replace(scene.basis, vectors=scene.basis.vectors[:0]))
+    reach = clean_reach(blind, _pairs((5, 0), (6, 1)), FARTHEST_INSIDE)
+    assert (reach.passes((5, 6)), reach.passes((5, 7))) == (True, False)
+
+
+def test_behind_masks_a_sequence_passes_if_each_of_its_pairs_was_found() -> None:
+    """All fitted pairs are candidates; what was fitted and not found is refused."""
+    scene = _scene(_step(_model()).observe())
+    reach = masked_reach(scene, _pairs((5, 0), (6, 1), (8, 1)), _pairs((5, 0), (6, 1)), all_tried=True)
+    assert reach.tokens((5, 8)) == (True, True) and reach.tokens((9, 6)) == (False, True)
+    assert [reach.passes(ids) for ids in ((5, 6), (5, 8), (9, 6))] == [True, False, False]
+
+
+def test_behind_masks_nothing_is_refused_that_there_was_no_time_to_try() -> None:
+    """A search that was cut short knows what it found, and nothing of the rest."""
+    scene = _scene(_step(_model()).observe())
+    reach = masked_reach(scene, _pairs((5, 0), (6, 1), (8, 1)), _pairs((5, 0), (6, 1)), all_tried=False)
+    assert (reach.passes((5, 6)), reach.passes((5, 8))) == (True, None)
+
+
+def test_ranked_pairs_are_candidates_without_a_test() -> None:
+    """Nothing passes or fails."""
+    scene = _scene(_step(_model()).observe())
+    reach = ranked_reach(scene, _pairs((5, 0), (6, 1)))
+    assert reach is not None
+    assert reach.tokens((5, 5)) == (True, False) and reach.passes((5, 6)) is None
+
+
+def test_a_ranking_that_ruled_out_nothing_says_nothing() -> None:
+    """All tokens of a small vocabulary were kept: that every true one is among them is no finding."""
+    scene = _scene(_step(_model()).observe(), keep=len(tiny.VOCABULARY))
+    everything = _pairs(*((token, place) for token in range(len(tiny.VOCABULARY)) for place in range(2)))
+    assert ranked_reach(scene, everything) is None
+
+
+def test_asking_leaves_no_trace() -> None:
+    """Neither in the reach nor in the model: the same questions again, in another order, get the same answers."""
+    step = _step(_model())
+    seen = step.observe()
+    scene = _scene(seen)
+    reach = clean_reach(scene, _inside(scene), FARTHEST_INSIDE)
+    one, other = step.truth.sequences()
+    questions = [one, (*one[:4], *other[4:]), other]
+    before = {name: p.detach().clone() for name, p in seen.model.named_parameters()}
+    first = [(reach.tokens(ids), reach.passes(ids)) for ids in questions]
+    again = [(reach.tokens(ids), reach.passes(ids)) for ids in reversed(questions)]
+    assert first == again[::-1]
+    assert all(torch.equal(before[name], p) and p.grad is None for name, p in seen.model.named_parameters())
+    assert not seen.model.training
+
+
+def test_a_sequence_grown_word_by_word_passes_if_its_prefixes_do() -> None:
+    """The test gets the sequence as far as it has a gradient, never a longer one than the model takes, and no empty one."""
+    scene = _scene(_step(_model("gpt2")).observe())
+    asked: list[list[int]] = []
+
+    def test(ids: torch.Tensor) -> bool:
+        asked.append(ids.tolist())
+        return ids.tolist() == [5, 6]
+
+    allowed = {0: torch.tensor([5]), 1: torch.tensor([6, 7])}
+    reach = prefix_reach(scene, allowed, test, last=[9])
+    assert reach.tokens((5, 7, 9)) == (True, True, True) and reach.tokens((6, 6, 8)) == (False, True, False)
+    assert (reach.passes((5, 6, 9)), reach.passes((5, 7, 9)), reach.passes((5, 6, 8))) == (True, False, False)
+    assert reach.passes((5,) * (tiny.POSITIONS + 2)) is False and reach.passes((9,)) is False
+    assert asked == [[5, 6], [5, 7], [5, 6]]
+
+
+@pytest.mark.parametrize("kind", ["clean", "masked", "causal"])
+def test_every_reading_of_the_attack_says_what_was_in_reach(kind: str) -> None:
+    """The true sequences are, one with a foreign word is not; in a causal model without the last word's own evidence, too."""
+    model = _model("gpt2") if kind == "causal" else _model(dropout=0.1 if kind == "masked" else 0.0)
+    step = _step(model, TEXTS[:1], training=kind == "masked", frozen="" if kind == "causal" else "embeddings")
+    guess = Span()(step.observe(), torch.Generator().manual_seed(0), Budget(600))
+    (ids,) = step.truth.sequences()
+    assert guess.reach is not None
+    assert all(guess.reach.tokens(ids)) and guess.reach.passes(ids) is True
+    wrong = (*ids[:3], tiny.VOCABULARY["fish"], *ids[4:])
+    assert guess.reach.passes(wrong) is False
+
+
+def test_under_noise_nothing_passes_or_fails() -> None:
+    """Pairs are ranked and nothing is tested, so whatever is said of tokens, no sequence is said to be in or out."""
+    step = _step(_model(), TEXTS[:1])
+    seen = step.observe()
+    generator = torch.Generator().manual_seed(1)
+    noisy = {name: g + 0.5 * g.std() * torch.randn(g.shape, generator=generator) for name, g in seen.update.items()}
+    guess = Span()(replace(seen, update=noisy), torch.Generator().manual_seed(0), Budget(600))
+    assert guess.sequences
+    assert guess.reach is None or guess.reach.passes(step.truth.sequences()[0]) is None

@@ -1,0 +1,185 @@
+"""Attacks in the training process: the same results, and training goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+from leakaudit.audit.inline import undisturbed
+from leakaudit.audit.live_copy import copier
+from leakaudit.callbacks.torch_loop import watch
+from leakaudit.config.audit import AuditConfig, PluginSpec
+from leakaudit.errors import ModelError
+from leakaudit.models.recipe import ModelRecipe, can_rebuild
+from leakaudit.results.schema import AttemptStatus, VerificationStatus, load_results
+from leakaudit.storage.encryption import new_identity
+from tests.support import tiny
+
+TEXTS = ("the old dog chased a cat .", "a small bird saw the red fish .", "one horse ate .")
+
+
+class Bag(nn.Module):
+    """A model with nothing inside that another process could make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(100, 8), nn.Linear(8, 2)
+
+    def forward(self, input_ids: Any, labels: Any, **rest: Any) -> Any:
+        return SimpleNamespace(loss=nn.functional.cross_entropy(self.head(self.words(input_ids).mean(1)), labels))
+
+
+def seed_all(seed: int) -> None:
+    """Seed every generator that a training loop may draw from."""
+    torch.manual_seed(seed), random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - the global generator is the one that must not be touched
+
+
+def draw() -> float:
+    """Draw from numpy's global generator."""
+    return float(np.random.rand())  # noqa: NPY002 - as above
+
+
+def local_model(dropout: float = 0.1) -> nn.Module:
+    """Return a model of a class that no other process can find."""
+
+    class MineForSequenceClassification(hf.BertForSequenceClassification):
+        pass
+
+    plain = tiny.bert(dropout=dropout)
+    model: nn.Module = MineForSequenceClassification(cast(hf.BertConfig, plain.config))
+    model.load_state_dict(plain.state_dict())
+    return model.train()
+
+
+def train(folder: Path, steps: int = 4, model: nn.Module | None = None, **more: Any) -> tuple[nn.Module, list[Any]]:
+    """Train with random numbers from everywhere; return the model and what the generators say afterwards."""
+    seed_all(1)
+    model, tokenizer = model or local_model(), tiny.bert_tokenizer()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = AuditConfig(
+        **{
+            "out_dir": folder / "audit",
+            "every_n_steps": 2,
+            "attacks": (PluginSpec(name="embedding-rows"), PluginSpec(name="llg")),
+            "controls": 1,
+            "schedule": "inline",
+            **more,
+        }
+    )
+    with watch(model, optimizer, tokenizer=tokenizer, config=config, total_steps=steps):
+        for _ in range(steps):
+            batch = tokenizer([random.choice(TEXTS)], return_tensors="pt")
+            model(**batch, labels=torch.tensor([int(draw() > 0.5)])).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            for thread in threading.enumerate():
+                if thread.name.startswith("leakaudit"):
+                    thread.join(20)
+    return model, [torch.rand(3), random.random(), draw(), torch.get_num_threads()]
+
+
+def test_a_model_that_nobody_can_rebuild_is_audited_where_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its steps are verified and attacked, without another process; the user is told how to get out of it, once."""
+    assert not can_rebuild(local_model())
+    monkeypatch.setattr("subprocess.Popen", lambda *args, **options: pytest.fail("a process was started"))
+    train(tmp_path)
+    results = load_results(tmp_path / "audit")
+    assert [record.step for record in results.steps] == [0, 2]
+    assert {record.verification.status for record in results.steps} == {VerificationStatus.VERIFIED}
+    assert {a.status for a in results.attempts} == {AttemptStatus.RAN}
+    assert results.subject.parameters == sum(p.numel() for p in local_model().parameters()), "the whole model"
+    assert all(a.scores["token_recall"].value == 1.0 for a in results.attempts if a.attack == "embedding-rows")  # type: ignore[union-attr]
+    said = capsys.readouterr().err
+    assert said.count("(`schedule: inline`); a model that says how it is made") == 1 and "report: " in said
+    assert (tmp_path / "audit" / "report.html").is_file()
+    assert not list((tmp_path / "audit" / "spool").glob("0*"))
+    assert "st-000000 embedding-rows / none: ran" in (tmp_path / "audit" / "worker.log").read_text()
+
+
+def test_training_goes_on_as_if_nothing_had_been(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit by bit the same weights, and every generator where it would be; dropout draws from one of them."""
+    audited, after = train(tmp_path, threads=2)
+    assert load_results(tmp_path / "audit").steps
+    monkeypatch.setenv("LEAKAUDIT_DISABLED", "1")
+    alone, plain = train(tmp_path)
+    for (name, one), other in zip(audited.named_parameters(), alone.parameters(), strict=True):
+        assert torch.equal(one, other), name
+    assert torch.equal(after[0], plain[0]) and after[1:] == plain[1:]
+
+
+def test_encrypted_steps_are_attacked_here_with_the_key_of_the_run(tmp_path: Path) -> None:
+    """Which was never anywhere else."""
+    train(tmp_path, encrypt_to=(new_identity()[0],))
+    assert [record.step for record in load_results(tmp_path / "audit").steps] == [0, 2]
+
+
+def test_without_inline_such_a_model_is_refused_with_what_to_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Training is not hurt."""
+    train(tmp_path, model=Bag(), schedule="beside")
+    assert "rebuilt_by" in caplog.text and "`schedule: inline`" in caplog.text
+    assert not (tmp_path / "audit" / "spool").exists()
+
+
+def test_a_copy_has_neither_hooks_nor_gradients_and_the_live_model_keeps_both() -> None:
+    """What hangs on a hook may hold anything, such as a thread's lock, which cannot be copied."""
+    model = local_model(dropout=0.0)
+    lock, calls = threading.Lock(), []
+    handle = model.register_forward_hook(lambda *_: calls.append(lock.locked()))
+    batch = tiny.bert_tokenizer()([TEXTS[0]], return_tensors="pt")
+    model(**batch, labels=torch.tensor([1])).loss.backward()
+    weights = {name: p.detach() + 1.0 for name, p in model.named_parameters()}
+    made = copier(model)(ModelRecipe(class_name="Mine"), weights)
+    assert calls == [False]
+    made(**batch)
+    assert calls == [False], "the hook is not in the copy"
+    model(**batch)
+    assert len(calls) == 2, "and still in the live model"
+    assert all(p.grad is None for p in made.parameters()) and any(p.grad is not None for p in model.parameters())
+    assert not made.training and model.training
+    for (name, copied), live in zip(made.named_parameters(), model.parameters(), strict=True):
+        assert torch.equal(copied, live + 1.0), name
+    handle.remove()
+
+
+def test_a_model_that_cannot_be_copied_is_a_refused_step_and_no_exception(tmp_path: Path) -> None:
+    """By type only; and weights that do not fit are said not to."""
+    model = local_model()
+    model.lock = threading.Lock()  # type: ignore[assignment]
+    with pytest.raises(ModelError, match="a MineForSequenceClassification cannot be copied: TypeError"):
+        copier(model)(ModelRecipe(class_name="Mine"), {})
+    with pytest.raises(
+        ModelError, match="1 weights do not fit a copy of MineForSequenceClassification, first 'nonsense'"
+    ):
+        copier(local_model())(ModelRecipe(class_name="Mine"), {"nonsense": torch.zeros(1)})
+
+
+def test_whatever_is_done_undisturbed_leaves_no_trace() -> None:
+    """Threads, gradient mode and generators, also after an exception."""
+    seed_all(3)
+    first = draw()
+    seed_all(3)
+    before = (torch.get_rng_state(), random.getstate(), torch.get_num_threads())
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.raises(ValueError, match="trouble"), undisturbed():
+            assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+            torch.rand(3), random.random(), draw()
+            torch.set_num_threads(3)
+            raise ValueError("trouble")
+        assert not torch.is_grad_enabled() and torch.is_autocast_enabled("cpu")
+    assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
+    assert before[2] == torch.get_num_threads()
+    assert draw() == first

@@ -1,0 +1,181 @@
+"""A snapshot that kills every worker costs its own audit only, however it kills."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leakaudit.audit.worker import DIED_OVER
+from leakaudit.capture import worker_process as side_process
+from leakaudit.capture.worker_process import SideProcess
+from leakaudit.client.snapshot import Manifest, Provenance, write_snapshot
+from leakaudit.config.audit import PluginSpec
+from leakaudit.gate.evaluate import Status, default_policy, evaluate
+from leakaudit.models.recipe import ModelRecipe, state_of
+from leakaudit.results.schema import AttemptStatus, load_results
+from leakaudit.storage.spool import Spool
+from tests.audit.test_worker import make, names
+from tests.support import tiny
+
+DEADLY = 13
+"""Bound of the batch size by which the attack below knows a deadly step."""
+
+PLUGIN = f"""
+import ctypes, os, signal
+from dataclasses import dataclass
+from typing import ClassVar
+from leakaudit.plugins.attack import APPLIES, Reconstruction
+from leakaudit.registry import attack
+
+KINDS = {{
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "segfault": lambda: ctypes.string_at(0),
+    "exit 0": lambda: os._exit(0),
+    "exit 1": lambda: os._exit(1),
+    "exit 2": lambda: os._exit(2),
+    "exit 5": lambda: os._exit(5),
+}}
+
+@attack("poisoned")
+@dataclass(frozen=True)
+class Poisoned:
+    goal: ClassVar[str] = "words"
+    source: ClassVar[str] = "a test"
+    threat_model: ClassVar[str] = "sees nothing"
+    kind: str = ""
+
+    def applies(self, seen):
+        return APPLIES
+
+    def __call__(self, seen, rng, budget):
+        if seen.facts.batch_size_bound == {DEADLY}:
+            KINDS[self.kind]()
+        return Reconstruction(tokens=(7,))
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install an attack for the side process, not for this one."""
+    folder = tmp_path / "plugin"
+    info = folder / "poisoned-1.0.dist-info"
+    info.mkdir(parents=True)
+    (folder / "poisoned.py").write_text(PLUGIN)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: poisoned\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[leakaudit.plugins]\npoisoned = poisoned\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+
+
+def put(spool: Spool, number: int, *, deadly: bool) -> None:
+    """Write a snapshot."""
+    model = tiny.bert()
+    bound: dict[str, Any] = {"batch_size_bound": DEADLY} if deadly else {}
+    step = tiny.client_step(model, tiny.bert_tokenizer(), ["the old dog chased a cat ."], [1], **bound)
+    write_snapshot(
+        spool.slot(number),
+        update=step.update(),
+        weights=state_of(model),
+        truth=step.truth,
+        manifest=Manifest(
+            model=ModelRecipe.of(model),
+            facts=step.facts,
+            recipe=step.recipe,
+            provenance=Provenance(framework="test", step=number),
+        ),
+    )
+
+
+def poisoned(folder: Path, kind: str, deadly: set[int], steps: int, **more: Any) -> tuple[Spool, SideProcess]:
+    """Return a spool in which some snapshots kill whoever attacks them, and the trainer's side of its worker."""
+    attacks = (PluginSpec(name="embedding-rows"), PluginSpec(name="poisoned", options={"kind": kind}))
+    spool = make(folder, attacks=attacks, wait_at_end_s=240.0, **more)
+    for number in range(steps):
+        put(spool, number, deadly=number in deadly)
+    return spool, SideProcess(spool)
+
+
+@pytest.mark.parametrize("kind", ["killed", "segfault", "exit 0", "exit 2"])
+def test_the_others_are_audited_and_reported_and_the_results_say_what_was_lost(
+    tmp_path: Path, plugin: None, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the exit code of the process."""
+    spool, side = poisoned(tmp_path, kind, {1}, 3)
+    side.see_out()
+    side.stop()
+    results = load_results(tmp_path / "audit")
+    status = {(a.step, a.attack.partition("(")[0]): a.status for a in results.attempts}
+    assert status.pop(("st-000001", "poisoned")) is AttemptStatus.ERROR
+    assert set(status.values()) == {AttemptStatus.RAN} and len(status) == 5
+    assert [missing.why for missing in results.coverage.not_tested if missing.what == "step 1"] == [DIED_OVER]
+    assert (tmp_path / "audit" / "report.html").is_file()
+    assert names(spool) == [] and not side.given_up
+    assert "died" not in capsys.readouterr().err.replace("worker died", "")
+
+
+def test_many_deadly_snapshots_do_not_use_up_the_patience_for_the_others(tmp_path: Path, plugin: None) -> None:
+    """Each is charged for its own deaths; a gate counts each as lost and never as clean."""
+    spool, side = poisoned(tmp_path, "exit 1", {0, 2}, 4)
+    side.see_out()
+    side.stop()
+    results = load_results(tmp_path / "audit")
+    ran = {a.step for a in results.attempts if a.attack != "embedding-rows" and a.status is AttemptStatus.RAN}
+    assert ran == {"st-000001", "st-000003"}
+    assert [step.step for step in results.steps] == [0, 1, 2, 3]
+    assert names(spool) == []
+
+
+def test_a_worker_that_dies_over_nothing_is_still_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody could be charged with it."""
+    spool = make(tmp_path, 1)
+    side = SideProcess(spool)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    for _ in range(side_process.RESTARTS + 1):
+        assert side.ensure()
+        assert side._process is not None
+        side._process.wait(timeout=60)
+    assert not side.ensure() and side.given_up
+    assert "the side process died 3 times" in capsys.readouterr().err
+    side.stop()
+
+
+def test_a_counter_that_cannot_be_written_does_not_start_workers_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer counts for itself."""
+    spool = make(tmp_path, 1)
+    claimed = spool.claim()
+    assert claimed is not None
+    side = SideProcess(spool)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    started = 0
+    while side.ensure():
+        started += 1
+        assert side._process is not None and started < 20
+        side._process.wait(timeout=60)
+    assert side.given_up
+    side.stop()
+
+
+def test_a_step_that_nobody_could_open_is_lost_to_the_gate(tmp_path: Path) -> None:
+    """Also where not even its batch is known."""
+    from datetime import UTC, datetime
+
+    from leakaudit.audit.worker import run_worker
+    from leakaudit.client.snapshot import TRUTH
+
+    spool = make(tmp_path, *range(30))
+    for number in range(15, 30):
+        os.truncate(spool.slot(number) / TRUTH, 10)
+    assert run_worker(spool.root) == 0
+    results = load_results(tmp_path / "audit")
+    assert len(results.steps) == 30 and [step.n_sequences for step in results.steps[15:]] == [0] * 15
+    assert "<html" in (tmp_path / "audit" / "report.html").read_text()
+    verdict = evaluate(results, default_policy(), now=datetime.now(UTC))
+    assert verdict.verdict is not Status.PASS
+    assert any(rule.lost >= 15 for rule in verdict.rules), [(r.lost, r.due) for r in verdict.rules]

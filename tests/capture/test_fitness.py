@@ -1,0 +1,117 @@
+"""Parameters that are unused, empty, of integers or without values: handled or refused by name before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from leakaudit.audit.worker import run_worker
+from leakaudit.callbacks.torch_loop import watch
+from leakaudit.results.schema import VerificationStatus, load_results
+from tests.support import tiny
+
+TOKENIZER = tiny.bert_tokenizer()
+VALUES = torch.arange(6.0).reshape(2, 3)
+
+
+def _add(model: Any, value: torch.Tensor, *, trained: bool = True) -> None:
+    model.bert.register_parameter("extra", nn.Parameter(value, requires_grad=trained))
+
+
+def _train(folder: Path, change: Callable[[Any], None], schedule: str = "deferred") -> None:
+    model = tiny.bert().train()
+    change(model)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    config = {
+        "out_dir": str(folder / "audit"),
+        "schedule": schedule,
+        "at_end": "leave",
+        "attacks": ["embedding-rows", "llg"],
+        "controls": 1,
+    }
+    with watch(model, optimizer, tokenizer=TOKENIZER, config=config):
+        model(
+            **TOKENIZER(["the old dog chased a cat ."], return_tensors="pt"), labels=torch.tensor([0])
+        ).loss.backward()
+        optimizer.step()
+
+
+HARMLESS: dict[str, Callable[[Any], None]] = {
+    "unused": lambda model: _add(model, VALUES),
+    "unused and frozen": lambda model: _add(model, VALUES, trained=False),
+    "empty": lambda model: _add(model, torch.empty(0, 3)),
+    "integers": lambda model: _add(model, torch.arange(4), trained=False),
+    "truth values": lambda model: _add(model, torch.ones(4, dtype=torch.bool), trained=False),
+}
+
+
+@pytest.mark.parametrize("schedule", ["deferred", "inline"])
+@pytest.mark.parametrize("kind", HARMLESS)
+def test_a_parameter_that_transmits_nothing_costs_no_result(
+    kind: str, schedule: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The step is verified and attacked; where another process makes the model, it is said before step 0 what is left out."""
+    _train(tmp_path, HARMLESS[kind], schedule)
+    if schedule == "deferred":
+        said = capfd.readouterr().err
+        assert said.index("1 tensor that BertForSequenceClassification of transformers does not have") < said.index(
+            "kept step 0"
+        )
+        assert "'bert.extra'" in said
+        assert run_worker(tmp_path / "audit" / "spool") == 0
+    results = load_results(tmp_path / "audit")
+    assert [step.verification.status for step in results.steps] == [VerificationStatus.VERIFIED]
+    assert {attempt.status.value for attempt in results.attempts} == {"ran"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda model: _add(model, torch.empty(2, 3, device="meta")), "'bert.extra' is on the device `meta`"),
+        (lambda model: _add(model, torch.empty(2, 3, device="meta"), trained=False), "'bert.extra' is on the device"),
+        (lambda model: _add(model, torch.ones(3, dtype=torch.complex64)), "'bert.extra' is of type torch.complex64"),
+        (
+            lambda model: setattr(model.bert.embeddings, "token_type_embeddings", nn.Embedding(5, tiny.HIDDEN)),
+            "'bert.embeddings.token_type_embeddings.weight' of shape (2, 32); this model has it of shape (5, 32)",
+        ),
+        (lambda model: setattr(model, "classifier", nn.Linear(tiny.HIDDEN, 2, bias=False)), "does not have it"),
+    ],
+    ids=["meta", "frozen on meta", "complex", "another shape", "one too few"],
+)
+def test_a_model_that_cannot_be_audited_is_refused_by_name_before_the_first_step(
+    change: Callable[[Any], None], message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is kept, the message says which tensor and what to do, and training goes on."""
+    _train(tmp_path, change)
+    assert message in caplog.text and caplog.text.count("is off for this run") == 1
+    assert not (tmp_path / "audit" / "spool").exists()
+
+
+def test_a_step_in_whose_update_a_foreign_parameter_has_a_part_is_not_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The side process would make a model without it, and compute another update."""
+
+    def change(model: Any) -> None:
+        _add(model, torch.ones(1))
+        forward = model.bert.embeddings.forward
+        model.bert.embeddings.forward = lambda *a, **k: forward(*a, **k) * model.bert.extra
+
+    _train(tmp_path, change)
+    assert "step 0 was not kept: the update of 'bert.extra' is not zero" in caplog.text and "rebuilt_by" in caplog.text
+
+
+def test_looking_for_foreign_tensors_draws_no_random_number() -> None:
+    """Training must not notice."""
+    from leakaudit.capture.fitness import Fit
+    from leakaudit.models.recipe import ModelRecipe
+
+    for model in (tiny.bert(), tiny.gpt2_lm(), tiny.gpt2_classifier()):
+        before = torch.get_rng_state()
+        assert Fit.of(model, ModelRecipe.of(model)).foreign == frozenset()
+        assert torch.equal(torch.get_rng_state(), before)

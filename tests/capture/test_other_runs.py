@@ -1,0 +1,41 @@
+"""Trainings of an outside tester: nothing kept is wrong without a word, training is the same to the bit, hardly any is refused."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import other_runs
+from tests.support.spy import Configuration, row_of
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_heap() -> Iterator[None]:
+    """Spare the objects of all imports: the Trainer collects garbage after each training, which took half of these tests' time."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+SLOW = [pytest.param(case, marks=pytest.mark.integrations, id=case.name) for case in other_runs.SLOW]
+FAST = [pytest.param(case, id=case.name) for case in other_runs.FAST]
+
+
+@pytest.mark.parametrize("case", [*SLOW, *FAST])
+def test_what_is_kept_is_true_and_training_is_the_same(tmp_path: Path, case: Configuration) -> None:
+    """Against the same training without the audit, seen by code that is not ours."""
+    row = row_of(case, tmp_path)
+    assert row.same_training, row.line()
+    assert not row.wrong, row.line()
+    assert row.stamp == case.stamp, "\n".join([row.line(), *row.said])
+
+
+def test_hardly_any_is_refused() -> None:
+    """At most a tenth of what people train is refused, or never kept, or thrown away as a mismatch."""
+    lost = [
+        case.name for case in other_runs.ALL if any(word in case.stamp for word in ("refused", "none kept", "mismatch"))
+    ]
+    assert len(lost) <= len(other_runs.ALL) / 10, lost

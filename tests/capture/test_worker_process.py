@@ -1,0 +1,329 @@
+"""The side process as the trainer sees it: started again when it dies, waited for with patience, never left behind unasked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leakaudit.capture import worker_process as side_process
+from leakaudit.capture.worker_process import SideProcess, by_hand
+from leakaudit.config.audit import AuditConfig
+from leakaudit.storage.encryption import new_identity
+from leakaudit.storage.parent_watch import KEY_VARIABLE, PARENT_VARIABLE
+from leakaudit.storage.spool import Spool
+from tests.support import tiny, tiny_trainer
+
+SLEEP = "import time; time.sleep(60)"
+
+
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, **more: Any) -> Any:
+    """Return a side process that runs `code` instead of a worker."""
+    config: AuditConfig = tiny_trainer.audit_config(tmp_path, **more)
+    spool = Spool.create(tmp_path / "audit" / "spool", config, tiny.bert_tokenizer(), "test")
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen([sys.executable, "-c", code], **options))
+    return SideProcess(spool)
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait for something, but not forever."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.02)
+
+
+def test_a_side_process_that_keeps_dying_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After two restarts, with one line that says where to look."""
+    side = make(tmp_path, monkeypatch, "raise SystemExit(1)")
+    for _ in range(side_process.RESTARTS + 1):
+        assert side.ensure()
+        side._process.wait(timeout=60)
+    assert not side.ensure() and not side.ensure()
+    assert side.given_up
+    assert capsys.readouterr().err.count("the side process died 3 times: see") == 1
+    side.stop()
+
+
+@pytest.mark.parametrize("code", side_process.THROUGH_CODES)
+def test_a_side_process_that_is_through_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Nor is one that was asked to stop."""
+    side = make(tmp_path, monkeypatch, f"raise SystemExit({code})", wait_at_end_s=20.0)
+    side.see_out()
+    assert side._process.returncode == code and not side.given_up
+    first = side.pid
+    assert not side.ensure() and side.pid == first
+    side.stop()
+
+
+def test_a_side_process_that_cannot_work_is_given_up_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A configuration that it refuses does not get better."""
+    side = make(tmp_path, monkeypatch, "raise SystemExit(2)")
+    assert side.ensure()
+    side._process.wait(timeout=60)
+    first = side.pid
+    assert not side.ensure() and side.given_up and side.pid == first
+    assert "the side process cannot work like this: see" in capsys.readouterr().err
+    side.stop()
+
+
+def test_a_full_disk_is_tried_again_after_a_while_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old checkpoints may have gone by then; it is no reason to keep no more steps."""
+    monkeypatch.setattr(side_process, "RETRY_SECONDS", 0.3)
+    side = make(tmp_path, monkeypatch, "raise SystemExit(5)", wait_at_end_s=20.0)
+    started: list[int] = []
+
+    def let_it_fail() -> bool:
+        again = side.ensure()
+        if again:
+            side._process.wait(timeout=60)
+            started.append(side.pid)
+        return bool(again)
+
+    assert let_it_fail() and not let_it_fail()
+    for _ in range(side_process.RESTARTS + 2):  # it is no death, and may come back as often as it likes
+        time.sleep(0.35)
+        assert let_it_fail() and not let_it_fail()
+    monkeypatch.setattr(side_process, "RETRY_SECONDS", 3600.0)
+    side.see_out()
+    assert side.pid not in started and not side.given_up
+    side.stop()
+
+
+@pytest.mark.parametrize("interrupt", [False, True])
+def test_waiting_ends_with_patience_or_ctrl_c_and_asks_for_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], interrupt: bool
+) -> None:
+    """The worker is asked to stop, not killed; training's result is not lost to the Ctrl-C."""
+    side = make(tmp_path, monkeypatch, SLEEP, wait_at_end_s=30.0 if interrupt else 0.5)
+
+    class Impatient:
+        def __exit__(self, *error: object) -> None: ...
+
+        def __enter__(self) -> Any:
+            raise KeyboardInterrupt
+
+    if interrupt:
+        side.ensure()
+        monkeypatch.setattr(side_process, "_countdown", Impatient)
+    side.see_out()
+    assert side._process.returncode == -signal.SIGTERM
+    said = "not waiting any longer" if interrupt else "out of patience after 0.5 s"
+    assert said in capsys.readouterr().err
+    side.stop()
+
+
+def test_a_second_ctrl_c_ends_the_side_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It deserves no minute to write its report; the program itself goes on."""
+    stubborn = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    )
+    side = make(tmp_path, monkeypatch, stubborn, wait_at_end_s=0.0)
+    side.ensure()
+    until(lambda: (tmp_path / "audit" / "worker.log").read_text() == "up\n")
+    process, wait = side._process, side._process.wait
+
+    def ctrl_c(timeout: float | None = None) -> int:
+        if timeout is not None:
+            raise KeyboardInterrupt
+        return int(wait(20))
+
+    monkeypatch.setattr(process, "wait", ctrl_c)
+    side.see_out()
+    assert process.returncode == -signal.SIGKILL
+    assert "ended without a report; `leakaudit worker" in capsys.readouterr().err
+
+
+def test_a_side_process_told_to_go_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training goes on at once; the end of the program gives it time to have written its report."""
+    slow = (
+        "import signal, sys, time, pathlib\n"
+        "def go(*_): time.sleep(3.0); pathlib.Path('report').touch(); sys.exit(130)\n"
+        "signal.signal(signal.SIGTERM, go); print('up', flush=True); time.sleep(60)"
+    )
+    monkeypatch.chdir(tmp_path)
+    side = make(tmp_path, monkeypatch, slow)
+    side.ensure()
+    until(lambda: (tmp_path / "audit" / "worker.log").read_text() == "up\n")
+    began = time.monotonic()
+    side.dismiss()
+    assert time.monotonic() - began < 2.0 and side._process.poll() is None
+    side.stop()
+    assert not side.ensure()
+    assert side._process.returncode == 130 and (tmp_path / "report").exists()
+
+
+def test_deferred_attacks_begin_with_the_end_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a process before, however many steps were kept."""
+    side = make(tmp_path, monkeypatch, "pass", schedule="deferred", wait_at_end_s=20.0)
+    assert not side.ensure() and side.pid is None
+    side.see_out()
+    assert side._process.returncode == 0
+    side.stop()
+
+
+def test_what_is_left_to_others_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another job attacks it; neither the end of training nor an exception starts one here."""
+    side = make(tmp_path, monkeypatch, SLEEP, schedule="deferred", at_end="leave")
+    side.ensure(), side.see_out()
+    assert side.carry_on() == f"{by_hand(side._spool)} goes on with them"
+    assert side.pid is None
+
+
+def test_leaving_the_rest_to_others_ends_the_worker_with_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked, not killed."""
+    side = make(tmp_path, monkeypatch, SLEEP, at_end="leave")
+    side.ensure()
+    side.see_out()
+    assert side._process.returncode == -signal.SIGTERM
+    side.stop()
+
+
+@pytest.mark.parametrize("ended", ["see_out", "carry_on"])
+def test_a_detached_side_process_is_told_so_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ended: str
+) -> None:
+    """Whether training came to its end or was broken off; stopping afterwards does nothing to it."""
+    code = "import sys, pathlib; pathlib.Path('heard').write_text(sys.stdin.read()); import time; time.sleep(60)"
+    monkeypatch.chdir(tmp_path)
+    side = make(tmp_path, monkeypatch, code, at_end="detach")
+    side.ensure()
+    process = side._process
+    try:
+        getattr(side, ended)()
+        side.stop()
+        assert not side.ensure()
+        until(lambda: (tmp_path / "heard").exists() and (tmp_path / "heard").read_text() == "detach\n")
+        assert process.poll() is None
+        assert f"(process {process.pid}) goes on alone" in capsys.readouterr().err
+    finally:
+        process.kill()
+        process.wait(timeout=60)
+
+
+def test_a_worker_that_somebody_started_by_hand_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the spool; a second one would be refused."""
+    side = make(tmp_path, monkeypatch, "pass")
+    with side._spool.worker_lock():
+        assert side.ensure()
+    assert side._process is None
+
+
+def test_a_fork_of_the_trainer_does_not_end_the_audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loader processes inherit what is to be done at exit."""
+    side = make(tmp_path, monkeypatch, SLEEP)
+    side.ensure()
+    with monkeypatch.context() as patch:
+        patch.setattr(side, "_owner", os.getpid() + 1)
+        side.stop()
+    assert side._process.poll() is None
+    side.stop()
+    assert side._process.returncode == -signal.SIGKILL
+
+
+def test_a_process_that_cannot_be_started_costs_the_audit_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Out of memory, out of processes: one line, and no exception."""
+    side = make(tmp_path, monkeypatch, "pass")
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise OSError(11, os.strerror(11))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    assert not side.ensure() and side.given_up
+    assert "no side process can be started (Resource temporarily unavailable)" in capsys.readouterr().err
+
+
+def test_the_key_of_the_run_goes_through_the_pipe_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not into the environment, not onto the command line, not onto the disk."""
+    code = f"import os, sys; print(os.environ[{KEY_VARIABLE!r}], sys.stdin.readline(), flush=True); {SLEEP}"
+    side = make(tmp_path, monkeypatch, code, encrypt_to=(new_identity()[0],))
+    seen: dict[str, Any] = {}
+    popen = subprocess.Popen
+
+    def spy(command: list[str], **options: Any) -> Any:
+        seen.update(options, command=command)
+        return popen(command, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", spy)
+    side.ensure()
+    log = tmp_path / "audit" / "worker.log"
+    until(lambda: side._spool.seal.identity in log.read_text())
+    side.stop()
+    assert log.read_text().startswith("1 AGE-SECRET-KEY-")
+    assert not any("SECRET" in value for value in [*seen["command"], *seen["env"].values()])
+    log.unlink()
+    for path in (path for path in (tmp_path / "audit").rglob("*") if path.is_file()):
+        assert b"AGE-SECRET-KEY" not in path.read_bytes(), path
+
+
+def test_the_side_process_sees_nothing_of_a_launch_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for peers that never come; and it has no business with anybody's credentials."""
+    launch = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "ACCELERATE_USE_CPU", "TORCHELASTIC_RUN_ID", "SLURM_PROCID"}
+    secrets = {
+        "HF_TOKEN",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_ACCESS_KEY_ID",
+        "WANDB_API_KEY",
+        "db_password",
+        "LEAKAUDIT_IDENTITY",
+    }
+    for name in launch | secrets | {"PYTHONINSPECT"}:
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("MINE", "kept")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    environment = side_process.clean_environment(threads=3)
+    assert not (launch | secrets | {"PYTHONINSPECT"}) & set(environment)
+    assert (environment["MINE"], environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("kept", "3", "3")
+    assert environment["WANDB_MODE"] == "disabled"
+
+
+def test_the_side_process_finds_modules_where_the_trainer_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """This package first, then the trainer's own path in its order, without the interpreter's; relative entries made absolute."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path), "", *sys.path])
+    monkeypatch.chdir(tmp_path)
+    paths = side_process.clean_environment(threads=1)["PYTHONPATH"].split(os.pathsep)
+    assert Path(paths[0], "leakaudit", "__init__.py").is_file()
+    assert paths.count(str(tmp_path)) == 1 and not any("site-packages" in path for path in paths)
+
+
+def test_the_worker_is_told_whose_death_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that trains, even where that is a fork."""
+    side = make(tmp_path, monkeypatch, f"import os; print(os.environ[{PARENT_VARIABLE!r}], flush=True)")
+    side.ensure()
+    side._process.wait(timeout=60)
+    assert (tmp_path / "audit" / "worker.log").read_text().strip() == str(os.getpid())
+    side.stop()
+
+
+def test_the_trainers_signal_handlers_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpointing on preemption needs them."""
+    before = {
+        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR1)
+    }
+    side = make(tmp_path, monkeypatch, "pass", wait_at_end_s=20.0)
+    side.ensure(), side.see_out(), side.stop()
+    assert {number: signal.getsignal(number) for number in before} == before

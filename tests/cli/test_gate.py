@@ -1,0 +1,200 @@
+"""`leakaudit gate`: hostile files, edited files, wrong policies; each a sentence and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from leakaudit.cli import main
+from leakaudit.gate import evaluate as gate
+from leakaudit.reports import print_verdict
+from leakaudit.results import schema as scores
+from leakaudit.results.schema import Results
+from tests.support.factories import NOW, audit, policy
+
+
+@pytest.fixture(autouse=True)
+def _now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judge the results of the factories two hours after they were made, whatever the calendar says."""
+    judged = gate.evaluate
+    monkeypatch.setattr(gate, "evaluate", lambda found, rules, **given: judged(found, rules, **given | {"now": NOW}))
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["gate", *map(str, arguments)], catch_exceptions=False)
+
+
+def write(folder: Path, found: Results) -> Path:
+    path = folder / "results.json"
+    path.write_text(json.dumps(scores.to_json(found), indent=1), encoding="utf-8")
+    return path
+
+
+def rules_on_sentences(folder: Path) -> Path:
+    """Write a policy that asks only for what the results of these tests can tell."""
+    path = folder / "sentences.yaml"
+    path.write_text(
+        "schema: leakaudit.policy/1\nname: sentences\nrules:\n"
+        "  - id: sentence-rate\n    event: exact_sentence\n    max_rate: 0.05\n"
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"[" * 100_000 + b"]" * 100_000, "nested more than 30 levels deep"),
+        (b'{"schema": "leakaudit.results/1.2", "min_tokens": ' + b"9" * 5_000 + b"}", "a whole number of 5000 digits"),
+        (rb'{"schema": "leakaudit.results/1.2", "run": "\ud800"}', "half a surrogate pair"),
+        (b"\xff\xfe", "is not UTF-8 text"),
+        (b"", "not readable as JSON"),
+        (b'{"schema": "leakaudit.results/1.2", "min_tokens": NaN}', "NaN is not a finite number"),
+        (b'{"schema": "leakaudit.results/1.' + b"9" * 5_000 + b'"}', "this version reads leakaudit.results/1.x"),
+        (b'{"schema": "leakaudit.results/1.2"}', "does not fit leakaudit.results/1.2: run: Field required"),
+    ],
+)
+def test_a_hostile_file_is_an_error_in_one_sentence(tmp_path: Path, raw: bytes, message: str) -> None:
+    """Exit code 5, for people and for machines."""
+    (tmp_path / "results.json").write_bytes(raw)
+    done = run(tmp_path, "-q")
+    assert (done.exit_code, len(done.stdout.splitlines())) == (5, 1)
+    assert message in done.stdout and "?." not in done.stdout
+    machine = json.loads(run(tmp_path, "--json").stdout)
+    assert (machine["verdict"], machine["exit_code"], len(machine["problems"])) == ("ERROR", 5, 1)
+
+
+@pytest.mark.parametrize("value", ["true", '"0.5"', "-1", "1.5", "1e400", "[0.5]", "NaN"])
+def test_a_score_is_a_number_from_0_to_1(tmp_path: Path, value: str) -> None:
+    """Neither a word nor yes, and not below nothing."""
+    data = scores.to_json(audit(0, 60))
+    data["attempts"][0]["scores"]["rougeL"]["value"] = "HERE"
+    text = json.dumps(data).replace('"HERE"', value)
+    (tmp_path / "results.json").write_text(text)
+    assert run(tmp_path).exit_code == 5
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"n_sequences": 1', '"n_sequences": -1'),
+        ('"n_sequences": 1', '"n_sequences": true'),
+        ('"k": 1', '"k": -1'),
+        ('"epoch": null', '"epoch": NaN'),
+        ('"epoch": null', '"epoch": -3'),
+        ('"step": 0', '"step": "0"'),
+        ('"min_tokens": 8', '"min_tokens": 0'),
+        ('"long_enough": true', '"long_enough": 1'),
+        ('"exact": false', '"exact": 0'),
+        ('"wall_s": 1.5', '"wall_s": "1.5"'),
+        ('"relative_error": 1e-06', '"relative_error": -1e-06'),
+    ],
+)
+def test_types_are_strict_and_counts_are_none_below_zero(tmp_path: Path, old: str, new: str) -> None:
+    """Booleans are no numbers, numbers are no booleans, and text is neither."""
+    text = json.dumps(scores.to_json(audit(0, 60)))
+    assert old in text
+    (tmp_path / "results.json").write_text(text.replace(old, new, 1))
+    done = run(tmp_path, "-q")
+    assert done.exit_code == 5
+    assert "does not fit" in done.stdout or "not a finite number" in done.stdout
+
+
+def test_a_file_that_was_changed_after_it_was_written_is_an_error(tmp_path: Path) -> None:
+    """One figure, or the digest itself, or the digest left out; not its layout, nor how a tool writes 1.0."""
+    path = write(tmp_path, audit(0, 60))
+    assert run(tmp_path, "--policy", rules_on_sentences(tmp_path)).exit_code == 0
+    text = path.read_text()
+    path.write_text(text.replace('"parameters": 22000000', '"parameters": 22000001'))
+    done = run(tmp_path, "-q")
+    assert done.exit_code == 5 and "was changed after it was written" in done.stdout
+    data = json.loads(text)
+    path.write_text(
+        json.dumps(data, indent=3, sort_keys=True).replace('"wall_s": 1.5', '"wall_s": 15e-1').replace(": 0.0,", ": 0,")
+    )
+    assert run(tmp_path, "--policy", rules_on_sentences(tmp_path)).exit_code == 0
+    path.write_text(json.dumps({key: value for key, value in data.items() if key != "digest"}))
+    assert "has no digest, which leakaudit.results/1.2 requires" in run(tmp_path, "-q").stdout
+    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    assert verdict["verdict"] == "ERROR"  # not the PASS of before
+
+
+def test_a_verdict_names_the_digest(tmp_path: Path) -> None:
+    """As the results do."""
+    path = write(tmp_path, audit(0, 60))
+    assert run(path, "--json", "--policy", rules_on_sentences(tmp_path)).exit_code == 0
+    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    assert verdict["results_digest"] == json.loads(path.read_text())["digest"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        ({"evnts": []}, "unknown key 'evnts' in attempts[0]; did you mean 'events'?"),
+        ({"scores": {"rougeL": {"value": 0.1, "n": 1, "missing": "no"}}}, "unknown key"),
+    ],
+)
+def test_an_unknown_key_is_an_error_in_a_file_of_this_version(
+    tmp_path: Path, edit: dict[str, object], message: str
+) -> None:
+    """A key that is misspelt is a key that is missing; files of later versions may hold more."""
+    data = scores.to_json(audit(0, 60))
+    data["attempts"][0] |= edit
+    data["digest"] = scores.digest_of(data)
+    (tmp_path / "results.json").write_text(json.dumps(data))
+    done = run(tmp_path, "-q")
+    assert done.exit_code == 5 and message in done.stdout
+
+
+@pytest.mark.parametrize("line", ["metric: rouge", "scope: {attack: spam}", "scope: {defense: prun}"])
+def test_a_misspelt_name_in_a_policy_is_a_usage_error(tmp_path: Path, line: str) -> None:
+    """Exit code 2 with the line, never INCONCLUSIVE."""
+    write(tmp_path, audit(0, 60))
+    rules = tmp_path / "gate.yaml"
+    limit = (
+        "statistic: max\n    max_value: 0.5" if line.startswith("metric") else "event: exact_sentence\n    max_count: 0"
+    )
+    rules.write_text(f"schema: leakaudit.policy/1\nname: test\nrules:\n  - id: a\n    {line}\n    {limit}\n")
+    done = run(tmp_path, "--policy", rules)
+    assert done.exit_code == 2
+    assert f"{rules}:5: rule 'a': the " in done.stderr and "did you mean" in done.stderr
+
+
+def test_a_pipe_in_the_place_of_the_results_is_refused(tmp_path: Path) -> None:
+    """Nothing waits for a writer."""
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("no pipes here")
+    os.mkfifo(tmp_path / "results.json")
+    done = run(tmp_path, "-q")
+    assert done.exit_code == 5 and "is not a regular file" in done.stdout
+
+
+def test_a_folder_that_cannot_be_written_still_gets_its_verdict(tmp_path: Path) -> None:
+    """Evidence is often mounted read-only."""
+    write(tmp_path, audit(0, 60))
+    (tmp_path / ".verdict.json").mkdir()  # root may write anywhere, so the name itself is taken
+    (tmp_path / "verdict.json").mkdir()
+    done = run(tmp_path, "-q", "--policy", rules_on_sentences(tmp_path))
+    assert done.exit_code == 0 and "verdict.json was not written" in done.stderr
+    assert stat.S_ISDIR((tmp_path / "verdict.json").stat().st_mode)
+
+
+def test_a_warning_rule_says_warn_and_stands_behind_the_rules_that_decide() -> None:
+    """FAIL is what exits with 3."""
+    rules = policy(
+        {"id": "labels", "level": "warn", "event": "exact_sequence", "max_count": 0},
+        {"id": "open", "event": "label_counts", "max_rate": 0.2},
+        {"id": "rate", "event": "exact_sentence", "max_rate": 0.5},
+    )
+    out = io.StringIO()
+    print_verdict(gate.evaluate(audit(3, 97), rules, now=NOW), console=Console(file=out, width=100))
+    lines = [
+        line for line in out.getvalue().splitlines() if line.split(" ")[0] in ("PASS", "WARN", "FAIL", "INCONCLUSIVE")
+    ]
+    assert [line.split()[:2] for line in lines] == [["INCONCLUSIVE", "open"], ["PASS", "rate"], ["WARN", "labels"]]

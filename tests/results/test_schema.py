@@ -1,0 +1,165 @@
+"""results.json and the journal: what is written comes back, what is broken is named, what is missing is no zero."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from leakaudit.errors import ResultsError
+from leakaudit.results import schema as scores
+from leakaudit.results.consistency import contradictions
+from leakaudit.results.schema import AttemptStatus, Missing, Score
+from tests.support.factories import attempt, audit, journal_entry, results, step
+
+
+def save(path: Path, data: object) -> Path:
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return path
+
+
+def test_results_survive_their_own_json(tmp_path: Path) -> None:
+    """Written and read back, from the file or from its folder."""
+    found = audit(1, 2)
+    save(tmp_path / "results.json", scores.to_json(found))
+    assert scores.load_results(tmp_path) == scores.load_results(tmp_path / "results.json") == found
+
+
+def test_a_later_minor_version_is_read_and_a_later_major_one_is_not(tmp_path: Path) -> None:
+    """1.x only adds keys; 2.0 may mean something else."""
+    data = scores.to_json(audit(1, 2)) | {"schema": "leakaudit.results/1.7", "news": 1}
+    data["digest"] = scores.digest_of(data)
+    assert scores.load_results(save(tmp_path / "results.json", data)).schema_ == "leakaudit.results/1.7"
+    with pytest.raises(ResultsError, match=r"schema leakaudit\.results/2\.0; this version reads .*1\.x\. Upgrade"):
+        scores.load_results(save(tmp_path / "results.json", data | {"schema": "leakaudit.results/2.0"}))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not readable as JSON"),
+        ("[]", "is not a leakaudit results file"),
+        ('{"schema": "leakaudit.results/1.0"}', "does not fit leakaudit.results/1.2: run: Field required"),
+    ],
+)
+def test_a_broken_results_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+    """The message says what is wrong, without a traceback."""
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(ResultsError, match=message):
+        scores.load_results(tmp_path)
+
+
+def test_a_missing_results_file_says_what_writes_one(tmp_path: Path) -> None:
+    """The way out is in the message."""
+    with pytest.raises(ResultsError, match="`leakaudit run` or `leakaudit simulate` writes one"):
+        scores.load_results(tmp_path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_score_is_a_finite_number(value: float) -> None:
+    """A number that does not exist is a Missing, never NaN."""
+    with pytest.raises(ValidationError, match="finite"):
+        Score(value=value)
+
+
+def test_a_score_and_a_missing_one_come_back_as_what_they_were() -> None:
+    """The two kinds are told apart by their keys."""
+    found = attempt(0, scores={"rouge1": Score(value=0.5, n=2), "rougeL": Missing(missing="no order")})
+    assert type(found).model_validate_json(found.model_dump_json()).scores == found.scores
+
+
+def test_a_journal_torn_in_its_last_line_loses_that_line_only(tmp_path: Path) -> None:
+    """A worker that is killed while it writes leaves half a line."""
+    path = tmp_path / "journal.jsonl"
+    whole = journal_entry(attempt(0, leaks=True), ["a", "b"]).model_dump_json()
+    path.write_text(f"{whole}\n{whole[:40]}")
+    assert [entry.attempt.step for entry in scores.load_journal(path)] == ["st-000000"]
+    path.write_text(f"{whole[:40]}\n{whole}\n")
+    with pytest.raises(ResultsError, match="line 1 of 2 cannot be read"):
+        scores.load_journal(path)
+    assert scores.load_journal(tmp_path / "none.jsonl") == []
+
+
+def test_private_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
+    """Mode 0600, written whole, nothing left beside it."""
+    path = tmp_path / "private.txt"
+    scores.write_private(path, "first")
+    scores.write_private(path, "second")
+    assert path.read_text() == "second"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_summary_of_nothing_has_no_numbers() -> None:
+    """Attempts that did not run make counts, not zeros."""
+    (summary,) = scores.summarise([attempt(0, status=AttemptStatus.ERROR), attempt(1, status=AttemptStatus.SKIPPED)])
+    assert (summary.steps, summary.exact_rate, summary.rl, summary.seconds_per_step) == (0, None, None, None)
+    assert summary.status_counts == {"error": 1, "skipped": 1}
+
+
+def test_a_summary_weighs_every_sequence_alike() -> None:
+    """One step with three sequences counts three times as much as a step with one."""
+    one = attempt(0, scores={"rouge1": Score(value=1.0, n=3)}, wall_s=1.0)
+    other = attempt(1, scores={"rouge1": Score(value=0.0, n=1)}, wall_s=3.0)
+    (summary,) = scores.summarise([one, other])
+    assert (summary.r1, summary.seconds_per_step, summary.steps) == (0.75, 2.0, 2)
+
+
+def test_the_schema_of_the_results_can_be_printed() -> None:
+    """`leakaudit schema results` shows it; it names the fields as the file does."""
+    assert {"schema", "steps", "attempts"} <= set(scores.Results.model_json_schema(by_alias=True)["properties"])
+    assert results([step(0)]).steps[0].id == "st-000000"
+
+
+def test_results_of_schema_1_0_are_read_as_without_reachability(tmp_path: Path) -> None:
+    """What 1.1 added is absent there: unknown, which is neither in reach nor out of it."""
+    data = scores.to_json(audit(1, 2)) | {"schema": "leakaudit.results/1.0"}
+    for item in data["attempts"]:
+        del item["reachable_tokens"], item["reachable_sequences"], item["scores"]["token_precision"]
+        item["events"] = [event for event in item["events"] if event != "most_words"]
+        for sequence in item["sequences"]:
+            del sequence["reachable"], sequence["passes"], sequence["token_precision"]
+    for summary in data["summaries"]:
+        del summary["reachable_tokens"], summary["reachable_sequences"], summary["token_precision"]
+    del data["digest"], data["regime"]["declared_defenses"]
+    for item in data["steps"]:
+        del item["n_sentences"]
+    found = scores.load_results(save(tmp_path / "results.json", data))
+    assert contradictions(found) == ()
+    assert {(a.reachable_tokens, a.reachable_sequences) for a in found.attempts} == {(None, None)}
+    assert [s.fate for a in found.attempts for s in a.sequences] == ["recovered", None, None]
+    assert (found.summaries[0].reachable_tokens, found.summaries[0].reachable_sequences) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("exact", "reachable", "passes", "fate"),
+    [
+        (True, 0.0, False, "recovered"),
+        (False, 1.0, None, "search gave up"),
+        (False, 0.9, None, "out of reach"),
+        (False, 0.9, True, "search gave up"),
+        (False, 1.0, False, "out of reach"),
+        (False, None, None, None),
+        (None, 1.0, True, None),
+    ],
+)
+def test_a_text_that_did_not_come_back_was_in_reach_or_not(
+    exact: bool | None, reachable: float | None, passes: bool | None, fate: str | None
+) -> None:
+    """The attack's own test decides; without one, whether every token was a candidate; without either, nobody knows."""
+    (found,) = attempt(0).sequences
+    assert found.model_copy(update={"exact": exact, "reachable": reachable, "passes": passes}).fate == fate
+
+
+def test_a_summary_of_reach_leaves_out_what_is_missing() -> None:
+    """The mean over the sequences of the attempts that could say; None where none could."""
+    told = attempt(0, reachable_tokens=Score(value=0.5, n=3), reachable_sequences=Missing(missing="no test"))
+    silent = attempt(
+        1, reachable_tokens=Missing(missing="cannot say"), reachable_sequences=Missing(missing="cannot say")
+    )
+    more = attempt(2, reachable_tokens=Score(value=1.0, n=1), reachable_sequences=Missing(missing="no test"))
+    (summary,) = scores.summarise([told, silent, more])
+    assert (summary.reachable_tokens, summary.reachable_sequences) == (0.625, None)
