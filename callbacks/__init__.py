@@ -8,3 +8,5 @@ Nothing is imported here, so that no framework is pulled in by another's adapter
 
 `docs/capture.md` says what was tried in which stack.
 """
+
+__all__ = ["hf_trainer", "lightning_trainer", "torch_loop"]

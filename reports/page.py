@@ -25,6 +25,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from leakaudit.errors import RedactionError
+from leakaudit.files.private_files import write_private
 from leakaudit.gate.evaluate import (
     Alternative,
     EvidencePolicy,
@@ -57,7 +58,6 @@ from leakaudit.results.schema import (
     load_journal,
     load_results,
     pooled,
-    write_private,
 )
 from leakaudit.results.wording import counted
 

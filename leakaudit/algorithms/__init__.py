@@ -4,4 +4,14 @@ An algorithm works on an `Observation` and on public models. It never sees `Trut
 snapshots or another attack.
 """
 
-__all__ = ["above_noise", "labels", "language_models", "matching", "padding", "precision", "resimulation", "span"]
+__all__ = [
+    "above_noise",
+    "embedding_rows",
+    "labels",
+    "language_models",
+    "matching",
+    "padding",
+    "precision",
+    "resimulation",
+    "span",
+]

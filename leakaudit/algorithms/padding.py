@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 
 
 def padded_batch(seen: Observation, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

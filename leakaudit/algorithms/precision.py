@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 
 
 def in_single_precision(seen: Observation) -> Observation:

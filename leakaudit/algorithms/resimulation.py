@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from leakaudit.algorithms.labels.output_layer import OutputLayer, find_output_layer
 from leakaudit.algorithms.padding import padded_batch
-from leakaudit.client.snapshot import IGNORED_LABEL, Observation
+from leakaudit.client.facts import IGNORED_LABEL
+from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.plugins.attack import GuessedSequence
 from leakaudit.plugins.budget import Budget

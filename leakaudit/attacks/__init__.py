@@ -21,3 +21,24 @@ from leakaudit.attacks import rlu as rlu
 from leakaudit.attacks import span as span
 from leakaudit.attacks import tag as tag
 from leakaudit.attacks import target_tokens as target_tokens
+
+__all__ = [
+    "dlg",
+    "embedding_rows",
+    "feature_labels",
+    "grab",
+    "gradient_mixture",
+    "idlg",
+    "ilrg",
+    "lamp_cos",
+    "lamp_l1l2",
+    "llg",
+    "llg_plus",
+    "llg_star",
+    "pooler_features",
+    "random_labels",
+    "rlu",
+    "span",
+    "tag",
+    "target_tokens",
+]

@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 
 import torch
 
-from leakaudit.algorithms.above_noise import rows_above_noise
-from leakaudit.client.snapshot import Observation
-from leakaudit.plugins.attack import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
+from leakaudit.algorithms.embedding_rows import FALSE_ROWS, can_read_rows, tokens_of, touched_rows
+from leakaudit.client.observation import Observation
+from leakaudit.plugins.attack import FALSE_EVENTS, Applicability, Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 
@@ -28,7 +28,7 @@ class EmbeddingRows:
     Not true for an embedding tied to an output head, whose softmax touches all V rows.
     """
 
-    false_rows: float = 1.0
+    false_rows: float = FALSE_ROWS
     """Under noise: how many of the V rows may be named by chance, beside others that stand out. Our choice: one word too many. Where
     nothing but noise is there, 99 tables of 100 name no row at all."""
 
@@ -47,34 +47,9 @@ class EmbeddingRows:
 
     def applies(self, seen: Observation) -> Applicability:
         """Say whether the word embedding's update is shared and is the input's alone."""
-        name = word_embedding(seen)
-        if name is None or name not in seen.update:
-            return not_applicable(
-                f"the word embedding {name!r} is frozen or its update is not shared"
-                if name
-                else "the model has no word embedding among its parameters"
-            )
-        if any(name in pair for pair in seen.facts.tied):
-            return not_applicable(
-                f"the word embedding {name!r} is tied to an output head, which touches every row of it"
-            )
-        return APPLIES
+        return can_read_rows(seen)
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
         """Name the tokens, special ones left out, in ascending order of their ids."""
-        name = word_embedding(seen)
-        rows = seen.update[str(name)]  # (V, D)
-        vocabulary = seen.facts.vocabulary
-        around = vocabulary.wordless_ids
-        touched, noise = (rows != 0).any(dim=1), 0.0  # (V,)
-        if seen.noise_sigma > 0.0 or bool(touched.all()):
-            touched, noise = rows_above_noise(rows, seen.noise_sigma, self.false_rows)
-        ids = [token for token in touched.nonzero().flatten().tolist() if token not in around]
-        return Reconstruction(tokens=tuple(ids), facts={"rows": float(touched.sum()), "noise": noise})
-
-
-def word_embedding(seen: Observation) -> str | None:
-    """Return the parameter name of the table that turns token ids into vectors, or None if it is no parameter."""
-    table = seen.model.get_input_embeddings()  # type: ignore[operator]
-    weight = getattr(table, "weight", None)
-    return next((name for name, parameter in seen.model.named_parameters() if parameter is weight), None)
+        touched, noise = touched_rows(seen, self.false_rows)
+        return Reconstruction(tokens=tokens_of(touched, seen), facts={"rows": float(touched.sum()), "noise": noise})

@@ -19,7 +19,7 @@ from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_grad
 from leakaudit.algorithms.labels.output_layer import OutputLayer, find_output_layer
 from leakaudit.attacks.llg import can_read
 from leakaudit.attacks.rlu import moved
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.plugins.attack import Applicability, Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack

@@ -11,8 +11,8 @@ import torch
 from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.lamp import PRESETS, Lamp, Preset, Settings
 from leakaudit.algorithms.matching.run import check_knobs
-from leakaudit.attacks.embedding_rows import word_embedding
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
+from leakaudit.models.embeddings import word_embedding
 from leakaudit.plugins.attack import Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
@@ -53,5 +53,5 @@ class LampL1L2(Lamp):
 
     def _size(self, seen: Observation) -> float:
         """Return ||G||_2^2 + alpha ||G||_1, with both norms over everything but the word embedding."""
-        matched = [update for name, update in seen.update.items() if name != word_embedding(seen)]
+        matched = [update for name, update in seen.update.items() if name != word_embedding(seen.model)]
         return sum(float(update.square().sum()) + self.alpha * float(update.abs().sum()) for update in matched)

@@ -13,7 +13,7 @@ from leakaudit.algorithms.labels.counts import CountsLabels, batch_size, fewest_
 from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
 from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_gradient
 from leakaudit.algorithms.labels.output_layer import OutputLayer, bias_gradient, find_output_layer, own_direction
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.plugins.attack import APPLIES, Applicability, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget

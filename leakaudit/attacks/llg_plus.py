@@ -25,7 +25,7 @@ from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_grad
 from leakaudit.algorithms.labels.output_layer import Neutral, OutputLayer, find_output_layer, logit_gradient
 from leakaudit.attacks.llg import Read, can_read, extract_labels
 from leakaudit.attacks.llg_star import clipping_factor
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.plugins.attack import Applicability, Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack

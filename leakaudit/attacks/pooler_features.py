@@ -34,7 +34,7 @@ from leakaudit.algorithms.matching.run import Recipe, check_knobs, reconstruct, 
 from leakaudit.algorithms.matching.search import Found, search
 from leakaudit.algorithms.precision import in_single_precision
 from leakaudit.attacks.lamp_cos import LampCos
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.models.wide_pooler import find_pooler
 from leakaudit.plugins.attack import Applicability, Reconstruction, not_applicable

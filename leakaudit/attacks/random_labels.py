@@ -9,7 +9,7 @@ import torch
 
 from leakaudit.algorithms.labels.counts import CountsLabels, batch_size
 from leakaudit.algorithms.labels.output_layer import number_of_classes
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.plugins.attack import APPLIES, Applicability, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget

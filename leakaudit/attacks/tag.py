@@ -17,7 +17,7 @@ from leakaudit.algorithms.matching.run import (
     check_knobs,
     match,
 )
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.plugins.attack import Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from leakaudit.algorithms.above_noise import heavy_tailed, projection_cut, standing_out
 from leakaudit.algorithms.labels.output_layer import neutral_inputs, noise_in
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.plugins.attack import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget

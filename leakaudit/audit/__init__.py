@@ -10,6 +10,7 @@ __all__ = [
     "devices",
     "inline",
     "live_copy",
+    "run_folder",
     "scoring",
     "simulation",
     "verification",

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from leakaudit.client.snapshot import DeclaredServer
+from leakaudit.client.facts import DeclaredServer
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import SnapshotError
 from leakaudit.models.wide_pooler import Activation, find_pooler, widened

@@ -36,14 +36,20 @@ from leakaudit.audit.scoring.patterns import strip
 from leakaudit.audit.scoring.reachability import Reached, ReachedSequence, reachability, unknown
 from leakaudit.audit.scoring.score import Scored, ScoredSequence, score, with_similarity
 from leakaudit.audit.verification import defenses_found, defenses_left, verify
-from leakaudit.client.snapshot import DeclaredDefense, Granted, Observation, Snapshot, StepRecipe, Truth, reading_of
+from leakaudit.client.array_batches import array_batch
+from leakaudit.client.facts import DeclaredDefense, Granted
+from leakaudit.client.observation import Observation
+from leakaudit.client.recipe import StepRecipe
+from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep, make_batch, with_random_state
+from leakaudit.client.truth import Truth, reading_of
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.config.invocation import public_label, public_reason
 from leakaudit.errors import AnatomyError, ResultsError, SnapshotError, type_and_place
 from leakaudit.files.json_lines import split_lines
+from leakaudit.files.private_files import write_private
 from leakaudit.metrics.semantic_similarity import SemanticSimilarity
-from leakaudit.models.array_classifier import ArrayClassifier, array_batch
+from leakaudit.models.array_classifier import ArrayClassifier
 from leakaudit.models.recipe import Task
 from leakaudit.plugins.attack import APPLIES, Attack, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
@@ -76,7 +82,6 @@ from leakaudit.results.schema import (
     sealed,
     summarise,
     to_json,
-    write_private,
 )
 from leakaudit.results.wording import counted
 

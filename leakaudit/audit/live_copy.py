@@ -24,7 +24,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from leakaudit.client.snapshot import MicroBatch
+from leakaudit.client.truth import MicroBatch
 from leakaudit.errors import LiveModelReachedError, ModelError, type_and_place
 from leakaudit.models.recipe import ModelRecipe, outputs_of, version_of
 

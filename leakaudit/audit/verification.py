@@ -13,7 +13,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from leakaudit.client.snapshot import DeclaredDefense, check_finite
+from leakaudit.client.facts import DeclaredDefense
+from leakaudit.client.observation import check_finite
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import SnapshotError
 from leakaudit.models.recipe import coarsest_dtype

@@ -275,7 +275,7 @@ def audit_one(spool: Spool, audit: Any, claimed: Path, means: Means, *, keep: bo
         SnapshotSealedError: it is encrypted, and no key fits.
         OSError: the disk is full, or somebody removed the spool: no fault of the snapshot's.
     """
-    from leakaudit.client.snapshot import read_snapshot
+    from leakaudit.storage.snapshots import read_snapshot
 
     try:
         audit.step(read_snapshot(claimed, means.identities, means.build))

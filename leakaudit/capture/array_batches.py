@@ -12,10 +12,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from leakaudit.client.snapshot import MicroBatch
+from leakaudit.client.array_batches import no_tokens
+from leakaudit.client.truth import MicroBatch
 from leakaudit.config.audit import LABEL_ATTACKS, AuditConfig
 from leakaudit.errors import SnapshotError
-from leakaudit.models.array_classifier import ArrayClassifier, no_tokens, public_loss
+from leakaudit.models.array_classifier import ArrayClassifier, public_loss
 from leakaudit.models.recipe import unwrapped
 
 LABELS = "labels"

@@ -22,8 +22,9 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # torch
 
 from leakaudit.capture.agreement import MEETING, Agreement, Settled
 from leakaudit.capture.recorder import END_OF
-from leakaudit.client.snapshot import MicroBatch, Truth, tensors_of, truth_of
+from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.errors import PeersError, SnapshotError
+from leakaudit.storage.snapshots import tensors_of, truth_of
 
 logger = logging.getLogger(__name__)
 

@@ -34,8 +34,9 @@ from leakaudit.audit.verification import (
 from leakaudit.capture.forward_hooks import MOST_BYTES, Backward, Pass, sums
 from leakaudit.capture.users_state import HOOKS, UsersState, keep_only
 from leakaudit.capture.witness import few_entries
-from leakaudit.client.snapshot import MicroBatch, StepRecipe
+from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.step import ClientStep
+from leakaudit.client.truth import MicroBatch
 from leakaudit.errors import NonFiniteUpdateError, SnapshotError
 from leakaudit.models.recipe import outputs_of, version_of
 from leakaudit.results.schema import Verification, VerificationStatus

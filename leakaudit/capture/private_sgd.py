@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from leakaudit.capture.optimizers import every_layer, movers_of
-from leakaudit.client.snapshot import DeclaredDefense
+from leakaudit.client.facts import DeclaredDefense
 from leakaudit.errors import SnapshotError
 
 DP_SGD = "dp-sgd"

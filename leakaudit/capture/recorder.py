@@ -44,8 +44,10 @@ from leakaudit.capture.part_of_step import PartOfStep
 from leakaudit.capture.sketch import BUCKETS
 from leakaudit.capture.withheld_inputs import hand_out
 from leakaudit.capture.witness import Witness, few_entries, own_part
-from leakaudit.client.snapshot import Manifest, MicroBatch, Truth, check_finite
+from leakaudit.client.observation import check_finite
+from leakaudit.client.snapshot import Manifest
 from leakaudit.client.step import ClientStep
+from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.errors import LeakAuditError, NonFiniteUpdateError, SnapshotError, type_and_place
 from leakaudit.models.parts import Parts
 from leakaudit.models.recipe import plain_name

@@ -34,25 +34,21 @@ from leakaudit.capture.step_facts import believed_bound, believed_divisor, check
 from leakaudit.capture.unaudited import folder_of, mark
 from leakaudit.capture.witness import own_part
 from leakaudit.capture.worker_process import SideProcess, attacked_when, say, what_stays
-from leakaudit.client.snapshot import (
-    DeclaredDefense,
-    KeptParts,
-    Manifest,
-    Provenance,
-    PublicFacts,
-    StepRecipe,
-    dropout_rates,
-    reading_of,
-)
+from leakaudit.client.array_batches import array_facts
+from leakaudit.client.facts import DeclaredDefense, PublicFacts
+from leakaudit.client.recipe import StepRecipe
+from leakaudit.client.snapshot import KeptParts, Manifest, Provenance
 from leakaudit.client.step import public_facts
+from leakaudit.client.truth import reading_of
 from leakaudit.config.audit import AuditConfig, load_config
 from leakaudit.config.invocation import training_command
 from leakaudit.errors import LeakAuditError, ModelError, PeersError, SnapshotError, SpoolError, type_and_place
 from leakaudit.gate.evaluate import Policy, default_policy, load_policy
-from leakaudit.models.array_classifier import ArrayClassifier, NoText, array_facts, array_recipe
+from leakaudit.models.array_classifier import ArrayClassifier, NoText, array_recipe
 from leakaudit.models.lora import refuse_prompts
 from leakaudit.models.parts import BLOCKS, KEEP_ALL_BYTES, Parts, first_parts
 from leakaudit.models.recipe import ModelRecipe, can_rebuild, coarsest_dtype, dtype_of, plain_name, unwrapped
+from leakaudit.models.structure import dropout_rates
 from leakaudit.plugins.names import registered_names
 from leakaudit.registry import attacks, defenses
 from leakaudit.results.schema import Attempt, Overhead, Score, load_journal

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch.utils.data import BatchSampler
 
-from leakaudit.client.snapshot import PublicFacts, Truth
+from leakaudit.client.facts import PublicFacts
+from leakaudit.client.truth import Truth
 from leakaudit.errors import SnapshotError
 
 

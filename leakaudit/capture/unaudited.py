@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit.config.audit import AuditConfig
+from leakaudit.files.private_files import write_private
 from leakaudit.results.not_audited import NOT_AUDITED, NotAudited
-from leakaudit.results.schema import write_private
 from leakaudit.storage.spool import Place, make_room
 
 OUT_DIR_LINE = re.compile(r"""^out_dir:\s*(?P<quote>["']?)(?P<folder>.+?)(?P=quote)\s*(?:\s#.*)?$""", re.MULTILINE)

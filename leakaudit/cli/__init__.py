@@ -27,6 +27,8 @@ from leakaudit.cli.threads import threads_to_take, wait_passively
 from leakaudit.errors import ConfigError, RedactionError, ResultsError
 from leakaudit.results.wording import counted
 
+__all__ = ["main"]
+
 if TYPE_CHECKING:
     from leakaudit.audit.audit import Audit
     from leakaudit.client.snapshot import Snapshot
@@ -371,7 +373,7 @@ def _run(
 
     from leakaudit.audit.audit import Audit, Unfinished, battery_of
     from leakaudit.audit.devices import choose_device
-    from leakaudit.cli.run_folder import run_folder
+    from leakaudit.audit.run_folder import run_folder
 
     if (threads := threads_to_take()) is not None:
         torch.set_num_threads(threads)
@@ -530,10 +532,10 @@ def run(
     """
     wait_passively()
     from leakaudit.cli.snapshots import private_keys
-    from leakaudit.client.snapshot import read_manifest, read_snapshot
     from leakaudit.config.audit import AuditConfig, load_config
     from leakaudit.models.array_classifier import reader_in
     from leakaudit.storage.parent_watch import keep_memory_private
+    from leakaudit.storage.snapshots import read_manifest, read_snapshot
 
     keep_memory_private()
     keys = private_keys(identity)
@@ -634,9 +636,10 @@ def gate(run_dir: Path, policy: Path | None, soft_fail: bool, quiet: bool, as_js
     """
     from datetime import UTC, datetime
 
+    from leakaudit.files.private_files import write_private
     from leakaudit.gate.evaluate import default_policy, evaluate, exit_code, load_policy, to_json, unreadable
     from leakaudit.plugins.names import names_for
-    from leakaudit.results.schema import read_results, write_private
+    from leakaudit.results.schema import read_results
 
     file = run_dir / "results.json" if run_dir.is_dir() else run_dir
     now = datetime.now(UTC)

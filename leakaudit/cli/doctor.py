@@ -117,8 +117,9 @@ def _positive_control() -> Check:
 
     from leakaudit.attacks.span import Span
     from leakaudit.audit.canaries import CANARIES
-    from leakaudit.client.snapshot import StepRecipe, Truth
+    from leakaudit.client.recipe import StepRecipe
     from leakaudit.client.step import ClientStep, make_batch, public_facts
+    from leakaudit.client.truth import Truth
     from leakaudit.plugins.budget import Budget
 
     start = time.perf_counter()

@@ -4,4 +4,4 @@
 `models` and `files`.
 """
 
-__all__ = ["sequences", "snapshot", "step"]
+__all__ = ["array_batches", "facts", "observation", "recipe", "sequences", "snapshot", "step", "truth"]

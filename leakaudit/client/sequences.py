@@ -14,11 +14,11 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-IGNORED_LABEL = -100
-"""Label that PyTorch's cross-entropy leaves out (its `ignore_index` default)."""
+from leakaudit.client.facts import IGNORED_LABEL
 
 LENGTHS_OF_PACKED = ("cu_seq_lens_q", "cu_seqlens", "cu_seq_lens")
 """Arguments under which flash attention is told where packed texts end: (texts + 1,) token counts, the first 0."""
+
 
 TARGETS_MASK = "decoder_attention_mask"
 
@@ -31,7 +31,7 @@ class Reading:
     """
 
     task: str = "other"
-    """As `leakaudit.client.snapshot.PublicFacts.task`: it says whether labels are words, and of which text."""
+    """As `leakaudit.client.facts.PublicFacts.task`: it says whether labels are words, and of which text."""
     pad: int | None = None
     """Id of the padding token; None where there is none."""
     pad_ends_texts: bool = False

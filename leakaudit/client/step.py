@@ -10,18 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leakaudit.client.snapshot import (
-    MicroBatch,
-    Observation,
-    PublicFacts,
-    Snapshot,
-    StepRecipe,
-    Truth,
-    check_finite,
-    dropout_rates,
-)
+from leakaudit.client.facts import PublicFacts
+from leakaudit.client.observation import Observation, check_finite
+from leakaudit.client.recipe import StepRecipe
+from leakaudit.client.snapshot import Snapshot
+from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.errors import DataError, SnapshotError
 from leakaudit.models.recipe import Task, outputs_of, tied_names, vocabulary_of
+from leakaudit.models.structure import dropout_rates
 
 
 @dataclass(frozen=True)

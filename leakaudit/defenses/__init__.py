@@ -13,3 +13,16 @@ from leakaudit.defenses import quantize as quantize
 from leakaudit.defenses import rounding as rounding
 from leakaudit.defenses import sign as sign
 from leakaudit.defenses import undefended as undefended
+
+__all__ = [
+    "dp_sgd",
+    "freeze_embeddings",
+    "gaussian_noise",
+    "laplace_noise",
+    "none",
+    "prune",
+    "quantize",
+    "rounding",
+    "sign",
+    "undefended",
+]

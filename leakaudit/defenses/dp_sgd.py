@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from leakaudit.client.snapshot import Observation, check_finite
+from leakaudit.client.observation import Observation, check_finite
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import SnapshotError
 from leakaudit.plugins.defense import Defense

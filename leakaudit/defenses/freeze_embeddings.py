@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
 from leakaudit.plugins.defense import Defense
 from leakaudit.registry import defense

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
 from leakaudit.plugins.defense import Defense
 from leakaudit.registry import defense

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
 from leakaudit.plugins.defense import Defense
 from leakaudit.plugins.entry_uncertainty import uncertainties

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from leakaudit.client.snapshot import Observation, root_mean_square
+from leakaudit.client.observation import Observation, root_mean_square
 from leakaudit.client.step import ClientStep
 from leakaudit.plugins.defense import Defense
 from leakaudit.plugins.entry_uncertainty import uncertainties

@@ -14,3 +14,18 @@ from leakaudit.metrics import masked_token_recall as masked_token_recall
 from leakaudit.metrics import rouge as rouge
 from leakaudit.metrics import token_precision as token_precision
 from leakaudit.metrics import token_recall as token_recall
+
+__all__ = [
+    "exact",
+    "label_accuracy",
+    "label_classes",
+    "label_exact",
+    "label_excess",
+    "label_hellinger",
+    "longest_run",
+    "masked_token_recall",
+    "rouge",
+    "semantic_similarity",
+    "token_precision",
+    "token_recall",
+]

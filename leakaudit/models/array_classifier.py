@@ -21,13 +21,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from leakaudit.client.snapshot import MicroBatch, PublicFacts, dropout_rates
 from leakaudit.errors import DataError, ModelError
-from leakaudit.models.recipe import ModelRecipe, Vocabulary, blank_model, load_tokenizer, model_factory, tied_names
-from leakaudit.results.schema import write_private
+from leakaudit.files.private_files import write_private
+from leakaudit.models.recipe import ModelRecipe, blank_model, load_tokenizer, model_factory
 
 NO_TEXT = "no_text.json"
 """File that stands in a tokenizer's folder where batches hold no text."""
+
 
 LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
 """Losses that are made again with their options; of any other one its name is enough, to say why labels are not read."""
@@ -75,52 +75,6 @@ class ArrayClassifier(nn.Module):
             if labels is None
             else Classified(loss=self.criterion(logits, labels), logits=logits)
         )
-
-
-def array_batch(inputs: Tensor, labels: Tensor) -> MicroBatch:
-    """Return a micro-batch of arrays.
-
-    Args:
-        inputs: (B, ...) float32.
-        labels: (B,) int64.
-
-    Raises:
-        DataError: there is no example, or not one label each.
-    """
-    if len(inputs) == 0 or labels.shape != (len(inputs),):
-        raise DataError(
-            f"a batch is at least one example with one label each; got {len(inputs)} examples and labels {tuple(labels.shape)}"
-        )
-    return MicroBatch(inputs={"inputs": inputs, "labels": labels, "input_ids": no_tokens(len(inputs))})
-
-
-def no_tokens(examples: int) -> Tensor:
-    """Return what stands for the token ids of that many examples without text: (B, 0)."""
-    return torch.empty(examples, 0, dtype=torch.long)
-
-
-def array_facts(
-    model: ArrayClassifier,
-    input_shape: Sequence[int],
-    *,
-    training: bool,
-    frozen: frozenset[str] = frozenset(),
-    **more: Any,
-) -> PublicFacts:
-    """Describe what everybody knows about a step of an array classifier in which all parameters but `frozen` are shared."""
-    names = [name for name, _ in model.named_parameters()]
-    return PublicFacts(
-        task="classification",
-        num_labels=model.num_labels,
-        training_mode=training,
-        dropout=dropout_rates(model.named_modules()),
-        shared=tuple(name for name in names if name not in frozen),
-        frozen=tuple(name for name in names if name in frozen),
-        tied=tied_names(model),
-        vocabulary=Vocabulary(size=0, max_length=0),
-        input_shape=tuple(input_shape),
-        **more,
-    )
 
 
 class NoText:

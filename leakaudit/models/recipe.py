@@ -240,13 +240,20 @@ def _check_plain(what: str, arguments: Mapping[str, Any]) -> None:
         ) from None
 
 
+MOVED = {
+    "leakaudit.classifiers:array_classifier": "leakaudit.models.array_classifier:array_classifier",
+    "leakaudit.pooler:wide_pooler": "leakaudit.models.wide_pooler:wide_pooler",
+}
+"""Old `made_by` -> where the function is now. Snapshots from before the move name the old place."""
+
+
 def _maker(made_by: str) -> Callable[..., nn.Module]:
     """Return what makes a model; only what was written to make models.
 
     Raises:
         ModelError: it cannot be imported, or it is neither a marked function nor a class of models.
     """
-    module, colon, name = made_by.partition(":")
+    module, colon, name = MOVED.get(made_by, made_by).partition(":")
     try:
         found: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
     except (ImportError, AttributeError, ValueError) as error:

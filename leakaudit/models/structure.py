@@ -11,7 +11,7 @@ Letters: B sequences, T tokens, D hidden size, V vocabulary, H heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -780,3 +780,9 @@ def input_stage_of(model: nn.Module, max_length: int) -> InputStage:
     if model not in _STAGES or _STAGES[model][0] != versions:
         _STAGES[model] = (versions, InputStage(model, anatomy_of(model), max_length))
     return _STAGES[model][1]
+
+
+def dropout_rates(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, float]:
+    """Return module name -> rate for every dropout module whose rate is above 0."""
+    kinds = nn.modules.dropout._DropoutNd
+    return {name: float(m.p) for name, m in modules if isinstance(m, kinds) and m.p > 0}

@@ -13,5 +13,4 @@ __all__ = [
     "noise_scale",
     "prior",
     "prior_loading",
-    "registry",
 ]

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.plugins.budget import Budget
 
 FALSE_EVENTS = 0.01

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from leakaudit.client.snapshot import DeclaredDefense, Observation
+from leakaudit.client.facts import DeclaredDefense
+from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
-from leakaudit.client.snapshot import root_mean_square
+from leakaudit.client.observation import root_mean_square
 from leakaudit.client.step import ClientStep
 from leakaudit.plugins.defense import Defense
 

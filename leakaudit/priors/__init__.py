@@ -3,7 +3,8 @@
 Importing this package registers them.
 """
 
-from leakaudit.plugins.prior_loading import load_prior as load_prior
 from leakaudit.priors import causal_lm as causal_lm
 from leakaudit.priors import ngram as ngram
 from leakaudit.priors import victim as victim
+
+__all__ = ["causal_lm", "ngram", "victim"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -30,12 +29,18 @@ a sequence, the number of sentences of a step and the declared defences. A reade
 know, and an earlier file is read as without. Whoever adds a key raises the version: a file of this version or an earlier one
 that holds an unknown key is refused."""
 
+
 Fraction = Annotated[FiniteFloat, Field(ge=0.0, le=1.0)]
 """A share of something, 0 to 1."""
+
+
 Count = Annotated[int, Field(ge=0)]
 """How many there are."""
+
+
 Amount = Annotated[FiniteFloat, Field(ge=0.0)]
 """How much there is: seconds, a norm."""
+
 
 LENGTHS = (
     "Lengths are given as power-of-two ranges; scores and other figures of an attack are exact numbers, from which a length can "
@@ -43,8 +48,10 @@ LENGTHS = (
 )
 """What every output says of the lengths of private texts: documents and reports repeat it word by word."""
 
+
 STRIP_CELLS = 16
 """Cells of a `Strip`. Our choice: fine enough to show where a text leaked, and the same for every length."""
+
 
 Strip = Annotated[str, Field(pattern=rf"^[0-4a-d]{{{STRIP_CELLS}}}$")]
 """Which parts of a text came back, one character for each sixteenth of it, in order. `0`: nothing of it. `1` to `4`: up to so many
@@ -568,6 +575,8 @@ def _version(schema: str) -> tuple[int, int] | None:
 
 
 _OWN = (1, 2)
+
+
 _SEALED = (1, 2)
 """First version that requires a digest."""
 
@@ -646,22 +655,6 @@ def to_json(results: Results) -> dict[str, Any]:
     The digest is computed anew from what they hold.
     """
     return sealed(results).model_dump(mode="json", by_alias=True)
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write `text` to `path` atomically, readable by its owner only (0600)."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(descriptor, 0o600)  # the umask may have taken more away than it should
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def summarise(attempts: Iterable[Attempt]) -> tuple[Summary, ...]:

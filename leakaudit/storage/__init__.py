@@ -12,5 +12,6 @@ __all__ = [
     "safetensors_stream",
     "snapshot_content",
     "snapshot_files",
+    "snapshots",
     "spool",
 ]

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit.errors import LeakAuditError, SpoolError
+from leakaudit.files.private_files import write_private
 from leakaudit.files.strict_json import parse_json, read_bounded
-from leakaudit.results.schema import write_private
 from leakaudit.storage.spool import HOLD, MAX_JSON_BYTES, STATES, Spool, size_of
 
 PURGED = "purged.jsonl"
@@ -349,8 +349,8 @@ def check_snapshot(spool: Spool, item: Item, identities: tuple[str, ...] = ()) -
         item: it; one that is being written is not looked at.
         identities: private keys; with one, encrypted files are opened.
     """
-    from leakaudit.client.snapshot import check_files
     from leakaudit.storage.snapshot_files import read_tensors, stored_name
+    from leakaudit.storage.snapshots import check_files
 
     if item.path.suffix == ".tmp":
         return

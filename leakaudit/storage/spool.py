@@ -37,9 +37,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import SnapshotError, SpoolError
+from leakaudit.files.private_files import write_private
 from leakaudit.files.strict_json import parse_json, read_bounded
 from leakaudit.results.not_audited import NOT_AUDITED
-from leakaudit.results.schema import Battery, Overhead, write_private
+from leakaudit.results.schema import Battery, Overhead
 from leakaudit.storage.encryption import Seal
 from leakaudit.storage.parent_watch import ORPHANED
 
@@ -266,12 +267,12 @@ class Spool:
             step: its number.
             frozen: weights that training does not move, which are written once; `weights` leaves them out.
             table: one of `weights` of which a step moves a few rows; it is written once, and then the rows that differ.
-            parts: what `leakaudit.client.snapshot.write_snapshot` takes: update, weights, truth, manifest.
+            parts: what `leakaudit.storage.snapshots.write_snapshot` takes: update, weights, truth, manifest.
 
         Raises:
             SnapshotError: it cannot be written; nothing is left behind.
         """
-        from leakaudit.client.snapshot import write_snapshot
+        from leakaudit.storage.snapshots import write_snapshot
 
         recipients = self.seal.recipients if self.seal else ()
         if table is not None:

@@ -11,9 +11,12 @@ from torch import Tensor, nn
 from leakaudit.attacks.ilrg import Ilrg
 from leakaudit.attacks.llg import Llg
 from leakaudit.attacks.llg_star import LlgStar
-from leakaudit.client.snapshot import Observation, StepRecipe, Truth
+from leakaudit.client.array_batches import array_batch, array_facts
+from leakaudit.client.observation import Observation
+from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.step import ClientStep
-from leakaudit.models.array_classifier import ArrayClassifier, array_batch, array_facts
+from leakaudit.client.truth import Truth
+from leakaudit.models.array_classifier import ArrayClassifier
 from leakaudit.plugins.budget import Budget
 
 LABELS = [0, 0, 0, 1, 1, 3]

@@ -31,7 +31,8 @@ from leakaudit.algorithms.matching.search import Descent, Rounds, Run, Start, _s
 from leakaudit.algorithms.matching.singular_value_shrinkage import denoised
 from leakaudit.algorithms.matching.token_refinement import mend, nearest_words, pooled
 from leakaudit.algorithms.matching.whitening import FLOOR, metric_of
-from leakaudit.client.snapshot import Granted, Observation
+from leakaudit.client.facts import Granted
+from leakaudit.client.observation import Observation
 from leakaudit.defenses.gaussian_noise import GaussianNoise
 from leakaudit.defenses.prune import Prune
 from leakaudit.errors import AnatomyError

@@ -17,8 +17,10 @@ from leakaudit.algorithms.span.readers.early_dropout import widened
 from leakaudit.algorithms.span.residuals import ROUNDING_UNITS, Ruler
 from leakaudit.algorithms.span.subspace import stacked_update
 from leakaudit.attacks.span import Span
-from leakaudit.client.snapshot import DeclaredDefense, Observation, Truth
+from leakaudit.client.facts import DeclaredDefense
+from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep, with_random_state
+from leakaudit.client.truth import Truth
 from leakaudit.errors import AnatomyError
 from leakaudit.models.recipe import Task
 from leakaudit.models.structure import Norm, anatomy_of, find_tail, prefix_readers

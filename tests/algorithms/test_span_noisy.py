@@ -14,7 +14,7 @@ from leakaudit.algorithms.span.soft_ranking import Ranking
 from leakaudit.algorithms.span.sparse_regression import JointFit
 from leakaudit.algorithms.span.subspace import filled_in, noise_of, soft_span_of
 from leakaudit.attacks.span import Span
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
 from leakaudit.models.structure import find_anatomy, input_stage_of
 from leakaudit.plugins.attack import Reconstruction

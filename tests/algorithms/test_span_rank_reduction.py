@@ -11,7 +11,7 @@ from torch import Tensor
 from leakaudit.algorithms.span.completion import FITS, Climb
 from leakaudit.algorithms.span.rank_reduction import Context, context_of
 from leakaudit.algorithms.span.sequence_gradient import Contribution, contributions
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
 from leakaudit.models.structure import find_anatomy
 from leakaudit.plugins.budget import Budget

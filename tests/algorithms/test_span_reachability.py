@@ -14,8 +14,10 @@ from leakaudit.algorithms.span.problem import Scene, scene_of
 from leakaudit.algorithms.span.reachability import bag_reach, clean_reach, masked_reach, prefix_reach, ranked_reach
 from leakaudit.algorithms.span.readers.encoder import FARTHEST_INSIDE
 from leakaudit.attacks.span import Span
-from leakaudit.client.snapshot import Observation, StepRecipe, Truth
+from leakaudit.client.observation import Observation
+from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.step import ClientStep, make_batch, public_facts, with_random_state
+from leakaudit.client.truth import Truth
 from leakaudit.plugins.budget import Budget
 from tests.support import tiny
 

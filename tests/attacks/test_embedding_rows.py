@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from leakaudit.attacks.embedding_rows import EmbeddingRows
-from leakaudit.client.snapshot import DeclaredDefense, Observation
+from leakaudit.client.facts import DeclaredDefense
+from leakaudit.client.observation import Observation
 from leakaudit.defenses.gaussian_noise import GaussianNoise
 from leakaudit.plugins.budget import Budget
 from tests.support import tiny

@@ -14,10 +14,13 @@ from leakaudit.algorithms.labels.feature_roots import find_feed_forward, row_spa
 from leakaudit.algorithms.labels.output_layer import neutral_inputs
 from leakaudit.attacks.feature_labels import FeatureLabels
 from leakaudit.audit.simulation.texts import read_examples
-from leakaudit.client.snapshot import Observation, StepRecipe, Truth
+from leakaudit.client.array_batches import array_batch, array_facts
+from leakaudit.client.observation import Observation
+from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.step import ClientStep, make_batch, public_facts
+from leakaudit.client.truth import Truth
 from leakaudit.errors import AnatomyError
-from leakaudit.models.array_classifier import ArrayClassifier, array_batch, array_facts
+from leakaudit.models.array_classifier import ArrayClassifier
 from leakaudit.models.recipe import load_model, load_tokenizer
 from leakaudit.plugins.budget import Budget
 from tests.support import tiny

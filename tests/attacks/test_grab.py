@@ -19,7 +19,8 @@ from leakaudit.algorithms.matching.hybrid_search import Beams, search_apart
 from leakaudit.algorithms.matching.matcher import Matcher
 from leakaudit.algorithms.matching.search import Descent, Run
 from leakaudit.attacks.grab import PRESETS, Grab
-from leakaudit.client.snapshot import DeclaredDefense, Granted, Observation
+from leakaudit.client.facts import DeclaredDefense, Granted
+from leakaudit.client.observation import Observation
 from leakaudit.defenses.gaussian_noise import GaussianNoise
 from leakaudit.defenses.laplace_noise import LaplaceNoise
 from leakaudit.defenses.prune import Prune

@@ -18,9 +18,13 @@ from leakaudit.attacks.llg import Llg, extract_labels
 from leakaudit.attacks.llg_plus import LlgPlus
 from leakaudit.attacks.llg_star import LlgStar
 from leakaudit.attacks.rlu import Rlu
-from leakaudit.client.snapshot import DeclaredDefense, Observation, StepRecipe, Truth
+from leakaudit.client.array_batches import array_batch, array_facts
+from leakaudit.client.facts import DeclaredDefense
+from leakaudit.client.observation import Observation
+from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.step import ClientStep
-from leakaudit.models.array_classifier import ArrayClassifier, array_batch, array_facts, save_auxiliary
+from leakaudit.client.truth import Truth
+from leakaudit.models.array_classifier import ArrayClassifier, save_auxiliary
 from leakaudit.plugins.budget import Budget
 
 CLASSES = 4

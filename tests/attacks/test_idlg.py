@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from leakaudit.attacks.idlg import Idlg
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.plugins.budget import Budget
 from tests.support import tiny
 

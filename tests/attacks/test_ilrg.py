@@ -12,9 +12,12 @@ from leakaudit.attacks.ilrg import Ilrg
 from leakaudit.attacks.llg import Llg
 from leakaudit.attacks.llg_star import LlgStar
 from leakaudit.attacks.rlu import Rlu, moved
-from leakaudit.client.snapshot import Observation, StepRecipe, Truth
+from leakaudit.client.array_batches import array_batch, array_facts
+from leakaudit.client.observation import Observation
+from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.step import ClientStep
-from leakaudit.models.array_classifier import ArrayClassifier, array_batch, array_facts, save_auxiliary
+from leakaudit.client.truth import Truth
+from leakaudit.models.array_classifier import ArrayClassifier, save_auxiliary
 from leakaudit.plugins.budget import Budget
 from tests.support import tiny
 
@@ -118,7 +121,7 @@ def test_what_the_threat_model_grants_is_said(tmp_path: Any) -> None:
 @pytest.mark.parametrize("attack", [LlgStar(), Ilrg()])
 def test_noise_is_met_with_every_entry_of_the_rows(attack: Any) -> None:
     """At noise that drowns the bias, its row of 32 entries still tells the classes apart better."""
-    from leakaudit.client.snapshot import DeclaredDefense
+    from leakaudit.client.facts import DeclaredDefense
 
     labels = [0] * 24 + [1] * 12 + [2] * 12
     seen = _step(_table(hidden=256), [labels]).observe()
@@ -137,7 +140,7 @@ def test_noise_is_met_with_every_entry_of_the_rows(attack: Any) -> None:
 def test_a_pruned_bias_is_filled_in() -> None:
     """The entries of the bias's update add up to 0, so what was cut off is known in sum."""
     from leakaudit.algorithms.labels.output_layer import bias_gradient, find_output_layer
-    from leakaudit.client.snapshot import DeclaredDefense
+    from leakaudit.client.facts import DeclaredDefense
 
     seen = _step(_table(), [[0, 0, 0, 1]]).observe()
     name = find_output_layer(seen).bias or ""

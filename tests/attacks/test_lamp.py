@@ -13,7 +13,8 @@ from leakaudit.algorithms.matching.lamp import PRESETS
 from leakaudit.algorithms.matching.matcher import Matcher
 from leakaudit.attacks.lamp_cos import LampCos
 from leakaudit.attacks.lamp_l1l2 import LampL1L2
-from leakaudit.client.snapshot import Granted, Observation
+from leakaudit.client.facts import Granted
+from leakaudit.client.observation import Observation
 from leakaudit.defenses.gaussian_noise import GaussianNoise
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attacks

@@ -28,7 +28,8 @@ from leakaudit.algorithms.matching.search import Descent, Found, Start
 from leakaudit.attacks import pooler_features
 from leakaudit.attacks.pooler_features import FeatureMatcher, PoolerFeatures, Reading, _best_assignment, read_features
 from leakaudit.audit.active_server import WidePooler, on_active_server
-from leakaudit.client.snapshot import Granted, Observation
+from leakaudit.client.facts import Granted
+from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
 from leakaudit.plugins.budget import Budget
 from tests.support import tiny

@@ -11,8 +11,10 @@ import torch
 
 from leakaudit.algorithms.resimulation import prove
 from leakaudit.attacks.span import Span
-from leakaudit.client.snapshot import Observation, StepRecipe, Truth
+from leakaudit.client.observation import Observation
+from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.step import ClientStep, make_batch, public_facts, with_random_state
+from leakaudit.client.truth import Truth
 from leakaudit.plugins.attack import GuessedSequence, Reconstruction
 from leakaudit.plugins.budget import Budget
 from tests.support import tiny

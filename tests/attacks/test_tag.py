@@ -14,7 +14,9 @@ from leakaudit.algorithms.matching.matcher import Matcher
 from leakaudit.algorithms.matching.search import LABEL_STEP, Descent, Run
 from leakaudit.attacks.dlg import Dlg
 from leakaudit.attacks.tag import Tag
-from leakaudit.client.snapshot import Granted, Observation, Truth
+from leakaudit.client.facts import Granted
+from leakaudit.client.observation import Observation
+from leakaudit.client.truth import Truth
 from leakaudit.defenses.freeze_embeddings import FreezeEmbeddings
 from leakaudit.defenses.gaussian_noise import GaussianNoise
 from leakaudit.plugins.budget import Budget

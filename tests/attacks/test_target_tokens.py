@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from leakaudit.attacks.target_tokens import TargetTokens
-from leakaudit.client.snapshot import DeclaredDefense, Observation
+from leakaudit.client.facts import DeclaredDefense
+from leakaudit.client.observation import Observation
 from leakaudit.plugins.budget import Budget
 from tests.support import tiny
 

@@ -13,7 +13,8 @@ import torch
 from leakaudit.audit.active_server import WidePooler, named_server, on_active_server
 from leakaudit.audit.audit import Audit
 from leakaudit.cli import main
-from leakaudit.client.snapshot import Provenance, Snapshot, StepRecipe
+from leakaudit.client.recipe import StepRecipe
+from leakaudit.client.snapshot import Provenance, Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.errors import AnatomyError, ConfigError, SnapshotError
@@ -158,8 +159,8 @@ def test_the_command_line_takes_a_server(tmp_path: Path) -> None:
 
 def test_dropout_is_drawn_anew_and_repeated() -> None:
     """The kept random state gives one and the same step on the changed model, too."""
-    from leakaudit.client.snapshot import Truth
     from leakaudit.client.step import with_random_state
+    from leakaudit.client.truth import Truth
 
     step = tiny.client_step(tiny.bert(dropout=0.1), tiny.bert_tokenizer(), [TEXT], [1], training=True)
     step = replace(step, truth=Truth((with_random_state(step.truth.micro_batches[0], 3),)))

@@ -18,7 +18,10 @@ import pytest
 import torch
 
 from leakaudit.audit.audit import Audit
-from leakaudit.client.snapshot import DeclaredDefense, Granted, Observation, Provenance, Snapshot, StepRecipe
+from leakaudit.client.facts import DeclaredDefense, Granted
+from leakaudit.client.observation import Observation
+from leakaudit.client.recipe import StepRecipe
+from leakaudit.client.snapshot import Provenance, Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import AnatomyError, ConfigError, ResultsError

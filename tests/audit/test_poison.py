@@ -12,11 +12,12 @@ import pytest
 from leakaudit.audit.worker import DIED_OVER
 from leakaudit.capture import worker_process as side_process
 from leakaudit.capture.worker_process import SideProcess
-from leakaudit.client.snapshot import Manifest, Provenance, write_snapshot
+from leakaudit.client.snapshot import Manifest, Provenance
 from leakaudit.config.audit import PluginSpec
 from leakaudit.gate.evaluate import Status, default_policy, evaluate
 from leakaudit.models.recipe import ModelRecipe, state_of
 from leakaudit.results.schema import AttemptStatus, load_results
+from leakaudit.storage.snapshots import write_snapshot
 from leakaudit.storage.spool import Spool
 from tests.audit.test_worker import make, names
 from tests.support import tiny

@@ -13,9 +13,10 @@ from torch import nn
 from leakaudit.audit.simulation.arrays import ArraySimulation, ArraySimulator
 from leakaudit.audit.verification import verify
 from leakaudit.cli import main
+from leakaudit.client.array_batches import array_batch
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import ConfigError, DataError
-from leakaudit.models.array_classifier import array_batch, save_auxiliary
+from leakaudit.models.array_classifier import save_auxiliary
 from leakaudit.results.schema import VerificationStatus
 
 

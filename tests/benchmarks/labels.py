@@ -24,13 +24,17 @@ import torch
 from torch import nn
 
 from leakaudit.audit.simulation.texts import Example, read_examples
-from leakaudit.client.snapshot import DeclaredDefense, Observation, StepRecipe, Truth
+from leakaudit.client.array_batches import array_batch, array_facts
+from leakaudit.client.facts import DeclaredDefense
+from leakaudit.client.observation import Observation
+from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.step import ClientStep, make_batch, public_facts, with_random_state
+from leakaudit.client.truth import Truth
 from leakaudit.defenses.prune import Prune
 from leakaudit.errors import AnatomyError
 from leakaudit.metrics.label_accuracy import LabelAccuracy
 from leakaudit.metrics.label_excess import LabelExcess
-from leakaudit.models.array_classifier import ArrayClassifier, array_batch, array_facts, save_auxiliary
+from leakaudit.models.array_classifier import ArrayClassifier, save_auxiliary
 from leakaudit.plugins.attack import Attack
 from leakaudit.plugins.budget import Budget
 from leakaudit.plugins.metric import LabelCounts

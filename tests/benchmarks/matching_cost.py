@@ -21,7 +21,7 @@ from leakaudit.algorithms.matching.candidate_gradients import Dummy
 from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.matcher import Matcher
 from leakaudit.audit.simulation.texts import Simulation, Simulator
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
 from tests.benchmarks.span import arguments
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from leakaudit.client.snapshot import Granted
+from leakaudit.client.facts import Granted
 from leakaudit.errors import AnatomyError
 from leakaudit.models.array_classifier import save_auxiliary
 from leakaudit.registry import attacks

@@ -28,14 +28,15 @@ from leakaudit.audit.verification import verify
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.capture.optimizers import innermost
 from leakaudit.capture.run import OFF_SWITCH, AuditRun
-from leakaudit.client.snapshot import MicroBatch, Truth, read_manifest, read_snapshot, write_snapshot
 from leakaudit.client.step import ClientStep
+from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.config.audit import PluginSpec
 from leakaudit.models.recipe import state_of
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attacks
 from leakaudit.results.schema import VerificationStatus, load_journal
 from leakaudit.storage.snapshot_files import write_tensors
+from leakaudit.storage.snapshots import read_manifest, read_snapshot, write_snapshot
 from leakaudit.storage.spool import Spool
 from tests.support import tiny, tiny_trainer
 from tests.support.tiny_trainer import Probe, Tamper, distance, gradient, kept, make_trainer, stamp, train

@@ -21,10 +21,11 @@ from leakaudit.callbacks.lightning_trainer import LeakAuditCallback as Lightning
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.capture.array_batches import classifier_in
 from leakaudit.cli import main
+from leakaudit.client.array_batches import array_facts
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.config.audit import LABEL_ATTACKS, AuditConfig
-from leakaudit.models.array_classifier import ArrayClassifier, array_facts, reader_in
+from leakaudit.models.array_classifier import ArrayClassifier, reader_in
 from leakaudit.models.recipe import rebuilt_by
 from leakaudit.results.schema import AttemptStatus, Score, VerificationStatus, load_results
 from tests.support import array_models

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from leakaudit.audit.verification import verify
-from leakaudit.client.snapshot import Truth
 from leakaudit.client.step import ClientStep
+from leakaudit.client.truth import Truth
 from leakaudit.results.schema import VerificationStatus
 from tests.support import tiny
 from tests.support.pair import Run, pair

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from leakaudit.audit.verification import verify
 from leakaudit.audit.worker import run_worker
 from leakaudit.callbacks.torch_loop import watch
-from leakaudit.client.snapshot import BASE, OBSERVED, read_snapshot
+from leakaudit.client.snapshot import BASE, OBSERVED
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import SnapshotDamagedError
 from leakaudit.models.lora import add_lora
 from leakaudit.storage.encryption import new_identity
 from leakaudit.storage.retention import purge
 from leakaudit.storage.snapshot_files import read_tensors
+from leakaudit.storage.snapshots import read_snapshot
 from leakaudit.storage.spool import Spool
 from tests.support import tiny
 

@@ -21,10 +21,11 @@ from leakaudit.audit import audit as battery
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.capture import in_place, recorder
 from leakaudit.capture.in_place import Repetition
-from leakaudit.client.snapshot import Snapshot, read_manifest
+from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.registry import attacks
 from leakaudit.results.schema import Verification, VerificationStatus, load_results
+from leakaudit.storage.snapshots import read_manifest
 from tests.support import stacks, tiny
 from tests.support.in_place_cases import Training, said_to_be_plain, without_audit
 from tests.support.stacks import Batch

@@ -14,12 +14,13 @@ from leakaudit.audit.worker import run_worker
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.capture import run as audit_run
 from leakaudit.capture.sketch import distance
-from leakaudit.client.snapshot import BASE, OBSERVED, Snapshot, read_snapshot
+from leakaudit.client.snapshot import BASE, OBSERVED, Snapshot
 from leakaudit.errors import SnapshotDamagedError
 from leakaudit.models.parts import first_parts
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.results.schema import AttemptStatus, Score, VerificationStatus, load_results
 from leakaudit.storage.snapshot_files import read_tensors, write_tensors
+from leakaudit.storage.snapshots import read_snapshot
 from tests.support import tiny
 
 SENTENCE = "the old dog chased a small blue fish near the river"

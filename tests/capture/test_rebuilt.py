@@ -16,12 +16,13 @@ from transformers import TrainerCallback
 
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.capture.fitness import Fit
-from leakaudit.client.snapshot import Snapshot, build_first_blocks
+from leakaudit.client.snapshot import Snapshot
 from leakaudit.errors import ModelError
 from leakaudit.models.module_settings import unstored_buffers
 from leakaudit.models.parts import first_parts
 from leakaudit.models.recipe import ModelRecipe, build_model, state_of
 from leakaudit.results.schema import VerificationStatus
+from leakaudit.storage.snapshots import build_first_blocks
 from tests.support import tiny
 from tests.support.tiny_trainer import Rows, audit_config, make_trainer, stamp, train
 

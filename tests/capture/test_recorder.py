@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from leakaudit.capture import recorder as recorder_module
 from leakaudit.capture.optimizers import innermost
 from leakaudit.capture.recorder import Kept, Recorder
-from leakaudit.client.snapshot import Manifest, Provenance, StepRecipe
+from leakaudit.client.recipe import StepRecipe
+from leakaudit.client.snapshot import Manifest, Provenance
 from leakaudit.client.step import public_facts
 from leakaudit.errors import SnapshotError
 from leakaudit.models.recipe import ModelRecipe

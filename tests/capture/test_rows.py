@@ -20,8 +20,9 @@ from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.capture.recorder import Recorder
 from leakaudit.capture.run import refuse_strategy
-from leakaudit.client.snapshot import Snapshot, Truth
+from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
+from leakaudit.client.truth import Truth
 from leakaudit.errors import SnapshotError
 from leakaudit.results.schema import AttemptStatus, VerificationStatus
 from tests.capture.test_recorder import manifest

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from leakaudit.client.snapshot import Snapshot, Truth, read_snapshot
+from leakaudit.client.snapshot import Snapshot
+from leakaudit.client.truth import Truth
+from leakaudit.storage.snapshots import read_snapshot
 from tests.support import spy
 from tests.support.other_runs import looped
 from tests.support.spy import Configuration, Training, distance, row_of, sequences_in

@@ -12,17 +12,9 @@ import pytest
 from leakaudit.capture.outcome import outcome
 from leakaudit.capture.worker_progress import Progress
 from leakaudit.config.audit import AuditConfig
+from leakaudit.files.private_files import write_private
 from leakaudit.gate.evaluate import default_policy, evaluate, to_json
-from leakaudit.results.schema import (
-    Attempt,
-    AttemptStatus,
-    Battery,
-    JournalEntry,
-    Results,
-    VerificationStatus,
-    sealed,
-    write_private,
-)
+from leakaudit.results.schema import Attempt, AttemptStatus, Battery, JournalEntry, Results, VerificationStatus, sealed
 from leakaudit.results.schema import to_json as results_json
 from leakaudit.storage.spool import Spool
 from tests.support import tiny

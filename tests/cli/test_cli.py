@@ -16,9 +16,10 @@ import torch
 from click.testing import CliRunner, Result
 
 from leakaudit.cli import _specs, _with_options, main
-from leakaudit.client.snapshot import Manifest, Provenance, write_snapshot
+from leakaudit.client.snapshot import Manifest, Provenance
 from leakaudit.client.step import ClientStep
 from leakaudit.models.recipe import ModelRecipe, state_of
+from leakaudit.storage.snapshots import write_snapshot
 from tests.support import tiny
 
 ROOT = Path(__file__).parents[2]
@@ -633,7 +634,7 @@ def test_doctor_warns_of_a_plan_that_can_never_pass(tmp_path: Path, key: str, st
 
 def test_a_step_recipe_is_what_a_client_step_needs(spool: Path) -> None:
     """What was written can be replayed: the fixture above is a real snapshot."""
-    from leakaudit.client.snapshot import read_snapshot
+    from leakaudit.storage.snapshots import read_snapshot
 
     snapshot = read_snapshot(spool / "step-0")
     update = ClientStep.of(snapshot).update()

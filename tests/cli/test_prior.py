@@ -16,7 +16,7 @@ from leakaudit.algorithms.language_models.training import Progress, frame, held_
 from leakaudit.cli import main
 from leakaudit.errors import PriorError
 from leakaudit.plugins.prior import tokenizer_vocabulary
-from leakaudit.priors import load_prior
+from leakaudit.plugins.prior_loading import load_prior
 from tests.support import tiny
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.client.sequences import Reading, texts_of
-from leakaudit.client.snapshot import MicroBatch, Truth
+from leakaudit.client.truth import MicroBatch, Truth
 
 LOWEST = torch.finfo(torch.float32).min
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from leakaudit.algorithms.labels.clipping import scale_is_known
 from leakaudit.audit.verification import STANDARD_ERRORS, defenses_found, verify
-from leakaudit.client.snapshot import DeclaredDefense, Observation
+from leakaudit.client.facts import DeclaredDefense
+from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
 from leakaudit.defenses.dp_sgd import DpSgd
 from leakaudit.plugins.defense import Defense

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from leakaudit.audit.verification import verify
-from leakaudit.client.snapshot import DeclaredDefense
+from leakaudit.client.facts import DeclaredDefense
 from leakaudit.defenses.prune import Choice, Prune
 from leakaudit.results.schema import VerificationStatus
 from tests.support import tiny

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from leakaudit.client.snapshot import DeclaredDefense
+from leakaudit.client.facts import DeclaredDefense
 from leakaudit.defenses.dp_sgd import DpSgd
 from leakaudit.defenses.undefended import Undefended
 from tests.support import tiny

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.defenses.laplace_noise import LaplaceNoise
 from leakaudit.defenses.quantize import Quantize
 from leakaudit.defenses.rounding import Round

@@ -104,8 +104,8 @@ def test_a_wheel_has_one_name_at_its_top(wheel: list[str]) -> None:
 def test_a_wheel_holds_every_module_and_template_of_the_checkout(wheel: list[str]) -> None:
     """Both linked folders are inside, with the report's templates and the marker of typed packages."""
     inside = [
-        *(ROOT / "leakaudit").glob("*"),
-        *(ROOT / "leakaudit").glob("*/*"),
+        *(ROOT / "leakaudit").rglob("*"),
+        *(ROOT / "leakaudit" / "reports").glob("*"),
         *(ROOT / "reports" / "templates").glob("*"),
     ]
     names = set()

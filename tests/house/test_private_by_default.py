@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from leakaudit.capture.worker_process import SideProcess
-from leakaudit.client.snapshot import read_snapshot
 from leakaudit.config.audit import PluginSpec
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.results.schema import load_results
 from leakaudit.storage.encryption import new_identity
 from leakaudit.storage.parent_watch import KEY_VARIABLE, PARENT_VARIABLE
+from leakaudit.storage.snapshots import read_snapshot
 from tests.audit.test_worker import ROOT, make
 from tests.support import tiny
 from tests.support.processes import until

@@ -23,7 +23,8 @@ from scipy.stats import binom
 from torch import Tensor
 
 from leakaudit.audit.scoring.score import Scored, score
-from leakaudit.client.snapshot import DeclaredDefense, Granted, Observation
+from leakaudit.client.facts import DeclaredDefense, Granted
+from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import AnatomyError
 from leakaudit.models.array_classifier import save_auxiliary

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 
 from leakaudit.errors import ModelError
 from leakaudit.models.recipe import (
+    MOVED,
     ModelRecipe,
     Vocabulary,
     build_model,
@@ -314,3 +316,13 @@ def test_heads_that_peft_trains_beside_its_adapters_come_back() -> None:
     assert recipe.lora is not None and recipe.lora.saved == ("classifier",)
     twin = build_model(ModelRecipe.model_validate_json(recipe.model_dump_json()), state_of(model))
     assert [name for name, _ in twin.named_parameters()] == [name for name, _ in model.named_parameters()]
+
+
+@pytest.mark.parametrize("old", sorted(MOVED))
+def test_a_recipe_from_before_the_move_finds_its_function(old: str) -> None:
+    """Snapshots name the function that makes their model by the place it had when they were written."""
+    module, _, name = MOVED[old].partition(":")
+    with pytest.raises(ModelError) as raised:
+        build_model(ModelRecipe(class_name="X", made_by=old), {})
+    assert "cannot be imported" not in str(raised.value)
+    assert getattr(importlib.import_module(module), name).__name__ == old.partition(":")[2]

@@ -12,14 +12,14 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import torch
 
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.models.recipe import Vocabulary, vocabulary_of
 from leakaudit.plugins.attack import Attack, Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.plugins.defense import Defense
 from leakaudit.plugins.metric import LabelCounts, Pair
 from leakaudit.plugins.prior import Prior, Scorer
-from leakaudit.priors import load_prior
+from leakaudit.plugins.prior_loading import load_prior
 from leakaudit.priors.ngram import build_ngram, write_ngram
 from leakaudit.registry import attacks, defenses, metrics, priors
 from tests.support import tiny

@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from leakaudit.errors import ResultsError
+from leakaudit.files import private_files
 from leakaudit.results import schema as scores
 from leakaudit.results.consistency import contradictions
 from leakaudit.results.schema import AttemptStatus, Missing, Score
@@ -86,8 +87,8 @@ def test_a_journal_torn_in_its_last_line_loses_that_line_only(tmp_path: Path) ->
 def test_private_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     """Mode 0600, written whole, nothing left beside it."""
     path = tmp_path / "private.txt"
-    scores.write_private(path, "first")
-    scores.write_private(path, "second")
+    private_files.write_private(path, "first")
+    private_files.write_private(path, "second")
     assert path.read_text() == "second"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [path]

@@ -233,7 +233,7 @@ def test_a_snapshot_that_is_not_as_it_should_be_is_found(tmp_path: Path, harm: A
 
 def test_results_carry_no_hash_that_a_guess_could_be_tried_against(tmp_path: Path) -> None:
     """Of a text that is guessed, tokens and update can be computed; both are hashed under a key that is another in every run."""
-    from leakaudit.client.snapshot import read_snapshot
+    from leakaudit.storage.snapshots import read_snapshot
 
     found = []
     for name in ("a", "b"):

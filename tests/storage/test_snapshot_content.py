@@ -13,23 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from leakaudit.client.snapshot import (
-    MANIFEST,
-    OBSERVED,
-    TRUTH,
-    Manifest,
-    Provenance,
-    read_manifest,
-    read_snapshot,
-    truth_of,
-    write_snapshot,
-)
+from leakaudit.client.snapshot import MANIFEST, OBSERVED, TRUTH, Manifest, Provenance
 from leakaudit.errors import ModelError, SnapshotDamagedError, SnapshotError
 from leakaudit.models.recipe import ModelRecipe, build_model, state_of
 from leakaudit.storage import snapshot_content
 from leakaudit.storage.digests import digest_of
 from leakaudit.storage.snapshot_content import check_truth
 from leakaudit.storage.snapshot_files import read_tensors
+from leakaudit.storage.snapshots import read_manifest, read_snapshot, truth_of, write_snapshot
 from tests.support import tiny
 
 SECONDS = 5.0

@@ -16,26 +16,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from leakaudit.client.snapshot import (
-    MANIFEST,
-    OBSERVED,
-    TRUTH,
-    DeclaredDefense,
-    Granted,
-    Manifest,
-    MicroBatch,
-    Observation,
-    Provenance,
-    Truth,
-    dropout_rates,
-    read_snapshot,
-    write_snapshot,
-)
+from leakaudit.client.facts import DeclaredDefense, Granted
+from leakaudit.client.observation import Observation
+from leakaudit.client.snapshot import MANIFEST, OBSERVED, TRUTH, Manifest, Provenance
 from leakaudit.client.step import with_random_state
+from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.errors import NonFiniteUpdateError, SnapshotDamagedError, SnapshotError, SnapshotVersionError
 from leakaudit.models.recipe import ModelRecipe, state_of
+from leakaudit.models.structure import dropout_rates
 from leakaudit.registry import defenses
 from leakaudit.storage.digests import digest_of
+from leakaudit.storage.snapshots import read_snapshot, write_snapshot
 from tests.support import tiny
 
 ROOT = Path(__file__).parents[2]

@@ -31,7 +31,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.lightning_trainer import LeakAuditCallback as LightningAudit
 from leakaudit.callbacks.torch_loop import watch
-from leakaudit.client.snapshot import Snapshot, read_snapshot
+from leakaudit.client.snapshot import Snapshot
+from leakaudit.storage.snapshots import read_snapshot
 
 Batch = dict[str, Tensor]
 Tensors = dict[str, Tensor]

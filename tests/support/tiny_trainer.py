@@ -17,10 +17,11 @@ from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.capture import recorder
 from leakaudit.capture import worker_process as side_process
 from leakaudit.capture.run import Guarded
-from leakaudit.client.snapshot import Snapshot, read_snapshot
+from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.results.schema import Verification
+from leakaudit.storage.snapshots import read_snapshot
 from tests.support import tiny
 
 TEXTS = (

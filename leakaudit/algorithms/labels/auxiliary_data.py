@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.algorithms.labels.output_layer import OutputLayer, head_outputs
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.errors import DataError
 from leakaudit.models.array_classifier import load_auxiliary
 from leakaudit.plugins.attack import APPLIES, Applicability, not_applicable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 
 AT_THE_BOUND = 0.99
 """Share of the clipping bound from which an update counts as clipped. Our choice: clipped ones sit at the bound to rounding

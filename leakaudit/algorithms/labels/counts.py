@@ -15,7 +15,7 @@ from torch import Tensor
 from leakaudit.algorithms.labels.clipping import scale_is_known
 from leakaudit.algorithms.labels.head_loss import HeadLoss, mean_gradient
 from leakaudit.algorithms.labels.output_layer import OutputLayer, bias_gradient
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.plugins.attack import FALSE_EVENTS, Reconstruction
 
 LARGEST_GUESS = 64

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from leakaudit.algorithms.above_noise import energy_cut, heavy_tailed
 from leakaudit.algorithms.labels.output_layer import OutputLayer, noise_in
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.plugins.attack import FALSE_EVENTS, Reconstruction
 
 FURTHER_NOISE = 2.0

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.algorithms.labels.head_loss import head_loss
-from leakaudit.client.snapshot import Observation, PublicFacts
+from leakaudit.client.facts import PublicFacts
+from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.models.array_classifier import ArrayClassifier
 

@@ -13,7 +13,7 @@ from torch import nn
 from leakaudit.algorithms.labels.feature_roots import find_feed_forward
 from leakaudit.algorithms.labels.output_layer import find_output_layer, neutral_inputs
 from leakaudit.algorithms.span.subspace import Basis, span_of, stacked_update
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.models.recipe import Vocabulary
 from leakaudit.models.structure import anatomy_of, input_stage_of

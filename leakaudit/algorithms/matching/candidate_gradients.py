@@ -23,9 +23,9 @@ from torch.nn import functional
 
 from leakaudit.algorithms.matching.batch_shape import equal_lengths
 from leakaudit.algorithms.matching.dropout_masks import dropping, layout_of, masked_by
-from leakaudit.attacks.embedding_rows import word_embedding
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
+from leakaudit.models.embeddings import word_embedding
 
 AGREES = 1e-3
 """Relative error up to which a parameter's gradient from pairs counts as its true gradient, tried once on random input. Our choice:
@@ -138,7 +138,7 @@ class CandidateGradients:
         self.classes = int(seen.facts.num_labels or 0)
         self.masks = layout_of(self._model, list(equal_lengths(self.lengths)), self._pass) if dropout else None
         """Where the model drops; None where it does not, or where that is not modelled."""
-        words = word_embedding(seen)
+        words = word_embedding(seen.model)
         wanted = {
             name for name in seen.update if name != words and any(fnmatchcase(name, pattern) for pattern in exposure)
         }

@@ -11,11 +11,11 @@ import torch
 from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.run import Evidence, Recipe, can_match, check_knobs, match, with_knobs
 from leakaudit.algorithms.matching.search import Descent, Keep, Rounds, Start
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.errors import ConfigError, PriorError
 from leakaudit.plugins.attack import FALSE_EVENTS, Applicability, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
-from leakaudit.priors import load_prior
+from leakaudit.plugins.prior_loading import load_prior
 
 Preset = Literal["improved", "paper", "large", "fast"]
 

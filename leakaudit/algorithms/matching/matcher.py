@@ -22,7 +22,7 @@ from leakaudit.algorithms.matching.candidate_gradients import CandidateGradients
 from leakaudit.algorithms.matching.comparison import Comparison, Objective
 from leakaudit.algorithms.matching.permutations import Order
 from leakaudit.algorithms.matching.position_assignment import position_vectors
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 
 CHUNK_TOKENS = 1024
 """Tokens of candidates that run at once. Our choice: a core's matrix products are at full speed, and activations of a base-size

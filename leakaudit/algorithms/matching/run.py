@@ -21,10 +21,10 @@ from leakaudit.algorithms.matching.matcher import MaskPlaces, Matcher
 from leakaudit.algorithms.matching.search import Descent, Found, Keep, Rounds, Start, search
 from leakaudit.algorithms.precision import in_single_precision
 from leakaudit.algorithms.resimulation import prove
-from leakaudit.attacks.embedding_rows import word_embedding
-from leakaudit.attacks.span import Span
-from leakaudit.client.snapshot import Observation
+from leakaudit.algorithms.span.recover import can_recover, recover
+from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
+from leakaudit.models.embeddings import word_embedding
 from leakaudit.plugins.attack import (
     APPLIES,
     FALSE_EVENTS,
@@ -100,13 +100,13 @@ def can_match(seen: Observation, exposure: str, evidence: Evidence = "none") -> 
         return not_applicable(
             "the client's loss is not the one that the model computes itself, so the gradient of a guessed text tells nothing about it"
         )
-    if not set(seen.update) - {word_embedding(seen)}:
+    if not set(seen.update) - {word_embedding(seen.model)}:
         return not_applicable("no parameter beyond the word embedding has a shared update")
     single = in_single_precision(seen)
     try:
         number_of_classes(seen)
         if evidence == "span":
-            reads = Span().applies(seen)
+            reads = can_recover(seen)
             if not reads:
                 return not_applicable(f"there is no evidence to start from: {reads.reason}")
             lengths: tuple[int, ...] = (PROBE_LENGTH,)
@@ -124,7 +124,7 @@ def match(seen: Observation, recipe: Recipe, rng: torch.Generator, budget: Budge
     Raises:
         AnatomyError: the batch's shape cannot be guessed, or no parameter can be matched.
     """
-    read = Span()(seen, rng, budget.part(EVIDENCE_SHARE)).sequences or () if recipe.evidence == "span" else ()
+    read = recover(seen, rng, budget.part(EVIDENCE_SHARE)).sequences or () if recipe.evidence == "span" else ()
     guesses = [guess.token_ids for guess in read]
     single = in_single_precision(seen)
     if guesses and seen.facts.granted.lengths is None:

@@ -19,6 +19,7 @@ __all__ = [
     "rank_reduction",
     "reachability",
     "readers",
+    "recover",
     "repair",
     "residuals",
     "sequence_gradient",

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 
 from leakaudit.algorithms.padding import padded_batch
 from leakaudit.algorithms.precision import in_single_precision
-from leakaudit.client.snapshot import IGNORED_LABEL, Observation
+from leakaudit.client.facts import IGNORED_LABEL
+from leakaudit.client.observation import Observation
 from leakaudit.plugins.budget import Budget
 
 CHUNK_TOKENS = 1024

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.algorithms.padding import padded_batch
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.models.structure import Tail, find_tail
 from leakaudit.plugins.budget import Budget

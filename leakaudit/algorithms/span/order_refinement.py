@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from leakaudit.algorithms.resimulation import AGREES, simulation_error
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.plugins.budget import Budget
 
 LESS = 0.98

@@ -8,10 +8,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from leakaudit.algorithms.embedding_rows import FALSE_ROWS, can_read_rows, tokens_of, touched_rows
 from leakaudit.algorithms.span.candidates import EMPTY_BLOCKS, Candidates, Scan, blocks, join
 from leakaudit.algorithms.span.subspace import Basis, span_of, stacked_update
-from leakaudit.attacks.embedding_rows import EmbeddingRows
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.models.structure import Anatomy, InputStage, anatomy_of, input_stage_of
 from leakaudit.plugins.budget import Budget
 
@@ -100,7 +100,7 @@ def scene_of(
         anatomy=anatomy,
         stage=input_stage_of(seen.model, positions_of(seen, max_positions)),
         basis=span_of(stacked_update(seen.update, anatomy)),
-        tokens=_evidence_tokens(seen, rng, budget),
+        tokens=_evidence_tokens(seen),
         keep=keep,
         beam=beam,
         rng=rng,
@@ -108,12 +108,11 @@ def scene_of(
     )
 
 
-def _evidence_tokens(seen: Observation, rng: torch.Generator, budget: Budget) -> Tensor | None:
+def _evidence_tokens(seen: Observation) -> Tensor | None:
     """Return the token ids that the word-embedding update names, with all special ones, or None where it names none."""
-    rows = EmbeddingRows()
-    if not rows.applies(seen):
+    if not can_read_rows(seen):
         return None
-    named = rows(seen, rng, budget).tokens or ()
+    named = tokens_of(touched_rows(seen, FALSE_ROWS)[0], seen)
     vocabulary = seen.facts.vocabulary
     special = vocabulary.wordless_ids
     return torch.tensor(sorted({*named, *special}), device=next(seen.model.parameters()).device)

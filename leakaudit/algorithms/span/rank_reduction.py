@@ -23,7 +23,7 @@ from torch import Tensor
 
 from leakaudit.algorithms.padding import padded_batch
 from leakaudit.algorithms.span.subspace import FULL_RANK_MARGIN, span_of
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.models.structure import Projection, find_feed_forward, run_until
 

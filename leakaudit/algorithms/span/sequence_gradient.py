@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.algorithms.padding import padded_batch
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.models.structure import Projection
 
 

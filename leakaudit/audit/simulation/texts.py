@@ -15,8 +15,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from leakaudit.client.snapshot import Granted, MicroBatch, Provenance, Snapshot, StepRecipe, Truth
+from leakaudit.client.facts import Granted
+from leakaudit.client.recipe import StepRecipe
+from leakaudit.client.snapshot import Provenance, Snapshot
 from leakaudit.client.step import ClientStep, make_batch, public_facts, with_random_state
+from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.errors import ConfigError, DataError
 from leakaudit.files.json_lines import numbered_objects, text_of
 from leakaudit.models.lora import add_lora, is_adapter

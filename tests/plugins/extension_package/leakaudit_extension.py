@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.plugins.attack import APPLIES, Applicability, Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack

@@ -12,7 +12,7 @@ from leakaudit.algorithms.span.grouping import Group, assemble, by_position, con
 from leakaudit.algorithms.span.mask_regression import Masked, MaskSearch
 from leakaudit.algorithms.span.problem import Scene
 from leakaudit.algorithms.span.reachability import masked_reach
-from leakaudit.client.snapshot import Observation
+from leakaudit.client.observation import Observation
 from leakaudit.plugins.attack import GuessedSequence, Reconstruction
 from leakaudit.plugins.budget import Budget
 

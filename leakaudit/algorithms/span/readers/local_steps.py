@@ -28,7 +28,7 @@ from leakaudit.algorithms.span.reachability import bag_reach
 from leakaudit.algorithms.span.readers.encoder import read_inside
 from leakaudit.algorithms.span.residuals import Ruler
 from leakaudit.algorithms.span.subspace import Basis
-from leakaudit.client.snapshot import PublicFacts
+from leakaudit.client.facts import PublicFacts
 from leakaudit.models.structure import Anatomy
 from leakaudit.plugins.attack import GuessedSequence, Reconstruction
 

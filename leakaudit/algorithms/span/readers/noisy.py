@@ -18,6 +18,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
+from leakaudit.algorithms.embedding_rows import can_read_rows
 from leakaudit.algorithms.span.hypothesis_search import (
     Climb,
     Hypothesis,
@@ -32,7 +33,6 @@ from leakaudit.algorithms.span.reachability import PairReach, ranked_reach
 from leakaudit.algorithms.span.soft_ranking import Ranking
 from leakaudit.algorithms.span.sparse_regression import Joint, JointFit
 from leakaudit.algorithms.span.subspace import PRUNED_SHARE, SoftSpan, soft_span_of
-from leakaudit.attacks.embedding_rows import EmbeddingRows
 from leakaudit.plugins.attack import GuessedSequence, Reconstruction
 
 LONGEST = 128
@@ -266,7 +266,7 @@ class _Reader:
     def _row_evidence(self) -> Tensor:
         """(V,) by how many deviations each row of the word embedding's update stands out, where it is seen; else zeros."""
         seen = self.scene.seen
-        if not EmbeddingRows().applies(seen):
+        if not can_read_rows(seen):
             return torch.zeros(self.scene.stage.vocabulary, device=self.scene.stage.device)
         norms = seen.update[self.scene.anatomy.word_embedding].norm(dim=1)
         middle = norms.median()

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from leakaudit.audit.run_folder import run_folder
 from leakaudit.cli import main
-from leakaudit.cli.run_folder import run_folder
 from tests.support import tiny
 from tests.support.processes import until
 

@@ -1,0 +1,106 @@
+"""Public facts of a client's step: what everybody in the protocol knows."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from leakaudit.errors import ConfigError
+from leakaudit.models.recipe import Vocabulary
+from leakaudit.registry import defenses
+
+IGNORED_LABEL = -100
+"""Label that PyTorch's cross-entropy leaves out (its `ignore_index` default)."""
+
+
+class Facts(BaseModel):
+    """Frozen data of a snapshot; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DeclaredDefense(Facts):
+    """A defence that the protocol declares, so that an adversary knows it (architecture, honesty rule 5)."""
+
+    name: str
+    parameters: dict[str, float | int | str | bool] = {}
+
+    def known(self) -> Any:
+        """Return the registered `leakaudit.plugins.defense.Defense` with these knobs; None where there is none that has them.
+
+        A protocol outside this project may declare what no plugin implements. Whoever asks then knows nothing about the update:
+        any part of it may be noise, and any of its zeros may have been put there.
+        """
+        try:
+            return defenses.create(self.name, self.parameters)
+        except ConfigError:
+            return None
+
+
+class DeclaredServer(Facts):
+    """What an active server changed in the model before it sent it out. It is the adversary, so attacks know it."""
+
+    name: str
+    parameters: dict[str, float | int | str | bool] = {}
+
+
+class Granted(Facts):
+    """What the threat model gives an attack beyond the update; printed with every score."""
+
+    labels: tuple[int, ...] | None = None
+    """One class per sequence, in the order of the batch."""
+    lengths: tuple[int, ...] | None = None
+    """Number of tokens of each sequence, special tokens included, padding excluded, in the order of the batch."""
+
+    def names(self) -> tuple[str, ...]:
+        """Return what is granted, by name."""
+        return tuple(name for name in ("labels", "lengths") if getattr(self, name) is not None)
+
+
+class PublicFacts(Facts):
+    """What everybody who takes part in the protocol knows about a client's step."""
+
+    task: Literal["classification", "causal-lm", "masked-lm", "encoder-decoder", "other"]
+    num_labels: int | None = None
+    training_mode: bool
+    """Whether dropout was active."""
+    dropout: dict[str, float] = {}
+    """Module name -> dropout rate, for every dropout module with a rate above 0."""
+    shared: tuple[str, ...]
+    """Parameters with a transmitted update."""
+    frozen: tuple[str, ...] = ()
+    """Parameters without."""
+    tied: tuple[tuple[str, str], ...] = ()
+    """Pairs of names of one and the same parameter, such as input embedding and language-model head."""
+    vocabulary: Vocabulary
+    input_shape: tuple[int, ...] | None = None
+    """Of one example, where the model classifies arrays; None for text."""
+    batch_size_bound: int | None = None
+    """Largest batch the protocol allows; the batch size itself is not public."""
+    max_grad_norm: float | None = None
+    """Clipping bound of the whole update, if the client clips."""
+    loss_divisor: float | None = 1.0
+    """What the trainer divides each micro-batch's loss by (gradient accumulation); None where it is not one number."""
+    own_loss: bool | None = None
+    """Whether the loss of the step is the one that the model's class computes, up to a factor; the protocol makes the loss public. None
+    where that was not looked at."""
+    dtype: str = "float32"
+    """Precision in which the client computed the update."""
+    view: Literal["local", "reduced", "delta"] = "local"
+    """`delta`: (weights before - weights after) / (learning rate * local steps), of plain SGD: the mean of the gradients that
+    the client saw on its way, plus what rounding the weights added."""
+    local_steps: int = 1
+    """K: steps that the client took before it sent its `delta`; the protocol sets them."""
+    learning_rate: float | None = None
+    """Of these steps."""
+    stage: Literal["raw", "clipped", "protected"] = "clipped"
+    defenses: tuple[DeclaredDefense, ...] = ()
+    granted: Granted = Granted()
+    server: DeclaredServer | None = None
+    """None for a server that sends the model as it is, as in every recorded run."""
+
+    @property
+    def known_defenses(self) -> tuple[Any, ...]:
+        """The declared defences as plugins, in the order in which they are applied; None for one that is not registered."""
+        return tuple(declared.known() for declared in self.defenses)

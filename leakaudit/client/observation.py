@@ -1,0 +1,136 @@
+"""The observation: what an eavesdropper sees of one client's step."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from leakaudit.client.facts import DeclaredDefense, Granted, PublicFacts
+from leakaudit.errors import NonFiniteUpdateError
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What an eavesdropper sees of one client step; never the batch itself."""
+
+    update: Mapping[str, Tensor]
+    """Parameter name -> transmitted update, the parameter's shape, float32."""
+    model: nn.Module
+    """The public model with the weights before the step, in eval mode with eager attention. Attacks leave it unchanged."""
+    facts: PublicFacts
+    whole: bool = True
+    """Whether the model and its update are there as a whole. If not, only the first blocks were kept: what is behind them in `model` has
+    other values, and no step can be simulated."""
+
+    @cached_property
+    def noise_sigma(self) -> float:
+        """Standard deviation of the declared additive noise on every entry, in the update's units; 0 without noise.
+
+        The declared defences know it. Under a declared defence that is not registered it is the root mean square of the whole
+        update, which no noise on it can exceed.
+        """
+        sigma = 0.0
+        for defense in self.facts.known_defenses:
+            sigma = root_mean_square(self.update) if defense is None else defense.noise(self.update, sigma)
+        return float(sigma)
+
+    @cached_property
+    def zeroed(self) -> bool:
+        """Whether a declared defence may have set entries to zero, so that a zero says nothing about the gradient there.
+
+        True under a declared defence that is not registered.
+        """
+        return any(defense is None or defense.zeroed for defense in self.facts.known_defenses)
+
+    @cached_property
+    def resized(self) -> bool:
+        """Whether a declared defence changed the length of the update by an unknown factor: signs, clipping of each example.
+
+        True under a declared defence that is not registered.
+        """
+        return any(defense is None or defense.resized for defense in self.facts.known_defenses)
+
+    @property
+    def clipping_bound(self) -> float | None:
+        """Smallest norm to which the protocol clips the update or the gradient of each example; None where it clips neither."""
+        bounds = [self.facts.max_grad_norm, *(d.clipping_bound for d in self.facts.known_defenses if d is not None)]
+        return min((bound for bound in bounds if bound is not None), default=None)
+
+    def under(self, defense: DeclaredDefense, update: Mapping[str, Tensor]) -> Observation:
+        """Return this observation with another update, as a declared defence leaves it."""
+        facts = self.facts.model_copy(update={"defenses": (*self.facts.defenses, defense)})
+        return replace(self, facts=facts)._sending(update)
+
+    def declaring(self, defenses: tuple[DeclaredDefense, ...]) -> Observation:
+        """Return this observation with these declared defences.
+
+        Parameters that one of them withholds are frozen, where a recorder saw zeros; what was sent is seen, whatever is declared.
+        """
+        seen = replace(self, facts=self.facts.model_copy(update={"defenses": defenses}))
+        known = [defense for defense in seen.facts.known_defenses if defense is not None]
+        gone = frozenset().union(*(defense.withheld(self.model) for defense in known))
+        return seen._sending({name: g for name, g in self.update.items() if name not in gone or bool(g.any())})
+
+    def _sending(self, update: Mapping[str, Tensor]) -> Observation:
+        """Return this observation with another update; parameters that have none in it are frozen."""
+        gone = [name for name in self.facts.shared if name not in update]
+        shared = tuple(name for name in self.facts.shared if name in update)
+        facts = self.facts.model_copy(update={"shared": shared, "frozen": (*self.facts.frozen, *gone)})
+        return replace(self, update=update, facts=facts)
+
+    def granting(self, granted: Granted) -> Observation:
+        """Return this observation with what the threat model grants."""
+        return replace(self, facts=self.facts.model_copy(update={"granted": granted}))
+
+    def to(self, device: torch.device) -> Observation:
+        """Return this observation on `device`; the model is moved in place."""
+        return replace(
+            self, update={name: g.to(device) for name, g in self.update.items()}, model=self.model.to(device)
+        )
+
+    def digest(self) -> str:
+        """Return `sha256:` over names, shapes and values of the update."""
+        digest = hashlib.sha256()
+        for name in sorted(self.update):
+            tensor = self.update[name].detach().to("cpu", torch.float32).contiguous()
+            digest.update(f"{name}{tuple(tensor.shape)}".encode())
+            digest.update(tensor.numpy().data)
+        return f"sha256:{digest.hexdigest()}"
+
+
+def root_mean_square(update: Mapping[str, Tensor]) -> float:
+    """Return the root mean square of all entries of an update, in its units.
+
+    0 where it has none.
+    """
+    entries = sum(tensor.numel() for tensor in update.values())
+    norms = (float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in update.values())
+    return math.hypot(*norms) / math.sqrt(max(1, entries))
+
+
+def check_finite(update: Mapping[str, Tensor]) -> None:
+    """Refuse an update with NaN or infinity.
+
+    Raises:
+        NonFiniteUpdateError: names how many parameters are affected and the first of them.
+    """
+    bad = [name for name, tensor in update.items() if not _is_finite(tensor)]
+    if bad:
+        raise NonFiniteUpdateError(
+            f"the update is not finite in {len(bad)} of {len(update)} parameters, first {bad[0]!r}: "
+            "the step overflowed or training diverged, so there is nothing to audit"
+        )
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Return whether no entry is NaN or infinite.
+
+    `isfinite` would make a copy of the tensor; NaN is its own minimum.
+    """
+    return not tensor.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())

@@ -1,0 +1,126 @@
+"""The truth: the private batch of one client's step.
+
+Only scoring, verification and defences may see it; attacks never do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leakaudit.client.facts import IGNORED_LABEL, PublicFacts
+from leakaudit.client.sequences import PLAIN, Reading, Text, texts_of, texts_read
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One forward and backward pass of the step."""
+
+    inputs: Mapping[str, Tensor]
+    """Keyword arguments of the model's forward as the trainer passed them, labels included; `input_ids` is (B, T), or
+    (B, choices, T) for multiple choice."""
+    rng: Mapping[str, Tensor] = field(default_factory=dict)
+    """Device type -> state of its random generator immediately before the forward pass; empty where it was not kept."""
+    num_items: Tensor | None = None
+    """The trainer's `num_items_in_batch`, where it passed one."""
+    options: Mapping[str, bool | float] = field(default_factory=dict)
+    """Plain values that the model's forward was given beside the tensors."""
+    kept_back: Mapping[str, Tensor] = field(default_factory=dict)
+    """What the trainer had in the batch and kept from the model, such as labels for a loss of its own."""
+    pulls: Mapping[str, Tensor] = field(default_factory=dict)
+    """Path of an output of the model -> gradient that the client's loss sent there, accumulation and weights included. Where the
+    model computes the loss, it is `loss` and one number; empty where it was not kept."""
+    again: bool = False
+    """A further forward pass over the tokens of another one (R-Drop): part of the step, but not of the batch."""
+
+    @property
+    def labels(self) -> Tensor | None:
+        """The labels, wherever the trainer kept them; None where they are not known."""
+        return self.inputs.get("labels", self.kept_back.get("labels"))
+
+    @property
+    def unlabelled(self) -> bool:
+        """Whether the trainer had labels, but none for the texts of this pass."""
+        kept = self.kept_back.get("labels")
+        rows = self.inputs["input_ids"].shape[:-1].numel()
+        return "labels" not in self.inputs and kept is not None and len(kept) == 0 and rows > 0
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The private batch. Only scoring, verification and defences may see it."""
+
+    micro_batches: tuple[MicroBatch, ...]
+    reading: Reading = PLAIN
+    """How their tensors are read as texts; public."""
+
+    def texts(self) -> list[Text]:
+        """Return every text of the batch.
+
+        Of each micro-batch: those that the model read, then those that its decoder had to write.
+        """
+        return [text for batch in self._distinct() for text in texts_of(batch.inputs, batch.labels, self.reading)]
+
+    def sequences(self) -> list[tuple[int, ...]]:
+        """Return the token ids of every text of the batch without padding.
+
+        Special tokens are included, words that a mask hid are filled in. Of a multiple choice each text is a sequence, and so is each
+        target of a decoder.
+        """
+        return [text.ids for text in self.texts()]
+
+    def examples(self) -> int:
+        """Return the number of sequences that the model read.
+
+        A bound on the batch size bounds this number.
+        """
+        return sum(len(texts_read(batch.inputs, batch.labels, self.reading)) for batch in self._distinct())
+
+    def labels(self) -> list[int] | None:
+        """Return the class of every sequence, or None.
+
+        None means that the labels are not one class a sequence.
+
+        A pass over texts for which the trainer had no labels (FixMatch) adds none.
+        """
+        found: list[int] = []
+        known = False
+        for batch in self._distinct():
+            labels = batch.labels
+            if labels is None or labels.dim() != 1 or labels.dtype.is_floating_point:
+                return None
+            if batch.unlabelled:
+                continue
+            if len(labels) != len(texts_read(batch.inputs, labels, self.reading)):
+                return None  # such as one label for two texts that are compared
+            known = True
+            found += [int(label) for label in labels if label != IGNORED_LABEL]
+        return found if known else None
+
+    def _distinct(self) -> list[MicroBatch]:
+        """Return the micro-batches that hold sequences of their own."""
+        return [batch for batch in self.micro_batches if not batch.again]
+
+    def to(self, device: torch.device) -> Truth:
+        """Return this batch on `device`; random states stay on the CPU, where generators take them from."""
+
+        def move(batch: MicroBatch) -> MicroBatch:
+            items = None if batch.num_items is None else batch.num_items.to(device)
+            moved: Any = {
+                part: {name: value.to(device) for name, value in getattr(batch, part).items()}
+                for part in ("inputs", "kept_back", "pulls")
+            }
+            return replace(batch, **moved, num_items=items)
+
+        return replace(self, micro_batches=tuple(move(batch) for batch in self.micro_batches))
+
+
+def reading_of(facts: PublicFacts) -> Reading:
+    """Return how the batches of a step with these facts are read as texts."""
+    special, after = facts.vocabulary.special, facts.vocabulary.ends_with
+    pad = special.get("pad")
+    return Reading(task=facts.task, pad=pad, pad_ends_texts=pad is not None and pad in (special.get("eos"), *after))
