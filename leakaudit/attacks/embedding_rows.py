@@ -52,4 +52,6 @@ class EmbeddingRows:
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
         """Name the tokens, special ones left out, in ascending order of their ids."""
         touched, noise = touched_rows(seen, self.false_rows)
-        return Reconstruction(tokens=tokens_of(touched, seen), facts={"rows": float(touched.sum()), "noise": noise})
+        return Reconstruction(
+            tokens=tokens_of(touched, seen), diagnostics={"rows": float(touched.sum()), "noise": noise}
+        )

@@ -112,7 +112,7 @@ class FeatureLabels:
         if len(roots.features) == 0:
             classes = seen.facts.num_labels or 0
             even = _even(classes, roots.wanted)
-            return Reconstruction(label_counts=even, counts_told=False, stop="budget", facts=facts)
+            return Reconstruction(label_counts=even, counts_told=False, stop="budget", diagnostics=facts)
         features, logits = _from_features(seen, layer, part, roots.features, dummy)
         predicted = logits.double().softmax(dim=1)  # (N, C)
         complete = len(roots.features) == roots.wanted
@@ -128,11 +128,11 @@ class FeatureLabels:
             error = max(error, off)
             facts |= {"relative_error": error, "sequences": float(sum(counts)), "proved": float(error < AGREES)}
             told = error < AGREES or seen.noise_sigma == 0.0
-            return Reconstruction(label_counts=counts, counts_told=told, stop=stop, facts=facts)
+            return Reconstruction(label_counts=counts, counts_told=told, stop=stop, diagnostics=facts)
         of_all = bias_gradient(seen, layer) if shared else None
         shares = head_loss(seen).shares(predicted.mean(dim=0) - (gradient.sum(dim=0) if of_all is None else of_all))
         counts, told = whole_counts(shares, roots.wanted), seen.noise_sigma == 0.0
-        return Reconstruction(label_counts=counts, counts_told=told, stop=stop, facts=facts | {"proved": 0.0})
+        return Reconstruction(label_counts=counts, counts_told=told, stop=stop, diagnostics=facts | {"proved": 0.0})
 
     def _updates(self, seen: Observation, part: FeedForward) -> tuple[Tensor, Tensor]:
         """Return the updates of both layers.

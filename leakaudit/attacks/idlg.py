@@ -78,4 +78,4 @@ class Idlg:
         facts = {"from_bias": float(from_bias)}
         if gradient is not None:
             facts["negative_classes"] = float((gradient < 0).sum())
-        return Reconstruction(label_counts=tuple(int(c == label) for c in range(len(rows))), facts=facts)
+        return Reconstruction(label_counts=tuple(int(c == label) for c in range(len(rows))), diagnostics=facts)

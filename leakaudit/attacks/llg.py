@@ -82,7 +82,7 @@ class Llg(CountsLabels):
             "from_bias": float(bias is not None),
             "negative_classes": float((gradient < 0).sum()),
         }
-        return Reconstruction(label_counts=counts, facts=facts)
+        return Reconstruction(label_counts=counts, diagnostics=facts)
 
 
 def can_read(seen: Observation, read: Read = "auto") -> Applicability:

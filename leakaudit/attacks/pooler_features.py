@@ -157,7 +157,7 @@ class PoolerFeatures(LampCos):
             "features_explain": round(features.explained, 9),
             "features_solved": float(features.solved),
         } | self.prior_facts
-        return replace(guess, facts={**guess.facts, **facts})
+        return replace(guess, diagnostics={**guess.diagnostics, **facts})
 
     def _completed(
         self, matcher: FeatureMatcher, recipe: Recipe, attempts: int, rng: torch.Generator, budget: Budget
@@ -213,7 +213,7 @@ def read_features(seen: Observation, sequences: int, read: Read, rng: torch.Gene
         found = features_solved(update, found, lambda z: _slope(activation, z), lengths, mean) or found
     if not found.solved:
         found = Features(signed(found.rows, mean[: found.rows.shape[1]]), found.explained)
-    # A sequence whose label is certain pulls at nothing: where all are, the update is zero and so is what it says.
+    # A sequence whose label is certain output_gradients at nothing: where all are, the update is zero and so is what it says.
     return replace(found, rows=found.rows[found.rows.norm(dim=1) > 0])
 
 

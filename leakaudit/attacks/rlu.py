@@ -91,7 +91,7 @@ class Rlu(CountsLabels):
             return self._count(noisy, layer, loss, neutral, predicted, labels)
 
         found = count_in_noise(seen, layer, rng, count)
-        return replace(found, facts={**found.facts, "local_steps": float(steps)})
+        return replace(found, diagnostics={**found.diagnostics, "local_steps": float(steps)})
 
     def _count(
         self,

@@ -86,7 +86,7 @@ class TargetTokens:
             named = named | (length > LONGER * length.quantile(0.25))
         around = seen.facts.vocabulary.wordless_ids
         ids = [token for token in named.nonzero().flatten().tolist() if token not in around]
-        return Reconstruction(tokens=tuple(ids), facts={"rows": float(len(ids)), "shared_direction": shared})
+        return Reconstruction(tokens=tuple(ids), diagnostics={"rows": float(len(ids)), "shared_direction": shared})
 
 
 def _token_head(seen: Observation) -> tuple[nn.Linear, str]:

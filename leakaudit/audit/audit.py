@@ -537,7 +537,7 @@ class Audit:
             events=scored.events,
             sequences=sequences,
             scores=dict(scored.scores),
-            facts={name: float(value) for name, value in guess.facts.items() if abs(float(value)) < float("inf")},
+            facts={name: float(value) for name, value in guess.diagnostics.items() if abs(float(value)) < float("inf")},
             reachable_tokens=reached.tokens,
             reachable_sequences=reached.sequences,
         )

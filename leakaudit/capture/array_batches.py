@@ -79,15 +79,15 @@ def array_pass(seen: MicroBatch, num_labels: int) -> MicroBatch:
             "floating-point numbers"
         )
     (inputs,) = arrays.values()
-    labels = seen.inputs.get(LABELS, seen.kept_back.get(LABELS))
+    labels = seen.inputs.get(LABELS, seen.withheld_inputs.get(LABELS))
     if labels is None:
         raise SnapshotError(
             "its labels are not known, so nothing could be scored: a batch names them `labels`, or the loop tells them before the "
             "forward pass (`audit.batch({'labels': labels})`)"
         )
-    pulls = {"logits" if path == "output" else path: pull for path, pull in seen.pulls.items()}
-    odd = [path for path in pulls if path not in ("logits", "loss")]
-    logits = pulls.get("logits")
+    output_gradients = {"logits" if path == "output" else path: pull for path, pull in seen.output_gradients.items()}
+    odd = [path for path in output_gradients if path not in ("logits", "loss")]
+    logits = output_gradients.get("logits")
     if odd or (logits is not None and logits.shape != (len(inputs), num_labels)):
         found = f"its output {odd[0]!r}" if logits is None or odd else f"outputs of shape {tuple(logits.shape)}"
         raise SnapshotError(
@@ -98,6 +98,6 @@ def array_pass(seen: MicroBatch, num_labels: int) -> MicroBatch:
     return replace(
         seen,
         inputs={"inputs": inputs, **inside, "input_ids": no_tokens(len(inputs))},
-        kept_back={LABELS: labels},
-        pulls=pulls,
+        withheld_inputs={LABELS: labels},
+        output_gradients=output_gradients,
     )

@@ -39,7 +39,7 @@ class Backward:
 
     accumulates: bool
     """Whether it adds to the parameters' gradients; `torch.autograd.grad` does not."""
-    pulls: dict[str, Tensor] = field(default_factory=dict)
+    output_gradients: dict[str, Tensor] = field(default_factory=dict)
     """Path of an output -> gradient that arrived there in all, also by way of later outputs."""
     sums: dict[str, Tensor] = field(default_factory=dict)
     """The same of outputs whose gradient was not held, because a loss inside the model came first: its sum and its norm (2,)."""
@@ -50,7 +50,7 @@ class Backward:
     @property
     def has_scalar(self) -> bool:
         """Whether a loss inside the model was pulled."""
-        return any(pull.dim() == 0 for pull in self.pulls.values())
+        return any(pull.dim() == 0 for pull in self.output_gradients.values())
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Pass:
     """Plain values that it was called with."""
     rng: dict[str, Tensor] = field(default_factory=dict)
     num_items: Tensor | None = None
-    kept_back: dict[str, Tensor] = field(default_factory=dict)
+    withheld_inputs: dict[str, Tensor] = field(default_factory=dict)
     """What the trainer had in the batch and did not give to the model, such as labels for a loss of its own; copies."""
     backwards: dict[int, Backward] = field(default_factory=dict)
     """Number of a backward pass that reached it -> what that sent."""
@@ -71,10 +71,10 @@ class Pass:
     too_large: bool = False
     """More arrived at its outputs than may be held: a loss of one's own over a large vocabulary."""
     tapped: bool = False
-    """Whether pulls were looked out for; if so, a pass without any was not part of the update."""
+    """Whether output_gradients were looked out for; if so, a pass without any was not part of the update."""
     stepped: bool = False
     """A local step was made of it: emptying the gradients afterwards does not undo that."""
-    again: bool = False
+    repeated_pass: bool = False
     """It saw the same examples as another pass of the same backward (R-Drop): one batch, two passes."""
     call: Call | None = None
     """The call itself, to be repeated; None where it cannot be."""
@@ -114,14 +114,14 @@ class Pass:
         return min(self.counted, default=None)
 
     @property
-    def pulls(self) -> dict[str, Tensor]:
+    def output_gradients(self) -> dict[str, Tensor]:
         """Path of an output -> gradient that arrived there in all.
 
         Only backward passes that count are taken.
         """
         found: dict[str, Tensor] = {}
         for one in self.counted.values():
-            for path, pull in one.pulls.items():
+            for path, pull in one.output_gradients.items():
                 found[path] = found[path] + pull if path in found else pull
         scalar = not self.mixed and any(pull.dim() == 0 for pull in found.values())
         return {path: pull for path, pull in found.items() if pull.dim() == 0} if scalar else found
@@ -265,7 +265,7 @@ class Tap:
             seen.differentiable |= torch.is_grad_enabled()
         pull = pull.detach()
         size = pull.numel() * pull.element_size()
-        if one.has_scalar and pull.dim() == 0 and path not in one.pulls:
+        if one.has_scalar and pull.dim() == 0 and path not in one.output_gradients:
             return  # a part of the loss that the model also returns by itself
         full = self._held + size > MOST_BYTES
         if one.has_scalar and (full or size > SMALL_BYTES) and not self.holds_everything:
@@ -274,7 +274,7 @@ class Tap:
             seen.too_large = True
         else:
             self._held += size
-            one.pulls[path] = pull.clone() if size <= SMALL_BYTES else pull.to("cpu", copy=True)
+            one.output_gradients[path] = pull.clone() if size <= SMALL_BYTES else pull.to("cpu", copy=True)
 
     def _accumulates(self) -> bool:
         """Return whether the running backward pass adds to a gradient.

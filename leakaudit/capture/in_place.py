@@ -344,7 +344,7 @@ class Repetition:
         Nothing else may have been pulled in any pass.
         """
         replaced = {"forward", "loss_function", "_loss_function"} & vars(model).keys()
-        return not replaced and all(set(seen.pulls) == {"loss"} for seen in self.passes)
+        return not replaced and all(set(seen.output_gradients) == {"loss"} for seen in self.passes)
 
     def loss_is_like(self, model: nn.Module, batches: Sequence[MicroBatch]) -> bool:
         """Return whether each pass has the gradient of the loss that the model's class computes, up to a factor.
@@ -357,7 +357,7 @@ class Repetition:
         return all(self._pass_is_like(seen, model, batch) for seen, batch in pairs)
 
     def _pass_is_like(self, seen: Pass, model: nn.Module, batch: MicroBatch) -> bool:
-        labels = batch.inputs.get("labels", batch.kept_back.get("labels"))
+        labels = batch.inputs.get("labels", batch.withheld_inputs.get("labels"))
         if labels is None:
             return False
         alone = replace(self, passes=[seen], recipe=StepRecipe())
@@ -455,9 +455,9 @@ class Repetition:
             with ExitStack() as stack:
                 roots = [self._forward(seen, seen.counted[number], stack) for seen in group]
                 tensors = [tensor for tensor, _ in (pair for pairs in roots for pair in pairs)]
-                pulls = [pull for _, pull in (pair for pairs in roots for pair in pairs)]
+                output_gradients = [pull for _, pull in (pair for pairs in roots for pair in pairs)]
                 if tensors:
-                    self._backward(tensors, pulls)
+                    self._backward(tensors, output_gradients)
             self.unexplained |= any(seen.counted[number].open for seen in group)
 
     def _forward(self, seen: Pass, one: Backward, stack: ExitStack) -> list[tuple[Tensor, Tensor]]:
@@ -474,14 +474,14 @@ class Repetition:
             self._surround(seen, around)
             args, kwargs = seen.call.again()
             outputs = dict(outputs_of(self.called(*args, **kwargs)))
-        scalars = {path: pull for path, pull in one.pulls.items() if pull.dim() == 0}
-        wanted = scalars if scalars and not seen.mixed else one.pulls
+        scalars = {path: pull for path, pull in one.output_gradients.items() if pull.dim() == 0}
+        wanted = scalars if scalars and not seen.mixed else one.output_gradients
         if lacking := [path for path in wanted if path not in outputs or not outputs[path].requires_grad]:
             raise NotInPlaceError(f"the repeated pass has no output {lacking[0]!r} that depends on the parameters")
-        one.open = {path for path in (*one.pulls, *one.sums) if path not in wanted}
+        one.open = {path for path in (*one.output_gradients, *one.sums) if path not in wanted}
         for path, output in outputs.items():
             if path in wanted and len(wanted) > 1:
-                output.register_hook(functools.partial(_instead, one.pulls[path]))
+                output.register_hook(functools.partial(_instead, one.output_gradients[path]))
             elif path in one.open and output.requires_grad:
                 output.register_hook(functools.partial(_compare, one, path))
         return [(outputs[path], pull.to(outputs[path])) for path, pull in wanted.items()]
@@ -497,15 +497,15 @@ class Repetition:
         if "cuda" in seen.rng:
             torch.cuda.set_rng_state(seen.rng["cuda"], next(self.called.parameters()).device)
 
-    def _backward(self, tensors: list[Tensor], pulls: list[Tensor]) -> None:
+    def _backward(self, tensors: list[Tensor], output_gradients: list[Tensor]) -> None:
         wanted = [p for p in self._parameters() if p.requires_grad]
         with ExitStack() as stack:
             _as_fabric_does(stack)
             if self._reentrant:
-                self._backward_as_told(tensors, pulls, wanted)
+                self._backward_as_told(tensors, output_gradients, wanted)
                 return
             try:
-                found = torch.autograd.grad(tensors, wanted, pulls, allow_unused=True)
+                found = torch.autograd.grad(tensors, wanted, output_gradients, allow_unused=True)
             except RuntimeError as error:
                 raise _ReentrantError if "use_reentrant" in str(error) else error from None
         with torch.no_grad():
@@ -513,14 +513,16 @@ class Repetition:
                 if gradient is not None:
                     parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
-    def _backward_as_told(self, tensors: list[Tensor], pulls: list[Tensor], wanted: list[nn.Parameter]) -> None:
+    def _backward_as_told(
+        self, tensors: list[Tensor], output_gradients: list[Tensor], wanted: list[nn.Parameter]
+    ) -> None:
         with ExitStack() as stack:
             for parameter in wanted:
                 hooks = getattr(parameter, "_post_accumulate_grad_hooks", None)
                 if hooks:
                     stack.callback(hooks.update, dict(hooks))
                     hooks.clear()
-            torch.autograd.backward(tensors, pulls)
+            torch.autograd.backward(tensors, output_gradients)
 
     # ------------------------------------------------------------------ what the recipe does with a gradient
 
@@ -566,7 +568,7 @@ def _compare(one: Backward, path: str, pull: Tensor) -> None:
     """
     mine = sums(pull.detach())
     held = one.sums.get(path)
-    theirs = sums(one.pulls[path].to(pull.device)) if held is None else held.to(mine.device)
+    theirs = sums(one.output_gradients[path].to(pull.device)) if held is None else held.to(mine.device)
     if bool((mine - theirs).abs().max() <= SAME_PULL * theirs[1]):
         one.open.discard(path)
 

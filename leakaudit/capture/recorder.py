@@ -185,7 +185,7 @@ class _Armed:
     step: int
     manifest: Manifest
     passes: list[Pass] = field(default_factory=list)
-    kept_back: dict[str, Tensor] = field(default_factory=dict)
+    withheld_inputs: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
     """Persistent buffers before the first forward pass, which may change them (batch norm)."""
     state: Before | None = None
@@ -468,7 +468,7 @@ class Recorder:
         """Tell of the whole batch before its forward pass, so that what the trainer keeps from the model is known, too."""
         self._begin_again()
         if self._armed is not None:
-            self._armed.kept_back = copied(values)
+            self._armed.withheld_inputs = copied(values)
 
     @entry
     def micro_batch(self, inputs: Mapping[str, Any], num_items: Any = None) -> None:
@@ -496,7 +496,7 @@ class Recorder:
             armed.modes = {plain_name(n): m.training for n, m in self._model.named_modules()}
         self._look_at_weights(armed, seen)
         seen.rng = random_states([next(self._model.parameters())])
-        seen.kept_back = armed.kept_back
+        seen.withheld_inputs = armed.withheld_inputs
         armed.passes.append(seen)
         if armed.state is not None:
             armed.state.note(seen)
@@ -1281,7 +1281,7 @@ def _same_examples(one: Pass, two: Pass) -> bool:
 
 def _examples(seen: Pass) -> dict[str, Tensor]:
     ids = {"input_ids": seen.inputs["input_ids"]} if "input_ids" in seen.inputs else seen.inputs
-    labels = seen.inputs.get("labels", seen.kept_back.get("labels"))
+    labels = seen.inputs.get("labels", seen.withheld_inputs.get("labels"))
     return dict(ids) if labels is None else {**ids, "labels": labels}
 
 
@@ -1289,7 +1289,7 @@ def _batch_of(armed: _Armed) -> tuple[list[Pass], list[MicroBatch]]:
     """Return the passes that the update comes from, and the batch that they are; two passes over the same examples are one."""
     passes = [p for p in armed.passes if p.backward is not None or not p.tapped]
     for number, seen in enumerate(passes):
-        seen.again = any(
+        seen.repeated_pass = any(
             _same_examples(seen, p)
             for p in passes[:number]
             if seen.backward == p.backward is not None or seen.elsewhere
@@ -1304,9 +1304,9 @@ def _micro_batch(seen: Pass, loss_scale: float) -> MicroBatch:
         rng=seen.rng,
         num_items=seen.num_items,
         options=seen.options,
-        kept_back=seen.kept_back,
-        pulls={path: pull.to("cpu") / loss_scale for path, pull in seen.pulls.items()},
-        again=seen.again,
+        withheld_inputs=seen.withheld_inputs,
+        output_gradients={path: pull.to("cpu") / loss_scale for path, pull in seen.output_gradients.items()},
+        repeated_pass=seen.repeated_pass,
     )
 
 

@@ -853,7 +853,7 @@ def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> 
     bound, loose = believed_bound(facts, truth)
     divisor, uneven = believed_divisor(truth)
     autocast = recipe.autocast or AUTOCAST.get(kept.autocast) if kept.autocast else recipe.autocast
-    again = sum(batch.again for batch in kept.truth.micro_batches)
+    again = sum(batch.repeated_pass for batch in kept.truth.micro_batches)
     notes = [note for note in (recipe.note, loose, uneven) if note]
     if again:
         notes.append(f"{again} forward passes saw a batch that another one had seen")

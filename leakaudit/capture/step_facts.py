@@ -55,11 +55,17 @@ def believed_divisor(truth: Truth) -> tuple[float | None, str]:
 
     It is one over the weight with which the backward pass started from the loss. A loss computed outside the model has none.
     """
-    pulls = [float(batch.pulls["loss"]) for batch in truth.micro_batches if "loss" in batch.pulls]
-    same = bool(pulls) and len(pulls) == len(truth.micro_batches)
-    if same and pulls[0] > 0 and all(math.isclose(pull, pulls[0], rel_tol=1e-6) for pull in pulls):
-        return 1.0 / pulls[0], ""
-    if not any(batch.pulls for batch in truth.micro_batches):
+    output_gradients = [
+        float(batch.output_gradients["loss"]) for batch in truth.micro_batches if "loss" in batch.output_gradients
+    ]
+    same = bool(output_gradients) and len(output_gradients) == len(truth.micro_batches)
+    if (
+        same
+        and output_gradients[0] > 0
+        and all(math.isclose(pull, output_gradients[0], rel_tol=1e-6) for pull in output_gradients)
+    ):
+        return 1.0 / output_gradients[0], ""
+    if not any(batch.output_gradients for batch in truth.micro_batches):
         return 1.0, ""  # nothing was seen of the loss; the step is repeated with the model's own, undivided
     return None, "what the trainer divided the loss by is not one number that could be seen, so none is stated"
 

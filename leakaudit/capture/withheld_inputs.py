@@ -23,17 +23,17 @@ def hand_out(passes: Sequence[Pass]) -> None:
     belong to keeps an empty tensor of labels, which says that the trainer had none for it.
 
     Args:
-        passes: of one step; `kept_back` of each is the whole batch that was told before it, one object for all passes made of it.
+        passes: of one step; `withheld_inputs` of each is the whole batch that was told before it, one object for all passes made of it.
     """
-    batches = {id(seen.kept_back): seen.kept_back for seen in passes}
+    batches = {id(seen.withheld_inputs): seen.withheld_inputs for seen in passes}
     for identity, batch in batches.items():
-        mine = [seen for seen in passes if id(seen.kept_back) == identity]
+        mine = [seen for seen in passes if id(seen.withheld_inputs) == identity]
         owner = _owner(mine, batch)
         for seen in mine:
             if seen is owner or owner is None:
-                seen.kept_back = {name: value for name, value in batch.items() if name not in seen.inputs}
+                seen.withheld_inputs = {name: value for name, value in batch.items() if name not in seen.inputs}
             else:
-                seen.kept_back = {LABELS: batch[LABELS][:0]} if LABELS not in seen.inputs else {}
+                seen.withheld_inputs = {LABELS: batch[LABELS][:0]} if LABELS not in seen.inputs else {}
 
 
 def _owner(passes: Sequence[Pass], batch: dict[str, Tensor]) -> Pass | None:

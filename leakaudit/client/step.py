@@ -123,27 +123,27 @@ class ClientStep:
         """Yield each example's gradient by parameter name: `share` times its part in the gradient of the micro-batch."""
         with self._forward(batch) as outputs:
             rows = len(batch.inputs["input_ids"])
-            tensors, pulls = self._pulls_by_row(outputs, batch, rows)
+            tensors, output_gradients = self._output_gradients_by_row(outputs, batch, rows)
         for row in range(rows):
             for parameter in parameters.values():
                 parameter.grad = None
             own = []
-            for pull in pulls:
+            for pull in output_gradients:
                 mine = torch.zeros_like(pull)
                 mine[row] = share * pull[row]
                 own.append(mine)
             torch.autograd.backward(tensors, own, retain_graph=row < rows - 1)
             yield _gradients(parameters)
 
-    def _pulls_by_row(
+    def _output_gradients_by_row(
         self, outputs: Mapping[str, Tensor], batch: MicroBatch, rows: int
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return outputs with one row an example, and what pulls on them; a loss inside the model is followed to its logits."""
-        pulls = dict(batch.pulls) or {"loss": torch.ones(()) / self.recipe.loss_divisor}
-        scalars = [path for path in pulls if outputs[path].dim() == 0]
+        """Return outputs with one row an example, and what output_gradients on them; a loss inside the model is followed to its logits."""
+        output_gradients = dict(batch.output_gradients) or {"loss": torch.ones(()) / self.recipe.loss_divisor}
+        scalars = [path for path in output_gradients if outputs[path].dim() == 0]
         if not scalars:
-            return self._direct(outputs, pulls)
-        loss, pull = outputs[scalars[0]], pulls[scalars[0]].to(outputs[scalars[0]])
+            return self._direct(outputs, output_gradients)
+        loss, pull = outputs[scalars[0]], output_gradients[scalars[0]].to(outputs[scalars[0]])
         for output in outputs.values():
             if output.requires_grad and output.dim() > 0 and len(output) == rows:
                 (reached,) = torch.autograd.grad(loss, output, pull, retain_graph=True, allow_unused=True)
@@ -197,8 +197,8 @@ class ClientStep:
     def _backward(self, batch: MicroBatch) -> None:
         if self.recipe.loss == "pulls":
             with self._forward(batch) as outputs:
-                tensors, pulls = self._direct(outputs, batch.pulls)
-            torch.autograd.backward(tensors, [self.recipe.loss_scale * pull for pull in pulls])
+                tensors, output_gradients = self._direct(outputs, batch.output_gradients)
+            torch.autograd.backward(tensors, [self.recipe.loss_scale * pull for pull in output_gradients])
             return
         with self._as_seen(batch):
             loss = self._loss(batch)
@@ -221,7 +221,7 @@ class ClientStep:
         """Run the model as the client did and yield its outputs by path."""
         with self._as_seen(batch):
             found = dict(outputs_of(self.model(**self._arguments(batch))))
-            missing = [path for path in batch.pulls if path not in found or not found[path].requires_grad]
+            missing = [path for path in batch.output_gradients if path not in found or not found[path].requires_grad]
             if missing:
                 raise SnapshotError(
                     f"the client's loss came from the model's output {missing[0]!r}, and the rebuilt model has none of that "
@@ -229,17 +229,19 @@ class ClientStep:
                 )
             yield found
 
-    def _direct(self, outputs: Mapping[str, Tensor], pulls: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return outputs and what pulls on each by itself.
+    def _direct(
+        self, outputs: Mapping[str, Tensor], output_gradients: Mapping[str, Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return outputs and what output_gradients on each by itself.
 
         What arrived at an output includes what came through later outputs that were computed from it (a pooled state from the
         last hidden one); that part comes again when these are pulled, so it is taken out.
         """
-        order = sorted(pulls, key=lambda path: -outputs[path].grad_fn._sequence_nr())  # type: ignore[union-attr]
+        order = sorted(output_gradients, key=lambda path: -outputs[path].grad_fn._sequence_nr())  # type: ignore[union-attr]
         tensors: list[Tensor] = []
         direct: list[Tensor] = []
         for path in order:
-            output, pull = outputs[path], pulls[path].to(outputs[path])
+            output, pull = outputs[path], output_gradients[path].to(outputs[path])
             if tensors:
                 (via,) = torch.autograd.grad(tensors, output, direct, retain_graph=True, allow_unused=True)
                 pull = pull if via is None else pull - via

@@ -29,23 +29,23 @@ class MicroBatch:
     """The trainer's `num_items_in_batch`, where it passed one."""
     options: Mapping[str, bool | float] = field(default_factory=dict)
     """Plain values that the model's forward was given beside the tensors."""
-    kept_back: Mapping[str, Tensor] = field(default_factory=dict)
+    withheld_inputs: Mapping[str, Tensor] = field(default_factory=dict)
     """What the trainer had in the batch and kept from the model, such as labels for a loss of its own."""
-    pulls: Mapping[str, Tensor] = field(default_factory=dict)
+    output_gradients: Mapping[str, Tensor] = field(default_factory=dict)
     """Path of an output of the model -> gradient that the client's loss sent there, accumulation and weights included. Where the
     model computes the loss, it is `loss` and one number; empty where it was not kept."""
-    again: bool = False
+    repeated_pass: bool = False
     """A further forward pass over the tokens of another one (R-Drop): part of the step, but not of the batch."""
 
     @property
     def labels(self) -> Tensor | None:
         """The labels, wherever the trainer kept them; None where they are not known."""
-        return self.inputs.get("labels", self.kept_back.get("labels"))
+        return self.inputs.get("labels", self.withheld_inputs.get("labels"))
 
     @property
     def unlabelled(self) -> bool:
         """Whether the trainer had labels, but none for the texts of this pass."""
-        kept = self.kept_back.get("labels")
+        kept = self.withheld_inputs.get("labels")
         rows = self.inputs["input_ids"].shape[:-1].numel()
         return "labels" not in self.inputs and kept is not None and len(kept) == 0 and rows > 0
 
@@ -103,7 +103,7 @@ class Truth:
 
     def _distinct(self) -> list[MicroBatch]:
         """Return the micro-batches that hold sequences of their own."""
-        return [batch for batch in self.micro_batches if not batch.again]
+        return [batch for batch in self.micro_batches if not batch.repeated_pass]
 
     def to(self, device: torch.device) -> Truth:
         """Return this batch on `device`; random states stay on the CPU, where generators take them from."""
@@ -112,7 +112,7 @@ class Truth:
             items = None if batch.num_items is None else batch.num_items.to(device)
             moved: Any = {
                 part: {name: value.to(device) for name, value in getattr(batch, part).items()}
-                for part in ("inputs", "kept_back", "pulls")
+                for part in ("inputs", "withheld_inputs", "output_gradients")
             }
             return replace(batch, **moved, num_items=items)
 

@@ -88,7 +88,7 @@ class Reconstruction:
     """Whether the attack can tell `label_counts` from chance at its `false_event_rate`. If not they are an estimate, scored as one, and an
     exact hit is no event: among few classes it is likely by chance."""
     stop: Literal["done", "converged", "budget"] = "done"
-    facts: Mapping[str, float] = field(default_factory=dict)
+    diagnostics: Mapping[str, float] = field(default_factory=dict)
     """Numbers the attack says of itself, such as rank, loss or candidates; they never depend on the truth."""
     reach: Reach | None = field(default=None, compare=False, repr=False)
     """What it could have recovered; None where an attack cannot say, and then missing in the results. No part of the guess."""

@@ -105,17 +105,21 @@ def write_snapshot(
         raise
 
 
+STORED_PARTS = {"inputs": "inputs", "rng": "rng", "withheld_inputs": "kept_back", "output_gradients": "pulls"}
+"""Field of a micro-batch -> what the file calls it, since schema 1.0."""
+
+
 def tensors_of(truth: Truth) -> dict[str, Tensor]:
     """Return the tensors of a batch by the names that the file `truth.safetensors` gives them."""
     tensors: dict[str, Tensor] = {}
     for index, batch in enumerate(truth.micro_batches):
-        for part in ("inputs", "rng", "kept_back", "pulls"):
+        for part, stored in STORED_PARTS.items():
             values = getattr(batch, part)
-            tensors |= {f"{index}/{part}/{name}": value.contiguous() for name, value in values.items()}
+            tensors |= {f"{index}/{stored}/{name}": value.contiguous() for name, value in values.items()}
         tensors |= {f"{index}/options/{name}": _scalar(value) for name, value in batch.options.items()}
         if batch.num_items is not None:
             tensors[f"{index}/num_items"] = batch.num_items
-        if batch.again:
+        if batch.repeated_pass:
             tensors[f"{index}/again"] = torch.tensor(True)
     return tensors
 
@@ -139,9 +143,9 @@ def _micro_batch(mine: Mapping[str, Tensor]) -> MicroBatch:
         rng=_below("rng/", mine),
         num_items=mine.get("num_items"),
         options={name: value.item() for name, value in _below("options/", mine).items()},
-        kept_back=_below("kept_back/", mine),
-        pulls=_below("pulls/", mine),
-        again="again" in mine,
+        withheld_inputs=_below("kept_back/", mine),
+        output_gradients=_below("pulls/", mine),
+        repeated_pass="again" in mine,
     )
 
 

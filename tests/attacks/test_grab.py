@@ -264,7 +264,7 @@ def test_a_sentence_behind_dropout_comes_back_where_nothing_is_granted() -> None
     guess = Grab(steps=100, n_init=10, labels="enumerate")(seen, _rng(), Budget(600))
     assert [g.token_ids for g in guess.sequences or ()] == _ids([TEXT])
     assert guess.label_counts == (0, 1)
-    assert guess.facts["hybrid_rounds"] >= 1
+    assert guess.diagnostics["hybrid_rounds"] >= 1
 
 
 def test_however_small_the_budget_there_is_a_guess() -> None:
@@ -280,7 +280,7 @@ def test_rounds_end_when_one_brings_nothing() -> None:
     guess = Grab(steps=2, n_init=1, learning_rate=1e-12, mask_step=0.0, sweeps=0, attempts=1)(
         _seen(), _rng(), Budget(600)
     )
-    assert (guess.stop, guess.facts["hybrid_rounds"], guess.facts["steps"]) == ("converged", 2, 4)
+    assert (guess.stop, guess.diagnostics["hybrid_rounds"], guess.diagnostics["steps"]) == ("converged", 2, 4)
 
 
 @pytest.mark.parametrize(("plausible", "attempts"), [(1e-6, 2), (1e6, 1)])
@@ -290,7 +290,7 @@ def test_a_search_begins_anew_while_its_end_is_farther_off_than_dropout_explains
     """As often as is allowed."""
     monkeypatch.setattr(matching_hybrid, "PLAUSIBLE", plausible)
     attack = Grab(steps=2, n_init=1, restarts=1, sweeps=0, hybrid_rounds=1, verdict_steps=0, attempts=2)
-    facts = attack(_seen(), _rng(), Budget(600)).facts
+    facts = attack(_seen(), _rng(), Budget(600)).diagnostics
     assert (facts["attempts"], facts["hybrid_rounds"], facts["steps"]) == (attempts, attempts, 2 * attempts)
 
 
@@ -428,8 +428,8 @@ def test_the_paper_preset_ends_where_the_beam_search_does_not_improve_on_the_ste
     seen = step.observe().granting(Granted(labels=(1,), lengths=(7,)))
     knobs: dict[str, Any] = {"n_init": 2, "n_permutations": 2, "sweeps": 1, "beams": 1}
     guess = Grab(preset="paper", steps=3, hybrid_rounds=4, learning_rate=1e-12, **knobs)(seen, _rng(), Budget(600))
-    assert guess.facts["steps"] == 3 * guess.facts["hybrid_rounds"]
-    assert guess.stop == ("converged" if guess.facts["beamed"] < guess.facts["hybrid_rounds"] else "done")
+    assert guess.diagnostics["steps"] == 3 * guess.diagnostics["hybrid_rounds"]
+    assert guess.stop == ("converged" if guess.diagnostics["beamed"] < guess.diagnostics["hybrid_rounds"] else "done")
 
 
 @pytest.mark.parametrize(

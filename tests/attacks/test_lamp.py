@@ -70,7 +70,7 @@ def test_ablations_run_as_many_rounds_as_they_say(discrete: Any, rounds: int | N
     """One round after every `round_every` steps; as many at the end; none."""
     attack = LampCos(steps=9, n_init=1, n_permutations=0, round_every=3, round_draws=5, discrete=discrete, patience=0)
     guess = attack(_seen(labels=(1,), lengths=(7,)), _rng(), Budget(600))
-    assert guess.facts.get("rounds") == rounds
+    assert guess.diagnostics.get("rounds") == rounds
 
 
 def test_it_starts_from_what_exact_recovery_read_where_it_is_told_to() -> None:
@@ -83,7 +83,7 @@ def test_it_starts_from_what_exact_recovery_read_where_it_is_told_to() -> None:
     assert attack.applies(seen)
     guess = attack(seen, _rng(), Budget(600))
     assert [g.token_ids for g in guess.sequences or ()] == [_ids(TEXT)]
-    assert guess.facts["lengths_from_evidence"] == 1.0
+    assert guess.diagnostics["lengths_from_evidence"] == 1.0
 
 
 def test_drawing_places_anew_begins_another_descent_only_where_the_update_is_not_explained() -> None:
@@ -92,7 +92,7 @@ def test_drawing_places_anew_begins_another_descent_only_where_the_update_is_not
     guess = LampCos(steps=2, redraws=2, learning_rate=1e-9, **knobs)(
         _seen(labels=(1,), lengths=(7,)), _rng(), Budget(600)
     )
-    assert (guess.facts["redrawn"], guess.facts["steps"]) == (2, 6)
+    assert (guess.diagnostics["redrawn"], guess.diagnostics["steps"]) == (2, 6)
 
 
 def test_it_stops_when_no_token_changes_any_more() -> None:
@@ -109,7 +109,7 @@ def test_it_stops_when_no_token_changes_any_more() -> None:
     )
     guess = attack(_seen(labels=(1,), lengths=(7,)), _rng(), Budget(600))
     assert guess.stop == "converged"
-    assert guess.facts["steps"] < 100
+    assert guess.diagnostics["steps"] < 100
 
 
 def test_a_knob_that_is_set_overrules_its_preset_and_the_others_stay() -> None:

@@ -81,7 +81,7 @@ def test_clipping_is_undone_where_a_class_is_absent() -> None:
     )
     guess = LlgStar()(seen, torch.Generator().manual_seed(0), Budget(600))
     assert guess.label_counts == (4, 1, 1, 0)
-    assert guess.facts["scale"] < 0.1
+    assert guess.diagnostics["scale"] < 0.1
 
 
 def test_without_a_bias_counts_come_from_the_weight_rows() -> None:
@@ -100,13 +100,13 @@ def test_without_bias_or_model_one_label_is_read_along_the_update_s_own_directio
     )
     guess = Llg()(step.observe(), torch.Generator(), Budget(600))
     assert guess.label_counts == tuple(int(c == label) for c in range(4))
-    assert guess.facts["from_bias"] == 0.0
+    assert guess.diagnostics["from_bias"] == 0.0
 
 
 def test_a_head_behind_tanh_is_said_to_break_property_1() -> None:
     """BERT's pooler gives negative features; the bias is read all the same."""
     seen = tiny.observe(TEXTS, [0, 0, 1, 2, 2, 2], model=tiny.bert(num_labels=5), batch_size_bound=6)
-    assert LlgStar()(seen, torch.Generator().manual_seed(0), Budget(600)).facts["property_1"] == 0.0
+    assert LlgStar()(seen, torch.Generator().manual_seed(0), Budget(600)).diagnostics["property_1"] == 0.0
 
 
 def test_algorithm_1_by_hand() -> None:

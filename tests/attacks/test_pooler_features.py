@@ -329,8 +329,8 @@ def test_a_batch_is_searched_for_with_the_features_that_were_read() -> None:
     guess = PoolerFeatures(**SMALL)(granted(step), rng(), Budget(600))
     assert guess.sequences is not None and guess.label_counts is None
     assert sorted(len(s.token_ids) for s in guess.sequences) == sorted(map(len, step.truth.sequences()))
-    assert guess.facts["features"] == 2.0 and guess.facts["features_solved"] == 1.0
-    assert guess.facts["features_explain"] == pytest.approx(1.0, abs=1e-6)
+    assert guess.diagnostics["features"] == 2.0 and guess.diagnostics["features_solved"] == 1.0
+    assert guess.diagnostics["features_explain"] == pytest.approx(1.0, abs=1e-6)
 
 
 @pytest.mark.parametrize(("attempts", "right", "steps"), [(1, 1, 5.0), (2, 1, 10.0), (3, 2, 15.0), (4, 2, 15.0)])
@@ -356,7 +356,7 @@ def test_a_sequence_that_reproduces_its_feature_is_held_while_others_are_searche
     guess = PoolerFeatures(**SMALL, attempts=attempts)(granted(step), rng(), Budget(600))
     assert guess.sequences is not None
     assert sum(sequence.token_ids in true for sequence in guess.sequences) == right
-    assert (guess.facts["steps"], guess.facts["reproduced"]) == (steps, right)
+    assert (guess.diagnostics["steps"], guess.diagnostics["reproduced"]) == (steps, right)
     assert free == [[True, True], [False, True], [False, True]][: int(steps / 5)]
 
 

@@ -46,7 +46,7 @@ def test_a_sentence_comes_back_without_granted_labels_or_lengths(kind: type[Dlg 
     guess = kind(steps=300, restarts=1)(seen, _rng(), Budget(600))
     assert [(g.token_ids, g.proved, g.confidence) for g in guess.sequences or ()] == [(_ids(TEXT), True, 1.0)]
     assert guess.label_counts == (0, 1)
-    assert guess.facts["lengths_granted"] == 0
+    assert guess.diagnostics["lengths_granted"] == 0
 
 
 def test_two_sentences_of_different_length_are_guessed_at_their_lengths() -> None:
@@ -119,7 +119,7 @@ def test_it_stops_when_nothing_improves() -> None:
     seen = _short().granting(Granted(labels=(1,), lengths=(6,)))
     guess = Tag(steps=50, learning_rate=1e-12, patience=3, restarts=1)(seen, _rng(), Budget(600))
     assert guess.stop == "converged"
-    assert guess.facts["steps"] < 10
+    assert guess.diagnostics["steps"] < 10
 
 
 def test_it_stops_in_the_middle_when_the_budget_is_used_up() -> None:
@@ -127,7 +127,7 @@ def test_it_stops_in_the_middle_when_the_budget_is_used_up() -> None:
     ticks = iter(range(10**6))
     guess = Tag(restarts=1)(_short(), _rng(), Budget(30, clock=lambda: float(next(ticks))))
     assert guess.stop == "budget"
-    assert 0 < guess.facts["steps"] < 30
+    assert 0 < guess.diagnostics["steps"] < 30
     assert guess.sequences is not None and len(guess.sequences) == 1
 
 
@@ -182,7 +182,7 @@ def test_the_paper_preset_takes_every_step_from_one_start(kind: type[Dlg | Tag])
     """A step too small to change anything does not end it."""
     seen = _short().granting(Granted(labels=(1,), lengths=(6,)))
     guess = kind(preset="paper", steps=30, learning_rate=1e-12)(seen, _rng(), Budget(600))
-    assert (guess.stop, guess.facts["steps"]) == ("done", 30)
+    assert (guess.stop, guess.diagnostics["steps"]) == ("done", 30)
 
 
 def test_labels_move_by_the_papers_step_where_it_is_set() -> None:

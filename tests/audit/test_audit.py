@@ -78,7 +78,9 @@ class Guesses(_Fake):
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
         self.calls.append("fake-guess")
         ids = torch.randint(5, len(tiny.VOCABULARY), (self.length,), generator=rng).tolist()
-        return Reconstruction((GuessedSequence(tuple(ids), 0.5),), facts={"numbers": 1.0, "unbounded": float("inf")})
+        return Reconstruction(
+            (GuessedSequence(tuple(ids), 0.5),), diagnostics={"numbers": 1.0, "unbounded": float("inf")}
+        )
 
 
 @attack("fake-raises")

@@ -244,7 +244,7 @@ def test_row_18_a_loss_of_two_forward_passes_is_one_batch(tmp_path: Path, attach
 
     found = train(tmp_path, kind=Twice, attach=attach, model=tiny.bert(dropout=0.1))
     for snapshot in found.values():
-        assert [batch.again for batch in snapshot.truth.micro_batches] == [False, True]
+        assert [batch.repeated_pass for batch in snapshot.truth.micro_batches] == [False, True]
         assert len(snapshot.truth.sequences()) == 2
         assert "1 forward passes saw a batch that another one had seen" in snapshot.recipe.note
         assert_verified(snapshot)

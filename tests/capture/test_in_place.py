@@ -654,7 +654,7 @@ def test_a_second_loss_on_large_outputs_is_found_out_and_held_from_then_on(
     assert "computed from outputs of the model beside the loss that the model computes itself" in caplog.text
     found, _ = Training().run(tmp_path / "plain")
     assert list(found) == [0, 1, 2]
-    assert all(set(batch.pulls) == {"loss"} for one in found.values() for batch in one.truth.micro_batches)
+    assert all(set(batch.output_gradients) == {"loss"} for one in found.values() for batch in one.truth.micro_batches)
 
 
 # ---------------------------------------------------------------------- whose loss it is

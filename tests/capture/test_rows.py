@@ -124,7 +124,8 @@ def test_row_7_a_loss_outside_the_model_is_repeated_without_its_code(tmp_path: P
     found = stacks.STACKS[stack](tmp_path, Case(batches=stacks.classes(), loss=smoothed, windows=2))
     for snapshot in found.values():
         assert all(
-            "labels" not in batch.inputs and set(batch.pulls) == {"logits"} for batch in snapshot.truth.micro_batches
+            "labels" not in batch.inputs and set(batch.output_gradients) == {"logits"}
+            for batch in snapshot.truth.micro_batches
         )
         assert_verified(snapshot)
 
@@ -167,7 +168,7 @@ def test_row_9_the_scale_of_a_grad_scaler_is_in_neither_side(tmp_path: Path, fus
     assert len(found) == 4
     for snapshot in found.values():
         assert snapshot.recipe.autocast == "fp16"
-        assert float(snapshot.truth.micro_batches[0].pulls["loss"]) == pytest.approx(1.0)
+        assert float(snapshot.truth.micro_batches[0].output_gradients["loss"]) == pytest.approx(1.0)
         verified = stamp(snapshot)
         assert verified.status is VERIFIED, verified
 
@@ -484,7 +485,9 @@ def test_row_18_two_batches_in_one_loss_are_two_batches(tmp_path: Path) -> None:
         optimizer.step()
     found = kept(watched)[0]
     # What arrives at the hidden state includes what came through the pooled one; pulled by itself, the second pass's has no part.
-    assert all(set(batch.pulls) == {"last_hidden_state", "pooler_output"} for batch in found.truth.micro_batches)
+    assert all(
+        set(batch.output_gradients) == {"last_hidden_state", "pooler_output"} for batch in found.truth.micro_batches
+    )
     assert len(found.truth.sequences()) == 4
     assert_verified(found)
 

@@ -128,12 +128,14 @@ def test_classes_of_tokens_are_not_filled_in() -> None:
     assert Truth((batch,), Reading("other")).sequences() == [(2, 7, 3)]
 
 
-@pytest.mark.parametrize("kept_back", [False, True])
-def test_the_targets_of_a_decoder_are_texts_of_their_own(kept_back: bool) -> None:
+@pytest.mark.parametrize("withheld_inputs", [False, True])
+def test_the_targets_of_a_decoder_are_texts_of_their_own(withheld_inputs: bool) -> None:
     """After those of the encoder; -100 and padding are no words of them."""
     inputs = {"input_ids": ids([5, 6, 1], [7, 8, 1]), "attention_mask": ids([1, 1, 1], [1, 1, 1])}
     labels = {"labels": ids([9, 1, -100], [4, 9, 1])}
-    batch = MicroBatch({**inputs, **({} if kept_back else labels)}, kept_back=labels if kept_back else {})
+    batch = MicroBatch(
+        {**inputs, **({} if withheld_inputs else labels)}, withheld_inputs=labels if withheld_inputs else {}
+    )
     truth = Truth((batch,), Reading("encoder-decoder", pad=0))
     assert truth.sequences() == [(5, 6, 1), (7, 8, 1), (9, 1), (4, 9, 1)]
     assert truth.examples() == 2
@@ -153,8 +155,10 @@ def test_texts_of_a_multiple_choice_are_read_one_by_one() -> None:
 
 def test_a_pass_over_texts_without_labels_adds_none() -> None:
     """FixMatch: the labels are those of the first pass; an unknown label makes all unknown."""
-    labelled = MicroBatch({"input_ids": ids([5, 6], [7, 8])}, kept_back={"labels": torch.tensor([1, 0])})
-    without = MicroBatch({"input_ids": ids([9, 9], [4, 4])}, kept_back={"labels": torch.zeros(0, dtype=torch.long)})
+    labelled = MicroBatch({"input_ids": ids([5, 6], [7, 8])}, withheld_inputs={"labels": torch.tensor([1, 0])})
+    without = MicroBatch(
+        {"input_ids": ids([9, 9], [4, 4])}, withheld_inputs={"labels": torch.zeros(0, dtype=torch.long)}
+    )
     unknown = MicroBatch({"input_ids": ids([9, 9], [4, 4])})
     assert Truth((labelled, without)).labels() == [1, 0]
     assert Truth((without, labelled)).labels() == [1, 0]

@@ -134,7 +134,7 @@ def test_a_budget_that_is_used_up_at_once_gives_a_guess_all_the_same(
     guess = attack()(make(), torch.Generator().manual_seed(0), _ticking(1))
     assert isinstance(guess, Reconstruction)
     assert guess.stop in ("budget", "done", "converged")
-    assert all(math.isfinite(value) for value in guess.facts.values())
+    assert all(math.isfinite(value) for value in guess.diagnostics.values())
 
 
 @pytest.mark.parametrize(("attack", "make"), list(_cases()))

@@ -67,7 +67,9 @@ class CountsLabels:
         sequences = known or smallest_batch(shares)
         counts = whole_counts(shares, sequences, fewest_of_each(seen, layer, loss, known))
         found = {"batch_size": float(sequences), "batch_size_known": float(known is not None)}
-        return Reconstruction(label_counts=counts, facts=found | {"largest_misfit": misfit(shares, counts)} | facts)
+        return Reconstruction(
+            label_counts=counts, diagnostics=found | {"largest_misfit": misfit(shares, counts)} | facts
+        )
 
 
 def batch_size(seen: Observation, granted: int | None = None) -> int | None:

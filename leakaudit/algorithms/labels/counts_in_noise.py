@@ -49,7 +49,7 @@ def count_in_noise(
         count(_noisier(seen, layer, FURTHER_NOISE * sigma, rng)).label_counts == found.label_counts
         for _ in range(DRAWS)
     )
-    return replace(found, counts_told=told, facts={**found.facts, "counts_told": float(told)})
+    return replace(found, counts_told=told, diagnostics={**found.diagnostics, "counts_told": float(told)})
 
 
 def _parts(seen: Observation, layer: OutputLayer) -> dict[str, Tensor]:

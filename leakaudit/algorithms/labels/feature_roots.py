@@ -190,11 +190,13 @@ def pulls_behind(model: nn.Module, part: FeedForward, x: Tensor, inputs: dict[st
     try:
         with torch.enable_grad(), _frozen(model):
             logits = _run(model, part, x, inputs)
-            pulls = [torch.autograd.grad(z.sum(), taken[-1], retain_graph=True)[0] for z in logits.unbind(dim=1)]
+            output_gradients = [
+                torch.autograd.grad(z.sum(), taken[-1], retain_graph=True)[0] for z in logits.unbind(dim=1)
+            ]
     finally:
         handle.remove()
     # Behind the part only one position of a sequence matters, so that the sum over positions is that one.
-    return torch.stack([pull if pull.dim() == 2 else pull.sum(dim=1) for pull in pulls], dim=1).double()
+    return torch.stack([pull if pull.dim() == 2 else pull.sum(dim=1) for pull in output_gradients], dim=1).double()
 
 
 @contextmanager

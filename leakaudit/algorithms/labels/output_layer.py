@@ -185,7 +185,7 @@ def own_direction(seen: Observation, layer: OutputLayer) -> Tensor:
     """Return (C,) the logits' gradient up to a positive factor, from the weight's update alone.
 
     dW = sum_k d(k) a(k)^T is nearly of rank one where the features have a common part, and d is its main left direction. Its sign
-    is open: one label pulls one class down and pushes many up by little, so the largest entry is taken to be negative.
+    is open: one label output_gradients one class down and pushes many up by little, so the largest entry is taken to be negative.
     """
     left, strength, _ = torch.linalg.svd(seen.update[layer.weight].double(), full_matrices=False)
     main = left[:, 0] * strength[0]

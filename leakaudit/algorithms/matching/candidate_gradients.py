@@ -88,7 +88,7 @@ class Pairs(NamedTuple):
 
     inputs: list[Tensor]
     """Of each matrix (N, M, in)."""
-    pulls: list[Tensor]
+    output_gradients: list[Tensor]
     """Of each matrix (N, M, out): the gradient of a candidate's loss by what the layer makes."""
     vectors: list[Tensor]
     """Of each vector (N, size)."""
@@ -196,7 +196,7 @@ class CandidateGradients:
             for layer, record, pull in self._pulled(dummy, differentiable):
                 if layer.matrix is not None:
                     result.inputs.append(_joined(_inputs(layer.module, record), candidates))
-                    result.pulls.append(pull)
+                    result.output_gradients.append(pull)
                 for vector in layer.vectors:
                     each = pull * _plain(layer.module, _joined(record.made, candidates)) if vector.gain else pull
                     result.vectors.append(each.sum(dim=1))
@@ -248,7 +248,7 @@ class CandidateGradients:
     def formed(self, pairs: Pairs, number: int) -> dict[str, Tensor]:
         """Return parameter name -> gradient of one candidate, formed from its pairs."""
         found = {}
-        for matrix, given, pull in zip(self.matrices, pairs.inputs, pairs.pulls, strict=True):
+        for matrix, given, pull in zip(self.matrices, pairs.inputs, pairs.output_gradients, strict=True):
             gradient = pull[number].T @ given[number]  # (out, in)
             found[matrix.name] = gradient.T if matrix.input_first else gradient
         return found | {v.name: each[number] for v, each in zip(self.vectors, pairs.vectors, strict=True)}

@@ -181,24 +181,28 @@ class Comparison:
             by_power = by_power - (self.objective.l1 * along * scale / (2 * total.clamp_min(TINY)))[:, None]
         a, b = by_inner.float(), 2 * by_power.float()  # (N, K) each; d|g|^2 is 2 g
         if self._blocks is not None:
-            inputs, pulls, absolute = self._by_blocks(pairs, parts, a, b, scale)
+            inputs, output_gradients, absolute = self._by_blocks(pairs, parts, a, b, scale)
             losses = losses + self.objective.l1 * (absolute + self._flat_l1(flat, scale))
         elif self.objective.l1:
-            inputs, pulls, absolute = self._by_forming(pairs, a, b, scale)
+            inputs, output_gradients, absolute = self._by_forming(pairs, a, b, scale)
             losses = losses + self.objective.l1 * (absolute + self._flat_l1(flat, scale))
         else:
-            inputs, pulls = self._by_grams(parts, a, b)
-        return Compared(losses, Pairs(inputs, pulls, self._by_vectors(flat, a, b, scale)))
+            inputs, output_gradients = self._by_grams(parts, a, b)
+        return Compared(losses, Pairs(inputs, output_gradients, self._by_vectors(flat, a, b, scale)))
 
     def _sights(self, pairs: Pairs) -> Iterator[_Part]:
         """Yield what candidates look like beside the matrices' updates, some matrices at a time."""
         if self._blocks is not None:
-            for part, (block, given, pull) in enumerate(zip(self._blocks, pairs.inputs, pairs.pulls, strict=True)):
+            for part, (block, given, pull) in enumerate(
+                zip(self._blocks, pairs.inputs, pairs.output_gradients, strict=True)
+            ):
                 yield _Part((part,), None, block.sight(given, pull))
         for numbers, target in self._targets:
             for some in _alike(numbers, pairs):
                 chosen = target.some(slice(numbers.index(some[0]), numbers.index(some[-1]) + 1))
-                given, pull = (torch.stack([of[number] for number in some]) for of in (pairs.inputs, pairs.pulls))
+                given, pull = (
+                    torch.stack([of[number] for number in some]) for of in (pairs.inputs, pairs.output_gradients)
+                )
                 yield _Part(some, chosen, chosen.sight(given, pull))
 
     def _statistics(self, parts: Iterable[_Part], flat: Tensor) -> tuple[Tensor, Tensor]:
@@ -244,7 +248,7 @@ class Comparison:
         return (scale[:, None].float() * flat - self._flat).abs().sum(dim=1, dtype=torch.float64)
 
     def _by_grams(self, parts: Sequence[_Part], a: Tensor, b: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the derivatives by inputs and pulls where the distance needs no formed matrix."""
+        """Return the derivatives by inputs and output_gradients where the distance needs no formed matrix."""
         found: dict[int, tuple[Tensor, Tensor]] = {}
         for numbers, target, seen in parts:
             assert target is not None and isinstance(seen, Sight)
@@ -259,9 +263,11 @@ class Comparison:
 
         With S = a G + b g + alpha s sign(s g - G): by x_t, S^T d_t, by d_t, S x_t.
         """
-        inputs, pulls = [], []
+        inputs, output_gradients = [], []
         absolute = torch.zeros(len(scale), dtype=torch.float64, device=scale.device)
-        for part, (target, given, pull) in enumerate(zip(self._matrices, pairs.inputs, pairs.pulls, strict=True)):
+        for part, (target, given, pull) in enumerate(
+            zip(self._matrices, pairs.inputs, pairs.output_gradients, strict=True)
+        ):
             by_input, by_pull = torch.empty_like(given), torch.empty_like(pull)
             for number in range(len(given)):
                 formed = self._formed(pairs, part, number)
@@ -274,17 +280,19 @@ class Comparison:
                 by_input[number] = pull[number] @ slope
                 by_pull[number] = given[number] @ slope.T
             inputs.append(by_input)
-            pulls.append(by_pull)
-        return inputs, pulls, absolute
+            output_gradients.append(by_pull)
+        return inputs, output_gradients, absolute
 
     def _by_blocks(
         self, pairs: Pairs, parts: Sequence[_Part], a: Tensor, b: Tensor, scale: Tensor
     ) -> tuple[list[Tensor], list[Tensor], Tensor]:
         """Return the same for a pruned update; S is zero where an entry was pruned."""
         assert self._blocks is not None
-        inputs, pulls = [], []
+        inputs, output_gradients = [], []
         absolute = torch.zeros(len(scale), dtype=torch.float64, device=scale.device)
-        for part, (block, given, pull) in enumerate(zip(self._blocks, pairs.inputs, pairs.pulls, strict=True)):
+        for part, (block, given, pull) in enumerate(
+            zip(self._blocks, pairs.inputs, pairs.output_gradients, strict=True)
+        ):
             seen = parts[part].sight
             assert isinstance(seen, _Formed)
             formed = seen.gradient
@@ -298,8 +306,8 @@ class Comparison:
             by_input[..., block.columns] = pull[..., block.rows] @ slope
             by_pull[..., block.rows] = given[..., block.columns] @ slope.transpose(1, 2)
             inputs.append(by_input)
-            pulls.append(by_pull)
-        return inputs, pulls, absolute
+            output_gradients.append(by_pull)
+        return inputs, output_gradients, absolute
 
     def _by_vectors(self, flat: Tensor, a: Tensor, b: Tensor, scale: Tensor) -> list[Tensor]:
         first = len(self._matrices)
@@ -313,7 +321,7 @@ class Comparison:
 
     def _formed(self, pairs: Pairs, part: int, number: int) -> Tensor:
         """Return one candidate's gradient of one matrix, (out, in) or where it is compared."""
-        given, pull = pairs.inputs[part][number], pairs.pulls[part][number]
+        given, pull = pairs.inputs[part][number], pairs.output_gradients[part][number]
         if self._blocks is not None:
             return self._blocks[part].formed(given[None], pull[None])[0]
         return pull.T @ given
@@ -365,7 +373,7 @@ class _Block(NamedTuple):
     """(R, C) one where G was not pruned, else zero."""
 
     def formed(self, given: Tensor, pull: Tensor) -> Tensor:
-        """Return (N, R, C) candidates' gradients where G was not pruned, from (N, M, in) inputs and (N, M, out) pulls."""
+        """Return (N, R, C) candidates' gradients where G was not pruned, from (N, M, in) inputs and (N, M, out) output_gradients."""
         return (pull[..., self.rows].transpose(1, 2) @ given[..., self.columns]).mul_(self.mask)
 
     def sight(self, given: Tensor, pull: Tensor) -> _Formed:
@@ -386,7 +394,7 @@ def _alike(numbers: Sequence[int], pairs: Pairs) -> Iterator[tuple[int, ...]]:
     """Split matrices into runs that see equally many tokens, and that are few enough to be compared together."""
     for shape, run in itertools.groupby(numbers, lambda number: pairs.inputs[number].shape):
         alike = tuple(run)
-        at_once = max(1, STACKED // max(shape.numel(), pairs.pulls[alike[0]].numel()))
+        at_once = max(1, STACKED // max(shape.numel(), pairs.output_gradients[alike[0]].numel()))
         yield from (alike[start : start + at_once] for start in range(0, len(alike), at_once))
 
 

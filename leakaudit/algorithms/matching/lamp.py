@@ -264,7 +264,7 @@ class Lamp:
             unit: of `length_weight` and `prior_weight`.
         """
         guess = match(seen, self.recipe(seen, objective, unit=unit), rng, budget)
-        return replace(guess, facts={**guess.facts, **self.prior_facts})
+        return replace(guess, diagnostics={**guess.diagnostics, **self.prior_facts})
 
     def recipe(self, seen: Observation, objective: Objective, *, unit: float = 1.0) -> Recipe:
         """Return the attack with one objective.

@@ -340,8 +340,8 @@ class Matcher:
             placed = self.placed(live)
             pairs = self.gradients.pairs(placed, differentiable=True)
             losses, slopes = self._comparison.compare(pairs)
-            made = [*pairs.inputs, *pairs.pulls, *pairs.vectors]
-            by_made = [*slopes.inputs, *slopes.pulls, *slopes.vectors]
+            made = [*pairs.inputs, *pairs.output_gradients, *pairs.vectors]
+            by_made = [*slopes.inputs, *slopes.output_gradients, *slopes.vectors]
             chosen = [n for n, tensor in enumerate(made) if tensor.requires_grad]
             outputs = [made[n] for n in chosen]
             weights: list[Tensor | None] = [by_made[n] for n in chosen]

@@ -184,8 +184,10 @@ def features_solved(
     best: tuple[float, Tensor] | None = None
     for length in lengths.tolist():
         z = length * directions @ basis
-        pulls = slope(seen_by @ z.T)[:, :, None] * z  # (rows, B, B)
-        r = torch.linalg.lstsq(pulls.transpose(1, 2).flatten(0, 1), target.flatten()[:, None]).solution.flatten()
+        output_gradients = slope(seen_by @ z.T)[:, :, None] * z  # (rows, B, B)
+        r = torch.linalg.lstsq(
+            output_gradients.transpose(1, 2).flatten(0, 1), target.flatten()[:, None]
+        ).solution.flatten()
         found = least_squares(
             residual, torch.cat([z.flatten(), r]).numpy(), method="lm", x_scale="jac", max_nfev=400 * count
         )

@@ -85,7 +85,9 @@ def recover(
     scene = scene_of(seen, keep=candidates, beam=beam, max_positions=max_positions, rng=rng, budget=budget)
     found = _read(scene)
     facts = {"rank": float(scene.basis.rank), "gap": scene.basis.gap, "hidden": float(scene.anatomy.hidden)}
-    return replace(found, facts={**facts, **found.facts}, stop="budget" if budget.exhausted() else found.stop)
+    return replace(
+        found, diagnostics={**facts, **found.diagnostics}, stop="budget" if budget.exhausted() else found.stop
+    )
 
 
 def _read(scene: Scene) -> Reconstruction:

@@ -39,7 +39,7 @@ def read_bag(scene: Scene) -> Reconstruction:
         tokens = _inside(scene)
     around = scene.seen.facts.vocabulary.wordless_ids
     ids = sorted({token for token in tokens.tolist() if token not in around})
-    return Reconstruction(tokens=tuple(ids), facts={"candidates": float(len(tokens))}, reach=bag_reach(ids))
+    return Reconstruction(tokens=tuple(ids), diagnostics={"candidates": float(len(tokens))}, reach=bag_reach(ids))
 
 
 def _scan(scene: Scene, keep: int) -> Scan:

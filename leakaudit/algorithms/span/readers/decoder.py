@@ -161,7 +161,7 @@ def read_causal(scene: Scene) -> Reconstruction | None:
     if len(forest) == 0:
         return None
     found = _sequences(scene, forest, facts)
-    last = {s.token_ids[-1] for s in found.sequences or ()} if found.facts["ends"] else set()
+    last = {s.token_ids[-1] for s in found.sequences or ()} if found.diagnostics["ends"] else set()
     return replace(found, reach=prefix_reach(scene, pool.by_position, prefix_test(scene, reader, ruler), last))
 
 
@@ -315,4 +315,6 @@ def _sequences(scene: Scene, forest: Forest, facts: dict[str, float]) -> Reconst
         ]
         facts["ends"] = float(len(guess))
     proved = prove(scene.seen, guess, scene.budget)
-    return Reconstruction(sequences=proved.sequences, label_counts=proved.label_counts, facts=facts | proved.facts)
+    return Reconstruction(
+        sequences=proved.sequences, label_counts=proved.label_counts, diagnostics=facts | proved.facts
+    )

@@ -52,7 +52,7 @@ def read_masked(scene: Scene) -> Reconstruction | None:
         for group in groups
     ]
     facts = {"candidates": float(len(pairs)), "explained": float(len(masked))}
-    return Reconstruction(tuple(guess), facts=facts, reach=reach)
+    return Reconstruction(tuple(guess), diagnostics=facts, reach=reach)
 
 
 def _sequences(scene: Scene, masked: Masked) -> list[Group]:

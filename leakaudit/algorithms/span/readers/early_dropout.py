@@ -64,7 +64,7 @@ def read_premasked(scene: Scene) -> Reconstruction | None:
         GuessedSequence(tuple(masked.tokens[list(group.members)].tolist()), confidence=confidence_of(group))
         for group in grouped(scene, positions, inputs)
     ]
-    return Reconstruction(_with_last_tokens(scene, guess), facts=facts)
+    return Reconstruction(_with_last_tokens(scene, guess), diagnostics=facts)
 
 
 def _with_last_tokens(scene: Scene, guess: Sequence[GuessedSequence]) -> tuple[GuessedSequence, ...]:

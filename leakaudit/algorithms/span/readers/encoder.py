@@ -93,7 +93,7 @@ def read_inside(scene: Scene, inside: Candidates, noise: Mapping[str, float] | N
     proved = prove(scene.seen, guess, scene.budget)
     reach = clean_reach(scene, inside, FARTHEST_INSIDE)
     facts |= proved.facts
-    return Reconstruction(sequences=proved.sequences, label_counts=proved.label_counts, facts=facts, reach=reach)
+    return Reconstruction(sequences=proved.sequences, label_counts=proved.label_counts, diagnostics=facts, reach=reach)
 
 
 def _sequences(batch: Batch) -> list[GuessedSequence]:

@@ -91,16 +91,18 @@ def read_local(scene: Scene) -> Reconstruction | None:
         return None
     facts: dict[str, float] = {"words": float(len(words.tokens))}
     if scene.stage.position_free:
-        return Reconstruction(tokens=tuple(words.tokens.tolist()), facts=facts)
+        return Reconstruction(tokens=tuple(words.tokens.tolist()), diagnostics=facts)
     order = words.order() or _arranged(scene, words, rows)
     if order is not None:
         alone = prove(seen, [GuessedSequence(tuple(order), confidence=ARRANGED)], scene.budget)
         reach = bag_reach(words.tokens.tolist())
-        return Reconstruction(alone.sequences, label_counts=alone.label_counts, facts=facts | alone.facts, reach=reach)
+        return Reconstruction(
+            alone.sequences, label_counts=alone.label_counts, diagnostics=facts | alone.facts, reach=reach
+        )
     inside = _inside(scene, words, rows)
     if inside is None:
         named = words.tokens.tolist()
-        return Reconstruction(tokens=tuple(named), facts=facts, reach=bag_reach(named))
+        return Reconstruction(tokens=tuple(named), diagnostics=facts, reach=bag_reach(named))
     noise = {p.weight: rounding_error(scene.weights[p.weight], seen.facts) for p in scene.anatomy.projections}
     found = read_inside(scene, inside, noise)
     guess = [sequence.token_ids for sequence in found.sequences or ()]
@@ -111,9 +113,12 @@ def read_local(scene: Scene) -> Reconstruction | None:
         better = [GuessedSequence(ids, confidence=ARRANGED / 2) for ids in polish(seen, guess, options, scene.budget)]
         again = prove(seen, better, scene.budget)
         found = replace(
-            found, sequences=again.sequences, label_counts=again.label_counts, facts=dict(found.facts) | again.facts
+            found,
+            sequences=again.sequences,
+            label_counts=again.label_counts,
+            diagnostics=dict(found.diagnostics) | again.facts,
         )
-    return replace(found, facts=facts | dict(found.facts))
+    return replace(found, diagnostics=facts | dict(found.diagnostics))
 
 
 def _arranged(scene: Scene, words: Words, rows: Tensor) -> list[int] | None:

@@ -93,7 +93,7 @@ def _sentence_or_words(scene: Scene, pairs: Candidates, rank: int) -> Reconstruc
     if found is None or [sequence.confidence for sequence in found.sequences or ()] == [1.0]:
         return found
     named = sorted(set(pairs.tokens[pairs.distance < FARTHEST_INSIDE].tolist()))
-    return Reconstruction(tokens=tuple(named), facts={"words": float(len(named))}, reach=bag_reach(named))
+    return Reconstruction(tokens=tuple(named), diagnostics={"words": float(len(named))}, reach=bag_reach(named))
 
 
 # ---------------------------------------------------------------------- fewer rows than tokens
@@ -113,13 +113,13 @@ def _read_words(scene: Scene, rows: Tensor) -> Reconstruction | None:
     proved = prove(scene.seen, [GuessedSequence(tuple(order), confidence=1.0)], scene.budget)
     reach = bag_reach(words.tokens.tolist())
     facts |= proved.facts
-    return Reconstruction(sequences=proved.sequences, label_counts=proved.label_counts, facts=facts, reach=reach)
+    return Reconstruction(sequences=proved.sequences, label_counts=proved.label_counts, diagnostics=facts, reach=reach)
 
 
 def _several(words: Words, facts: dict[str, float]) -> Reconstruction:
     """Return the words in no order: which of them form a sentence is not in the rows."""
     named = words.tokens.tolist()
-    return Reconstruction(tokens=tuple(named), facts=facts, reach=bag_reach(named))
+    return Reconstruction(tokens=tuple(named), diagnostics=facts, reach=bag_reach(named))
 
 
 # ---------------------------------------------------------------------- images at the start

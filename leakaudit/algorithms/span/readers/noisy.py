@@ -122,13 +122,13 @@ class _Reader:
     def read(self) -> Reconstruction:
         """Run all stages, the best so far where the budget ends."""
         if not len(self.span.weights):
-            return Reconstruction(sequences=(), facts={"positions": 0.0})
+            return Reconstruction(sequences=(), diagnostics={"positions": 0.0})
         budget = self.scene.budget
         simulates = can_simulate(self.scene.seen) and not budget.exhausted()
         starts = self._starts()
         if not simulates or not self._climbed:
             guess = GuessedSequence(starts[0].token_ids, confidence=0.0)
-            return Reconstruction((guess,), facts={"positions": float(len(guess.token_ids))}, reach=self._reach())
+            return Reconstruction((guess,), diagnostics={"positions": float(len(guess.token_ids))}, reach=self._reach())
         best = self._best_of(starts)
         final = self._climb(best.best, WIDTHS, lambda base: [*self._reshaped(base), *self._jumps(base)])
         explained = self._explained(final.best)
@@ -142,7 +142,7 @@ class _Reader:
         }
         sure = NormalDist().cdf(margin) * 2 - 1
         guess = GuessedSequence(final.best.token_ids, confidence=MOST_CONFIDENT * explained * sure)
-        return Reconstruction((guess,), facts=facts, reach=self._reach())
+        return Reconstruction((guess,), diagnostics=facts, reach=self._reach())
 
     def _best_of(self, starts: Sequence[Hypothesis]) -> Climb:
         """Climb a little from every start and return the highest."""
