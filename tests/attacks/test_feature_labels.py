@@ -45,7 +45,7 @@ def test_counts_of_a_trained_encoder_are_exact_and_their_number_is_read_off(size
     """Nothing is granted, not even the number of sequences."""
     guess = _guess(tiny.observe(TEXTS[:size], LABELS[:size], model=_trained()))
     assert guess.label_counts == tuple(LABELS[:size].count(c) for c in range(4))
-    assert guess.facts["batch_rank"] == size and guess.facts["proved"] == 1.0
+    assert guess.diagnostics["batch_rank"] == size and guess.diagnostics["proved"] == 1.0
 
 
 def test_equal_texts_with_different_labels_are_told_apart() -> None:
@@ -54,7 +54,7 @@ def test_equal_texts_with_different_labels_are_told_apart() -> None:
     labels = [0, 3, 1, 1, 2, 0, 0, 0]
     guess = _guess(tiny.observe(texts, labels, model=_trained()))
     assert guess.label_counts == (4, 2, 1, 1)
-    assert guess.facts["batch_rank"] == 5 and guess.facts["sequences"] == 8
+    assert guess.diagnostics["batch_rank"] == 5 and guess.diagnostics["sequences"] == 8
 
 
 @pytest.mark.parametrize("times", [5, 7, 12])
@@ -81,7 +81,7 @@ def test_a_frozen_head_does_not_help() -> None:
     """What the head sends back through the layers behind it is in their updates."""
     frozen = frozenset({"classifier.weight", "classifier.bias"})
     guess = _guess(tiny.observe(TEXTS, LABELS, model=_trained(), frozen=frozen))
-    assert guess.label_counts == (2, 0, 3, 1) and guess.facts["proved"] == 1.0
+    assert guess.label_counts == (2, 0, 3, 1) and guess.diagnostics["proved"] == 1.0
 
 
 def test_pictures_and_tables_with_two_hidden_layers_will_do() -> None:
@@ -113,7 +113,7 @@ def test_with_dropout_on_the_features_are_found_and_the_counts_are_near() -> Non
     )
     guess = _guess(step.observe())
     assert guess.label_counts == (2, 0, 3, 1)
-    assert guess.facts["features_found"] == 6 and guess.facts["proved"] == 0.0
+    assert guess.diagnostics["features_found"] == 6 and guess.diagnostics["proved"] == 0.0
 
 
 def test_a_spent_budget_gives_an_even_guess() -> None:
@@ -175,4 +175,4 @@ def test_a_real_encoder_gives_up_a_batch_far_larger_than_its_number_of_classes()
     facts = public_facts(model, tokenizer, task="classification", training=False, frozen=frozen)
     guess = _guess(ClientStep(model, Truth((batch,)), StepRecipe(training=False), facts).observe())
     assert guess.label_counts == tuple(labels.count(c) for c in range(model.config.num_labels))
-    assert guess.facts["batch_rank"] == 12 and guess.facts["proved"] == 1.0
+    assert guess.diagnostics["batch_rank"] == 12 and guess.diagnostics["proved"] == 1.0

@@ -43,7 +43,7 @@ def test_a_sentence_comes_back_in_order_without_granted_labels_or_lengths(kind: 
     guess = attack(_seen(), _rng(), Budget(600))
     assert [(g.token_ids, g.proved) for g in guess.sequences or ()] == [(_ids(TEXT), True)]
     assert guess.label_counts == (0, 1)
-    assert guess.facts["rounds"] > 0
+    assert guess.diagnostics["rounds"] > 0
 
 
 def test_the_fast_preset_mends_what_its_few_steps_left_over() -> None:
@@ -212,7 +212,7 @@ def test_the_paper_preset_takes_every_step_and_every_round(kind: Any) -> None:
     seen = _seen(labels=(1,), lengths=(7,))
     attack = kind(preset="paper", learning_rate=1e-12, **knobs)
     guess = attack(seen, _rng(), Budget(600))
-    assert (guess.stop, guess.facts["steps"], guess.facts["rounds"], guess.facts["seated"]) == ("done", 7, 3, 0)
+    assert (guess.stop, guess.diagnostics["steps"], guess.diagnostics["rounds"], guess.diagnostics["seated"]) == ("done", 7, 3, 0)
     recipe = attack.recipe(seen, Objective())
     matcher = Matcher(seen, (7,), Objective(), relative=recipe.relative, start_scale=recipe.start_scale)
     start = matcher.random(200, _rng()).embeddings
