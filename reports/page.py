@@ -25,7 +25,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from leakaudit.errors import RedactionError
-from leakaudit.files.private_files import write_private
+from leakaudit.files.private_files import write_atomic
 from leakaudit.gate.evaluate import (
     Alternative,
     EvidencePolicy,
@@ -178,7 +178,7 @@ def write_report(
     )
     if mode is TextMode.FULL and target.parent.stat().st_mode & stat.S_IWOTH and os.name == "posix":
         raise RedactionError(f"{target.parent} can be written to by everybody; write a full report somewhere private")
-    write_private(target, render_html(redacted))
+    write_atomic(target, render_html(redacted))
     return target
 
 

@@ -47,7 +47,7 @@ from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.config.invocation import public_label, public_reason
 from leakaudit.errors import AnatomyError, ResultsError, SnapshotError, type_and_place
 from leakaudit.files.json_lines import split_lines
-from leakaudit.files.private_files import write_private
+from leakaudit.files.private_files import write_atomic
 from leakaudit.metrics.semantic_similarity import SemanticSimilarity
 from leakaudit.models.array_classifier import ArrayClassifier
 from leakaudit.models.recipe import Task
@@ -416,12 +416,12 @@ class Audit:
             self._results(self._coverage(refused, not_kept, total_steps), overhead or Overhead(), interrupted, code)
         )
         text = json.dumps(to_json(results), indent=1, ensure_ascii=False, allow_nan=False)
-        write_private(self.folder / "results.json", text)
+        write_atomic(self.folder / "results.json", text)
         names = names_for(results) | registered_names()
         policy = load_policy(self.config.policy, names) if self.config.policy else default_policy()
         now = datetime.now(UTC)
         verdict = evaluate(results, policy, now=now, results_sha256=hashlib.sha256(text.encode()).hexdigest())
-        write_private(self.folder / "verdict.json", json.dumps(verdict_json(verdict), indent=1))
+        write_atomic(self.folder / "verdict.json", json.dumps(verdict_json(verdict), indent=1))
         write_report(
             self.folder,
             self.config.text,
@@ -643,7 +643,7 @@ class Audit:
         content = self._journal_path.read_bytes()
         kept = "".join(entry.model_dump_json() + "\n" for entry in self._entries)
         if len(split_lines(content)) != len(self._entries) or (content and not content.endswith(b"\n")):
-            write_private(self._journal_path, kept)
+            write_atomic(self._journal_path, kept)
 
     # ------------------------------------------------------------------ steps and controls
 
@@ -814,7 +814,7 @@ class Audit:
                 key=self._fresh_key(),
                 source=self._source,
             )
-            write_private(self._state_path, state.model_dump_json())
+            write_atomic(self._state_path, state.model_dump_json())
             return state
         try:
             state = _State.model_validate_json(self._state_path.read_bytes())
@@ -836,7 +836,7 @@ class Audit:
         return "" if self._given_key else secrets.token_hex(32)
 
     def _save_state(self) -> None:
-        write_private(self._state_path, self._state.model_dump_json())
+        write_atomic(self._state_path, self._state.model_dump_json())
 
     def _hmac(self, ids: tuple[int, ...]) -> str:
         return self._keyed(",".join(map(str, ids)).encode(), digits=16).removeprefix("sha256:")

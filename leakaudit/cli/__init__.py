@@ -636,7 +636,7 @@ def gate(run_dir: Path, policy: Path | None, soft_fail: bool, quiet: bool, as_js
     """
     from datetime import UTC, datetime
 
-    from leakaudit.files.private_files import write_private
+    from leakaudit.files.private_files import write_atomic
     from leakaudit.gate.evaluate import default_policy, evaluate, exit_code, load_policy, to_json, unreadable
     from leakaudit.plugins.names import names_for
     from leakaudit.results.schema import read_results
@@ -652,7 +652,7 @@ def gate(run_dir: Path, policy: Path | None, soft_fail: bool, quiet: bool, as_js
         verdict = evaluate(results, rules, now=now, results_sha256=sha256)
     try:
         if file.exists():
-            write_private(file.parent / "verdict.json", json.dumps(to_json(verdict), indent=1))
+            write_atomic(file.parent / "verdict.json", json.dumps(to_json(verdict), indent=1))
     except OSError as error:
         click.echo(f"verdict.json was not written ({error.strerror or type(error).__name__})", err=True)
     if as_json:

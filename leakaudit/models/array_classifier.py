@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from leakaudit.errors import DataError, ModelError
-from leakaudit.files.private_files import write_private
+from leakaudit.files.private_files import write_atomic
 from leakaudit.models.recipe import ModelRecipe, blank_model, load_tokenizer, model_factory
 
 NO_TEXT = "no_text.json"
@@ -91,7 +91,7 @@ class NoText:
     def save_pretrained(self, folder: Path) -> None:
         """Leave a note in the place of a tokenizer."""
         folder.mkdir(mode=0o700)
-        write_private(folder / NO_TEXT, "{}\n")
+        write_atomic(folder / NO_TEXT, "{}\n")
 
 
 def reader_in(folder: Path) -> Any:

@@ -12,7 +12,7 @@ import pytest
 from leakaudit.capture.outcome import outcome
 from leakaudit.capture.worker_progress import Progress
 from leakaudit.config.audit import AuditConfig
-from leakaudit.files.private_files import write_private
+from leakaudit.files.private_files import write_atomic
 from leakaudit.gate.evaluate import default_policy, evaluate, to_json
 from leakaudit.results.schema import Attempt, AttemptStatus, Battery, JournalEntry, Results, VerificationStatus, sealed
 from leakaudit.results.schema import to_json as results_json
@@ -96,9 +96,9 @@ def test_an_attempt_that_crashed_says_nothing_of_the_time(spool: Spool) -> None:
 def written(folder: Path, found: Results) -> Path:
     folder.mkdir()
     found = sealed(found)
-    write_private(folder / "results.json", json.dumps(results_json(found)))
+    write_atomic(folder / "results.json", json.dumps(results_json(found)))
     verdict = evaluate(found, default_policy(), now=NOW)
-    write_private(folder / "verdict.json", json.dumps(to_json(verdict)))
+    write_atomic(folder / "verdict.json", json.dumps(to_json(verdict)))
     return folder
 
 

@@ -87,8 +87,8 @@ def test_a_journal_torn_in_its_last_line_loses_that_line_only(tmp_path: Path) ->
 def test_private_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     """Mode 0600, written whole, nothing left beside it."""
     path = tmp_path / "private.txt"
-    private_files.write_private(path, "first")
-    private_files.write_private(path, "second")
+    private_files.write_atomic(path, "first")
+    private_files.write_atomic(path, "second")
     assert path.read_text() == "second"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [path]
