@@ -62,6 +62,10 @@ class FeatureLabels:
     then p_k is what the model predicts without, and the counts are those nearest to B (mean p - db).
     """
 
+    label: ClassVar[str] = "feature labels"
+    meaning: ClassVar[str] = (
+        "Finds every sequence's features in the update and reads its label from them. Where it applies it is exact."
+    )
     goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
     source: ClassVar[str] = "derived here; instance-wise labels from features as in iLRG (Ma et al. 2023)"
     false_event_rate: ClassVar[float] = FALSE_EVENTS

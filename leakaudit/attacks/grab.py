@@ -248,6 +248,10 @@ class Grab:
     exposure: str = "*"
     """Parameters whose update is matched: patterns of names, joined by `+`, such as `*.layer.0.*`."""
 
+    label: ClassVar[str] = "GRAB"
+    meaning: ClassVar[str] = (
+        "Searches for inputs and dropout masks whose gradient is near the observed one, then for the best order of the words."
+    )
     goal: ClassVar[Literal["text", "words", "labels"]] = "text"
     false_event_rate: ClassVar[float] = FALSE_EVENTS
     source: ClassVar[str] = (

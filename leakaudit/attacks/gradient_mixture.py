@@ -49,6 +49,10 @@ class GradientMixture(CountsLabels):
     auxiliary: Path | None = None
     """Labelled data, as `leakaudit.models.array_classifier.save_auxiliary` writes it. Granted: printed with every score."""
 
+    label: ClassVar[str] = "gradient mixture"
+    meaning: ClassVar[str] = (
+        "Explains the update as a mixture of the gradients of labelled examples; their weights are the label counts."
+    )
     source: ClassVar[str] = "own; the update as a sum over examples is Eq. 12 of LLG (Wainakh et al. 2022)"
     threat_model: ClassVar[str] = (
         "Sees one client's update, knows the weights and has labelled data like the client's; cross-entropy."

@@ -38,6 +38,10 @@ class Idlg:
     It always names exactly one label: for larger batches use the counting attacks.
     """
 
+    label: ClassVar[str] = "iDLG"
+    meaning: ClassVar[str] = (
+        "Reads one label from the signs of the classification head's gradient; right for a batch of one."
+    )
     goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
     source: ClassVar[str] = "iDLG (Zhao et al. 2020), as LLG (Wainakh et al. 2022, Sec. 3.2 and Eq. 9) describes it"
     false_event_rate: ClassVar[float] = FALSE_EVENTS

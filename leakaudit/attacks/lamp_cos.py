@@ -39,6 +39,10 @@ class LampCos(Lamp):
     is not in the paper.
     """
 
+    label: ClassVar[str] = "LAMP, cosine"
+    meaning: ClassVar[str] = (
+        "Searches for inputs whose gradient has the observed direction, and asks a language model for the order of the words."
+    )
     presets: ClassVar[Mapping[Preset, Settings]] = {**PRESETS, "fast": FAST}
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:

@@ -33,6 +33,10 @@ class LampL1L2(Lamp):
     alpha: float = 0.01
     """Weight of the L1 term (App. D)."""
 
+    label: ClassVar[str] = "LAMP, L1 + L2"
+    meaning: ClassVar[str] = (
+        "Searches for inputs whose gradient is near the observed one by the L2 and L1 distances, and asks a language model for the order of the words."
+    )
     presets: ClassVar[Mapping[Preset, Settings]] = {
         **PRESETS,
         "paper": replace(PRESETS["paper"], length_weight=LENGTH_WEIGHT, prior_weight=PRIOR_WEIGHT),

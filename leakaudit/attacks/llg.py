@@ -41,6 +41,10 @@ class Llg(CountsLabels):
     read: Read = "auto"
     """What is read as the gradient g of a class."""
 
+    label: ClassVar[str] = "LLG"
+    meaning: ClassVar[str] = (
+        "Reads the label counts from the signs and sizes of the rows of the classification head's gradient."
+    )
     source: ClassVar[str] = "LLG (Wainakh et al. 2022), Algorithm 1, Eq. 18; the bias as g with Eq. 9 is ours"
     threat_model: ClassVar[str] = "Sees one client's update; the output layer is trained with cross-entropy."
 

@@ -47,6 +47,10 @@ class LlgPlus(CountsLabels):
     read: Read = "auto"
     """What is read as the gradient g of a class."""
 
+    label: ClassVar[str] = "LLG+"
+    meaning: ClassVar[str] = (
+        "Reads the label counts as LLG does, with its constants estimated on labelled data like the client's."
+    )
     source: ClassVar[str] = "LLG+ (Wainakh et al. 2022), Algorithm 1, Eq. 8-20; offsets by mixture are ours"
     threat_model: ClassVar[str] = (
         "Sees one client's update, knows the weights and has labelled data like the client's; cross-entropy."

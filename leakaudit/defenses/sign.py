@@ -31,6 +31,8 @@ class Sign(Defense):
     entries: Literal["all", "none"] = "all"
     """`none`: no defence."""
 
+    label: ClassVar[str] = "signs"
+    meaning: ClassVar[str] = "Sends only the sign of every entry of the update."
     identity: ClassVar[Mapping[str, Any]] = {"entries": "none"}
     resized: ClassVar[bool] = True
     source: ClassVar[str] = "signSGD (Bernstein et al. 2018, Algorithm 1)"

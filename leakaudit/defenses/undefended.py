@@ -22,6 +22,8 @@ class Undefended(Defense):
     Beside the update as it was sent it shows what the defence buys. Where the run declares none, it is the update itself.
     """
 
+    label: ClassVar[str] = "undefended"
+    meaning: ClassVar[str] = "Takes the defence of the run away, to show what that defence hides."
     identity: ClassVar[Mapping[str, Any]] = {}
     source: ClassVar[str] = "the step as it was recorded, computed again"
     protects: ClassVar[str] = "Nothing: it takes the run's own defence off."

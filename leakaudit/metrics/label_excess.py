@@ -20,6 +20,8 @@ class LabelExcess:
     better than that, or worse; 1 is perfect.
     """
 
+    label: ClassVar[str] = "labels above chance"
+    meaning: ClassVar[str] = "How far label accuracy lies above that of random labels: 0 is chance, 1 is all labels."
     higher_is_better: ClassVar[bool] = True
     level: ClassVar[Literal["sequence", "step"]] = "step"
     source: ClassVar[str] = "ours, on the random guess of LLG (Wainakh et al. 2022, Sec. 6.1)"

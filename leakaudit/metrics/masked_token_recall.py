@@ -26,6 +26,8 @@ class MaskedTokenRecall:
     takes its place.
     """
 
+    label: ClassVar[str] = "recall of masked words"
+    meaning: ClassVar[str] = "Share of the words hidden by a mask that were recovered."
     higher_is_better: ClassVar[bool] = True
     level: ClassVar[Literal["sequence", "step"]] = "sequence"
     source: ClassVar[str] = "our definition; `token_recall` over the masked tokens alone"

@@ -29,6 +29,10 @@ class SemanticSimilarity:
     path: Path
     """Folder of an encoder and its tokenizer, as `save_pretrained` writes it; nothing is downloaded."""
 
+    label: ClassVar[str] = "semantic similarity"
+    meaning: ClassVar[str] = (
+        "Cosine of the sentence embeddings of recovered and true text; unrelated texts are well above 0."
+    )
     name: ClassVar[str] = "semantic_similarity"
     higher_is_better: ClassVar[bool] = True
     level: ClassVar[Literal["sequence", "step"]] = "sequence"

@@ -18,6 +18,8 @@ from leakaudit.registry import attack
 class AlwaysOneToken:
     """Guess one token, whatever was seen."""
 
+    label: ClassVar[str] = "always one token"
+    meaning: ClassVar[str] = "Guesses one token, whatever was seen."
     goal: ClassVar[Literal["text", "words", "labels"]] = "words"
     source: ClassVar[str] = "made for a test"
     threat_model: ClassVar[str] = "sees nothing"
