@@ -43,6 +43,8 @@ from leakaudit.reports.comparison import compare, outcomes
 from leakaudit.reports.labels import label_section
 from leakaudit.reports.redaction import Recovered, RedactedResult, SequenceView, redact
 from leakaudit.results import bounds as stats
+from leakaudit.results.files import load_results
+from leakaudit.results.journal import load_journal
 from leakaudit.results.recovery import Severity, amount, is_silent, join, severity
 from leakaudit.results.schema import (
     LENGTHS,
@@ -55,10 +57,8 @@ from leakaudit.results.schema import (
     TextMode,
     Verification,
     VerificationStatus,
-    load_journal,
-    load_results,
-    pooled,
 )
+from leakaudit.results.summary import pooled
 from leakaudit.results.wording import counted
 
 BANNERS = {

@@ -55,6 +55,8 @@ from leakaudit.plugins.attack import APPLIES, Attack, Reconstruction, not_applic
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attacks as attack_registry
 from leakaudit.registry import defenses as defense_registry
+from leakaudit.results.files import to_json, with_digest
+from leakaudit.results.journal import JournalEntry, LabelSample, Sample, load_journal
 from leakaudit.results.schema import (
     Attempt,
     AttemptStatus,
@@ -62,15 +64,12 @@ from leakaudit.results.schema import (
     Control,
     Controls,
     Coverage,
-    JournalEntry,
-    LabelSample,
     Missing,
     NotTested,
     Overhead,
     Regime,
     Results,
     RunInfo,
-    Sample,
     SequenceScore,
     StepRecord,
     Subject,
@@ -78,11 +77,8 @@ from leakaudit.results.schema import (
     ThreatModel,
     Verification,
     VerificationStatus,
-    load_journal,
-    sealed,
-    summarise,
-    to_json,
 )
+from leakaudit.results.summary import summarise
 from leakaudit.results.wording import counted
 
 logger = logging.getLogger(__name__)
@@ -412,7 +408,7 @@ class Audit:
 
         if interrupted:
             self.catch_up()
-        results = sealed(
+        results = with_digest(
             self._results(self._coverage(refused, not_kept, total_steps), overhead or Overhead(), interrupted, code)
         )
         text = json.dumps(to_json(results), indent=1, ensure_ascii=False, allow_nan=False)

@@ -51,7 +51,8 @@ from leakaudit.models.recipe import ModelRecipe, can_rebuild, coarsest_dtype, dt
 from leakaudit.models.structure import dropout_rates
 from leakaudit.plugins.names import registered_names
 from leakaudit.registry import attacks, defenses
-from leakaudit.results.schema import Attempt, Overhead, Score, load_journal
+from leakaudit.results.journal import load_journal
+from leakaudit.results.schema import Attempt, Overhead, Score
 from leakaudit.results.wording import counted
 from leakaudit.storage.spool import Place, Spool, Totals, settle
 

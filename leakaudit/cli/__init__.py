@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from leakaudit.audit.audit import Audit
     from leakaudit.client.snapshot import Snapshot
     from leakaudit.config.audit import AuditConfig, PluginSpec
-    from leakaudit.results.schema import JournalEntry, Results
+    from leakaudit.results.journal import JournalEntry
+    from leakaudit.results.schema import Results
 
 RESUME_HELP = (
     "Continue the unfinished audit in --out, or move it aside and begin anew. Default: continue if command, data, model and "
@@ -602,7 +603,8 @@ def report(run_dir: Path, text: str, policy: Path | None, output: Path | None, a
     from leakaudit.gate.evaluate import default_policy, load_policy
     from leakaudit.plugins.names import names_for
     from leakaudit.reports.page import write_report
-    from leakaudit.results.schema import TextMode, load_results
+    from leakaudit.results.files import load_results
+    from leakaudit.results.schema import TextMode
 
     if not run_dir.is_dir():
         raise ResultsError(f"{run_dir}: no such folder; give the folder that holds results.json")
@@ -639,7 +641,7 @@ def gate(run_dir: Path, policy: Path | None, soft_fail: bool, quiet: bool, as_js
     from leakaudit.files.private_files import write_atomic
     from leakaudit.gate.evaluate import default_policy, evaluate, exit_code, load_policy, to_json, unreadable
     from leakaudit.plugins.names import names_for
-    from leakaudit.results.schema import read_results
+    from leakaudit.results.files import read_results
 
     file = run_dir / "results.json" if run_dir.is_dir() else run_dir
     now = datetime.now(UTC)

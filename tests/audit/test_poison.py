@@ -16,7 +16,8 @@ from leakaudit.client.snapshot import Manifest, Provenance
 from leakaudit.config.audit import PluginSpec
 from leakaudit.gate.evaluate import Status, default_policy, evaluate
 from leakaudit.models.recipe import ModelRecipe, state_of
-from leakaudit.results.schema import AttemptStatus, load_results
+from leakaudit.results.files import load_results
+from leakaudit.results.schema import AttemptStatus
 from leakaudit.storage.snapshots import write_snapshot
 from leakaudit.storage.spool import Spool
 from tests.audit.test_worker import make, names

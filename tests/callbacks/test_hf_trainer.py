@@ -34,7 +34,8 @@ from leakaudit.config.audit import PluginSpec
 from leakaudit.models.recipe import state_of
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attacks
-from leakaudit.results.schema import VerificationStatus, load_journal
+from leakaudit.results.journal import load_journal
+from leakaudit.results.schema import VerificationStatus
 from leakaudit.storage.snapshot_files import write_tensors
 from leakaudit.storage.snapshots import read_manifest, read_snapshot, write_snapshot
 from leakaudit.storage.spool import Spool

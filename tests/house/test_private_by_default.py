@@ -18,7 +18,7 @@ import pytest
 from leakaudit.capture.worker_process import SideProcess
 from leakaudit.config.audit import PluginSpec
 from leakaudit.models.recipe import ModelRecipe
-from leakaudit.results.schema import load_results
+from leakaudit.results.files import load_results
 from leakaudit.storage.encryption import new_identity
 from leakaudit.storage.parent_watch import KEY_VARIABLE, PARENT_VARIABLE
 from leakaudit.storage.snapshots import read_snapshot
