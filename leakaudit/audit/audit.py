@@ -15,7 +15,6 @@ import itertools
 import json
 import logging
 import math
-import os
 import platform
 import secrets
 import time
@@ -47,7 +46,7 @@ from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.config.invocation import public_label, public_reason
 from leakaudit.errors import AnatomyError, ResultsError, SnapshotError, type_and_place
 from leakaudit.files.json_lines import split_lines
-from leakaudit.files.private_files import write_atomic
+from leakaudit.files.private_files import append_line, write_atomic
 from leakaudit.metrics.semantic_similarity import SemanticSimilarity
 from leakaudit.models.array_classifier import ArrayClassifier
 from leakaudit.models.recipe import Task
@@ -614,21 +613,8 @@ class Audit:
         return any((e.attempt.step, e.attempt.attack, e.attempt.defense) == mine for e in self._entries)
 
     def _append(self, entry: JournalEntry) -> None:
-        """Append one line and sync it: whole or, on a full disk, not at all; a killed process leaves at most one torn last line."""
-        line = (entry.model_dump_json() + "\n").encode()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
-        descriptor = os.open(self._journal_path, flags, 0o600)
-        try:
-            before = os.fstat(descriptor).st_size
-            try:
-                while line:
-                    line = line[os.write(descriptor, line) :]  # a disk that is nearly full takes less than it is given
-                os.fsync(descriptor)
-            except OSError:
-                os.ftruncate(descriptor, before)
-                raise
-        finally:
-            os.close(descriptor)
+        """Append an attempt to the journal and wait until it is on the disk."""
+        append_line(self._journal_path, entry.model_dump_json())
         self._entries.append(entry)
         self._report(entry)
 

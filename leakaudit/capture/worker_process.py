@@ -23,6 +23,7 @@ import leakaudit
 from leakaudit.capture.outcome import outcome
 from leakaudit.capture.worker_progress import Progress
 from leakaudit.config.audit import AuditConfig
+from leakaudit.files.private_files import open_to_append
 from leakaudit.results.wording import duration
 from leakaudit.storage.parent_watch import KEY_VARIABLE, PARENT_VARIABLE, yield_processor
 from leakaudit.storage.spool import DEVICE_VARIABLE, MOST_DEATHS, Spool
@@ -390,7 +391,7 @@ class SideProcess:
             KEY_VARIABLE: "1" if seal and seal.identity else "",
         }
         try:
-            log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o600)
+            log = open_to_append(self._log)
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "leakaudit", "worker", str(self._spool.root)],
