@@ -582,7 +582,7 @@ def test_a_full_disk_costs_one_warning_and_no_training(
             raise OSError(28, os.strerror(28))
         return write_tensors(path, *rest)
 
-    monkeypatch.setattr("leakaudit.client.snapshot.write_tensors", write)
+    monkeypatch.setattr("leakaudit.storage.snapshots.write_tensors", write)
     with caplog.at_level(logging.WARNING):
         found = train(tmp_path, max_steps=4)
     assert list(found) == [2, 3]
