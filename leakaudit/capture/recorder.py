@@ -144,7 +144,7 @@ class Counters:
     """Bytes on the disk, of all kept steps."""
 
 
-class Peers(Protocol):
+class ProcessGroup(Protocol):
     """The other processes of a distributed run.
 
     All of them enter `gather` and `whole`, or none does.
@@ -245,7 +245,7 @@ class Recorder:
         *,
         called: nn.Module | None = None,
         scaler: Any = None,
-        peers: Peers | None = None,
+        peers: ProcessGroup | None = None,
         observe: Observe = "update",
         local_steps: int = 1,
         learning_rate: float | None = None,

@@ -3,7 +3,7 @@
 It holds schedule, recorder, spool and side process, and knows how the run ends.
 
 No framework is imported here. An adapter tells when a run begins and ends, what a step is called, and the few facts about it that
-only its framework knows (`StepNow`); everything else is seen at the model and the optimizer.
+only its framework knows (`StepContext`); everything else is seen at the model and the optimizer.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from leakaudit.capture.optimizers import movers_of, parameters_of, unmoved
 from leakaudit.capture.part_of_step import PartOfStep
 from leakaudit.capture.plan import Plan, room_in_words, time_in_words
 from leakaudit.capture.private_sgd import PrivateSgd, private_sgd
-from leakaudit.capture.recorder import Kept, Observe, Peers, Recorder
+from leakaudit.capture.recorder import Kept, Observe, ProcessGroup, Recorder
 from leakaudit.capture.step_facts import believed_bound, believed_divisor, check_words
 from leakaudit.capture.unaudited import folder_of, mark
 from leakaudit.capture.witness import own_part
-from leakaudit.capture.worker_process import SideProcess, attacked_when, say, what_stays
+from leakaudit.capture.worker_process import SideProcess, attacked_when, notify, what_stays
 from leakaudit.client.array_batches import array_facts
 from leakaudit.client.facts import DeclaredDefense, PublicFacts
 from leakaudit.client.recipe import StepRecipe
@@ -78,7 +78,7 @@ METRICS = {"exact_rate": "exact", "r1": "rouge1", "token_recall": "token_recall"
 
 
 @dataclass(frozen=True)
-class StepNow:
+class StepContext:
     """What only the framework knows of the step that begins."""
 
     step: int
@@ -97,7 +97,7 @@ class StepNow:
 
 
 @dataclass(frozen=True)
-class Stack:
+class TrainerContext:
     """What an adapter knows of the run when it begins."""
 
     framework: str
@@ -121,7 +121,7 @@ class Stack:
     """Sends numbers to the framework's loggers."""
     observe: Observe = "update"
     local_steps: int = 1
-    peers: Peers | None = None
+    peers: ProcessGroup | None = None
 
 
 @dataclass
@@ -132,7 +132,7 @@ class AuditRun:
     spool: Spool
     recorder: Recorder
     side: SideProcess
-    stack: Stack
+    stack: TrainerContext
     model: nn.Module
     """The model itself, out of every wrapper."""
     model_recipe: ModelRecipe
@@ -177,7 +177,7 @@ class AuditRun:
 
     @classmethod
     def begin(
-        cls, config: AuditConfig, stack: Stack, spool: Spool | None = None, folder: Path | None = None
+        cls, config: AuditConfig, stack: TrainerContext, spool: Spool | None = None, folder: Path | None = None
     ) -> AuditRun:
         """Make the spool, set the hooks, say what will happen.
 
@@ -218,13 +218,13 @@ class AuditRun:
         try:
             run = cls._begin_in(spool, config, stack, model, recipe, facts, private, fit)
             if _writes(peers):
-                say(_plan(run) + (f"; {place.note}" if place.note else ""))
+                notify(_plan(run) + (f"; {place.note}" if place.note else ""))
                 if more := beyond(fit.foreign, recipe.class_name):
-                    say(more)
+                    notify(more)
                 if more := unmoved(model, movers_of(stack.optimizer)):
-                    say(more)
+                    notify(more)
                 if private is None and (why := unused_private_model(stack.model)):
-                    say(why)
+                    notify(why)
                 if run.plan.kept != 0:
                     run.side.begin()
         except BaseException:
@@ -238,7 +238,7 @@ class AuditRun:
         cls,
         spool: Spool,
         config: AuditConfig,
-        stack: Stack,
+        stack: TrainerContext,
         model: nn.Module,
         recipe: ModelRecipe,
         facts: PublicFacts,
@@ -290,7 +290,7 @@ class AuditRun:
         """Return whether the schedule wants a step; a matter of its number alone, so that all processes agree on it."""
         return self.plan.due(step)
 
-    def decide(self, now: Callable[[], StepNow], step: int) -> None:
+    def decide(self, now: Callable[[], StepContext], step: int) -> None:
         """Record the step that begins, if it is due and there is room for it.
 
         Args:
@@ -307,7 +307,7 @@ class AuditRun:
         self.postponed = _fresh_adapters(self.model)
         if self.postponed:
             if _writes(self.stack.peers):
-                say(
+                notify(
                     f"step {step} is not kept: its adapters are at their start, so half of the update is zero; the next step is kept instead"
                 )
             return
@@ -355,7 +355,7 @@ class AuditRun:
             logger.warning("step %d was not kept: %s", step, lacking)
         self.too_full += 1
 
-    def _describe(self, now: StepNow) -> Manifest:
+    def _describe(self, now: StepContext) -> Manifest:
         """Note what is public about the step, and how its update comes about, as they are now."""
         clipped = self.stack.observe != "local" and bool(now.max_grad_norm or now.max_grad_value)
         recipe = StepRecipe(
@@ -438,21 +438,21 @@ class AuditRun:
             reasons += [f"the first that was not kept: {counters.reason}"] if counters.reason else []
             why = f"no step was kept, so there is nothing to report: the run had {counted(steps, 'step')}"
             self._leave_empty("; ".join([why, *reasons]))
-            say("; ".join([why, *reasons]))
+            notify("; ".join([why, *reasons]))
             return
         if self.spool.gone():
             raise SpoolError(f"somebody removed {self.spool.root}")
         self.spool.finish(totals)
-        self.side.see_out()
+        self.side.wait_or_detach()
         self.log_results()
         self.side.stop()
         for line in self.side.outcome():
-            say(line)
+            notify(line)
         kept = [f"{counted(counters.kept, 'step')} kept", *_reasons(totals, self.config)]
         held_up = f"training was held up for {totals.overhead.blocked_s:.2f} s of {totals.overhead.training_s:.1f} s"
-        say("; ".join([*kept, held_up]))
+        notify("; ".join([*kept, held_up]))
         if not self.side.detached and (stays := what_stays(self.spool)):
-            say(stays)
+            notify(stays)
 
     def break_off(self, what: str) -> None:
         """End the audit of a run that an exception ended: what was kept is audited for as long as this process lives."""
@@ -464,9 +464,11 @@ class AuditRun:
             self._leave_empty(f"{what} before a step was kept")
             return
         self.spool.finish(self.totals(None, interrupted=True))
-        say(f"{what}; {counted(self.recorder.counters.kept, 'step was', 'steps were')} kept; {self.side.carry_on()}")
+        notify(
+            f"{what}; {counted(self.recorder.counters.kept, 'step was', 'steps were')} kept; {self.side.continue_detached()}"
+        )
         if stays := what_stays(self.spool):
-            say(stays)
+            notify(stays)
 
     def _leave_empty(self, why: str) -> None:
         """Leave a folder that says why there are no results."""
@@ -478,7 +480,7 @@ class AuditRun:
         """Take everything off a run whose audit is over, without waiting for anything."""
         self._part()
         self.recorder.remove(patience_s=0.0)
-        self.side.dismiss()
+        self.side.terminate()
 
     def _part(self) -> None:
         """Let the other processes go on without this one."""
@@ -545,7 +547,7 @@ class AuditRun:
             logger.warning("leakaudit's numbers are not logged any more: a logger raised %s", type(error).__name__)
 
 
-class Guarded:
+class Adapter:
     """What every adapter is: at most one audited run at a time, and no problem of the audit ever reaches training.
 
     Its state stands in the class until it changes, so that an adapter needs no constructor that could fail.
@@ -568,7 +570,7 @@ class Guarded:
         """Folder of the audit (results.json, report.html), known once training has begun."""
         return self._folder
 
-    def _open(self, stack: Callable[[], Stack]) -> None:
+    def _open(self, stack: Callable[[], TrainerContext]) -> None:
         """Begin a run, or go on with the spool of one that never kept a step."""
         self._off = ""
         spool, folder = self._leave_earlier_run()
@@ -608,7 +610,7 @@ class Guarded:
     def _remind(self) -> None:
         """Say again at the end of training why it was not audited, if it was not."""
         if self._off and self._off != SWITCHED_OFF:
-            say(f"this run was not audited: {self._off}")
+            notify(f"this run was not audited: {self._off}")
 
     def _leave_earlier_run(self) -> tuple[Spool | None, Path | None]:
         """Come away from a run that never came to its end; return its spool and folder if nothing was put into them.
@@ -700,7 +702,7 @@ def _recipe(model: nn.Module, config: AuditConfig) -> tuple[ModelRecipe, AuditCo
         return ModelRecipe(class_name=type(model).__name__), config
 
 
-def _labels_only(stack: Stack, num_labels: int) -> Stack:
+def _labels_only(stack: TrainerContext, num_labels: int) -> TrainerContext:
     """Return a run on arrays as one whose model brings its loss, like those of text; the loop goes on calling its own."""
     return replace(
         stack,
@@ -776,7 +778,7 @@ def refuse_strategy(name: str, *, fsdp2: bool) -> None:
         raise SnapshotError(reason)
 
 
-def _together(begin: Callable[[Peers | None], AuditRun]) -> AuditRun:
+def _together(begin: Callable[[ProcessGroup | None], AuditRun]) -> AuditRun:
     """Begin in all processes of a distributed run or in none.
 
     Raises:
@@ -800,7 +802,7 @@ def _together(begin: Callable[[Peers | None], AuditRun]) -> AuditRun:
     return run
 
 
-def _among(stack: Stack, peers: Peers | None) -> Stack:
+def _among(stack: TrainerContext, peers: ProcessGroup | None) -> TrainerContext:
     """Return what an adapter knows of a run, with the processes it met.
 
     Processes that train alone stay alone.
@@ -815,7 +817,7 @@ def _among(stack: Stack, peers: Peers | None) -> Stack:
     return replace(stack, peers=peers)
 
 
-def _writes(peers: Peers | None) -> bool:
+def _writes(peers: ProcessGroup | None) -> bool:
     return peers is None or peers.first
 
 
@@ -908,7 +910,7 @@ def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> 
         parts["rows"] = None if part.index is None or part.values is None else (part.index, part.values)
     parts["manifest"] = manifest
     spool.write(kept.step, frozen=kept.frozen, **parts)
-    say(f"kept step {kept.step} ({len(kept.update)} updates, copied in {kept.copy_seconds * 1000:.0f} ms)")
+    notify(f"kept step {kept.step} ({len(kept.update)} updates, copied in {kept.copy_seconds * 1000:.0f} ms)")
 
 
 def _kept_parts(kept: Kept, part: PartOfStep) -> KeptParts:
@@ -918,7 +920,7 @@ def _kept_parts(kept: Kept, part: PartOfStep) -> KeptParts:
 
 
 def _parts_to_keep(
-    config: AuditConfig, stack: Stack, model: nn.Module, recipe: ModelRecipe, fit: Fit, recorder: Recorder
+    config: AuditConfig, stack: TrainerContext, model: nn.Module, recipe: ModelRecipe, fit: Fit, recorder: Recorder
 ) -> Parts | None:
     """Return which parts of each step to keep; None to keep all.
 
@@ -936,7 +938,7 @@ def _parts_to_keep(
     if parts is not None:
         rest = [name for name in needs if name not in reading]
         more = f"; attacks that read everything do not run: {', '.join(rest)} (`keep: all` runs them)" if rest else ""
-        say(
+        notify(
             f"a step of this model takes {size / 1e9:.1f} GB; kept is what {' and '.join(reading)} needs of the first {BLOCKS} blocks, and a "
             f"sketch of the rest{more}"
         )
@@ -972,7 +974,7 @@ def unused_private_model(model: nn.Module) -> str:
     )
 
 
-def _facts(stack: Stack, model: nn.Module, declared: tuple[DeclaredDefense, ...]) -> PublicFacts:
+def _facts(stack: TrainerContext, model: nn.Module, declared: tuple[DeclaredDefense, ...]) -> PublicFacts:
     """Note what is public about every step of a run."""
     known: dict[str, Any] = {
         "training": True,
@@ -1049,7 +1051,7 @@ def _reasons(totals: Totals, config: AuditConfig) -> list[str]:
     return [f"{counted(number, 'step')} not kept: {why}" for number, why in totals.not_kept(config)]
 
 
-def _steps_of(stack: Stack) -> int | None:
+def _steps_of(stack: TrainerContext) -> int | None:
     """Return the steps of the run as the audit counts them.
 
     A round of local steps counts once, if the client sends those.

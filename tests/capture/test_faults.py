@@ -163,7 +163,7 @@ if sys.argv[2] == "fork":
         time.sleep(60)
         os._exit(0)
 if sys.argv[2] == "detach":
-    side.see_out()
+    side.wait_or_detach()
 print(side.pid or 0, child, flush=True)
 time.sleep(60)
 """

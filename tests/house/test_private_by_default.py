@@ -48,7 +48,7 @@ def test_every_file_and_folder_is_private_whatever_the_umask(tmp_path: Path, uma
     spool = make(tmp_path, 1, 2, keep_snapshots=True, wait_at_end_s=240.0)
     (spool.slot(2) / "truth.safetensors").write_bytes(b"short")
     side = SideProcess(spool)
-    side.see_out()
+    side.wait_or_detach()
     side.stop()
     audit = tmp_path / "audit"
     found = {path.relative_to(audit).as_posix(): stat.S_IMODE(path.lstat().st_mode) for path in everything(audit)}
@@ -87,7 +87,7 @@ def test_label_names_and_a_users_own_keys_are_in_no_file_at_any_log_level(
     monkeypatch.delenv("CI", raising=False)
     spool.write(1, **parts(labelled()))
     side = SideProcess(spool)
-    side.see_out()
+    side.wait_or_detach()
     side.stop()
     assert load_results(tmp_path / "audit").coverage.audited_steps == 1
     assert (tmp_path / "audit" / "worker.log").stat().st_size > 0
@@ -179,7 +179,7 @@ def test_the_training_process_keeps_its_own_limits(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_CORE), ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)
     spool = make(tmp_path, 1, wait_at_end_s=240.0)
     side = SideProcess(spool)
-    side.see_out()
+    side.wait_or_detach()
     side.stop()
     assert (resource.getrlimit(resource.RLIMIT_CORE), ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)) == before
 
