@@ -94,7 +94,7 @@ class Climb:
         if best is None:
             return None
         best = self._climb(best, options, ends, budget)
-        if not unlikely_too and FITS <= self._off(best) and self._is_close(best):
+        if not unlikely_too and self._off(best) >= FITS and self._is_close(best):
             best = self._climb(best, everything, ends, budget)
         return Climbed(best, self._off(best))
 
