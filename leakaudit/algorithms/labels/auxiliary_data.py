@@ -12,7 +12,7 @@ from leakaudit.algorithms.labels.output_layer import OutputLayer, head_outputs
 from leakaudit.client.observation import Observation
 from leakaudit.errors import DataError
 from leakaudit.models.array_classifier import load_auxiliary
-from leakaudit.plugins.attack import APPLIES, Applicability, not_applicable
+from leakaudit.plugins.attack_protocol import APPLIES, Applicability, not_applicable
 
 CHUNK = 64
 """Examples a forward pass. Our choice, for memory."""
