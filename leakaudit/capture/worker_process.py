@@ -219,7 +219,9 @@ class SideProcess:
             self._here.finish()
         elif config.at_end == "leave":
             if self._spool.waiting() and self._process is not None:
-                say(f"not waiting for the attacks (`at_end: leave`): {by_hand(self._spool)} runs those that are left")
+                notify(
+                    f"not waiting for the attacks (`at_end: leave`): {by_hand(self._spool)} runs those that are left"
+                )
             self._end_early("")
         elif config.at_end == "detach":
             self._detach()
@@ -285,7 +287,7 @@ class SideProcess:
         if self._here is None:
             from leakaudit.audit.inline import InlineAudit
 
-            say(
+            notify(
                 "attacks run in the training process, which waits for them (`schedule: inline`); a model that says how it is made "
                 "(`leakaudit.models.recipe.rebuilt_by`) can be attacked beside training"
             )
@@ -324,7 +326,7 @@ class SideProcess:
     def _end_early(self, why: str) -> None:
         """Ask the worker to write its report and go; a Ctrl-C meanwhile ends it at once."""
         if why:
-            say(why)
+            notify(why)
         if self._process is None or self._process.poll() is not None:
             return
         self._process.terminate()
@@ -332,7 +334,7 @@ class SideProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=GRACE_SECONDS)
         except KeyboardInterrupt:
-            say(f"the side process ended without a report; {by_hand(self._spool)} writes it")
+            notify(f"the side process ended without a report; {by_hand(self._spool)} writes it")
             self.stop()
 
     def _detach(self) -> bool:
@@ -348,12 +350,12 @@ class SideProcess:
         try:
             self._tell("detach")
         except OSError:
-            say(f"the side process has died; {by_hand(self._spool)} goes on with what it left")
+            notify(f"the side process has died; {by_hand(self._spool)} goes on with what it left")
             return False
         atexit.unregister(self.stop)
         self._hang_up()
         _detached.append(self._process)
-        say(f"the side process (process {self._process.pid}) goes on alone; its log is {self._log}")
+        notify(f"the side process (process {self._process.pid}) goes on alone; its log is {self._log}")
         self._process, self.detached = None, True
         self.given_up = True  # nothing more is started from here
         return True
@@ -376,7 +378,7 @@ class SideProcess:
     def _give_up(self, why: str) -> bool:
         self.given_up = True
         self.why_given_up = f"{why}: see {self._log}"
-        say(f"{self.why_given_up}; no more steps are kept")
+        notify(f"{self.why_given_up}; no more steps are kept")
         return False
 
     def _start(self) -> bool:
@@ -428,7 +430,7 @@ class SideProcess:
                 self._process.stdin.close()
 
 
-def say(line: str) -> None:
+def notify(line: str) -> None:
     """Tell the user one thing on stderr; loggers at their default level would swallow it.
 
     Nothing is said where stderr is closed, or a pipe that nobody reads.
@@ -465,7 +467,7 @@ def _countdown() -> Iterator[Callable[[str], None]]:
             print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
         elif last is None or time.monotonic() - last >= LOG_LINE_SECONDS:
             last = time.monotonic()
-            say(line)
+            notify(line)
 
     try:
         yield show
