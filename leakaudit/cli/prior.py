@@ -26,7 +26,7 @@ def prior() -> None:
 @clear_errors
 def list_command(as_json: bool) -> None:
     """List the priors: what each is, what an attacker must have for it, where it comes from."""
-    from leakaudit.cli import catalogue
+    from leakaudit.cli.catalogue import catalogue
 
     catalogue("priors", ("knows", "source"), as_json)
 
