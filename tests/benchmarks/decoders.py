@@ -29,7 +29,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from leakaudit.audit.simulation.texts import Simulation, Simulator
+from leakaudit.audit.simulation.texts import Simulator
+from leakaudit.config.simulation import Simulation
 from leakaudit.models.recipe import Task
 from leakaudit.results.schema import Attempt
 from leakaudit.results.summary import summarise
