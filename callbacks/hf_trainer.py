@@ -134,7 +134,7 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
         """Forget a step that the optimizer skipped; see to the side process; log what it has found since."""
         if self._run is not None:
             self._control = control
-            self._run.recorder.disarm()  # if it is still armed the optimizer never stepped: an overflow, or a skipped batch
+            self._run.recorder.cancel()  # a step that is still recorded was never made: an overflow, or a skipped batch
             self._run.after_step()
 
     @entry

@@ -13,7 +13,7 @@ from leakaudit.algorithms.matching.matcher import MaskPlaces
 from leakaudit.algorithms.matching.run import Evidence, Recipe, can_match, check_knobs, match, with_knobs
 from leakaudit.algorithms.matching.search import Descent, Keep, Start
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import FALSE_EVENTS, Applicability, Reconstruction
+from leakaudit.plugins.attack_protocol import FALSE_EVENTS, Applicability, Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 

@@ -20,7 +20,7 @@ from leakaudit.algorithms.labels.output_layer import OutputLayer, find_output_la
 from leakaudit.attacks.llg import can_read
 from leakaudit.attacks.rlu import moved
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import Applicability, Reconstruction
+from leakaudit.plugins.attack_protocol import Applicability, Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 

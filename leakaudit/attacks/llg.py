@@ -15,7 +15,7 @@ from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_grad
 from leakaudit.algorithms.labels.output_layer import OutputLayer, bias_gradient, find_output_layer, own_direction
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
-from leakaudit.plugins.attack import APPLIES, Applicability, Reconstruction, not_applicable
+from leakaudit.plugins.attack_protocol import APPLIES, Applicability, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 

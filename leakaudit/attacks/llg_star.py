@@ -22,7 +22,7 @@ from leakaudit.algorithms.labels.output_layer import (
 )
 from leakaudit.attacks.llg import Read, can_read, extract_labels
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import Applicability, Reconstruction
+from leakaudit.plugins.attack_protocol import Applicability, Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 

@@ -11,7 +11,7 @@ from leakaudit.algorithms.labels.counts import CountsLabels, batch_size
 from leakaudit.algorithms.labels.output_layer import number_of_classes
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
-from leakaudit.plugins.attack import APPLIES, Applicability, Reconstruction, not_applicable
+from leakaudit.plugins.attack_protocol import APPLIES, Applicability, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 

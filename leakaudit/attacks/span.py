@@ -9,7 +9,7 @@ import torch
 
 from leakaudit.algorithms.span.recover import BEAM, CANDIDATES, can_recover, recover
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import FALSE_EVENTS, Applicability, Reconstruction
+from leakaudit.plugins.attack_protocol import FALSE_EVENTS, Applicability, Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 

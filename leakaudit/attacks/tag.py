@@ -18,7 +18,7 @@ from leakaudit.algorithms.matching.run import (
     match,
 )
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import Reconstruction
+from leakaudit.plugins.attack_protocol import Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 

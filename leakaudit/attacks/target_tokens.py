@@ -12,7 +12,7 @@ from leakaudit.algorithms.above_noise import heavy_tailed, projection_cut, stand
 from leakaudit.algorithms.labels.output_layer import neutral_inputs, noise_in
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
-from leakaudit.plugins.attack import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
+from leakaudit.plugins.attack_protocol import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 

@@ -25,11 +25,11 @@ from leakaudit.capture.array_batches import array_pass, for_labels, labels_only
 from leakaudit.capture.boundary import entry
 from leakaudit.capture.distributed import BEGIN_SECONDS, check_layout, peers_of
 from leakaudit.capture.fitness import Fit, beyond, check_tensors, fitting, patched_parts
-from leakaudit.capture.optimizers import movers_of, parameters_of, unmoved
+from leakaudit.capture.optimizers import base_optimizers, parameters_of, unmoved
 from leakaudit.capture.part_of_step import PartOfStep
 from leakaudit.capture.plan import Plan, room_in_words, time_in_words
 from leakaudit.capture.private_sgd import PrivateSgd, private_sgd
-from leakaudit.capture.recorder import Kept, Observe, ProcessGroup, Recorder
+from leakaudit.capture.recorder import KeptStep, Observe, ProcessGroup, Recorder
 from leakaudit.capture.step_facts import believed_bound, believed_divisor, check_words
 from leakaudit.capture.unaudited import folder_of, mark
 from leakaudit.capture.witness import own_part
@@ -143,7 +143,7 @@ class AuditRun:
     private: PrivateSgd | None = None
     fit: Fit = field(default_factory=Fit)
     """How the live model differs from the one that its recipe makes."""
-    outside: int = 0
+    unaudited_parameters: int = 0
     started: float = field(default_factory=time.monotonic)
     skipped: int = 0
     """Due steps that came while the one before was still on its way to the disk."""
@@ -221,7 +221,7 @@ class AuditRun:
                 notify(_plan(run) + (f"; {place.note}" if place.note else ""))
                 if more := beyond(fit.foreign, recipe.class_name):
                     notify(more)
-                if more := unmoved(model, movers_of(stack.optimizer)):
+                if more := unmoved(model, base_optimizers(stack.optimizer)):
                     notify(more)
                 if private is None and (why := unused_private_model(stack.model)):
                     notify(why)
@@ -246,7 +246,7 @@ class AuditRun:
         fit: Fit,
     ) -> AuditRun:
         """Set the hooks of a run whose spool is there."""
-        moving = [group for mover in movers_of(stack.optimizer) for group in mover.param_groups]
+        moving = [group for mover in base_optimizers(stack.optimizer) for group in mover.param_groups]
         recorder = Recorder(
             model,
             stack.optimizer,
@@ -279,7 +279,7 @@ class AuditRun:
             plan=Plan.of(config, _policy(config), _steps_of(stack)),
             private=private,
             fit=fit,
-            outside=len(moved - {id(p) for p in model.parameters()}),
+            unaudited_parameters=len(moved - {id(p) for p in model.parameters()}),
         )
         recorder.install()
         return run
@@ -320,7 +320,7 @@ class AuditRun:
             agreed = mine if peers is None else peers.agree(f"step {step}", mine)
         if agreed and manifest is not None:
             self.missed_since = 0
-            self.recorder.arm(step, manifest)
+            self.recorder.start(step, manifest)
         self.blocked_s += time.perf_counter() - start
 
     def _wanted(self, step: int) -> bool:
@@ -366,7 +366,7 @@ class AuditRun:
             neftune_alpha=_neftune_alpha(self.model),
             attention=str(getattr(getattr(self.model, "config", None), "_attn_implementation", None) or ""),
             processes=1 if self.stack.peers is None or self.stack.observe == "local" else self.stack.peers.mean_over,
-            outside=self.outside,
+            outside=self.unaudited_parameters,
             patched=patched_parts(self.model),
             note=now.note,
         )
@@ -401,7 +401,7 @@ class AuditRun:
         """Return whether the processes of this run keep no more steps together."""
         if self.stack.peers is None or not self.stack.peers.over:
             return False
-        self.recorder.give_in()
+        self.recorder.stop_recording()
         return True
 
     def after_step(self) -> None:
@@ -840,7 +840,7 @@ def _check_plugins(config: AuditConfig) -> None:
     _policy(config)
 
 
-def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> None:
+def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: KeptStep) -> None:
     """Write a kept step into the spool; runs in the recorder's thread and takes everything from `kept`.
 
     Args:
@@ -862,7 +862,7 @@ def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> 
         notes.append(f"{again} forward passes saw a batch that another one had seen")
     recipe = recipe.model_copy(
         update={
-            "loss": "pulls" if kept.tapped else "forward",
+            "loss": "pulls" if kept.has_output_gradients else "forward",
             "loss_scale": kept.loss_scale,
             "training": kept.training,
             "eval_modules": kept.eval_modules,
@@ -913,7 +913,7 @@ def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> 
     notify(f"kept step {kept.step} ({len(kept.update)} updates, copied in {kept.copy_seconds * 1000:.0f} ms)")
 
 
-def _kept_parts(kept: Kept, part: PartOfStep) -> KeptParts:
+def _kept_parts(kept: KeptStep, part: PartOfStep) -> KeptParts:
     """Describe what is there of a step that was not kept as a whole."""
     gone = tuple(name for name in part.sketches if name not in kept.update and name != part.rows)
     return KeptParts(blocks=BLOCKS, parameters=kept.parameters, rows=part.rows, not_kept=gone)
@@ -945,13 +945,13 @@ def _parts_to_keep(
     return parts
 
 
-def _input_shape(kept: Kept) -> tuple[int, ...] | None:
+def _input_shape(kept: KeptStep) -> tuple[int, ...] | None:
     """Return the shape of one example of a batch of arrays."""
     inputs = kept.truth.micro_batches[0].inputs.get("inputs")
     return None if inputs is None else tuple(inputs.shape[1:])
 
 
-def _is_placeholder(kept: Kept) -> bool:
+def _is_placeholder(kept: KeptStep) -> bool:
     """Return whether a batch is one row of zeros and ones: what Opacus' `rand_on_empty` makes of an empty draw."""
     parts = [batch.inputs.get("inputs", batch.inputs["input_ids"]) for batch in kept.truth.micro_batches]
     rows = [row for part in parts for row in part]
@@ -997,7 +997,7 @@ def _facts(stack: TrainerContext, model: nn.Module, declared: tuple[DeclaredDefe
         "view": view,
     }
     if stack.observe == "delta":
-        rate = movers_of(stack.optimizer)[0].param_groups[0]["lr"]
+        rate = base_optimizers(stack.optimizer)[0].param_groups[0]["lr"]
         update |= {"local_steps": stack.local_steps, "learning_rate": float(rate)}
     return facts.model_copy(update=update)
 
@@ -1007,7 +1007,7 @@ def _dtype(optimizer: Any, model: nn.Module) -> torch.dtype:
 
     It is the coarsest of the parameters that are trained.
     """
-    moved = {id(p) for mover in movers_of(optimizer) for p in parameters_of(mover)}
+    moved = {id(p) for mover in base_optimizers(optimizer) for p in parameters_of(mover)}
     trained = (p for p in model.parameters() if id(p) in moved)
     return coarsest_dtype(trained) or dtype_of(model)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from leakaudit.client.observation import Observation, check_finite
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import SnapshotError
-from leakaudit.plugins.defense import Defense
+from leakaudit.plugins.defense_protocol import Defense
 from leakaudit.registry import defense
 
 

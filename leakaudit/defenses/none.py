@@ -10,7 +10,7 @@ import torch
 
 from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense import Defense
+from leakaudit.plugins.defense_protocol import Defense
 from leakaudit.registry import defense
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from leakaudit.client.observation import Observation, root_mean_square
 from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense import Defense
+from leakaudit.plugins.defense_protocol import Defense
 from leakaudit.plugins.entry_uncertainty import uncertainties
 from leakaudit.registry import defense
 

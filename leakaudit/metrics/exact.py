@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from leakaudit.plugins.metric import Pair
+from leakaudit.plugins.metric_protocol import Pair
 from leakaudit.registry import metric
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import ClassVar, Literal
 
-from leakaudit.plugins.metric import Pair
+from leakaudit.plugins.metric_protocol import Pair
 from leakaudit.registry import metric
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from leakaudit.plugins.metric import Pair
+from leakaudit.plugins.metric_protocol import Pair
 from leakaudit.registry import metric
 
 

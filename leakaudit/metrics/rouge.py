@@ -11,7 +11,7 @@ from rouge_score import rouge_scorer, tokenizers
 from leakaudit.registry import metric
 
 if TYPE_CHECKING:
-    from leakaudit.plugins.metric import Pair
+    from leakaudit.plugins.metric_protocol import Pair
 
 Kind = Literal["rouge1", "rouge2", "rougeL"]
 

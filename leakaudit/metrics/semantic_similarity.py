@@ -12,7 +12,7 @@ from leakaudit.errors import ModelError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from leakaudit.plugins.metric import Pair
+    from leakaudit.plugins.metric_protocol import Pair
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from leakaudit.errors import PriorError
 from leakaudit.models.recipe import Vocabulary, load_model, load_tokenizer, tokens_digest, vocabulary_of
-from leakaudit.plugins.prior import check_same_tokens, frame_of, words_of
+from leakaudit.plugins.prior_protocol import check_same_tokens, frame_of, words_of
 from leakaudit.registry import prior
 
 LOGITS = 1 << 25

@@ -27,9 +27,9 @@ from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import AnatomyError, ConfigError, ResultsError
 from leakaudit.gate.evaluate import Verdict
 from leakaudit.models.recipe import ModelRecipe
-from leakaudit.plugins.attack import APPLIES, Applicability, GuessedSequence, Reconstruction, not_applicable
+from leakaudit.plugins.attack_protocol import APPLIES, Applicability, GuessedSequence, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
-from leakaudit.plugins.defense import Defense
+from leakaudit.plugins.defense_protocol import Defense
 from leakaudit.registry import attack, attacks, defense, defenses
 from leakaudit.reports import write_report
 from leakaudit.results.consistency import contradictions

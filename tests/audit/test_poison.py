@@ -30,7 +30,7 @@ PLUGIN = f"""
 import ctypes, os, signal
 from dataclasses import dataclass
 from typing import ClassVar
-from leakaudit.plugins.attack import APPLIES, Reconstruction
+from leakaudit.plugins.attack_protocol import APPLIES, Reconstruction
 from leakaudit.registry import attack
 
 KINDS = {{

@@ -25,7 +25,7 @@ from leakaudit.audit.audit import Audit
 from leakaudit.audit.simulation.texts import Simulation, Simulator
 from leakaudit.client.step import ClientStep
 from leakaudit.config.audit import AuditConfig, PluginSpec
-from leakaudit.models.wide_pooler import find_pooler
+from leakaudit.models.structure import find_pooler
 from leakaudit.results.schema import Score, TextMode
 from leakaudit.results.summary import summarise
 from tests.benchmarks.span import arguments, in_percent

@@ -26,7 +26,7 @@ from transformers import (
 from leakaudit.audit.audit import Audit
 from leakaudit.audit.verification import verify
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
-from leakaudit.capture.optimizers import innermost
+from leakaudit.capture.optimizers import base_optimizer
 from leakaudit.capture.run import OFF_SWITCH, AuditRun
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import MicroBatch, Truth
@@ -474,7 +474,7 @@ def test_the_hooks_are_gone_after_training(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, audit)
     with tiny_trainer.without_side_process():
         trainer.train()
-    optimizer = innermost(trainer.optimizer)
+    optimizer = base_optimizer(trainer.optimizer)
     assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
     assert not trainer.model._forward_pre_hooks
 

@@ -14,12 +14,12 @@ import torch
 
 from leakaudit.client.observation import Observation
 from leakaudit.models.recipe import Vocabulary, vocabulary_of
-from leakaudit.plugins.attack import Attack, Reconstruction
+from leakaudit.plugins.attack_protocol import Attack, Reconstruction
 from leakaudit.plugins.budget import Budget
-from leakaudit.plugins.defense import Defense
-from leakaudit.plugins.metric import LabelCounts, Pair
-from leakaudit.plugins.prior import Prior, Scorer
+from leakaudit.plugins.defense_protocol import Defense
+from leakaudit.plugins.metric_protocol import LabelCounts, Pair
 from leakaudit.plugins.prior_loading import load_prior
+from leakaudit.plugins.prior_protocol import Prior, Scorer
 from leakaudit.priors.ngram import build_ngram, write_ngram
 from leakaudit.registry import attacks, defenses, metrics, priors
 from tests.support import tiny

@@ -11,7 +11,7 @@ import pytest
 from leakaudit.audit.scoring.score import score
 from leakaudit.gate import evaluate as gate
 from leakaudit.gate.evaluate import Status
-from leakaudit.plugins.metric import Guess
+from leakaudit.plugins.metric_protocol import Guess
 from leakaudit.results import former_keys
 from leakaudit.results import schema as scores
 from leakaudit.results.consistency import EVENTS, contradictions, shown_events, unexplained_steps

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.models.structure import Anatomy, Projection
-from leakaudit.plugins.attack import GuessedSequence
+from leakaudit.plugins.attack_protocol import GuessedSequence
 from leakaudit.plugins.budget import Budget
 
 COMPLETE = 1e-6

@@ -25,7 +25,7 @@ from leakaudit.algorithms.padding import padded_batch
 from leakaudit.algorithms.span.subspace import FULL_RANK_MARGIN, span_of
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
-from leakaudit.models.structure import Projection, find_feed_forward, run_until
+from leakaudit.models.structure import Projection, find_down_projection, run_until
 
 SAME = 1e-4
 """Relative difference up to which a token among strangers, all hidden from each other, is given what it is given in its sequence."""
@@ -121,7 +121,7 @@ class FeedForwardSpan:
 def feed_forward_span_of(seen: Observation) -> FeedForwardSpan | None:
     """Return the span behind the first attention; None where it is withheld, damaged or full, or words cannot be tried side by side."""
     try:
-        layer = find_feed_forward(seen.model)
+        layer = find_down_projection(seen.model)
     except AnatomyError:
         return None
     update = seen.update.get(layer.weight)

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import APPLIES, Applicability, Reconstruction
+from leakaudit.plugins.attack_protocol import APPLIES, Applicability, Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 

@@ -13,7 +13,7 @@ from leakaudit.algorithms.span.mask_regression import Masked, MaskSearch
 from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.reachability import dropout_reach
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 from leakaudit.plugins.budget import Budget
 
 SEARCH_SHARE = 0.7

@@ -28,7 +28,7 @@ from leakaudit.algorithms.span.mask_regression import find_masked
 from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.readers.dropout import SEARCH_SHARE, grouped
 from leakaudit.models.structure import InputStage, Norm
-from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 KEEP = 32
 """Tokens per position that are fitted. Measured on a train split (B = 4, p = 0.1): true ones within the nearest 8."""

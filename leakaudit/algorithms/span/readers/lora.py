@@ -29,7 +29,7 @@ from leakaudit.algorithms.span.readers.dropout import read_masked
 from leakaudit.algorithms.span.readers.encoder import FARTHEST_INSIDE, read_pairs
 from leakaudit.algorithms.span.subspace import FLOAT32_FLOOR, Basis, span_of, stacked_update
 from leakaudit.models.structure import Anatomy, InputStage
-from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 SCANNED = (64, 160)
 """Positions that texts are first taken to have, and then, if nothing was found: the fewer, the sharper, because each takes a

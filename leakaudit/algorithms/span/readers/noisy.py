@@ -33,7 +33,7 @@ from leakaudit.algorithms.span.reachability import PairReach, ranked_reach
 from leakaudit.algorithms.span.soft_ranking import Ranking
 from leakaudit.algorithms.span.sparse_regression import Joint, JointFit
 from leakaudit.algorithms.span.subspace import PRUNED_SHARE, SoftSpan, soft_span_of
-from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 LONGEST = 128
 """Positions that are looked at. Our choice: a longer sentence has more words than could be climbed in time."""
