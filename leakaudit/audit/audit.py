@@ -4,7 +4,7 @@ An `Audit` is one run folder (0700):
 
     journal.jsonl    one line per finished attempt, appended and synced; what a killed audit resumes from
     state.json       run key, what is audited, audited steps, controls
-    results.json     the product (`leakaudit.results/1.2`), verdict.json, report.html: written by `finish`
+    results.json     the product (`leakaudit.results/1.3`), verdict.json, report.html: written by `finish`
 """
 
 from __future__ import annotations
@@ -549,24 +549,16 @@ class Audit:
 
     def _sequence_score(self, step: str, index: int, found: ScoredSequence, reach: ReachedSequence) -> SequenceScore:
         ids = found.pair.true_ids
-        numbers = found.numbers
-        exact = numbers.get("exact")
         return SequenceScore(
             id=f"{step.replace('st-', 's-')}-{index}",
             hmac=self._hmac(ids),
-            r1=numbers.get("rouge1"),
-            r2=numbers.get("rouge2"),
-            rl=numbers.get("rougeL"),
-            exact=None if exact is None else exact == 1.0,
-            token_recall=numbers.get("token_recall"),
-            token_precision=numbers.get("token_precision"),
+            scores={name: number for name, number in found.numbers.items() if number is not None},
             min_tokens_bucket=bucket(len(ids)),
             long_enough=found.long_enough,
             confidence=found.pair.confidence,
             proved=found.pair.proved,
             reachable=reach.share,
             passes=reach.passes,
-            longest_run_share=numbers.get("longest_run"),
             strip=self._strip(found),
         )
 

@@ -74,7 +74,7 @@ def _results_of(data: Any) -> Results:
         first = error.errors(include_url=False)[0]
         where = short(".".join(str(part) for part in first["loc"]))[1:-1]
         raise ValueError(f"does not fit {SCHEMA}: {where}: {first['msg']} ({error.error_count()} problems)") from None
-    if version <= _OWN_VERSION:
+    if version <= OWN_VERSION:
         for problem in _unknown_keys(data, results.model_dump(mode="json", by_alias=True), ()):
             raise ValueError(problem)
     if results.digest is None and version >= _DIGEST_SINCE:
@@ -90,7 +90,7 @@ def _version(schema: str) -> tuple[int, int] | None:
     return (int(major), int(minor)) if dot and known else None
 
 
-_OWN_VERSION = (1, 2)
+OWN_VERSION = (1, 3)
 
 
 _DIGEST_SINCE = (1, 2)
@@ -100,7 +100,7 @@ _DIGEST_SINCE = (1, 2)
 def minor_version(results: Results) -> int:
     """Return the x of `leakaudit.results/1.x`."""
     version = _version(results.schema_)
-    return version[1] if version else _OWN_VERSION[1]
+    return version[1] if version else OWN_VERSION[1]
 
 
 def _unknown_keys(data: Any, read: Any, path: tuple[str | int, ...]) -> Iterator[str]:

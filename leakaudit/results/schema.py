@@ -1,4 +1,4 @@
-"""The results of an audit: what `results.json` holds, schema `leakaudit.results/1.2`.
+"""The results of an audit: what `results.json` holds, schema `leakaudit.results/1.3`.
 
 Numbers are fractions from 0 to 1. A number that does not exist is a `Missing` with its reason, never a zero.
 This file is written in text mode `hash`: no text, no token ids, no label names, no class counts. What a masked or full
@@ -8,15 +8,30 @@ report shows beyond that stands in the private journal (`journal.jsonl`, mode 06
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
-SCHEMA = "leakaudit.results/1.2"
-"""1.1 added what was in reach: of attempts, sequences and summaries. 1.2 added the digest, which it requires, the precision of
-a sequence, the number of sentences of a step and the declared defences. A reader of an earlier version ignores what it does not
-know, and an earlier file is read as without. Whoever adds a key raises the version: a file of this version or an earlier one
-that holds an unknown key is refused."""
+from leakaudit.results import former_keys
+from leakaudit.results.former_keys import read_into_scores, written_from_scores
+
+SCHEMA = "leakaudit.results/1.3"
+"""Version of the schema.
+
+1.1 added what was in reach, of attempts, sequences and summaries. 1.2 added the digest, which it requires, the precision of a
+sequence, the number of sentences of a step and the declared defences. 1.3 added the catalogue, and `scores` of sequences and
+summaries with every metric; `former_keys.py` holds the keys that these replace.
+
+A reader of an earlier version ignores the keys that it does not know. In an earlier file, new keys have their defaults. Whoever
+adds a key raises the version: a file of this version or an earlier one with an unknown key is refused."""
 
 
 Fraction = Annotated[FiniteFloat, Field(ge=0.0, le=1.0)]
@@ -174,19 +189,10 @@ class SequenceScore(ResultsModel):
     id: str
     hmac: str
     """HMAC-SHA-256 of the true token ids under the run's key, 64 bits in hex."""
-    r1: Fraction | None
-    r2: Fraction | None
-    rl: Fraction | None
-    exact: bool | None
-    token_recall: Fraction | None
-    token_precision: Fraction | None = None
-    """Share of the guessed tokens that stand in the true sequence, with counts; for a bag of tokens, share of the bag that stands
-    anywhere in the batch. None in results before 1.2."""
+    scores: dict[str, Fraction] = {}
+    """Name of a sequence-level metric -> number. A metric without a number for this sequence is absent."""
     longest_run: int | None = None
     """Tokens of the longest run. Read from results before 1.2 and no longer written, because it is a length."""
-    longest_run_share: Fraction | None = None
-    """Longest run of consecutive tokens of the true sequence found in the guess, as a share of the sequence; None in a
-    bag-of-tokens attack."""
     strip: Strip | None = None
     """Which parts of the sequence came back; None in text mode hash, and in results before 1.2."""
     min_tokens_bucket: str
@@ -201,6 +207,34 @@ class SequenceScore(ResultsModel):
     """Share of its tokens, special ones aside, that were among the attack's candidates at their place; None where unknown."""
     passes: bool | None = None
     """Whether the true sequence would have passed the attack's own test; None where it has no test, or where unknown."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_former_keys(cls, data: Any) -> Any:
+        return read_into_scores(data, former_keys.OF_SEQUENCES)
+
+    @model_serializer(mode="wrap")
+    def _with_former_keys(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        former = written_from_scores(self.scores, former_keys.OF_SEQUENCES)
+        return {**write(self), **former, "exact": self.exact}
+
+    @property
+    def exact(self) -> bool | None:
+        """Whether the sequence was recovered exactly; None where no sequence was guessed."""
+        return None if (found := self.scores.get("exact")) is None else found == 1.0
+
+    @property
+    def token_recall(self) -> float | None:
+        """Share of the true tokens that were recovered, in any order."""
+        return self.scores.get("token_recall")
+
+    @property
+    def token_precision(self) -> float | None:
+        """Share of the guessed tokens that stand in the true sequence, with counts.
+
+        For a bag of tokens it is the share of the bag that stands anywhere in the batch. None in results before 1.2.
+        """
+        return self.scores.get("token_precision")
 
     @property
     def fate(self) -> Literal["recovered", "search gave up", "out of reach"] | None:
@@ -242,8 +276,7 @@ class Attempt(ResultsModel):
     guessed is true. `label_counts`: the class counts came back exactly, and the attack could tell them from chance."""
     sequences: tuple[SequenceScore, ...] = ()
     scores: dict[str, Measured] = {}
-    """Metric name -> number or reason: `rouge1`, `rouge2`, `rougeL`, `exact`, `token_recall`, `token_precision`, `masked_token_recall`,
-    `label_accuracy`."""
+    """Name of a metric -> number, or why there is none. Every registered metric has an entry where the attack ran."""
     facts: dict[str, FiniteFloat] = {}
     """What the attack says of itself, by name: `rank`, `candidates`, `loss`..."""
     reachable_tokens: Measured | None = None
@@ -292,19 +325,22 @@ class Summary(ResultsModel):
     steps: Count
     """Steps with a scored attempt."""
     sequences: Count
-    exact_rate: Fraction | None
-    r1: Fraction | None
-    r2: Fraction | None
-    rl: Fraction | None
-    token_recall: Fraction | None
-    label_accuracy: Fraction | None
+    scores: dict[str, Fraction] = {}
+    """Name of a metric -> its mean. A metric that measured nothing is absent."""
     seconds_per_step: Amount | None
     """Median over scored attempts."""
     status_counts: dict[str, Count]
     reachable_tokens: Fraction | None = None
     reachable_sequences: Fraction | None = None
-    token_precision: Fraction | None = None
-    """None where nothing was named, and in results before 1.2."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_former_keys(cls, data: Any) -> Any:
+        return read_into_scores(data, former_keys.OF_SUMMARIES)
+
+    @model_serializer(mode="wrap")
+    def _with_former_keys(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {**write(self), **written_from_scores(self.scores, former_keys.OF_SUMMARIES)}
 
 
 class Utility(ResultsModel):
@@ -421,6 +457,55 @@ class Overhead(ResultsModel):
     """What the kept steps took on the disk in all, in units of 10^6 bytes."""
 
 
+class AttackEntry(ResultsModel):
+    """What an attack says of itself."""
+
+    label: str
+    """What a reader calls it, such as `TAG`."""
+    meaning: str
+    """What it does, in a sentence for a glossary."""
+    source: str
+    """Paper, section, equation."""
+    goal: Literal["text", "words", "labels"]
+    """What it recovers: whole sequences, a bag of words, or class counts."""
+    threat_model: str
+    """Who sees what, and what has to hold, in a sentence."""
+
+
+class DefenseEntry(ResultsModel):
+    """What a defence says of itself."""
+
+    label: str
+    meaning: str
+    """What it does to the update, in a sentence for a glossary."""
+    source: str
+
+
+class MetricEntry(ResultsModel):
+    """What a metric says of itself."""
+
+    label: str
+    meaning: str
+    """What it measures, in a sentence for a glossary."""
+    source: str
+    level: Literal["sequence", "step"]
+    """Whether it scores one sequence, or the label counts of a step."""
+    higher_is_better: bool
+    """Whether a higher number means that more leaked."""
+
+
+class Catalogue(ResultsModel):
+    """The attacks, defences and metrics that took part, by the names that the results use. Empty in results before 1.3."""
+
+    attacks: dict[str, AttackEntry] = {}
+    defenses: dict[str, DefenseEntry] = {}
+    metrics: dict[str, MetricEntry] = {}
+
+    def metric_label(self, name: str) -> str:
+        """Return what a reader calls a metric: its label, or its name where the catalogue does not hold it."""
+        return self.metrics[name].label if name in self.metrics else name
+
+
 class Results(ResultsModel):
     """One audit. `leakaudit schema results` prints the JSON Schema of this class."""
 
@@ -436,6 +521,7 @@ class Results(ResultsModel):
     utility: tuple[Utility, ...] = ()
     coverage: Coverage = Coverage()
     overhead: Overhead = Overhead()
+    catalogue: Catalogue = Catalogue()
     min_tokens: Annotated[int, Field(ge=1)] = 8
     """Tokens a sequence must have to count as a sentence in `exact_sentence`."""
     digest: str | None = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from statistics import median
 
 from leakaudit.results.schema import Attempt, Measured, Score, Summary
 
@@ -21,36 +23,19 @@ def summarise(attempts: Iterable[Attempt]) -> tuple[Summary, ...]:
 
 def _summarise_group(attack: str, defense: str, attempts: list[Attempt]) -> Summary:
     scored = [a for a in attempts if any(isinstance(s, Score) for s in a.scores.values())]
-    seconds = sorted(a.wall_s for a in scored)
-    middle = len(seconds) // 2
-    median = None
-    if seconds:
-        median = seconds[middle] if len(seconds) % 2 else (seconds[middle - 1] + seconds[middle]) / 2
-    counts: dict[str, int] = {}
-    for attempt in attempts:
-        counts[attempt.status.value] = counts.get(attempt.status.value, 0) + 1
+    names = dict.fromkeys(name for attempt in scored for name in attempt.scores)
+    means = {name: pooled(a.scores.get(name) for a in scored) for name in names}
     return Summary(
         attack=attack,
         defense=defense,
         steps=len(scored),
         sequences=sum(len(a.sequences) for a in scored),
-        exact_rate=_pooled(scored, "exact"),
-        r1=_pooled(scored, "rouge1"),
-        r2=_pooled(scored, "rouge2"),
-        rl=_pooled(scored, "rougeL"),
-        token_recall=_pooled(scored, "token_recall"),
-        label_accuracy=_pooled(scored, "label_accuracy"),
-        seconds_per_step=median,
-        status_counts=counts,
+        scores={name: mean for name, mean in means.items() if mean is not None},
+        seconds_per_step=median(a.wall_s for a in scored) if scored else None,
+        status_counts=dict(Counter(a.status.value for a in attempts)),
         reachable_tokens=pooled(a.reachable_tokens for a in scored),
         reachable_sequences=pooled(a.reachable_sequences for a in scored),
-        token_precision=_pooled(scored, "token_precision"),
     )
-
-
-def _pooled(attempts: list[Attempt], metric: str) -> float | None:
-    """Return the mean of `metric` over everything the attempts scored, or None where nothing was."""
-    return pooled(a.scores.get(metric) for a in attempts)
 
 
 def pooled(measured: Iterable[Measured | None]) -> float | None:

@@ -221,7 +221,7 @@ def main() -> None:
             ratio = f"{fmean(tokens) / HIDDEN:.2f} (at most {max(tokens) / HIDDEN:.2f})"
             print(
                 f"| {data.parent.name} {data.stem} | {s.shape} | {s.task} | {s.mode} | {s.batch_size} | {found.sequences} "
-                f"| {ratio} | {in_percent((found.exact_rate, found.token_recall))} | {median(a.wall_s for a in attempts):.2f} |",
+                f"| {ratio} | {in_percent((found.scores.get('exact'), found.scores.get('token_recall')))} | {median(a.wall_s for a in attempts):.2f} |",
                 flush=True,
             )
 

@@ -98,7 +98,13 @@ def main() -> None:
             found += attempts_of(Simulator(simulation), attack, options)
         attempts = [attempt for attempt, _ in found]
         (summary,) = summarise(attempts)
-        rates = (summary.r1, summary.r2, summary.rl, summary.exact_rate, summary.token_recall)
+        rates = (
+            summary.scores.get("rouge1"),
+            summary.scores.get("rouge2"),
+            summary.scores.get("rougeL"),
+            summary.scores.get("exact"),
+            summary.scores.get("token_recall"),
+        )
         seconds = [spent for _, spent in found]
         steps = mean(attempt.facts.get("steps", 0.0) for attempt in attempts)
         print(

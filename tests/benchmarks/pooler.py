@@ -132,7 +132,15 @@ def texts_table(options: object) -> None:
                         seconds.append(time.process_time() - began)
                     attempts += [entry.attempt for entry in audit.entries]
             (row,) = summarise(attempts)
-            rates = in_percent((row.r1, row.r2, row.rl, row.exact_rate, row.token_recall))
+            rates = in_percent(
+                (
+                    row.scores.get("rouge1"),
+                    row.scores.get("rouge2"),
+                    row.scores.get("rougeL"),
+                    row.scores.get("exact"),
+                    row.scores.get("token_recall"),
+                )
+            )
             scores = [a.scores.get("semantic_similarity") for a in attempts]
             likeness = [score.value for score in scores if isinstance(score, Score)]
             meaning = f"{100 * fmean(likeness):.1f}" if likeness else "-"

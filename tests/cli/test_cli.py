@@ -40,6 +40,7 @@ SUMMARY_KEYS = {
     "steps",
     "sequences",
     "exact_rate",
+    "scores",
     "r1",
     "r2",
     "rl",

@@ -47,7 +47,7 @@ from leakaudit.results.schema import (
     VerificationStatus,
 )
 from tests.gate.test_gate import eight, words
-from tests.support.factories import NOW, attempt, audit, journal_entry, policy, results, step
+from tests.support.factories import NOW, attempt, audit, journal_entry, policy, results, step, with_scores
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -391,14 +391,14 @@ def test_a_search_that_ran_out_of_time_shows_what_was_in_reach() -> None:
 
 def test_every_cell_says_what_came_back() -> None:
     """Overlap, recall and precision, of attacks that found a leak, of those that did not, and of those that ran out of time."""
-    precise = {"token_precision": 0.6}
     attempts = [
         attempt(i, name, recall=0.44, status=state)
         for i in range(2)
         for name, state in (("span", AttemptStatus.RAN), ("late", AttemptStatus.BUDGET_EXHAUSTED))
     ]
     attempts = [
-        a.model_copy(update={"sequences": tuple(s.model_copy(update=precise) for s in a.sequences)}) for a in attempts
+        a.model_copy(update={"sequences": tuple(with_scores(s, token_precision=0.6) for s in a.sequences)})
+        for a in attempts
     ]
     found = results([step(0), step(1)], attempts)
     for name in ("span", "late"):

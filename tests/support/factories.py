@@ -43,6 +43,10 @@ def step_id(number: int) -> str:
     return f"st-{number:06d}"
 
 
+SEQUENCE_METRICS = ("rouge1", "rouge2", "rougeL", "exact", "token_recall", "token_precision")
+"""Metrics of one sequence that the attempts built here have."""
+
+
 def step(
     number: int,
     status: VerificationStatus = VerificationStatus.VERIFIED,
@@ -64,20 +68,22 @@ def step(
 
 def sequence(name: str = "sq-0", recall: float = 0.0, *, long_enough: bool = True, bag: bool = False) -> SequenceScore:
     """Build the score of one sequence; `recall` 1.0 is an exact recovery, `bag` guesses words without order."""
+    words = dict.fromkeys(("token_recall", "token_precision"), recall)
+    in_order = dict.fromkeys(("rouge1", "rouge2", "rougeL", "longest_run"), recall) | {"exact": float(recall == 1.0)}
     return SequenceScore(
         id=name,
         hmac="9f" * 8,
-        r1=None if bag else recall,
-        r2=None if bag else recall,
-        rl=None if bag else recall,
-        exact=None if bag else recall == 1.0,
-        token_recall=recall,
-        token_precision=recall,
-        longest_run_share=None if bag else recall,
+        scores=words if bag else words | in_order,
         strip=("d" if bag else "4") * round(16 * recall) + "0" * (16 - round(16 * recall)),
         min_tokens_bucket="9-16" if long_enough else "5-8",
         long_enough=long_enough,
     )
+
+
+def with_scores(found: SequenceScore, **numbers: float | None) -> SequenceScore:
+    """Return the score of a sequence with other numbers; None takes a number away."""
+    scores = found.scores | numbers
+    return found.model_copy(update={"scores": {name: value for name, value in scores.items() if value is not None}})
 
 
 def unguessed(name: str = "sq-0", *, long_enough: bool = True) -> SequenceScore:
@@ -85,11 +91,6 @@ def unguessed(name: str = "sq-0", *, long_enough: bool = True) -> SequenceScore:
     return SequenceScore(
         id=name,
         hmac="9f" * 8,
-        r1=None,
-        r2=None,
-        rl=None,
-        exact=None,
-        token_recall=None,
         min_tokens_bucket="9-16" if long_enough else "5-8",
         long_enough=long_enough,
     )
@@ -146,12 +147,9 @@ def _events(done: Attempt) -> tuple[str, ...]:
 
 def of_sequences(done: Attempt, sequences: Sequence[SequenceScore]) -> Attempt:
     """Return `done` with other sequences, and with the scores, reach and events that follow from them."""
-    fields = {"rouge1": "r1", "rouge2": "r2", "rougeL": "rl"} | {
-        n: n for n in ("exact", "token_recall", "token_precision")
-    }
     scores = dict(done.scores) | {
-        name: mean([float(v) for s in sequences if (v := getattr(s, field)) is not None])
-        for name, field in fields.items()
+        name: mean([s.scores[name] for s in sequences if name in s.scores])
+        for name in SEQUENCE_METRICS
         if name in done.scores
     }
     reach = {
@@ -176,7 +174,7 @@ def results(
     finished: str = FINISHED,
     **extra: Any,
 ) -> Results:
-    """Build the results of an audit: whatever follows from its parts does, and they are with_digest."""
+    """Build the results of an audit: whatever follows from its parts does, and they have their digest."""
     run = RunInfo(
         id="run-20261102",
         started="2026-11-02T09:50:00Z",
