@@ -30,11 +30,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from leakaudit import __version__
 from leakaudit.audit.active_server import named_server, on_active_server
+from leakaudit.audit.applied_defenses import defenses_found, defenses_left
 from leakaudit.audit.canaries import CANARIES
 from leakaudit.audit.scoring.patterns import strip
 from leakaudit.audit.scoring.reachability import Reached, ReachedSequence, reachability, unknown
 from leakaudit.audit.scoring.score import Scored, ScoredSequence, score, with_similarity
-from leakaudit.audit.verification import defenses_found, defenses_left, verify
+from leakaudit.audit.verification import verify
 from leakaudit.client.array_batches import array_batch
 from leakaudit.client.facts import DeclaredDefense, Granted
 from leakaudit.client.observation import Observation

@@ -14,8 +14,8 @@ import torch
 from click.testing import CliRunner
 from torch import Tensor, nn
 
+from leakaudit.audit.applied_defenses import defenses_found
 from leakaudit.audit.audit import Audit
-from leakaudit.audit.verification import defenses_found
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback as TrainerAudit
 from leakaudit.callbacks.lightning_trainer import LeakAuditCallback as LightningAudit
 from leakaudit.callbacks.torch_loop import watch
