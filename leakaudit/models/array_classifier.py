@@ -23,7 +23,10 @@ from torch import Tensor, nn
 
 from leakaudit.errors import DataError, ModelError
 from leakaudit.files.private_files import write_private
-from leakaudit.models.recipe import ModelRecipe, blank_model, load_tokenizer, model_factory
+from leakaudit.models.factories import model_factory
+from leakaudit.models.loading import load_tokenizer
+from leakaudit.models.rebuilding import blank_model
+from leakaudit.models.recipe import ModelRecipe
 
 NO_TEXT = "no_text.json"
 """File that stands in a tokenizer's folder where batches hold no text."""

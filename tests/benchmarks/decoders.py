@@ -30,7 +30,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from leakaudit.audit.simulation.texts import Simulation, Simulator
-from leakaudit.models.recipe import Task
+from leakaudit.models.loading import Task
 from leakaudit.results.schema import Attempt, summarise
 from tests.benchmarks.span import attempts_of, in_percent
 

@@ -18,7 +18,8 @@ from click.testing import CliRunner, Result
 from leakaudit.cli import _specs, _with_options, main
 from leakaudit.client.snapshot import Manifest, Provenance
 from leakaudit.client.step import ClientStep
-from leakaudit.models.recipe import ModelRecipe, state_of
+from leakaudit.models.recipe import ModelRecipe
+from leakaudit.models.tensors import state_of
 from leakaudit.storage.snapshots import write_snapshot
 from tests.support import tiny
 
