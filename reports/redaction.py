@@ -25,18 +25,9 @@ from pydantic import BaseModel
 from leakaudit.errors import RedactionError
 from leakaudit.gate.evaluate import Verdict
 from leakaudit.results import schema as scores
+from leakaudit.results.journal import JournalEntry, LabelSample, Sample, TokenMatch
 from leakaudit.results.recovery import amount
-from leakaudit.results.schema import (
-    Attempt,
-    AttemptStatus,
-    JournalEntry,
-    LabelSample,
-    Results,
-    Sample,
-    SequenceScore,
-    TextMode,
-    TokenMatch,
-)
+from leakaudit.results.schema import Attempt, AttemptStatus, Results, SequenceScore, TextMode
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -18,7 +18,7 @@ from leakaudit.algorithms.labels.output_layer import OutputLayer, bias_gradient,
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.models.structure import FeedForward, features_into, find_last_feed_forward, logit_jacobian, run_from
-from leakaudit.plugins.attack import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
+from leakaudit.plugins.attack_protocol import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 
@@ -58,6 +58,10 @@ class FeatureLabels:
     then p_k is what the model predicts without, and the counts are those nearest to B (mean p - db).
     """
 
+    label: ClassVar[str] = "feature labels"
+    meaning: ClassVar[str] = (
+        "Finds every sequence's features in the update and reads its label from them. Where it applies it is exact."
+    )
     goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
     source: ClassVar[str] = "derived here; instance-wise labels from features as in iLRG (Ma et al. 2023)"
     false_event_rate: ClassVar[float] = FALSE_EVENTS

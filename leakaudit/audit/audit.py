@@ -15,7 +15,6 @@ import itertools
 import json
 import logging
 import math
-import os
 import platform
 import secrets
 import time
@@ -47,14 +46,16 @@ from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.config.invocation import public_label, public_reason
 from leakaudit.errors import AnatomyError, ResultsError, SnapshotError, type_and_place
 from leakaudit.files.json_lines import split_lines
-from leakaudit.files.private_files import write_private
+from leakaudit.files.private_files import append_line, write_atomic
 from leakaudit.metrics.semantic_similarity import SemanticSimilarity
 from leakaudit.models.array_classifier import ArrayClassifier
 from leakaudit.models.loading import Task
-from leakaudit.plugins.attack import APPLIES, Attack, Reconstruction, not_applicable
+from leakaudit.plugins.attack_protocol import APPLIES, Attack, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attacks as attack_registry
 from leakaudit.registry import defenses as defense_registry
+from leakaudit.results.files import to_json, with_digest
+from leakaudit.results.journal import JournalEntry, LabelSample, Sample, load_journal
 from leakaudit.results.schema import (
     Attempt,
     AttemptStatus,
@@ -62,15 +63,12 @@ from leakaudit.results.schema import (
     Control,
     Controls,
     Coverage,
-    JournalEntry,
-    LabelSample,
     Missing,
     NotTested,
     Overhead,
     Regime,
     Results,
     RunInfo,
-    Sample,
     SequenceScore,
     StepRecord,
     Subject,
@@ -78,11 +76,8 @@ from leakaudit.results.schema import (
     ThreatModel,
     Verification,
     VerificationStatus,
-    load_journal,
-    sealed,
-    summarise,
-    to_json,
 )
+from leakaudit.results.summary import summarise
 from leakaudit.results.wording import counted
 
 logger = logging.getLogger(__name__)
@@ -412,16 +407,16 @@ class Audit:
 
         if interrupted:
             self.catch_up()
-        results = sealed(
+        results = with_digest(
             self._results(self._coverage(refused, not_kept, total_steps), overhead or Overhead(), interrupted, code)
         )
         text = json.dumps(to_json(results), indent=1, ensure_ascii=False, allow_nan=False)
-        write_private(self.folder / "results.json", text)
+        write_atomic(self.folder / "results.json", text)
         names = names_for(results) | registered_names()
         policy = load_policy(self.config.policy, names) if self.config.policy else default_policy()
         now = datetime.now(UTC)
         verdict = evaluate(results, policy, now=now, results_sha256=hashlib.sha256(text.encode()).hexdigest())
-        write_private(self.folder / "verdict.json", json.dumps(verdict_json(verdict), indent=1))
+        write_atomic(self.folder / "verdict.json", json.dumps(verdict_json(verdict), indent=1))
         write_report(
             self.folder,
             self.config.text,
@@ -618,21 +613,8 @@ class Audit:
         return any((e.attempt.step, e.attempt.attack, e.attempt.defense) == mine for e in self._entries)
 
     def _append(self, entry: JournalEntry) -> None:
-        """Append one line and sync it: whole or, on a full disk, not at all; a killed process leaves at most one torn last line."""
-        line = (entry.model_dump_json() + "\n").encode()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
-        descriptor = os.open(self._journal_path, flags, 0o600)
-        try:
-            before = os.fstat(descriptor).st_size
-            try:
-                while line:
-                    line = line[os.write(descriptor, line) :]  # a disk that is nearly full takes less than it is given
-                os.fsync(descriptor)
-            except OSError:
-                os.ftruncate(descriptor, before)
-                raise
-        finally:
-            os.close(descriptor)
+        """Append an attempt to the journal and wait until it is on the disk."""
+        append_line(self._journal_path, entry.model_dump_json())
         self._entries.append(entry)
         self._report(entry)
 
@@ -643,7 +625,7 @@ class Audit:
         content = self._journal_path.read_bytes()
         kept = "".join(entry.model_dump_json() + "\n" for entry in self._entries)
         if len(split_lines(content)) != len(self._entries) or (content and not content.endswith(b"\n")):
-            write_private(self._journal_path, kept)
+            write_atomic(self._journal_path, kept)
 
     # ------------------------------------------------------------------ steps and controls
 
@@ -814,7 +796,7 @@ class Audit:
                 key=self._fresh_key(),
                 source=self._source,
             )
-            write_private(self._state_path, state.model_dump_json())
+            write_atomic(self._state_path, state.model_dump_json())
             return state
         try:
             state = _State.model_validate_json(self._state_path.read_bytes())
@@ -836,7 +818,7 @@ class Audit:
         return "" if self._given_key else secrets.token_hex(32)
 
     def _save_state(self) -> None:
-        write_private(self._state_path, self._state.model_dump_json())
+        write_atomic(self._state_path, self._state.model_dump_json())
 
     def _hmac(self, ids: tuple[int, ...]) -> str:
         return self._keyed(",".join(map(str, ids)).encode(), digits=16).removeprefix("sha256:")

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from leakaudit.capture.boundary import Hook
-from leakaudit.capture.recorder import Kept
+from leakaudit.capture.recorder import KeptStep
 from leakaudit.errors import ModelError, SnapshotError
 from leakaudit.models.lora import rebuild_lora
 from leakaudit.models.rebuilding import blank_model
@@ -180,7 +180,7 @@ def _foreign(model: nn.Module, recipe: ModelRecipe, blank: nn.Module) -> frozens
     return frozenset(here) - frozenset(made) - aliases
 
 
-def fitting(kept: Kept, foreign: frozenset[str]) -> Kept:
+def fitting(kept: KeptStep, foreign: frozenset[str]) -> KeptStep:
     """Return a step without what its model, made again, has no place for: that transmits nothing.
 
     Args:

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from leakaudit.audit.audit import Audit
     from leakaudit.client.snapshot import Snapshot
     from leakaudit.config.audit import AuditConfig, PluginSpec
-    from leakaudit.results.schema import JournalEntry, Results
+    from leakaudit.results.journal import JournalEntry
+    from leakaudit.results.schema import Results
 
 RESUME_HELP = (
     "Continue the unfinished audit in --out, or move it aside and begin anew. Default: continue if command, data, model and "
@@ -602,7 +603,8 @@ def report(run_dir: Path, text: str, policy: Path | None, output: Path | None, a
     from leakaudit.gate.evaluate import default_policy, load_policy
     from leakaudit.plugins.names import names_for
     from leakaudit.reports.page import write_report
-    from leakaudit.results.schema import TextMode, load_results
+    from leakaudit.results.files import load_results
+    from leakaudit.results.schema import TextMode
 
     if not run_dir.is_dir():
         raise ResultsError(f"{run_dir}: no such folder; give the folder that holds results.json")
@@ -636,10 +638,10 @@ def gate(run_dir: Path, policy: Path | None, soft_fail: bool, quiet: bool, as_js
     """
     from datetime import UTC, datetime
 
-    from leakaudit.files.private_files import write_private
+    from leakaudit.files.private_files import write_atomic
     from leakaudit.gate.evaluate import default_policy, evaluate, exit_code, load_policy, to_json, unreadable
     from leakaudit.plugins.names import names_for
-    from leakaudit.results.schema import read_results
+    from leakaudit.results.files import read_results
 
     file = run_dir / "results.json" if run_dir.is_dir() else run_dir
     now = datetime.now(UTC)
@@ -652,7 +654,7 @@ def gate(run_dir: Path, policy: Path | None, soft_fail: bool, quiet: bool, as_js
         verdict = evaluate(results, rules, now=now, results_sha256=sha256)
     try:
         if file.exists():
-            write_private(file.parent / "verdict.json", json.dumps(to_json(verdict), indent=1))
+            write_atomic(file.parent / "verdict.json", json.dumps(to_json(verdict), indent=1))
     except OSError as error:
         click.echo(f"verdict.json was not written ({error.strerror or type(error).__name__})", err=True)
     if as_json:

@@ -99,8 +99,8 @@ def train(
 def _judged(prior_path: Path, tokenizer: Any, texts: list[str]) -> float:
     """Return a prior's perplexity on texts, ends of texts included."""
     from leakaudit.algorithms.language_models.training import perplexity
-    from leakaudit.plugins.prior import tokenizer_vocabulary
     from leakaudit.plugins.prior_loading import load_prior
+    from leakaudit.plugins.prior_protocol import tokenizer_vocabulary
 
     scorer = load_prior(str(prior_path), vocabulary=tokenizer_vocabulary(tokenizer))
     ids = [row for row in tokenizer(texts, add_special_tokens=False)["input_ids"] if row]
@@ -137,8 +137,8 @@ def score(what: str, tokenizer: Path, text: Path | None, sentences: tuple[str, .
 
     from leakaudit.algorithms.language_models.training import perplexity
     from leakaudit.models.loading import load_tokenizer
-    from leakaudit.plugins.prior import tokenizer_vocabulary
     from leakaudit.plugins.prior_loading import load_prior, read_texts
+    from leakaudit.plugins.prior_protocol import tokenizer_vocabulary
 
     if text is not None and sentences:
         raise ConfigError("give sentences or --text, not both")

@@ -98,7 +98,7 @@ def _no_larger_than(weights: Mapping[str, Tensor]) -> Iterator[None]:
     room = 4 * sum(weight.numel() for weight in weights.values()) + SPARE_NUMBERS
     count = 0
 
-    def watch(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+    def watch(_module: nn.Module, _name: str, tensor: Tensor | None) -> None:
         nonlocal count, room
         if tensor is None:
             return

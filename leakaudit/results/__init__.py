@@ -3,4 +3,4 @@
 It may import `files`.
 """
 
-__all__ = ["bounds", "consistency", "not_audited", "recovery", "schema", "wording"]
+__all__ = ["bounds", "consistency", "files", "journal", "not_audited", "recovery", "schema", "summary", "wording"]

@@ -17,6 +17,7 @@ from math import isclose
 from statistics import fmean
 from typing import Any
 
+from leakaudit.results.files import minor_version
 from leakaudit.results.recovery import LEAST_SHARE
 from leakaudit.results.schema import (
     Attempt,
@@ -27,9 +28,8 @@ from leakaudit.results.schema import (
     SequenceScore,
     StepRecord,
     VerificationStatus,
-    minor_version,
-    summarise,
 )
+from leakaudit.results.summary import summarise
 
 EVENTS = ("exact_sentence", "exact_sequence", "all_words", "most_words", "label_counts")
 """Events that an attempt can name. The gate derives `in_reach` from the sequences."""

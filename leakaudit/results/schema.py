@@ -7,21 +7,10 @@ report shows beyond that stands in the private journal (`journal.jsonl`, mode 06
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-import json
-from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
-from pydantic_core import to_json as as_json_text
-
-from leakaudit.errors import ResultsError
-from leakaudit.files.json_lines import split_lines
-from leakaudit.files.strict_json import parse_json, place, read_bounded, short
-from leakaudit.results.not_audited import refuse_unaudited
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 SCHEMA = "leakaudit.results/1.2"
 """1.1 added what was in reach: of attempts, sequences and summaries. 1.2 added the digest, which it requires, the precision of
@@ -110,7 +99,7 @@ class VerificationStatus(StrEnum):
         return self is not VerificationStatus.MISMATCH
 
 
-class _Model(BaseModel):
+class ResultsModel(BaseModel):
     """What all parts of the results have in common.
 
     Keys that a later version added are left out; `load_results` refuses unknown keys in files of this version and before.
@@ -119,7 +108,7 @@ class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Score(_Model):
+class Score(ResultsModel):
     """One measured number."""
 
     value: Fraction
@@ -127,7 +116,7 @@ class Score(_Model):
     """How many sequences (or labels) it is the mean over."""
 
 
-class Missing(_Model):
+class Missing(ResultsModel):
     """Why there is no number."""
 
     missing: str
@@ -136,7 +125,7 @@ class Missing(_Model):
 Measured = Score | Missing
 
 
-class Verification(_Model):
+class Verification(ResultsModel):
     """The stamp a snapshot gets before it is attacked."""
 
     status: VerificationStatus
@@ -155,7 +144,7 @@ class Verification(_Model):
     """Which model computed the step again: the client's own, before the optimizer moved it, or the one that the attacks get."""
 
 
-class StepRecord(_Model):
+class StepRecord(ResultsModel):
     """One audited client step. Sizes are given as ranges (see `LENGTHS`)."""
 
     id: str
@@ -179,7 +168,7 @@ class StepRecord(_Model):
     """Sequences that are long enough for a sentence event; None in results before 1.2, and for arrays 0."""
 
 
-class SequenceScore(_Model):
+class SequenceScore(ResultsModel):
     """How much of one true sequence an attack recovered. Pairs are matched one-to-one within the batch."""
 
     id: str
@@ -228,7 +217,7 @@ class SequenceScore(_Model):
         return "search gave up" if in_reach else "out of reach"
 
 
-class Attempt(_Model):
+class Attempt(ResultsModel):
     """One attack on one step under one defence."""
 
     step: str
@@ -274,7 +263,7 @@ class Attempt(_Model):
         return bool(self.events)
 
 
-class Control(_Model):
+class Control(ResultsModel):
     """k of n control steps. A positive control must be recovered, a negative one must not."""
 
     k: Count = 0
@@ -282,14 +271,14 @@ class Control(_Model):
     note: str = ""
 
 
-class Controls(_Model):
+class Controls(ResultsModel):
     """Both controls of the audit."""
 
     positive: Control = Control(note="not run")
     negative: Control = Control(note="not run")
 
 
-class Summary(_Model):
+class Summary(ResultsModel):
     """One attack under one defence over all attacked steps.
 
     Numbers are fractions, or None where there is no number.
@@ -318,7 +307,7 @@ class Summary(_Model):
     """None where nothing was named, and in results before 1.2."""
 
 
-class Utility(_Model):
+class Utility(ResultsModel):
     """What a defence costs the model, where somebody measured it."""
 
     defense: str
@@ -327,14 +316,14 @@ class Utility(_Model):
     baseline: FiniteFloat | None = None
 
 
-class NotTested(_Model):
+class NotTested(ResultsModel):
     """One thing the audit says nothing about."""
 
     what: str
     why: str
 
 
-class Coverage(_Model):
+class Coverage(ResultsModel):
     """What was not tested, and which attacks known to the tool did not run."""
 
     not_tested: tuple[NotTested, ...] = ()
@@ -346,7 +335,7 @@ class Coverage(_Model):
     total_steps: Count | None = None
 
 
-class Battery(_Model):
+class Battery(ResultsModel):
     """Which battery ran: its name, version, members and a digest over all knobs."""
 
     name: str = "custom"
@@ -358,7 +347,7 @@ class Battery(_Model):
     """Seconds each attempt was allowed."""
 
 
-class RunInfo(_Model):
+class RunInfo(ResultsModel):
     """Where, when and with what."""
 
     id: str
@@ -375,7 +364,7 @@ class RunInfo(_Model):
     interrupted: bool = False
 
 
-class Subject(_Model):
+class Subject(ResultsModel):
     """What was audited."""
 
     model: str
@@ -387,7 +376,7 @@ class Subject(_Model):
     artifacts: tuple[dict[str, str], ...] = ()
 
 
-class ThreatModel(_Model):
+class ThreatModel(ResultsModel):
     """Who the adversary is, what it sees and what it knows."""
 
     adversary: str = "honest-but-curious server"
@@ -396,7 +385,7 @@ class ThreatModel(_Model):
     granted: tuple[str, ...] = ()
 
 
-class Regime(_Model):
+class Regime(ResultsModel):
     """The circumstances that decide which attack can work."""
 
     dtype: str = "float32"
@@ -413,7 +402,7 @@ class Regime(_Model):
     """Names of the defences that the run declares; every step's `shipped_defense` is made of these. None in results before 1.2."""
 
 
-class Overhead(_Model):
+class Overhead(ResultsModel):
     """What the audit cost the training run, in its own process.
 
     Attacks in a side process are not counted.
@@ -432,7 +421,7 @@ class Overhead(_Model):
     """What the kept steps took on the disk in all, in units of 10^6 bytes."""
 
 
-class Results(_Model):
+class Results(ResultsModel):
     """One audit. `leakaudit schema results` prints the JSON Schema of this class."""
 
     schema_: str = Field(default=SCHEMA, alias="schema")
@@ -451,264 +440,6 @@ class Results(_Model):
     """Tokens a sequence must have to count as a sentence in `exact_sentence`."""
     digest: str | None = None
     """`sha256:` over everything else in the file: shows that the file is as it was written. It guards against accidents, not
-    against somebody who computes it anew; for that, sign the file. None in results before 1.2, and before they are sealed."""
+    against somebody who computes it anew; for that, sign the file. None in results before 1.2, and before they are with_digest."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
-
-
-class TokenMatch(StrEnum):
-    """What a masked sample says about one token of a recovered or a true sequence."""
-
-    BIGRAM = "b"
-    """Correct, and part of a correct bigram."""
-    UNIGRAM = "u"
-    """Correct token."""
-    WRONG = "."
-
-
-class Sample(_Model):
-    """One recovered-against-true pair of the private journal. `text` fields are None unless the run's mode is full."""
-
-    step: str
-    attack: str
-    defense: str
-    sequence: str
-    """Id of its `SequenceScore`."""
-    true_pattern: str
-    """One `TokenMatch` a token of the true sequence, special tokens left out."""
-    guess_pattern: str | None
-    """The same for the guess; None for an attack that guesses a bag of tokens."""
-    true_tokens: tuple[str, ...] | None = None
-    """Display strings, one a token; joined without a space where `continues` says so."""
-    guess_tokens: tuple[str, ...] | None = None
-
-
-class LabelSample(_Model):
-    """True against recovered class counts of one step, for the private journal. Class names only in mode full."""
-
-    step: str
-    attack: str
-    defense: str
-    true_counts: tuple[int, ...]
-    guess_counts: tuple[int, ...]
-    names: tuple[str, ...] | None = None
-
-
-class JournalEntry(_Model):
-    """One line of `journal.jsonl`: a finished attempt and what may be shown of it."""
-
-    attempt: Attempt
-    samples: tuple[Sample, ...] = ()
-    labels: LabelSample | None = None
-
-
-def load_results(path: Path) -> Results:
-    """Read and check `results.json`; see `read_results`."""
-    return read_results(path)[0]
-
-
-def read_results(path: Path) -> tuple[Results, str]:
-    """Read `results.json` as strictly as a policy is read.
-
-    Args:
-        path: the file, or the folder that holds it.
-
-    Returns:
-        The results, and the SHA-256 of the file in hex.
-
-    Raises:
-        ResultsError: the file is missing, is no strict JSON, does not fit the schema, is of another major version, holds a key
-            that its version does not know, or was changed after it was written; or the latest run in its folder was not audited.
-    """
-    if path.is_dir():
-        path = path / "results.json"
-    refuse_unaudited(path.parent)
-    try:
-        raw = read_bounded(path)
-        data = parse_json(raw)
-    except FileNotFoundError:
-        raise ResultsError(f"{path}: no such file; `leakaudit run` or `leakaudit simulate` writes one") from None
-    except (OSError, ValueError, MemoryError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise ResultsError(
-            f"{path}: {why or type(error).__name__}; was the audit interrupted, or the file edited?"
-        ) from None
-    try:
-        return _results_of(data), hashlib.sha256(raw).hexdigest()
-    except ValueError as error:
-        raise ResultsError(f"{path}: {error}") from None
-
-
-def _results_of(data: Any) -> Results:
-    """Turn strict JSON data into results.
-
-    Raises:
-        ValueError: says why not.
-    """
-    schema = data.get("schema") if isinstance(data, dict) else None
-    if not isinstance(schema, str) or not schema.startswith("leakaudit.results/"):
-        raise ValueError("is not a leakaudit results file (no `schema: leakaudit.results/1.x`)")
-    version = _version(schema)
-    if version is None or version[0] != 1:
-        raise ValueError(f"schema {short(schema)[1:-1]}; this version reads leakaudit.results/1.x. Upgrade leakaudit.")
-    try:
-        # JSON's strict mode is the one that takes a list for a tuple and a word for an enum, but no text for a number
-        results = Results.model_validate_json(as_json_text(data), strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = short(".".join(str(part) for part in first["loc"]))[1:-1]
-        raise ValueError(f"does not fit {SCHEMA}: {where}: {first['msg']} ({error.error_count()} problems)") from None
-    if version <= _OWN:
-        for problem in _unknown_keys(data, results.model_dump(mode="json", by_alias=True), ()):
-            raise ValueError(problem)
-    if results.digest is None and version >= _SEALED:
-        raise ValueError(f"has no digest, which {schema} requires: it was changed after it was written")
-    if results.digest is not None and results.digest != digest_of(data):
-        raise ValueError("was changed after it was written: its content does not have the digest that it names")
-    return results
-
-
-def _version(schema: str) -> tuple[int, int] | None:
-    major, dot, minor = schema.removeprefix("leakaudit.results/").partition(".")
-    known = all(part.isascii() and part.isdigit() and len(part) < 5 for part in (major, minor))
-    return (int(major), int(minor)) if dot and known else None
-
-
-_OWN = (1, 2)
-
-
-_SEALED = (1, 2)
-"""First version that requires a digest."""
-
-
-def minor_version(results: Results) -> int:
-    """Return the x of `leakaudit.results/1.x`."""
-    version = _version(results.schema_)
-    return version[1] if version else _OWN[1]
-
-
-def _unknown_keys(data: Any, read: Any, path: tuple[str | int, ...]) -> Iterator[str]:
-    """Yield a sentence for each key of `data` that was not understood.
-
-    `read` is what was understood of it.
-    """
-    if isinstance(data, dict) and isinstance(read, dict):
-        for key, value in data.items():
-            if key in read:
-                yield from _unknown_keys(value, read[key], (*path, key))
-                continue
-            near = difflib.get_close_matches(key, read, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            yield f"unknown key {short(key)} {place(path)}{hint}"
-    elif isinstance(data, list) and isinstance(read, list):
-        for index, (value, understood) in enumerate(zip(data, read, strict=True)):
-            yield from _unknown_keys(value, understood, (*path, index))
-
-
-def digest_of(data: Mapping[str, Any]) -> str:
-    """Return the digest of results as plain JSON data, whatever digest they name.
-
-    SHA-256 over the JSON text with sorted keys, without spaces, in ASCII; a number without a fraction is written as a whole one,
-    so that a tool that prints 1.0 as 1 changes nothing.
-    """
-    content = {key: _canonical(value) for key, value in data.items() if key != "digest"}
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-
-
-def _canonical(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _canonical(below) for key, below in value.items()}
-    if isinstance(value, list):
-        return [_canonical(below) for below in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def sealed(results: Results) -> Results:
-    """Return `results` with their digest."""
-    return results.model_copy(update={"digest": digest_of(results.model_dump(mode="json", by_alias=True))})
-
-
-def load_journal(path: Path) -> list[JournalEntry]:
-    """Read `journal.jsonl`; a last line torn by a killed worker is left out, a missing file is an empty journal.
-
-    Raises:
-        ResultsError: a line other than the last one cannot be read.
-    """
-    if not path.exists():
-        return []
-    lines = split_lines(path.read_bytes())
-    entries = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            entries.append(JournalEntry.model_validate_json(line))
-        except ValidationError:
-            if number == len(lines):
-                break  # a worker was killed while it wrote: that attempt is repeated
-            raise ResultsError(f"{path}: line {number} of {len(lines)} cannot be read") from None
-    return entries
-
-
-def to_json(results: Results) -> dict[str, Any]:
-    """Return `results` as plain JSON data, with their digest.
-
-    The digest is computed anew from what they hold.
-    """
-    return sealed(results).model_dump(mode="json", by_alias=True)
-
-
-def summarise(attempts: Iterable[Attempt]) -> tuple[Summary, ...]:
-    """Return one `Summary` per attack and defence, in order of first appearance.
-
-    Means weigh every sequence alike, and label accuracy every label; attempts that did not score add to
-    `status_counts` only. An attempt that ran out of budget still counts with the best guess it had.
-    """
-    groups: dict[tuple[str, str], list[Attempt]] = {}
-    for attempt in attempts:
-        groups.setdefault((attempt.attack, attempt.defense), []).append(attempt)
-    return tuple(_summarise_group(attack, defense, group) for (attack, defense), group in groups.items())
-
-
-def _summarise_group(attack: str, defense: str, attempts: list[Attempt]) -> Summary:
-    scored = [a for a in attempts if any(isinstance(s, Score) for s in a.scores.values())]
-    seconds = sorted(a.wall_s for a in scored)
-    middle = len(seconds) // 2
-    median = None
-    if seconds:
-        median = seconds[middle] if len(seconds) % 2 else (seconds[middle - 1] + seconds[middle]) / 2
-    counts: dict[str, int] = {}
-    for attempt in attempts:
-        counts[attempt.status.value] = counts.get(attempt.status.value, 0) + 1
-    return Summary(
-        attack=attack,
-        defense=defense,
-        steps=len(scored),
-        sequences=sum(len(a.sequences) for a in scored),
-        exact_rate=_pooled(scored, "exact"),
-        r1=_pooled(scored, "rouge1"),
-        r2=_pooled(scored, "rouge2"),
-        rl=_pooled(scored, "rougeL"),
-        token_recall=_pooled(scored, "token_recall"),
-        label_accuracy=_pooled(scored, "label_accuracy"),
-        seconds_per_step=median,
-        status_counts=counts,
-        reachable_tokens=pooled(a.reachable_tokens for a in scored),
-        reachable_sequences=pooled(a.reachable_sequences for a in scored),
-        token_precision=_pooled(scored, "token_precision"),
-    )
-
-
-def _pooled(attempts: list[Attempt], metric: str) -> float | None:
-    """Return the mean of `metric` over everything the attempts scored, or None where nothing was."""
-    return pooled(a.scores.get(metric) for a in attempts)
-
-
-def pooled(measured: Iterable[Measured | None]) -> float | None:
-    """Return the mean of the numbers among `measured`, each weighed by its `n`, or None where there is none.
-
-    >>> pooled([Score(value=1.0, n=3), Missing(missing="no test"), Score(value=0.0)])
-    0.75
-    """
-    found = [score for score in measured if isinstance(score, Score)]
-    weight = sum(score.n for score in found)
-    return sum(score.value * score.n for score in found) / weight if weight else None

@@ -326,7 +326,7 @@ def _checked_rows(
     index, values, table = rows.get("index"), rows.get("values"), weights.get(name)
     if index is not None and values is not None and table is not None:
         shaped = values.shape == (len(index), *table.shape[1:]) if index.dim() == 1 else False
-        inside = not index.numel() or (0 <= int(index.min()) and int(index.max()) < len(table))
+        inside = not index.numel() or (int(index.min()) >= 0 and int(index.max()) < len(table))
         if shaped and inside and index.dtype == torch.int64 and values.is_floating_point():
             return index, values
     raise SnapshotDamagedError(f"{folder}: the rows of {name!r} in {OBSERVED} do not fit the table")

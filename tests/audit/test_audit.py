@@ -27,24 +27,15 @@ from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import AnatomyError, ConfigError, ResultsError
 from leakaudit.gate.evaluate import Verdict
 from leakaudit.models.recipe import ModelRecipe
-from leakaudit.plugins.attack import APPLIES, Applicability, GuessedSequence, Reconstruction, not_applicable
+from leakaudit.plugins.attack_protocol import APPLIES, Applicability, GuessedSequence, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
-from leakaudit.plugins.defense import Defense
+from leakaudit.plugins.defense_protocol import Defense
 from leakaudit.registry import attack, attacks, defense, defenses
 from leakaudit.reports import write_report
 from leakaudit.results.consistency import contradictions
-from leakaudit.results.schema import (
-    AttemptStatus,
-    JournalEntry,
-    Missing,
-    Results,
-    Score,
-    TextMode,
-    Verification,
-    VerificationStatus,
-    load_journal,
-    load_results,
-)
+from leakaudit.results.files import load_results
+from leakaudit.results.journal import JournalEntry, load_journal
+from leakaudit.results.schema import AttemptStatus, Missing, Results, Score, TextMode, Verification, VerificationStatus
 from tests.support import tiny
 
 TEXTS = ("the old dog chased a small red horse near the river", "one bird never ate two big fish today")

@@ -20,7 +20,8 @@ from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.errors import ConfigError, ResultsError, SpoolError
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.tensors import state_of
-from leakaudit.results.schema import load_journal, load_results
+from leakaudit.results.files import load_results
+from leakaudit.results.journal import load_journal
 from leakaudit.storage.parent_watch import PARENT_VARIABLE
 from leakaudit.storage.snapshots import write_snapshot
 from leakaudit.storage.spool import MOST_DEATHS, Spool, Totals

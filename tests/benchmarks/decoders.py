@@ -31,7 +31,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from leakaudit.audit.simulation.texts import Simulation, Simulator
 from leakaudit.models.loading import Task
-from leakaudit.results.schema import Attempt, summarise
+from leakaudit.results.schema import Attempt
+from leakaudit.results.summary import summarise
 from tests.benchmarks.span import attempts_of, in_percent
 
 hf: Any = transformers

@@ -35,9 +35,9 @@ from leakaudit.errors import AnatomyError
 from leakaudit.metrics.label_accuracy import LabelAccuracy
 from leakaudit.metrics.label_excess import LabelExcess
 from leakaudit.models.array_classifier import ArrayClassifier, save_auxiliary
-from leakaudit.plugins.attack import Attack
+from leakaudit.plugins.attack_protocol import Attack
 from leakaudit.plugins.budget import Budget
-from leakaudit.plugins.metric import LabelCounts
+from leakaudit.plugins.metric_protocol import LabelCounts
 from leakaudit.registry import attacks as registry
 from leakaudit.results import bounds as stats
 from tests.benchmarks.label_models import CLASSES, Weights, digits, draw, fresh

@@ -26,7 +26,8 @@ from leakaudit.audit.simulation.texts import Simulation, Simulator
 from leakaudit.client.step import ClientStep
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.models.structure import find_pooler
-from leakaudit.results.schema import Score, TextMode, summarise
+from leakaudit.results.schema import Score, TextMode
+from leakaudit.results.summary import summarise
 from tests.benchmarks.span import arguments, in_percent
 
 SERVERS = (

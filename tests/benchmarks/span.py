@@ -20,7 +20,8 @@ from leakaudit.audit.audit import Audit
 from leakaudit.audit.devices import choose_device
 from leakaudit.audit.simulation.texts import Simulation, Simulator
 from leakaudit.config.audit import AuditConfig, PluginSpec
-from leakaudit.results.schema import Attempt, Summary, TextMode, summarise
+from leakaudit.results.schema import Attempt, Summary, TextMode
+from leakaudit.results.summary import summarise
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rich.console import Console
 from leakaudit.cli import main
 from leakaudit.gate import evaluate as gate
 from leakaudit.reports import print_verdict
-from leakaudit.results import schema as scores
+from leakaudit.results.files import digest_of, to_json
 from leakaudit.results.schema import Results
 from tests.support.factories import NOW, audit, policy
 
@@ -33,7 +33,7 @@ def run(*arguments: object) -> Result:
 
 def write(folder: Path, found: Results) -> Path:
     path = folder / "results.json"
-    path.write_text(json.dumps(scores.to_json(found), indent=1), encoding="utf-8")
+    path.write_text(json.dumps(to_json(found), indent=1), encoding="utf-8")
     return path
 
 
@@ -73,7 +73,7 @@ def test_a_hostile_file_is_an_error_in_one_sentence(tmp_path: Path, raw: bytes, 
 @pytest.mark.parametrize("value", ["true", '"0.5"', "-1", "1.5", "1e400", "[0.5]", "NaN"])
 def test_a_score_is_a_number_from_0_to_1(tmp_path: Path, value: str) -> None:
     """Neither a word nor yes, and not below nothing."""
-    data = scores.to_json(audit(0, 60))
+    data = to_json(audit(0, 60))
     data["attempts"][0]["scores"]["rougeL"]["value"] = "HERE"
     text = json.dumps(data).replace('"HERE"', value)
     (tmp_path / "results.json").write_text(text)
@@ -98,7 +98,7 @@ def test_a_score_is_a_number_from_0_to_1(tmp_path: Path, value: str) -> None:
 )
 def test_types_are_strict_and_counts_are_none_below_zero(tmp_path: Path, old: str, new: str) -> None:
     """Booleans are no numbers, numbers are no booleans, and text is neither."""
-    text = json.dumps(scores.to_json(audit(0, 60)))
+    text = json.dumps(to_json(audit(0, 60)))
     assert old in text
     (tmp_path / "results.json").write_text(text.replace(old, new, 1))
     done = run(tmp_path, "-q")
@@ -144,9 +144,9 @@ def test_an_unknown_key_is_an_error_in_a_file_of_this_version(
     tmp_path: Path, edit: dict[str, object], message: str
 ) -> None:
     """A key that is misspelt is a key that is missing; files of later versions may hold more."""
-    data = scores.to_json(audit(0, 60))
+    data = to_json(audit(0, 60))
     data["attempts"][0] |= edit
-    data["digest"] = scores.digest_of(data)
+    data["digest"] = digest_of(data)
     (tmp_path / "results.json").write_text(json.dumps(data))
     done = run(tmp_path, "-q")
     assert done.exit_code == 5 and message in done.stdout

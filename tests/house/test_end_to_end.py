@@ -20,7 +20,9 @@ from transformers import TrainerCallback
 from leakaudit.audit.worker import run_worker
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.config.audit import PluginSpec
-from leakaudit.results.schema import AttemptStatus, VerificationStatus, load_journal, load_results
+from leakaudit.results.files import load_results
+from leakaudit.results.journal import load_journal
+from leakaudit.results.schema import AttemptStatus, VerificationStatus
 from tests.support import tiny
 from tests.support.processes import alive, until
 from tests.support.tiny_trainer import TEXTS, audit_config, make_trainer

@@ -12,7 +12,8 @@ import pytest
 
 from leakaudit.audit.audit import Audit
 from leakaudit.config.audit import AuditConfig, PluginSpec
-from leakaudit.results.schema import AttemptStatus, Missing, Results, Score, load_results
+from leakaudit.results.files import load_results
+from leakaudit.results.schema import AttemptStatus, Missing, Results, Score
 from tests.house.test_packaging import ROOT
 from tests.support import stacks, tiny
 

@@ -12,8 +12,8 @@ from safetensors.numpy import save_file
 
 from leakaudit.errors import ConfigError, DataError, PriorError
 from leakaudit.models.vocabulary import Vocabulary
-from leakaudit.plugins.prior import tokenizer_vocabulary
 from leakaudit.plugins.prior_loading import choose_prior, load_prior, read_texts
+from leakaudit.plugins.prior_protocol import tokenizer_vocabulary
 from leakaudit.priors.ngram import DEFAULT, NGram, NGramScorer, build_ngram, read_ngram, write_ngram
 from tests.support import tiny
 

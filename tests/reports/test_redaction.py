@@ -17,16 +17,14 @@ from leakaudit.errors import RedactionError
 from leakaudit.gate import evaluate as gate
 from leakaudit.reports import redact, render_html
 from leakaudit.reports.redaction import PUBLIC, RedactedResult, allowed, clean_command, runs
+from leakaudit.results.journal import JournalEntry, Sample, TokenMatch
 from leakaudit.results.schema import (
     LENGTHS,
     Attempt,
     AttemptStatus,
-    JournalEntry,
     Results,
-    Sample,
     SequenceScore,
     TextMode,
-    TokenMatch,
     VerificationStatus,
 )
 from tests.support.factories import NOW, attempt, journal_entry, policy, results, step

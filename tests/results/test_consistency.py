@@ -11,9 +11,10 @@ import pytest
 from leakaudit.audit.scoring.score import score
 from leakaudit.gate import evaluate as gate
 from leakaudit.gate.evaluate import Status
-from leakaudit.plugins.metric import Guess
+from leakaudit.plugins.metric_protocol import Guess
 from leakaudit.results import schema as scores
 from leakaudit.results.consistency import EVENTS, contradictions, shown_events, unexplained_steps
+from leakaudit.results.files import to_json
 from leakaudit.results.schema import Attempt, AttemptStatus, Results, VerificationStatus
 from tests.support.factories import NOW, attempt, audit, changed, policy, results, step
 from tests.support.leaking import CASES
@@ -24,7 +25,7 @@ FIRST = "st-000000"
 
 def edited(found: Results, edit: Callable[[dict[str, Any]], None]) -> Results:
     """Change the JSON data of results, and nothing that follows from it."""
-    data = scores.to_json(found)
+    data = to_json(found)
     edit(data)
     return Results.model_validate(data)
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from leakaudit.gate.evaluate import Policy
 from leakaudit.results.consistency import shipped_names, shown_events
+from leakaudit.results.files import with_digest
+from leakaudit.results.journal import JournalEntry, LabelSample, Sample
 from leakaudit.results.schema import (
     Attempt,
     AttemptStatus,
@@ -17,23 +19,19 @@ from leakaudit.results.schema import (
     Control,
     Controls,
     Coverage,
-    JournalEntry,
-    LabelSample,
     Measured,
     Missing,
     Regime,
     Results,
     RunInfo,
-    Sample,
     Score,
     SequenceScore,
     StepRecord,
     Subject,
     Verification,
     VerificationStatus,
-    sealed,
-    summarise,
 )
+from leakaudit.results.summary import summarise
 
 FINISHED = "2026-11-02T10:00:00Z"
 NOW = datetime(2026, 11, 2, 12, 0, tzinfo=UTC)
@@ -178,7 +176,7 @@ def results(
     finished: str = FINISHED,
     **extra: Any,
 ) -> Results:
-    """Build the results of an audit: whatever follows from its parts does, and they are sealed."""
+    """Build the results of an audit: whatever follows from its parts does, and they are with_digest."""
     run = RunInfo(
         id="run-20261102",
         started="2026-11-02T09:50:00Z",
@@ -214,7 +212,7 @@ def results(
             positive=Control(k=positive[0], n=positive[1]), negative=Control(k=negative[0], n=negative[1])
         ),
     }
-    return sealed(Results(**(fields | extra)))
+    return with_digest(Results(**(fields | extra)))
 
 
 def changed(found: Results, **fields: Any) -> Results:
@@ -224,7 +222,7 @@ def changed(found: Results, **fields: Any) -> Results:
         "summaries": summarise(attempts),
         "coverage": found.coverage.model_copy(update={"audited_steps": len(steps)}),
     }
-    return sealed(found.model_copy(update=follows | fields))
+    return with_digest(found.model_copy(update=follows | fields))
 
 
 def audit(leaks: int, clean: int, *, attack: str = "span", defense: str = "none", **extra: Any) -> Results:

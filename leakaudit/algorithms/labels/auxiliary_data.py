@@ -13,7 +13,7 @@ from leakaudit.client.observation import Observation
 from leakaudit.errors import DataError
 from leakaudit.models.array_classifier import load_auxiliary
 from leakaudit.models.structure import head_outputs
-from leakaudit.plugins.attack import APPLIES, Applicability, not_applicable
+from leakaudit.plugins.attack_protocol import APPLIES, Applicability, not_applicable
 
 CHUNK = 64
 """Examples a forward pass. Our choice, for memory."""

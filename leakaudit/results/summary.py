@@ -1,0 +1,64 @@
+"""Summaries of an audit: one attack under one defence over all attacked steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from leakaudit.results.schema import Attempt, Measured, Score, Summary
+
+
+def summarise(attempts: Iterable[Attempt]) -> tuple[Summary, ...]:
+    """Return one `Summary` per attack and defence, in order of first appearance.
+
+    Means weigh every sequence alike, and label accuracy every label; attempts that did not score add to
+    `status_counts` only. An attempt that ran out of budget still counts with the best guess it had.
+    """
+    groups: dict[tuple[str, str], list[Attempt]] = {}
+    for attempt in attempts:
+        groups.setdefault((attempt.attack, attempt.defense), []).append(attempt)
+    return tuple(_summarise_group(attack, defense, group) for (attack, defense), group in groups.items())
+
+
+def _summarise_group(attack: str, defense: str, attempts: list[Attempt]) -> Summary:
+    scored = [a for a in attempts if any(isinstance(s, Score) for s in a.scores.values())]
+    seconds = sorted(a.wall_s for a in scored)
+    middle = len(seconds) // 2
+    median = None
+    if seconds:
+        median = seconds[middle] if len(seconds) % 2 else (seconds[middle - 1] + seconds[middle]) / 2
+    counts: dict[str, int] = {}
+    for attempt in attempts:
+        counts[attempt.status.value] = counts.get(attempt.status.value, 0) + 1
+    return Summary(
+        attack=attack,
+        defense=defense,
+        steps=len(scored),
+        sequences=sum(len(a.sequences) for a in scored),
+        exact_rate=_pooled(scored, "exact"),
+        r1=_pooled(scored, "rouge1"),
+        r2=_pooled(scored, "rouge2"),
+        rl=_pooled(scored, "rougeL"),
+        token_recall=_pooled(scored, "token_recall"),
+        label_accuracy=_pooled(scored, "label_accuracy"),
+        seconds_per_step=median,
+        status_counts=counts,
+        reachable_tokens=pooled(a.reachable_tokens for a in scored),
+        reachable_sequences=pooled(a.reachable_sequences for a in scored),
+        token_precision=_pooled(scored, "token_precision"),
+    )
+
+
+def _pooled(attempts: list[Attempt], metric: str) -> float | None:
+    """Return the mean of `metric` over everything the attempts scored, or None where nothing was."""
+    return pooled(a.scores.get(metric) for a in attempts)
+
+
+def pooled(measured: Iterable[Measured | None]) -> float | None:
+    """Return the mean of the numbers among `measured`, each weighed by its `n`, or None where there is none.
+
+    >>> pooled([Score(value=1.0, n=3), Missing(missing="no test"), Score(value=0.0)])
+    0.75
+    """
+    found = [score for score in measured if isinstance(score, Score)]
+    weight = sum(score.n for score in found)
+    return sum(score.value * score.n for score in found) / weight if weight else None
