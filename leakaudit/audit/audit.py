@@ -50,7 +50,7 @@ from leakaudit.files.json_lines import split_lines
 from leakaudit.files.private_files import append_line, write_atomic
 from leakaudit.metrics.semantic_similarity import SemanticSimilarity
 from leakaudit.models.array_classifier import ArrayClassifier
-from leakaudit.models.recipe import Task
+from leakaudit.models.loading import Task
 from leakaudit.plugins.attack_protocol import APPLIES, Attack, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attacks as attack_registry

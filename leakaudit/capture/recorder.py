@@ -49,8 +49,8 @@ from leakaudit.client.snapshot import Manifest
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.errors import LeakAuditError, NonFiniteUpdateError, SnapshotError, type_and_place
-from leakaudit.models.parts import Parts
-from leakaudit.models.recipe import plain_name
+from leakaudit.models.first_blocks import Parts
+from leakaudit.models.wrappers import plain_name
 from leakaudit.results.schema import Verification
 from leakaudit.storage.frozen_weights import FrozenWeights
 

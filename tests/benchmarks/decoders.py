@@ -31,7 +31,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from leakaudit.audit.simulation.texts import Simulator
 from leakaudit.config.simulation import Simulation
-from leakaudit.models.recipe import Task
+from leakaudit.models.loading import Task
 from leakaudit.results.schema import Attempt
 from leakaudit.results.summary import summarise
 from tests.benchmarks.span import attempts_of, in_percent

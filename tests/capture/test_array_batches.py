@@ -26,7 +26,7 @@ from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.config.audit import LABEL_ATTACKS, AuditConfig
 from leakaudit.models.array_classifier import ArrayClassifier, reader_in
-from leakaudit.models.recipe import rebuilt_by
+from leakaudit.models.factories import rebuilt_by
 from leakaudit.results.files import load_results
 from leakaudit.results.schema import AttemptStatus, Score, VerificationStatus
 from tests.support import array_models

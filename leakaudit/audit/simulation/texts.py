@@ -23,8 +23,10 @@ from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.config.simulation import MAX_CLASSES, Simulation
 from leakaudit.errors import ConfigError, DataError
 from leakaudit.files.json_lines import numbered_objects, text_of
+from leakaudit.models.loading import Task, load_model, load_tokenizer
 from leakaudit.models.lora import add_lora, is_adapter
-from leakaudit.models.recipe import ModelRecipe, Task, load_model, load_tokenizer, vocabulary_of
+from leakaudit.models.recipe import ModelRecipe
+from leakaudit.models.vocabulary import vocabulary_of
 
 MAX_LENGTH = 512
 """Longest sequence in tokens, unless the model takes fewer: what trainers of BERT-like encoders use."""
