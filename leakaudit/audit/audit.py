@@ -34,7 +34,7 @@ from leakaudit.audit.applied_defenses import defenses_found, defenses_left
 from leakaudit.audit.canaries import CANARIES
 from leakaudit.audit.scoring.patterns import strip
 from leakaudit.audit.scoring.reachability import Reached, ReachedSequence, reachability, unknown
-from leakaudit.audit.scoring.score import Scored, ScoredSequence, score, with_similarity
+from leakaudit.audit.scoring.score import Scored, ScoredSequence, applied_metrics, score, with_similarity
 from leakaudit.audit.verification import verify
 from leakaudit.client.array_batches import array_batch
 from leakaudit.client.facts import DeclaredDefense, Granted
@@ -53,6 +53,7 @@ from leakaudit.models.array_classifier import ArrayClassifier
 from leakaudit.models.loading import Task
 from leakaudit.plugins.attack_protocol import APPLIES, Attack, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
+from leakaudit.plugins.catalogue import catalogue
 from leakaudit.registry import attacks as attack_registry
 from leakaudit.registry import defenses as defense_registry
 from leakaudit.results.files import to_json, with_digest
@@ -756,6 +757,7 @@ class Audit:
             controls=_count(state.controls),
             coverage=coverage,
             overhead=overhead,
+            catalogue=catalogue(self._attacks, self._defenses, applied_metrics(self.config.sentence_model)),
             min_tokens=self.config.min_tokens,
         )
 
