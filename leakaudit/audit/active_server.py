@@ -17,7 +17,8 @@ from leakaudit.client.facts import DeclaredDefense, DeclaredServer
 from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import SnapshotError
-from leakaudit.models.wide_pooler import Activation, find_pooler, widened
+from leakaudit.models.structure import find_pooler
+from leakaudit.models.wide_pooler import Activation, widened
 from leakaudit.registry import Registry
 
 servers: Registry[Any] = Registry("server", "leakaudit.audit.active_server")

@@ -20,9 +20,10 @@ from leakaudit.config.invocation import public_reason
 from leakaudit.errors import AnatomyError, type_and_place
 from leakaudit.metrics.semantic_similarity import SemanticSimilarity
 from leakaudit.models.array_classifier import ArrayClassifier
-from leakaudit.plugins.attack import Applicability, Attack, Reconstruction, not_applicable
+from leakaudit.plugins.attack_protocol import Applicability, Attack, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
-from leakaudit.results.schema import AttemptStatus, JournalEntry, Missing
+from leakaudit.results.journal import JournalEntry
+from leakaudit.results.schema import AttemptStatus, Missing
 
 PARTS_ONLY = not_applicable(
     "only what attacks on the first blocks read was kept of this step (`keep: auto`), and this attack reads everything: `keep: all` keeps it"

@@ -4,7 +4,7 @@ Only in this package do attacks, defences and metrics meet the truth. The folder
 
     journal.jsonl    one line per finished attempt, appended and synced; a killed audit resumes from it
     state.json       run key, audited model, audited steps, controls
-    results.json     the product (`leakaudit.results/1.2`), with verdict.json and report.html; written by `finish`
+    results.json     the product (`leakaudit.results/1.3`), with verdict.json and report.html; written by `finish`
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import Truth
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import AnatomyError, SnapshotError, type_and_place
-from leakaudit.plugins.attack import Attack
-from leakaudit.plugins.defense import Defense
+from leakaudit.plugins.attack_protocol import Attack
+from leakaudit.plugins.defense_protocol import Defense
+from leakaudit.results.journal import JournalEntry
 from leakaudit.results.schema import (
     AttemptStatus,
-    JournalEntry,
     Overhead,
     Results,
     StepRecord,
@@ -87,7 +87,7 @@ class Audit:
         self.config = config
         self.device = device or torch.device("cpu")
         self._on_gpu = self.device.type == "cuda"
-        self._report = report or (lambda entry: None)
+        self._report = report or (lambda _entry: None)
         self._plugins = Plugins.of(config)
         self.battery = described(config, self._plugins)
         self._journal = Journal(folder / JOURNAL)

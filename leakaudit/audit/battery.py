@@ -13,8 +13,8 @@ from leakaudit import __version__
 from leakaudit.audit.active_server import WidePooler, named_server
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.config.invocation import public_label
-from leakaudit.plugins.attack import Attack
-from leakaudit.plugins.defense import Defense
+from leakaudit.plugins.attack_protocol import Attack
+from leakaudit.plugins.defense_protocol import Defense
 from leakaudit.registry import attacks as attack_registry
 from leakaudit.registry import defenses as defense_registry
 from leakaudit.results.schema import Battery

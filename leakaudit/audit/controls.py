@@ -24,8 +24,8 @@ from leakaudit.client.truth import MicroBatch, Truth, reading_of
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import SnapshotError
 from leakaudit.models.array_classifier import ArrayClassifier
-from leakaudit.models.recipe import Task
-from leakaudit.plugins.attack import Attack
+from leakaudit.models.loading import Task
+from leakaudit.plugins.attack_protocol import Attack
 from leakaudit.plugins.budget import Budget
 from leakaudit.results.schema import Control, Controls
 

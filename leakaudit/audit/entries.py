@@ -12,16 +12,9 @@ from leakaudit.audit.scoring.score import Scored, ScoredSequence
 from leakaudit.audit.state import AuditState
 from leakaudit.audit.step_record import bucket
 from leakaudit.config.audit import AuditConfig
-from leakaudit.plugins.attack import Reconstruction
-from leakaudit.results.schema import (
-    Attempt,
-    AttemptStatus,
-    JournalEntry,
-    LabelSample,
-    Sample,
-    SequenceScore,
-    TextMode,
-)
+from leakaudit.plugins.attack_protocol import Reconstruction
+from leakaudit.results.journal import JournalEntry, LabelSample, Sample
+from leakaudit.results.schema import Attempt, AttemptStatus, SequenceScore, TextMode
 
 
 class AttemptId(NamedTuple):
@@ -114,24 +107,16 @@ class EntryBuilder:
 
     def _sequence(self, step: str, index: int, found: ScoredSequence, reach: ReachedSequence) -> SequenceScore:
         ids = found.pair.true_ids
-        numbers = found.numbers
-        exact = numbers.get("exact")
         return SequenceScore(
             id=f"{step.replace('st-', 's-')}-{index}",
             hmac=self.state.keyed_hash(",".join(map(str, ids)).encode(), digits=16),
-            r1=numbers.get("rouge1"),
-            r2=numbers.get("rouge2"),
-            rl=numbers.get("rougeL"),
-            exact=None if exact is None else exact == 1.0,
-            token_recall=numbers.get("token_recall"),
-            token_precision=numbers.get("token_precision"),
+            scores={name: number for name, number in found.numbers.items() if number is not None},
             min_tokens_bucket=bucket(len(ids)),
             long_enough=found.long_enough,
             confidence=found.pair.confidence,
             proved=found.pair.proved,
             reachable=reach.share,
             passes=reach.passes,
-            longest_run_share=numbers.get("longest_run"),
             strip=self._strip(found),
         )
 

@@ -11,8 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from leakaudit.config.audit import AuditConfig
-from leakaudit.files.private_files import write_private
-from leakaudit.results.schema import Results, TextMode, to_json
+from leakaudit.files.private_files import write_atomic
+from leakaudit.results.files import to_json
+from leakaudit.results.schema import Results, TextMode
 
 
 def check_text_mode(mode: TextMode) -> None:
@@ -45,10 +46,10 @@ def publish(folder: Path, results: Results, config: AuditConfig) -> None:
     from leakaudit.reports.page import write_report
 
     text = json.dumps(to_json(results), indent=1, ensure_ascii=False, allow_nan=False)
-    write_private(folder / "results.json", text)
+    write_atomic(folder / "results.json", text)
     names = names_for(results) | registered_names()
     policy = load_policy(config.policy, names) if config.policy else default_policy()
     now = datetime.now(UTC)
     verdict = evaluate(results, policy, now=now, results_sha256=hashlib.sha256(text.encode()).hexdigest())
-    write_private(folder / "verdict.json", json.dumps(verdict_json(verdict), indent=1))
+    write_atomic(folder / "verdict.json", json.dumps(verdict_json(verdict), indent=1))
     write_report(folder, config.text, now=now, policy=policy, verdict=verdict, allow_full=config.allow_full)

@@ -17,19 +17,19 @@ from leakaudit.audit.state import SavedState, now
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.errors import ResultsError
 from leakaudit.registry import attacks as attack_registry
+from leakaudit.results.files import with_digest
+from leakaudit.results.journal import JournalEntry
 from leakaudit.results.schema import (
     Battery,
     Coverage,
-    JournalEntry,
     NotTested,
     Overhead,
     Results,
     RunInfo,
     TextMode,
     ThreatModel,
-    sealed,
-    summarise,
 )
+from leakaudit.results.summary import summarise
 from leakaudit.results.wording import counted
 
 NEVER_TESTED = (
@@ -98,7 +98,7 @@ class ResultsBuilder:
             overhead=end.overhead,
             min_tokens=self.config.min_tokens,
         )
-        return sealed(results)
+        return with_digest(results)
 
     def _run(self, saved: SavedState, end: RunEnd, device: torch.device) -> RunInfo:
         return RunInfo(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,8 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from leakaudit.errors import ResultsError
 from leakaudit.files.json_lines import split_lines
-from leakaudit.files.private_files import write_private
-from leakaudit.results.schema import JournalEntry, Regime, StepRecord, Subject, load_journal
+from leakaudit.files.private_files import append_line, write_atomic
+from leakaudit.results.journal import JournalEntry, load_journal
+from leakaudit.results.schema import Regime, StepRecord, Subject
 
 JOURNAL, STATE = "journal.jsonl", "state.json"
 """File names in the folder of an audit."""
@@ -122,20 +122,7 @@ class Journal:
         Raises:
             OSError: the line cannot be written.
         """
-        line = (entry.model_dump_json() + "\n").encode()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
-        descriptor = os.open(self._path, flags, 0o600)
-        try:
-            before = os.fstat(descriptor).st_size
-            try:
-                while line:
-                    line = line[os.write(descriptor, line) :]  # on a nearly full disk, `write` takes only a part
-                os.fsync(descriptor)
-            except OSError:
-                os.ftruncate(descriptor, before)
-                raise
-        finally:
-            os.close(descriptor)
+        append_line(self._path, entry.model_dump_json())
         self.entries.append(entry)
 
     def remove_partial_line(self) -> None:
@@ -145,7 +132,7 @@ class Journal:
         content = self._path.read_bytes()
         kept = "".join(entry.model_dump_json() + "\n" for entry in self.entries)
         if len(split_lines(content)) != len(self.entries) or (content and not content.endswith(b"\n")):
-            write_private(self._path, kept)
+            write_atomic(self._path, kept)
 
 
 class AuditState:
@@ -180,7 +167,7 @@ class AuditState:
 
     def save(self) -> None:
         """Write `state.json`."""
-        write_private(self._path, self.saved.model_dump_json())
+        write_atomic(self._path, self.saved.model_dump_json())
 
     def close(self, *, keep_key: bool) -> None:
         """Mark the audit as finished and save it.

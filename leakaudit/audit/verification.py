@@ -14,7 +14,7 @@ import torch
 from leakaudit.audit.comparison import Update, UpdateComparison
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import SnapshotError
-from leakaudit.models.recipe import coarsest_dtype
+from leakaudit.models.tensors import coarsest_dtype
 from leakaudit.results.schema import Verification, VerificationStatus
 
 TOLERANCE = {"bf16": 3e-2, "bfloat16": 3e-2, "fp16": 1e-2, "float16": 1e-2}

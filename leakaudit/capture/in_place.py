@@ -32,7 +32,7 @@ from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import MicroBatch
 from leakaudit.errors import NonFiniteUpdateError, SnapshotError
-from leakaudit.models.recipe import outputs_of, version_of
+from leakaudit.models.tensors import outputs_of, version_of
 from leakaudit.results.schema import Verification, VerificationStatus
 
 IN_PLACE_TOLERANCE = 1e-6

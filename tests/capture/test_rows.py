@@ -717,7 +717,7 @@ def test_row_28_a_copy_from_the_gpu_is_not_torn() -> None:
     recorder.install()
     recorder._side = torch.cuda.Stream()
     for step in range(5):
-        recorder.arm(step, manifest(model))
+        recorder.start(step, manifest(model))
         inputs = {"input_ids": torch.tensor([[2, 6, 9, 7, 3]]).cuda(), "labels": torch.tensor([1]).cuda()}
         recorder.micro_batch(inputs)
         model(**inputs).loss.backward()

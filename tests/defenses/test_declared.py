@@ -20,7 +20,7 @@ from leakaudit.client.facts import DeclaredDefense
 from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
 from leakaudit.defenses.dp_sgd import DpSgd
-from leakaudit.plugins.defense import Defense
+from leakaudit.plugins.defense_protocol import Defense
 from leakaudit.registry import defenses
 from leakaudit.results.schema import Verification, VerificationStatus
 from tests.support import tiny
