@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from leakaudit.plugins.metric_protocol import LabelCounts
+from leakaudit.plugins.overlap import label_success_rate
 from leakaudit.registry import metric
 
 
@@ -26,7 +27,4 @@ class LabelAccuracy:
 
     def __call__(self, counts: LabelCounts) -> float | None:
         """Return the share, None if the batch has no labels."""
-        if not sum(counts.true):
-            return None
-        hits = sum(min(true, guess) for true, guess in zip(counts.true, counts.guess, strict=True))
-        return hits / max(sum(counts.true), sum(counts.guess))
+        return label_success_rate(counts)

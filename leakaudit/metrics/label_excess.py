@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from leakaudit.metrics.label_accuracy import LabelAccuracy
 from leakaudit.plugins.metric_protocol import LabelCounts
+from leakaudit.plugins.overlap import label_success_rate
 from leakaudit.registry import metric
 
 
@@ -28,13 +28,13 @@ class LabelExcess:
 
     def __call__(self, counts: LabelCounts) -> float | None:
         """Return the excess, None if the batch has no labels or there is one class only."""
-        if not sum(counts.true):
+        rate = label_success_rate(counts)
+        if rate is None:
             return None
         expected = chance(counts.true)
-        accuracy = LabelAccuracy()(counts)
-        if accuracy is None or expected >= 1.0:
+        if expected >= 1.0:
             return None
-        return max(0.0, (accuracy - expected) / (1.0 - expected))
+        return max(0.0, (rate - expected) / (1.0 - expected))
 
 
 def chance(true: tuple[int, ...]) -> float:

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from typing import ClassVar, Literal
 
 from leakaudit.plugins.metric_protocol import Pair
+from leakaudit.plugins.overlap import longest_common_run
 from leakaudit.registry import metric
-
-
-def longest_common_run(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the length of the longest run of consecutive tokens that both sequences have.
-
-    >>> longest_common_run([1, 2, 3, 4], [9, 2, 3, 8, 4])
-    2
-    """
-    matcher = SequenceMatcher(a=first, b=second, autojunk=False)
-    return matcher.find_longest_match().size
 
 
 @metric("longest_run")

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from leakaudit.plugins.metric_protocol import Pair, clipped_overlap
+from leakaudit.plugins.metric_protocol import Pair
+from leakaudit.plugins.overlap import clipped_overlap
 from leakaudit.registry import metric
 
 
@@ -23,6 +24,7 @@ class TokenPrecision:
     meaning: ClassVar[str] = (
         "Share of the recovered tokens that are right. A guess of every word has full recall and no precision."
     )
+    needs_guess: ClassVar[bool] = True
     higher_is_better: ClassVar[bool] = True
     level: ClassVar[Literal["sequence", "step"]] = "sequence"
     source: ClassVar[str] = "precision of FILM (Gupta et al. 2022, Sec. 6.3), here with counts"

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from leakaudit.plugins.metric_protocol import Pair, clipped_overlap
+from leakaudit.plugins.metric_protocol import Pair
+from leakaudit.plugins.overlap import clipped_overlap
 from leakaudit.registry import metric
 
 

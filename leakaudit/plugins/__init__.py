@@ -11,6 +11,7 @@ __all__ = [
     "metric_protocol",
     "names",
     "noise_scale",
+    "overlap",
     "prior_loading",
     "prior_protocol",
 ]

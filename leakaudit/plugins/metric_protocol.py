@@ -1,12 +1,10 @@
-"""What a metric is: a frozen dataclass that turns a guess and the truth into a number from 0 to 1, or None.
+"""What a metric is: a frozen dataclass that turns a guess and the truth into a number.
 
-None means that there is nothing to measure, and becomes `Missing` in the results; it is never counted as 0.
+The number is from 0 to 1. None means that there is nothing to measure; it becomes `Missing` in the results and is never counted as 0.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
@@ -33,6 +31,11 @@ class SequenceMetric(Protocol):
     level: ClassVar[Literal["sequence", "step"]]
     """`sequence` here: the score of a step is the mean over its sequences."""
     source: ClassVar[str]
+    """Paper, section, equation."""
+    needs_guess: ClassVar[bool]
+    """Whether it is None, not 0, where nothing was guessed; False where it is not stated."""
+    needs_model: ClassVar[bool]
+    """Whether it needs a model that somebody names. Then only those attempts have it; False where it is not stated."""
 
     def __call__(self, pair: Pair) -> float | None:
         """Return the number, or None where this pair has nothing to measure."""
@@ -41,7 +44,7 @@ class SequenceMetric(Protocol):
 
 @runtime_checkable
 class StepMetric(Protocol):
-    """Registered with `@metric("name")`; compares what was guessed of a step's labels with the truth."""
+    """Registered with `@metric("name")`; compares the label counts that were guessed for a step with the true ones."""
 
     name: ClassVar[str]
     label: ClassVar[str]
@@ -50,6 +53,8 @@ class StepMetric(Protocol):
     level: ClassVar[Literal["sequence", "step"]]
     """`step` here."""
     source: ClassVar[str]
+    needs_guess: ClassVar[bool]
+    needs_model: ClassVar[bool]
 
     def __call__(self, counts: LabelCounts) -> float | None:
         """Return the number, or None where this step has nothing to measure."""
@@ -88,12 +93,3 @@ class Pair:
     proved: bool = False
     masked_ids: tuple[int, ...] = ()
     """Those of `true_ids` that a mask hid from the model, in order: what a masked language model has to predict."""
-
-
-def clipped_overlap(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the size of the multiset intersection.
-
-    >>> clipped_overlap([5, 5, 7], [5, 7, 7])
-    2
-    """
-    return (Counter(first) & Counter(second)).total()
