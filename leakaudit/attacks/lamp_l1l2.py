@@ -12,7 +12,7 @@ from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.lamp import PRESETS, Lamp, Preset, Settings
 from leakaudit.algorithms.matching.run import check_knobs
 from leakaudit.client.observation import Observation
-from leakaudit.models.embeddings import word_embedding
+from leakaudit.models.structure import word_embedding
 from leakaudit.plugins.attack_protocol import Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack

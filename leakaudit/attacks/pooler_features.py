@@ -36,7 +36,7 @@ from leakaudit.algorithms.precision import in_single_precision
 from leakaudit.attacks.lamp_cos import LampCos
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
-from leakaudit.models.wide_pooler import find_pooler
+from leakaudit.models.structure import find_pooler
 from leakaudit.plugins.attack_protocol import Applicability, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack

@@ -4,7 +4,7 @@ An `Audit` is one run folder (0700):
 
     journal.jsonl    one line per finished attempt, appended and synced; what a killed audit resumes from
     state.json       run key, what is audited, audited steps, controls
-    results.json     the product (`leakaudit.results/1.2`), verdict.json, report.html: written by `finish`
+    results.json     the product (`leakaudit.results/1.3`), verdict.json, report.html: written by `finish`
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import itertools
 import json
 import logging
 import math
-import os
 import platform
 import secrets
 import time
@@ -31,11 +30,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from leakaudit import __version__
 from leakaudit.audit.active_server import named_server, on_active_server
+from leakaudit.audit.applied_defenses import defenses_found, defenses_left
 from leakaudit.audit.canaries import CANARIES
 from leakaudit.audit.scoring.patterns import strip
 from leakaudit.audit.scoring.reachability import Reached, ReachedSequence, reachability, unknown
 from leakaudit.audit.scoring.score import Scored, ScoredSequence, score, with_similarity
-from leakaudit.audit.verification import defenses_found, defenses_left, verify
+from leakaudit.audit.verification import verify
 from leakaudit.client.array_batches import array_batch
 from leakaudit.client.facts import DeclaredDefense, Granted
 from leakaudit.client.observation import Observation
@@ -47,14 +47,16 @@ from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.config.invocation import public_label, public_reason
 from leakaudit.errors import AnatomyError, ResultsError, SnapshotError, type_and_place
 from leakaudit.files.json_lines import split_lines
-from leakaudit.files.private_files import write_atomic
+from leakaudit.files.private_files import append_line, write_atomic
 from leakaudit.metrics.semantic_similarity import SemanticSimilarity
 from leakaudit.models.array_classifier import ArrayClassifier
-from leakaudit.models.recipe import Task
+from leakaudit.models.loading import Task
 from leakaudit.plugins.attack_protocol import APPLIES, Attack, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attacks as attack_registry
 from leakaudit.registry import defenses as defense_registry
+from leakaudit.results.files import to_json, with_digest
+from leakaudit.results.journal import JournalEntry, LabelSample, Sample, load_journal
 from leakaudit.results.schema import (
     Attempt,
     AttemptStatus,
@@ -62,15 +64,12 @@ from leakaudit.results.schema import (
     Control,
     Controls,
     Coverage,
-    JournalEntry,
-    LabelSample,
     Missing,
     NotTested,
     Overhead,
     Regime,
     Results,
     RunInfo,
-    Sample,
     SequenceScore,
     StepRecord,
     Subject,
@@ -78,11 +77,8 @@ from leakaudit.results.schema import (
     ThreatModel,
     Verification,
     VerificationStatus,
-    load_journal,
-    sealed,
-    summarise,
-    to_json,
 )
+from leakaudit.results.summary import summarise
 from leakaudit.results.wording import counted
 
 logger = logging.getLogger(__name__)
@@ -412,7 +408,7 @@ class Audit:
 
         if interrupted:
             self.catch_up()
-        results = sealed(
+        results = with_digest(
             self._results(self._coverage(refused, not_kept, total_steps), overhead or Overhead(), interrupted, code)
         )
         text = json.dumps(to_json(results), indent=1, ensure_ascii=False, allow_nan=False)
@@ -554,24 +550,16 @@ class Audit:
 
     def _sequence_score(self, step: str, index: int, found: ScoredSequence, reach: ReachedSequence) -> SequenceScore:
         ids = found.pair.true_ids
-        numbers = found.numbers
-        exact = numbers.get("exact")
         return SequenceScore(
             id=f"{step.replace('st-', 's-')}-{index}",
             hmac=self._hmac(ids),
-            r1=numbers.get("rouge1"),
-            r2=numbers.get("rouge2"),
-            rl=numbers.get("rougeL"),
-            exact=None if exact is None else exact == 1.0,
-            token_recall=numbers.get("token_recall"),
-            token_precision=numbers.get("token_precision"),
+            scores={name: number for name, number in found.numbers.items() if number is not None},
             min_tokens_bucket=bucket(len(ids)),
             long_enough=found.long_enough,
             confidence=found.pair.confidence,
             proved=found.pair.proved,
             reachable=reach.share,
             passes=reach.passes,
-            longest_run_share=numbers.get("longest_run"),
             strip=self._strip(found),
         )
 
@@ -618,21 +606,8 @@ class Audit:
         return any((e.attempt.step, e.attempt.attack, e.attempt.defense) == mine for e in self._entries)
 
     def _append(self, entry: JournalEntry) -> None:
-        """Append one line and sync it: whole or, on a full disk, not at all; a killed process leaves at most one torn last line."""
-        line = (entry.model_dump_json() + "\n").encode()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
-        descriptor = os.open(self._journal_path, flags, 0o600)
-        try:
-            before = os.fstat(descriptor).st_size
-            try:
-                while line:
-                    line = line[os.write(descriptor, line) :]  # a disk that is nearly full takes less than it is given
-                os.fsync(descriptor)
-            except OSError:
-                os.ftruncate(descriptor, before)
-                raise
-        finally:
-            os.close(descriptor)
+        """Append an attempt to the journal and wait until it is on the disk."""
+        append_line(self._journal_path, entry.model_dump_json())
         self._entries.append(entry)
         self._report(entry)
 
