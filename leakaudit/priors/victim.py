@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from leakaudit.algorithms.language_models.token_scorer import TokenScorer
 from leakaudit.errors import PriorError
 from leakaudit.models.vocabulary import Vocabulary
-from leakaudit.priors.causal_lm import TokenScorer
 from leakaudit.registry import prior
 
 LOOKED_BACK = 1e-4

@@ -55,7 +55,8 @@ ONLY: dict[str, dict[str, frozenset[str]]] = {
 WITHOUT_TORCH = frozenset({"errors", "registry", "files", "results", "config", "gate", "reports"})
 """Rooms for machines without torch."""
 
-PLUGIN_FOLDERS = ("attacks", "defenses", "metrics", "priors")
+PLUGIN_FOLDERS = {"attacks": "attack", "defenses": "defense", "metrics": "metric", "priors": "prior"}
+"""Folder -> the decorator that registers its plugins."""
 
 MODEL_CODE = frozenset({"torch", "transformers", "accelerate", "safetensors", "lightning", "opacus", "tokenizers"})
 """Libraries that the rooms without torch do without: each of them is, or imports, torch."""
@@ -194,6 +195,29 @@ def test_no_private_name_crosses_a_module() -> None:
 
 def _private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
+
+
+def _registers(tree: ast.Module) -> list[str]:
+    """Return the decorator of every class of a module that is registered, such as `attack` for `@attack("span")`."""
+    calls = (d for node in tree.body if isinstance(node, ast.ClassDef) for d in node.decorator_list)
+    names = [call.func.id for call in calls if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)]
+    return [name for name in names if name in PLUGIN_FOLDERS.values()]
+
+
+@pytest.mark.parametrize(("folder", "kind"), PLUGIN_FOLDERS.items())
+def test_a_plugin_folder_holds_plugins_and_nothing_else(folder: str, kind: str) -> None:
+    """Each file registers exactly one plugin of the folder's kind; what several share stands elsewhere."""
+    inside = {name: path for name, path in modules().items() if name.startswith(f"leakaudit.{folder}.")}
+    found = {name: _registers(ast.parse(path.read_text(encoding="utf-8"))) for name, path in inside.items()}
+    wrong = {name: registered for name, registered in found.items() if registered != [kind]}
+    assert not wrong, f"these files do not register exactly one {kind}: {wrong}"
+    assert inside.keys() == {f"leakaudit.{folder}.{name}" for name in _members(f"leakaudit.{folder}")}
+
+
+def test_no_plugin_imports_another_one_of_its_kind() -> None:
+    """Each can be read, changed and deleted alone."""
+    broken = [f for f in imports() if _room(f.importer) in PLUGIN_FOLDERS and _room(f.target) == _room(f.importer)]
+    _report(broken, "move what these share out of the plugin folder:")
 
 
 PACKAGES = [name for name, path in modules().items() if path.name == "__init__.py" and name != "leakaudit"]
