@@ -41,7 +41,7 @@ class UnknownPluginError(ConfigError):
     """No attack, defence or metric of that name is registered."""
 
 
-class PluginError(ConfigError):
+class PluginError(LeakAuditError):
     """A plugin's file or package does not register what it should; the message names it and says what to do."""
 
 

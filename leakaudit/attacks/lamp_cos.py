@@ -10,10 +10,7 @@ import torch
 
 from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.lamp import COSINE_PRESETS, Lamp, Preset, Settings
-from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack_protocol import Reconstruction
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import Budget, Observation, Reconstruction, attack
 
 
 @attack("lamp-cos")

@@ -34,12 +34,8 @@ from leakaudit.algorithms.matching.pooler_moments import (
 from leakaudit.algorithms.matching.run import Recipe, check_knobs, reconstruct, with_knobs
 from leakaudit.algorithms.matching.search import Found, search
 from leakaudit.algorithms.precision import in_single_precision
-from leakaudit.client.observation import Observation
-from leakaudit.errors import AnatomyError
 from leakaudit.models.structure import find_pooler
-from leakaudit.plugins.attack_protocol import Applicability, Reconstruction, not_applicable
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import AnatomyError, Applicability, Budget, Observation, Reconstruction, attack, not_applicable
 
 Read = Literal["solve", "span", "paper"]
 Phase = Literal["continuous", "discrete", "both", "words", "none"]

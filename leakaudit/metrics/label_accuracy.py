@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from leakaudit.plugins.metric_protocol import LabelCounts
-from leakaudit.plugins.overlap import label_success_rate
-from leakaudit.registry import metric
+from leakaudit.plugins import LabelCounts, Level, label_success_rate, metric
 
 
 @metric("label_accuracy")
@@ -22,7 +20,7 @@ class LabelAccuracy:
     label: ClassVar[str] = "label accuracy"
     meaning: ClassVar[str] = "Share of the labels of a batch that were recovered."
     higher_is_better: ClassVar[bool] = True
-    level: ClassVar[Literal["sequence", "step"]] = "step"
+    level: ClassVar[Level] = "step"
     source: ClassVar[str] = "attack success rate of LLG (Wainakh et al. 2022, Sec. 6.1)"
 
     def __call__(self, counts: LabelCounts) -> float | None:

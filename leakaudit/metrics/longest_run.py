@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from leakaudit.plugins.metric_protocol import Pair
-from leakaudit.plugins.overlap import longest_common_run
-from leakaudit.registry import metric
+from leakaudit.plugins import Level, Pair, longest_common_run, metric
 
 
 @metric("longest_run")
@@ -20,7 +18,7 @@ class LongestRun:
         "Longest run of consecutive true tokens in the recovered text, as a share of the true text."
     )
     higher_is_better: ClassVar[bool] = True
-    level: ClassVar[Literal["sequence", "step"]] = "sequence"
+    level: ClassVar[Level] = "sequence"
     source: ClassVar[str] = "longest common substring, on token ids; our choice of what a reader would call a quote"
 
     def __call__(self, pair: Pair) -> float | None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from leakaudit.plugins.metric_protocol import Pair
-from leakaudit.plugins.overlap import ROUGE_SOURCE, rouge_f
-from leakaudit.registry import metric
+from leakaudit.plugins import ROUGE_SOURCE, Level, Pair, metric, rouge_f
 
 
 @metric("rougeL")
@@ -18,7 +16,7 @@ class RougeL:
     label: ClassVar[str] = "ROUGE-L"
     meaning: ClassVar[str] = "Overlap of recovered and true text in the longest common sequence of words; 1 is all."
     higher_is_better: ClassVar[bool] = True
-    level: ClassVar[Literal["sequence", "step"]] = "sequence"
+    level: ClassVar[Level] = "sequence"
     source: ClassVar[str] = ROUGE_SOURCE
 
     def __call__(self, pair: Pair) -> float | None:

@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from leakaudit.errors import ModelError
-from leakaudit.registry import metric
+from leakaudit.plugins import Level, ModelError, Pair, metric
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from leakaudit.plugins.metric_protocol import Pair
 
 
 @metric("semantic_similarity")
@@ -37,7 +34,7 @@ class SemanticSimilarity:
     )
     needs_model: ClassVar[bool] = True
     higher_is_better: ClassVar[bool] = True
-    level: ClassVar[Literal["sequence", "step"]] = "sequence"
+    level: ClassVar[Level] = "sequence"
     source: ClassVar[str] = "Beyond Gradient and Priors (2023), Sec. 5.3, Cos_S; Reimers and Gurevych 2019"
 
     def __call__(self, pair: Pair) -> float | None:

@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
+Level = Literal["sequence", "step"]
+"""What a metric compares: one true sequence with its guess, or the label counts of a step with those that were guessed."""
+
 
 @dataclass(frozen=True)
 class LabelCounts:
@@ -28,7 +31,7 @@ class SequenceMetric(Protocol):
     """One sentence for a glossary: what is measured, and what 1 means where that is not plain."""
     higher_is_better: ClassVar[bool]
     """Better for the attacker, that is."""
-    level: ClassVar[Literal["sequence", "step"]]
+    level: ClassVar[Level]
     """`sequence` here: the score of a step is the mean over its sequences."""
     source: ClassVar[str]
     """Paper, section, equation."""
@@ -50,7 +53,7 @@ class StepMetric(Protocol):
     label: ClassVar[str]
     meaning: ClassVar[str]
     higher_is_better: ClassVar[bool]
-    level: ClassVar[Literal["sequence", "step"]]
+    level: ClassVar[Level]
     """`step` here."""
     source: ClassVar[str]
     needs_guess: ClassVar[bool]

@@ -12,11 +12,9 @@ import torch
 from torch import nn
 
 from leakaudit.algorithms.language_models.token_scorer import TokenScorer
-from leakaudit.errors import PriorError
 from leakaudit.models.loading import load_model, load_tokenizer
-from leakaudit.models.vocabulary import Vocabulary, tokens_digest, vocabulary_of
-from leakaudit.plugins.prior_protocol import check_same_tokens, words_of
-from leakaudit.registry import prior
+from leakaudit.models.vocabulary import tokens_digest, vocabulary_of
+from leakaudit.plugins import PriorError, Vocabulary, check_same_tokens, prior, words_of
 
 
 @prior("causal-lm")

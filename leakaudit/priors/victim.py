@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.algorithms.language_models.token_scorer import TokenScorer
-from leakaudit.errors import PriorError
-from leakaudit.models.vocabulary import Vocabulary
-from leakaudit.registry import prior
+from leakaudit.plugins import PriorError, Vocabulary, prior
 
 LOOKED_BACK = 1e-4
 """How far two logits may differ, relative to the largest, at a place before the token in which two texts differ. Our choice:
