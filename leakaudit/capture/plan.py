@@ -12,7 +12,7 @@ from itertools import islice
 from math import ceil
 
 from leakaudit.config.audit import MAX_COUNT, AuditConfig
-from leakaudit.gate.evaluate import Policy, Rule
+from leakaudit.gate.policy import Policy, Rule
 from leakaudit.results import bounds as stats
 from leakaudit.results.wording import counted, duration, ordinal
 

@@ -25,6 +25,7 @@ from leakaudit.cli.snapshots import snapshots as snapshots_group
 from leakaudit.cli.stopping import Request, Stopped, exit_code, stop_on_signals
 from leakaudit.cli.threads import threads_to_take, wait_passively
 from leakaudit.errors import ConfigError, RedactionError, ResultsError
+from leakaudit.exit_codes import ExitCode
 from leakaudit.results.wording import counted
 
 __all__ = ["main"]
@@ -310,7 +311,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 def _check_policy(path: Path) -> None:
     """Fail on a wrong policy before hours of attacks, not after."""
-    from leakaudit.gate.evaluate import load_policy
+    from leakaudit.gate.policy import load_policy
     from leakaudit.plugins.names import registered_names
 
     load_policy(path, registered_names())
@@ -355,7 +356,7 @@ def _audit(
             say("stopped before the first attempt was finished, so nothing was written")
             sys.exit(exit_code(early))
         _print_outcome(results, config.out_dir, as_json)
-    sys.exit(0 if stopped is None else exit_code(stopped))
+    sys.exit(ExitCode.PASS if stopped is None else exit_code(stopped))
 
 
 def _run(
@@ -599,7 +600,7 @@ def report(run_dir: Path, text: str, policy: Path | None, output: Path | None, a
     """Render the HTML report of RUN_DIR (a folder with results.json)."""
     from datetime import UTC, datetime
 
-    from leakaudit.gate.evaluate import default_policy, load_policy
+    from leakaudit.gate.policy import default_policy, load_policy
     from leakaudit.plugins.names import names_for
     from leakaudit.reports.page import write_report
     from leakaudit.results.schema import TextMode, load_results
@@ -637,7 +638,9 @@ def gate(run_dir: Path, policy: Path | None, soft_fail: bool, quiet: bool, as_js
     from datetime import UTC, datetime
 
     from leakaudit.files.private_files import write_atomic
-    from leakaudit.gate.evaluate import default_policy, evaluate, exit_code, load_policy, to_json, unreadable
+    from leakaudit.gate.evaluate import evaluate, unreadable
+    from leakaudit.gate.policy import default_policy, load_policy
+    from leakaudit.gate.verdict import to_json
     from leakaudit.plugins.names import names_for
     from leakaudit.results.schema import read_results
 
@@ -661,7 +664,7 @@ def gate(run_dir: Path, policy: Path | None, soft_fail: bool, quiet: bool, as_js
         from leakaudit.reports.terminal import print_verdict
 
         print_verdict(verdict, quiet=quiet)
-    sys.exit(0 if soft_fail else exit_code(verdict))
+    sys.exit(ExitCode.PASS if soft_fail else verdict.verdict.exit_code)
 
 
 @main.command(short_help="Check this machine and a configuration.")
@@ -678,7 +681,7 @@ def doctor(config_path: Path | None, as_json: bool) -> None:
     else:
         for check in checks:
             click.echo(f"{check.state:5} {check.sentence}")
-    sys.exit(2 if any(check.state == "fail" for check in checks) else 0)
+    sys.exit(ExitCode.USAGE if any(check.state == "fail" for check in checks) else ExitCode.PASS)
 
 
 def catalogue(kind: str, fields: tuple[str, ...], as_json: bool) -> None:
@@ -735,7 +738,8 @@ def schema(what: str) -> None:
     from pydantic import BaseModel
 
     from leakaudit.config.audit import AuditConfig
-    from leakaudit.gate.evaluate import Policy, Verdict
+    from leakaudit.gate.policy import Policy
+    from leakaudit.gate.verdict import Verdict
     from leakaudit.results.schema import Results
 
     models: dict[str, type[BaseModel]] = {

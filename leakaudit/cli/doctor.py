@@ -14,7 +14,7 @@ from leakaudit.errors import LeakAuditError
 
 if TYPE_CHECKING:
     from leakaudit.config.audit import AuditConfig
-    from leakaudit.gate.evaluate import Policy
+    from leakaudit.gate.policy import Policy
 
 LOW_DISK_GIB = 2.0
 """Free space below which a warning is due. A snapshot of a 110M-parameter model takes 0.8 GiB, and one is in flight at a time."""
@@ -60,7 +60,7 @@ def _device() -> Check:
 
 def _configuration(path: Path | None) -> Iterator[Check]:
     from leakaudit.config.audit import AuditConfig, load_config
-    from leakaudit.gate.evaluate import default_policy, load_policy
+    from leakaudit.gate.policy import default_policy, load_policy
     from leakaudit.plugins.names import registered_names
     from leakaudit.registry import attacks, defenses
     from leakaudit.storage.encryption import parse_recipients
