@@ -36,8 +36,8 @@ from leakaudit.algorithms.precision import in_single_precision
 from leakaudit.attacks.lamp_cos import LampCos
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
-from leakaudit.models.wide_pooler import find_pooler
-from leakaudit.plugins.attack import Applicability, Reconstruction, not_applicable
+from leakaudit.models.structure import find_pooler
+from leakaudit.plugins.attack_protocol import Applicability, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 
@@ -100,6 +100,10 @@ class PoolerFeatures(LampCos):
     """Searches at most. A sequence that reproduces its feature is right, so it is held, and while there are others the next search begins
     from noise again. Not in the paper, and only where features were solved for and complete what a search ends with."""
 
+    label: ClassVar[str] = "pooler features"
+    meaning: ClassVar[str] = (
+        "Reads each sequence's features from the gradient of a pooler that the server has widened, and searches for inputs with these features."
+    )
     source: ClassVar[str] = (
         "Beyond Gradient and Priors (2023), Sec. 4.2, 4.3, App. B, on LAMP (Balunovic et al. 2022); `span` and `solve` are ours"
     )

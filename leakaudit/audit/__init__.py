@@ -5,8 +5,10 @@ It may import every room to its left: `client`, `storage`, all plugins, `results
 
 __all__ = [
     "active_server",
+    "applied_defenses",
     "audit",
     "canaries",
+    "comparison",
     "devices",
     "inline",
     "live_copy",

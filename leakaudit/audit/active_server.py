@@ -15,7 +15,8 @@ from torch import nn
 from leakaudit.client.facts import DeclaredServer
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import SnapshotError
-from leakaudit.models.wide_pooler import Activation, find_pooler, widened
+from leakaudit.models.structure import find_pooler
+from leakaudit.models.wide_pooler import Activation, widened
 from leakaudit.registry import Registry
 
 servers: Registry[Any] = Registry("server", "leakaudit.audit.active_server")

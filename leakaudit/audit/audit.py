@@ -4,7 +4,7 @@ An `Audit` is one run folder (0700):
 
     journal.jsonl    one line per finished attempt, appended and synced; what a killed audit resumes from
     state.json       run key, what is audited, audited steps, controls
-    results.json     the product (`leakaudit.results/1.2`), verdict.json, report.html: written by `finish`
+    results.json     the product (`leakaudit.results/1.3`), verdict.json, report.html: written by `finish`
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from leakaudit import __version__
 from leakaudit.audit.active_server import named_server, on_active_server
+from leakaudit.audit.applied_defenses import defenses_found, defenses_left
 from leakaudit.audit.canaries import CANARIES
 from leakaudit.audit.scoring.patterns import strip
 from leakaudit.audit.scoring.reachability import Reached, ReachedSequence, reachability, unknown
 from leakaudit.audit.scoring.score import Scored, ScoredSequence, score, with_similarity
-from leakaudit.audit.verification import defenses_found, defenses_left, verify
+from leakaudit.audit.verification import verify
 from leakaudit.client.array_batches import array_batch
 from leakaudit.client.facts import DeclaredDefense, Granted
 from leakaudit.client.observation import Observation
@@ -49,11 +50,13 @@ from leakaudit.files.json_lines import split_lines
 from leakaudit.files.private_files import append_line, write_atomic
 from leakaudit.metrics.semantic_similarity import SemanticSimilarity
 from leakaudit.models.array_classifier import ArrayClassifier
-from leakaudit.models.recipe import Task
-from leakaudit.plugins.attack import APPLIES, Attack, Reconstruction, not_applicable
+from leakaudit.models.loading import Task
+from leakaudit.plugins.attack_protocol import APPLIES, Attack, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attacks as attack_registry
 from leakaudit.registry import defenses as defense_registry
+from leakaudit.results.files import to_json, with_digest
+from leakaudit.results.journal import JournalEntry, LabelSample, Sample, load_journal
 from leakaudit.results.schema import (
     Attempt,
     AttemptStatus,
@@ -61,15 +64,12 @@ from leakaudit.results.schema import (
     Control,
     Controls,
     Coverage,
-    JournalEntry,
-    LabelSample,
     Missing,
     NotTested,
     Overhead,
     Regime,
     Results,
     RunInfo,
-    Sample,
     SequenceScore,
     StepRecord,
     Subject,
@@ -77,11 +77,8 @@ from leakaudit.results.schema import (
     ThreatModel,
     Verification,
     VerificationStatus,
-    load_journal,
-    sealed,
-    summarise,
-    to_json,
 )
+from leakaudit.results.summary import summarise
 from leakaudit.results.wording import counted
 
 logger = logging.getLogger(__name__)
@@ -412,7 +409,7 @@ class Audit:
 
         if interrupted:
             self.catch_up()
-        results = sealed(
+        results = with_digest(
             self._results(self._coverage(refused, not_kept, total_steps), overhead or Overhead(), interrupted, code)
         )
         text = json.dumps(to_json(results), indent=1, ensure_ascii=False, allow_nan=False)
@@ -554,24 +551,16 @@ class Audit:
 
     def _sequence_score(self, step: str, index: int, found: ScoredSequence, reach: ReachedSequence) -> SequenceScore:
         ids = found.pair.true_ids
-        numbers = found.numbers
-        exact = numbers.get("exact")
         return SequenceScore(
             id=f"{step.replace('st-', 's-')}-{index}",
             hmac=self._hmac(ids),
-            r1=numbers.get("rouge1"),
-            r2=numbers.get("rouge2"),
-            rl=numbers.get("rougeL"),
-            exact=None if exact is None else exact == 1.0,
-            token_recall=numbers.get("token_recall"),
-            token_precision=numbers.get("token_precision"),
+            scores={name: number for name, number in found.numbers.items() if number is not None},
             min_tokens_bucket=bucket(len(ids)),
             long_enough=found.long_enough,
             confidence=found.pair.confidence,
             proved=found.pair.proved,
             reachable=reach.share,
             passes=reach.passes,
-            longest_run_share=numbers.get("longest_run"),
             strip=self._strip(found),
         )
 

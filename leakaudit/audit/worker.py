@@ -20,7 +20,7 @@ from typing import Any
 
 from leakaudit.errors import ConfigError, LeakAuditError, SnapshotSealedError, type_and_place
 from leakaudit.exit_codes import ExitCode
-from leakaudit.results.schema import JournalEntry
+from leakaudit.results.journal import JournalEntry
 from leakaudit.storage.encryption import IDENTITY_VARIABLE
 from leakaudit.storage.parent_watch import PARENT_VARIABLE, leash, yield_processor
 from leakaudit.storage.retention import purge_old_runs

@@ -15,8 +15,9 @@ from leakaudit.gate.events import EVENTS
 from leakaudit.gate.policy import SHIPPED
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
 from leakaudit.gate.wording import number
+from leakaudit.results.files import load_results
 from leakaudit.results.recovery import in_words, recovered
-from leakaudit.results.schema import Results, StepRecord, VerificationStatus, load_results
+from leakaudit.results.schema import Results, StepRecord, VerificationStatus
 from leakaudit.results.wording import counted
 
 MAX_VERDICT_BYTES = 16 * 2**20

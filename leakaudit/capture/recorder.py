@@ -32,10 +32,10 @@ from leakaudit.capture.in_place import Before, NotInPlaceError, Repetition, Unhe
 from leakaudit.capture.inside_step import Handed, random_states
 from leakaudit.capture.optimizers import (
     Rounds,
+    base_optimizers,
     check_all_moved,
     every_layer,
     first,
-    movers_of,
     nested,
     parameters_of,
     steps_on_the_stack,
@@ -49,8 +49,8 @@ from leakaudit.client.snapshot import Manifest
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.errors import LeakAuditError, NonFiniteUpdateError, SnapshotError, type_and_place
-from leakaudit.models.parts import Parts
-from leakaudit.models.recipe import plain_name
+from leakaudit.models.first_blocks import Parts
+from leakaudit.models.wrappers import plain_name
 from leakaudit.results.schema import Verification
 from leakaudit.storage.frozen_weights import FrozenWeights
 
@@ -76,7 +76,7 @@ difference of the weights after K local steps."""
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptStep:
     """One step, copied to the CPU."""
 
     step: int
@@ -94,7 +94,7 @@ class Kept:
     """Whether the model was in training mode during its forward passes."""
     eval_modules: tuple[str, ...] = ()
     """Parts of a model that trained which were not."""
-    tapped: bool = False
+    has_output_gradients: bool = False
     """Whether the batches hold what the loss sent back."""
     frozen: FrozenWeights | None = None
     """Live parameters that no optimizer moves and that are not in `weights`; the writer keeps them once a run."""
@@ -144,7 +144,7 @@ class Counters:
     """Bytes on the disk, of all kept steps."""
 
 
-class Peers(Protocol):
+class ProcessGroup(Protocol):
     """The other processes of a distributed run.
 
     All of them enter `gather` and `whole`, or none does.
@@ -222,7 +222,7 @@ class _Copied:
     armed: _Armed
     handed: dict[int, Handed] = field(default_factory=dict)
     """Identity of an optimizer -> what it was given."""
-    kept: Kept | None = None
+    kept: KeptStep | None = None
     """The copy; None where another process writes it."""
     notes: list[str] = field(default_factory=list)
     """What cannot be known of it."""
@@ -241,11 +241,11 @@ class Recorder:
         self,
         model: nn.Module,
         optimizer: Any,
-        write: Callable[[Kept], None],
+        write: Callable[[KeptStep], None],
         *,
         called: nn.Module | None = None,
         scaler: Any = None,
-        peers: Peers | None = None,
+        peers: ProcessGroup | None = None,
         observe: Observe = "update",
         local_steps: int = 1,
         learning_rate: float | None = None,
@@ -277,7 +277,7 @@ class Recorder:
             beside: names of buffers that are kept although the model does not store them.
         """
         self._model = model
-        self._movers = movers_of(optimizer)
+        self._movers = base_optimizers(optimizer)
         self.rounds = Rounds(self._movers)
         self._write = write
         self._scaler = scaler or next(
@@ -357,14 +357,14 @@ class Recorder:
             )
         self._handles += self.rounds.install()
 
-    def give_in(self) -> None:
+    def stop_recording(self) -> None:
         """Record nothing any more, and go on answering the other processes: they ask at every step that is due."""
         self.disabled = True
         self._armed = self._copied = None
 
     def remove(self, patience_s: float = PATIENCE_SECONDS) -> None:
         """Take the hooks off and wait for the writer, for so long and no longer: a stuck disk must not hold up training."""
-        self.disarm()
+        self.cancel()
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -426,7 +426,7 @@ class Recorder:
         frozen = sum(p.numel() * p.element_size() for p in self._model.parameters() if id(p) not in moved)
         return self.bytes_of_a_step() + (frozen if self._frozen is None or self._observe == "delta" else 0)
 
-    def arm(self, step: int, manifest: Manifest) -> None:
+    def start(self, step: int, manifest: Manifest) -> None:
         """Record the step that begins now.
 
         Args:
@@ -435,7 +435,7 @@ class Recorder:
         """
         if self.disabled:
             return
-        self.disarm()
+        self.cancel()
         self.due_again = False
         self._armed = _Armed(step, manifest)
         self._owe_answer(self._armed)
@@ -444,7 +444,7 @@ class Recorder:
         if self._observe == "local":
             self._watch_local_gradients()
 
-    def disarm(self) -> None:
+    def cancel(self) -> None:
         """Forget what was recorded of a step that did not come to its end."""
         found, self._copied = self._copied, None
         if found is not None and found.stepped:
@@ -734,7 +734,7 @@ class Recorder:
             if self._owes_answer:
                 self._answer(False)
             if armed is not None:
-                self.disarm()
+                self.cancel()
         elif armed is not None:
             armed.steps_done += 1
             if armed.steps_done == self._local_steps:
@@ -766,7 +766,7 @@ class Recorder:
         """Let go of a copied step and say why."""
         self._put_down()
         if found.written:
-            self.give_in()
+            self.stop_recording()
             self._withdraw(found.armed.step)
             self.counters.kept -= 1
             self.counters.failed += 1
@@ -898,7 +898,7 @@ class Recorder:
             sketches = {name: copied[f"s/{name}"] for name in part.sketches}
             index, values = copied.get("r/index"), copied.get("r/values")
             part = replace(part, update={}, sketches=sketches, index=index, values=values)
-        kept = Kept(
+        kept = KeptStep(
             step=armed.step,
             update={name: copied[f"u/{name}"] for name in update},
             weights={name: copied[f"w/{name}"] for name in weights},
@@ -909,7 +909,7 @@ class Recorder:
             loss_scale=armed.loss_scale,
             training=armed.modes.get("", True),
             eval_modules=tuple(name for name, on in armed.modes.items() if not on and armed.modes.get("")),
-            tapped=bool(passes) and all(p.tapped for p in passes),
+            has_output_gradients=bool(passes) and all(p.tapped for p in passes),
             frozen=frozen,
             checked=checked,
             own_loss=armed.own_loss,
@@ -955,7 +955,7 @@ class Recorder:
                 ),
             )
 
-    def _hand_over(self, kept: Kept, notes: list[str]) -> None:
+    def _hand_over(self, kept: KeptStep, notes: list[str]) -> None:
         """Let the writer have a step.
 
         Args:
@@ -1183,7 +1183,7 @@ class Recorder:
         return buffer.copy_(source, non_blocking=source.is_cuda)
 
     @entry
-    def _write_quietly(self, kept: Kept) -> None:
+    def _write_quietly(self, kept: KeptStep) -> None:
         start = time.perf_counter()
         try:
             kept.ready()
@@ -1210,7 +1210,7 @@ class Recorder:
         """Report the first problem and do nothing any more: training comes first."""
         if self.disabled:
             return
-        self.give_in()
+        self.stop_recording()
         self.counters.failed += 1
         logger.warning(
             "leakaudit stops recording after a %s; training goes on, later steps are not audited", type_and_place(error)
@@ -1310,7 +1310,7 @@ def _micro_batch(seen: Pass, loss_scale: float) -> MicroBatch:
     )
 
 
-def _check_worth_keeping(kept: Kept) -> None:
+def _check_worth_keeping(kept: KeptStep) -> None:
     """Refuse a step that nothing could be said about.
 
     Raises:

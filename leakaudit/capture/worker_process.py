@@ -204,7 +204,7 @@ class SideProcess:
         logger.warning("the audit's side process died; starting it again (%d of %d)", self._deaths, RESTARTS)
         return True
 
-    def see_out(self) -> None:
+    def wait_or_detach(self) -> None:
         """Do what the configuration asks for at the end of training: wait with a countdown, detach, or leave the rest to others.
 
         Raises nothing; a Ctrl-C ends the waiting, not the program.
@@ -217,14 +217,16 @@ class SideProcess:
             self._here.finish()
         elif config.at_end == "leave":
             if self._spool.waiting() and self._process is not None:
-                say(f"not waiting for the attacks (`at_end: leave`): {by_hand(self._spool)} runs those that are left")
+                notify(
+                    f"not waiting for the attacks (`at_end: leave`): {by_hand(self._spool)} runs those that are left"
+                )
             self._end_early("")
         elif config.at_end == "detach":
             self._detach()
         else:
             self._wait(config.wait_at_end_s)
 
-    def carry_on(self) -> str:
+    def continue_detached(self) -> str:
         """See to it that what was kept is attacked after training was broken off, without waiting for it.
 
         Returns:
@@ -246,7 +248,7 @@ class SideProcess:
             return later
         return f"the side process goes on with them for as long as this process lives; later, {later}"
 
-    def dismiss(self) -> None:
+    def terminate(self) -> None:
         """Ask the worker to write what it has and go, without waiting for it: training goes on, and its audit does not."""
         self.given_up = self._dismissed = True
         if self._process is not None and self._process.poll() is None:
@@ -255,7 +257,7 @@ class SideProcess:
     def outcome(self) -> list[str]:
         """Return the verdict and where the report is, a line each.
 
-        If there is none, the lines say why. Call it after `see_out`.
+        If there is none, the lines say why. Call it after `wait_or_detach`.
         """
         report = self._log.with_name("report.html")
         if self.detached:
@@ -283,9 +285,9 @@ class SideProcess:
         if self._here is None:
             from leakaudit.audit.inline import InlineAudit
 
-            say(
+            notify(
                 "attacks run in the training process, which waits for them (`schedule: inline`); a model that says how it is made "
-                "(`leakaudit.models.recipe.rebuilt_by`) can be attacked beside training"
+                "(`leakaudit.models.factories.rebuilt_by`) can be attacked beside training"
             )
             self._here = InlineAudit(self._spool, self._model)
         self._here.catch_up()
@@ -322,7 +324,7 @@ class SideProcess:
     def _end_early(self, why: str) -> None:
         """Ask the worker to write its report and go; a Ctrl-C meanwhile ends it at once."""
         if why:
-            say(why)
+            notify(why)
         if self._process is None or self._process.poll() is not None:
             return
         self._process.terminate()
@@ -330,7 +332,7 @@ class SideProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=GRACE_SECONDS)
         except KeyboardInterrupt:
-            say(f"the side process ended without a report; {by_hand(self._spool)} writes it")
+            notify(f"the side process ended without a report; {by_hand(self._spool)} writes it")
             self.stop()
 
     def _detach(self) -> bool:
@@ -346,12 +348,12 @@ class SideProcess:
         try:
             self._tell("detach")
         except OSError:
-            say(f"the side process has died; {by_hand(self._spool)} goes on with what it left")
+            notify(f"the side process has died; {by_hand(self._spool)} goes on with what it left")
             return False
         atexit.unregister(self.stop)
         self._hang_up()
         _detached.append(self._process)
-        say(f"the side process (process {self._process.pid}) goes on alone; its log is {self._log}")
+        notify(f"the side process (process {self._process.pid}) goes on alone; its log is {self._log}")
         self._process, self.detached = None, True
         self.given_up = True  # nothing more is started from here
         return True
@@ -374,7 +376,7 @@ class SideProcess:
     def _give_up(self, why: str) -> bool:
         self.given_up = True
         self.why_given_up = f"{why}: see {self._log}"
-        say(f"{self.why_given_up}; no more steps are kept")
+        notify(f"{self.why_given_up}; no more steps are kept")
         return False
 
     def _start(self) -> bool:
@@ -426,7 +428,7 @@ class SideProcess:
                 self._process.stdin.close()
 
 
-def say(line: str) -> None:
+def notify(line: str) -> None:
     """Tell the user one thing on stderr; loggers at their default level would swallow it.
 
     Nothing is said where stderr is closed, or a pipe that nobody reads.
@@ -463,7 +465,7 @@ def _countdown() -> Iterator[Callable[[str], None]]:
             print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
         elif last is None or time.monotonic() - last >= LOG_LINE_SECONDS:
             last = time.monotonic()
-            say(line)
+            notify(line)
 
     try:
         yield show

@@ -224,7 +224,7 @@ def _worst(attempts: Iterable[Attempt], scope: _RuleScope) -> Worst | None:
     """Return the attempt that speaks most against the rule: by value, then by the longest run, then the fastest."""
 
     def rank(attempt: Attempt) -> tuple[float, float, float]:
-        longest = max((s.longest_run_share or 0.0 for s in attempt.sequences), default=0.0)
+        longest = max((s.scores.get("longest_run", 0.0) for s in attempt.sequences), default=0.0)
         return scope.value(attempt), longest, -attempt.wall_s
 
     found = max((a for a in attempts if scope.value(a) > 0), key=rank, default=None)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from leakaudit.algorithms.language_models.kneser_ney import KneserNey, Order
 from leakaudit.errors import PriorError
-from leakaudit.models.recipe import Vocabulary, tokens_digest
-from leakaudit.plugins.prior import check_same_tokens, words_of
+from leakaudit.models.vocabulary import Vocabulary, tokens_digest
+from leakaudit.plugins.prior_protocol import check_same_tokens, words_of
 from leakaudit.registry import prior
 
 SCHEMA = "leakaudit.ngram/1"

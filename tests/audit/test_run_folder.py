@@ -88,12 +88,12 @@ def halved(given: tuple[Path, Path], tmp_path: Path) -> Path:
     out = tmp_path / "out"
     code = (
         "import os, signal, sys\n"
-        "from leakaudit import battery\n"
-        "append = battery.Audit._append\n"
+        "from leakaudit.audit.audit import Audit\n"
+        "append = Audit._append\n"
         "def killed(self, entry):\n"
         "    append(self, entry)\n"
         "    len(self.entries) == 5 and os.kill(os.getpid(), signal.SIGKILL)\n"
-        "battery.Audit._append = killed\n"
+        "Audit._append = killed\n"
         "from leakaudit.cli import main\n"
         "main()\n"
     )

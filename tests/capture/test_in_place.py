@@ -24,7 +24,8 @@ from leakaudit.capture.in_place import Repetition
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.registry import attacks
-from leakaudit.results.schema import Verification, VerificationStatus, load_results
+from leakaudit.results.files import load_results
+from leakaudit.results.schema import Verification, VerificationStatus
 from leakaudit.storage.snapshots import read_manifest
 from tests.support import stacks, tiny
 from tests.support.in_place_cases import Training, said_to_be_plain, without_audit

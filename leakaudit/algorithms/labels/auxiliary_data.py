@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.labels.output_layer import OutputLayer, head_outputs
+from leakaudit.algorithms.labels.output_layer import OutputLayer
 from leakaudit.client.observation import Observation
 from leakaudit.errors import DataError
 from leakaudit.models.array_classifier import load_auxiliary
-from leakaudit.plugins.attack import APPLIES, Applicability, not_applicable
+from leakaudit.models.structure import head_outputs
+from leakaudit.plugins.attack_protocol import APPLIES, Applicability, not_applicable
 
 CHUNK = 64
 """Examples a forward pass. Our choice, for memory."""
@@ -69,7 +70,7 @@ def auxiliary_outputs(seen: Observation, layer: OutputLayer, path: Path) -> Auxi
     features, logits = [], []
     for start in range(0, len(labels), CHUNK):
         part = {name: value[start : start + CHUNK].to(device) for name, value in inputs.items()}
-        a, z = head_outputs(seen.model, layer, part)
+        a, z = head_outputs(seen.model, layer.module, part)
         features.append(a.double())
         logits.append(z.double())
     return Auxiliary(torch.cat(features), torch.cat(logits).softmax(dim=1), labels.to(device))

@@ -16,7 +16,7 @@ from leakaudit.algorithms.labels.clipping import scale_is_known
 from leakaudit.algorithms.labels.head_loss import HeadLoss, mean_gradient
 from leakaudit.algorithms.labels.output_layer import OutputLayer, bias_gradient
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import FALSE_EVENTS, Reconstruction
+from leakaudit.plugins.attack_protocol import FALSE_EVENTS, Reconstruction
 
 LARGEST_GUESS = 64
 """Largest batch size that is tried when nothing public bounds it. Our choice: beyond it neighbouring shares n/B are closer

@@ -15,7 +15,7 @@ from torch import Tensor
 from leakaudit.algorithms.above_noise import energy_cut, heavy_tailed
 from leakaudit.algorithms.labels.output_layer import OutputLayer, noise_in
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import FALSE_EVENTS, Reconstruction
+from leakaudit.plugins.attack_protocol import FALSE_EVENTS, Reconstruction
 
 FURTHER_NOISE = 2.0
 """Standard deviation of the further noise in units of the noise that is there. Our choice: where two classes differ by noise alone, they differ

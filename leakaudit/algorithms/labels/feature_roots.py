@@ -19,13 +19,11 @@ that holds the origin and all roots that are known, which keeps further starts a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from leakaudit.errors import AnatomyError
 from leakaudit.plugins.budget import Budget
@@ -59,157 +57,6 @@ POLE = 2.0
 
 FRUITLESS = 64
 """Starts in a row without a new root after which the search is given up. Our choice."""
-
-
-@dataclass(frozen=True)
-class FeedForward:
-    """Where to look."""
-
-    first: nn.Linear
-    second: nn.Linear
-    activation: nn.Module
-    source: nn.Module
-    """The module that gives x; what it returns is replaced to run the rest of the model from given features."""
-
-
-def find_feed_forward(model: nn.Module, head: nn.Module, inputs: dict[str, Tensor]) -> FeedForward:
-    """Find the last feed-forward part with one row a sequence behind it.
-
-    Args:
-        model: the public model, in eval mode.
-        head: its output layer, whose update has fewer directions than there are classes: taken as the second layer only where
-            there is no other.
-        inputs: keyword arguments of its forward, two examples or more, all different.
-
-    Raises:
-        AnatomyError: there is none, or more than x passes by it.
-    """
-    calls: list[tuple[nn.Module, Tensor, Tensor]] = []
-    leaves = [m for m in model.modules() if not list(m.children())]
-
-    def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
-            calls.append((module, args[0], output))
-
-    handles = [leaf.register_forward_hook(note) for leaf in leaves]
-    try:
-        with torch.no_grad():
-            model(**inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    made = {id(output): module for module, _, output in calls}
-    linear: dict[int, tuple[nn.Linear, Tensor]] = {}
-    for module, taken, output in calls:
-        if isinstance(module, nn.Linear):
-            linear[id(output)] = (module, taken)
-    ends = [(module, taken) for module, taken, _ in reversed(calls) if isinstance(module, nn.Linear)]
-    for end, taken in sorted(ends, key=lambda call: call[0] is head):
-        for activation, before, after in calls:
-            if after is taken and id(before) in linear and not list(activation.parameters()):
-                first, x = linear[id(before)]
-                if id(x) in made:
-                    found = FeedForward(first, end, activation, made[id(x)])
-                    if _is_all_there_is(model, found, inputs):
-                        return found
-    raise AnatomyError(
-        "looked for a feed-forward part (linear, activation, linear) whose input decides the output alone, and found none; models "
-        "that normalise before each part keep a second path around it, and plain convolutional ones have no such part"
-    )
-
-
-def _is_all_there_is(model: nn.Module, found: FeedForward, inputs: dict[str, Tensor]) -> bool:
-    """Return whether the outputs depend on x alone: with the same x for all, different inputs give the same output."""
-    x = features_into(model, found, inputs)[:1]
-    logits = run_from(model, found, x.expand(len(next(iter(inputs.values()))), -1), inputs)
-    return bool(torch.allclose(logits, logits[:1].expand_as(logits), atol=1e-5, rtol=1e-4))
-
-
-def features_into(model: nn.Module, part: FeedForward, inputs: dict[str, Tensor]) -> Tensor:
-    """Return (N, D) what N inputs give to the part, at the position that the output depends on; the first of several."""
-    taken: list[Tensor] = []
-    handle = part.source.register_forward_hook(lambda module, args, output: taken.append(output.requires_grad_()))
-    try:
-        with torch.enable_grad(), _frozen(model):
-            logits: Tensor = model(**inputs).logits
-            (pull,) = torch.autograd.grad(logits.sum(), taken[-1])
-    finally:
-        handle.remove()
-    x = taken[-1].detach()
-    if x.dim() == 2:
-        return x
-    rows = pull.abs().sum(dim=2) > 0  # (N, T)
-    if int(rows.sum(dim=1).max()) != 1:
-        raise AnatomyError(
-            "every token of a sequence carries gradient behind the last feed-forward part (mean pooling), so its update does "
-            "not hold one row a sequence"
-        )
-    return x[torch.arange(len(x)), rows.long().argmax(dim=1)]
-
-
-def run_from(model: nn.Module, part: FeedForward, x: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-    """Return the logits (N, C) that features give, whatever stood before them.
-
-    Args:
-        model: the public model.
-        part: where they enter.
-        x: (N, D).
-        inputs: any inputs of the model; the first is repeated as often as needed where their number differs.
-    """
-    with torch.no_grad():
-        return _run(model, part, x, inputs)
-
-
-def _run(model: nn.Module, part: FeedForward, x: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-    count = len(x)
-    plain = {k: v if len(v) == count else v[:1].expand(count, *v.shape[1:]) for k, v in inputs.items()}
-
-    def replace(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        given = x.to(output)
-        return given if output.dim() == 2 else given[:, None].expand_as(output)
-
-    handle = part.source.register_forward_hook(replace)
-    try:
-        logits: Tensor = model(**plain).logits
-    finally:
-        handle.remove()
-    return logits
-
-
-def pulls_behind(model: nn.Module, part: FeedForward, x: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-    """Return (N, C, M') how each logit depends on what the part's second layer gives, in float64.
-
-    Args:
-        model: the public model.
-        part: its second layer has M' outputs.
-        x: (N, D) features that enter it.
-        inputs: any inputs of the model.
-    """
-    taken: list[Tensor] = []
-    handle = part.second.register_forward_hook(lambda module, args, output: taken.append(output.requires_grad_()))
-    try:
-        with torch.enable_grad(), _frozen(model):
-            logits = _run(model, part, x, inputs)
-            output_gradients = [
-                torch.autograd.grad(z.sum(), taken[-1], retain_graph=True)[0] for z in logits.unbind(dim=1)
-            ]
-    finally:
-        handle.remove()
-    # Behind the part only one position of a sequence matters, so that the sum over positions is that one.
-    return torch.stack([pull if pull.dim() == 2 else pull.sum(dim=1) for pull in output_gradients], dim=1).double()
-
-
-@contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
-    """Ask for no gradient of parameters for the duration of the block."""
-    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    try:
-        for parameter, _ in before:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter, wanted in before:
-            parameter.requires_grad_(wanted)
 
 
 def row_space(update: Tensor) -> Tensor:

@@ -20,7 +20,6 @@ weighed by how far each is off. A bias entry that a declared defence set to zero
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,6 +31,7 @@ from leakaudit.client.facts import PublicFacts
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.models.array_classifier import ArrayClassifier
+from leakaudit.models.structure import find_output_head, head_outputs
 
 NEUTRAL_SEQUENCES = 32
 """Random sequences whose mean stands for what the model says about any input. Our choice: the mean of 32 is within a fifth of
@@ -87,18 +87,13 @@ def find_output_layer(seen: Observation, *, frozen: bool = False) -> OutputLayer
             its update is not shared.
     """
     classes = number_of_classes(seen)
-    layers = [m for m in seen.model.modules() if isinstance(m, nn.Linear) and m.out_features == classes]
-    if not layers:
-        raise AnatomyError(
-            f"looked for a linear layer with {classes} outputs, one for each class, and found none; "
-            "give the model's number of labels as it was trained"
-        )
+    head = find_output_head(seen.model, classes)
     names = {id(parameter): name for name, parameter in seen.model.named_parameters()}
-    weight = names[id(layers[-1].weight)]
-    bias = names.get(id(layers[-1].bias))
+    weight = names[id(head.weight)]
+    bias = names.get(id(head.bias))
     if weight not in seen.update and not frozen:
         raise AnatomyError(f"the output layer {weight!r} is frozen or its update is not shared")
-    return OutputLayer(layers[-1], weight, bias if bias in seen.update else None)
+    return OutputLayer(head, weight, bias if bias in seen.update else None)
 
 
 def number_of_classes(seen: Observation) -> int:
@@ -202,7 +197,7 @@ def neutral_outputs(seen: Observation, layer: OutputLayer, rng: torch.Generator,
         rng: draws them; a CPU generator.
         dummy: of pictures; text is always random.
     """
-    features, logits = head_outputs(seen.model, layer, neutral_inputs(seen, rng, dummy))
+    features, logits = head_outputs(seen.model, layer.module, neutral_inputs(seen, rng, dummy))
     return Neutral(features=features, probabilities=logits.double().softmax(dim=1).mean(dim=0))
 
 
@@ -217,29 +212,6 @@ def neutral_inputs(
         return {"inputs": drawn.to(device)}
     ids = _random_ids(seen, rng, examples).to(device)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
-def head_outputs(model: nn.Module, layer: OutputLayer, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Run a model and return what goes into its output layer, (N, H), and what comes out of it, (N, C).
-
-    Args:
-        model: the public model, in eval mode.
-        layer: its output layer.
-        inputs: keyword arguments of its forward, N examples.
-    """
-    taken: list[Tensor] = []
-    handle = layer.module.register_forward_pre_hook(lambda _, arguments: taken.append(arguments[0].detach()))
-    try:
-        with torch.no_grad():
-            logits: Tensor = model(**inputs).logits  # (N, C)
-            features = taken[-1]
-            if features.dim() == 3:  # a decoder's head runs on every token, and the model then picks one of them
-                every = layer.module(features)  # (N, T, C)
-                picked = (every - logits[:, None]).abs().sum(dim=2).argmin(dim=1)  # (N,)
-                features = features[torch.arange(len(logits), device=logits.device), picked]
-    finally:
-        handle.remove()
-    return features, logits
 
 
 def _random_ids(seen: Observation, rng: torch.Generator, examples: int) -> Tensor:

@@ -25,7 +25,7 @@ from leakaudit.algorithms.matching.batch_shape import equal_lengths
 from leakaudit.algorithms.matching.dropout_masks import dropping, layout_of, masked_by
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
-from leakaudit.models.embeddings import word_embedding
+from leakaudit.models.structure import word_embedding
 
 AGREES = 1e-3
 """Relative error up to which a parameter's gradient from pairs counts as its true gradient, tried once on random input. Our choice:

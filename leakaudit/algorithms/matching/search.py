@@ -23,7 +23,7 @@ from leakaudit.algorithms.matching.permutations import Order, draw_orders, shuff
 from leakaudit.algorithms.matching.position_assignment import seat
 from leakaudit.algorithms.matching.token_refinement import mend, nearest_words, pooled
 from leakaudit.plugins.budget import Budget
-from leakaudit.plugins.prior import Scorer
+from leakaudit.plugins.prior_protocol import Scorer
 
 IMPROVEMENT = 1e-3
 """Relative fall of the loss that counts as progress. Our choice."""

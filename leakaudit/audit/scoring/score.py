@@ -17,7 +17,7 @@ from leakaudit.metrics.masked_token_recall import masked_bag_recall
 from leakaudit.metrics.semantic_similarity import SemanticSimilarity
 from leakaudit.metrics.token_precision import bag_precision
 from leakaudit.metrics.token_recall import bag_recall
-from leakaudit.plugins.metric import Guess, LabelCounts, Pair
+from leakaudit.plugins.metric_protocol import Guess, LabelCounts, Pair
 from leakaudit.registry import metrics
 from leakaudit.results.recovery import LEAST_SHARE
 from leakaudit.results.schema import Measured, Missing, Score
