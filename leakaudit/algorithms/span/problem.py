@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -43,6 +44,13 @@ class SpanProblem:
             return 0.0
         modules = (*self.anatomy.dropout_before, *self.anatomy.dropout_after)
         return max((self.seen.facts.dropout.get(name, 0.0) for name in modules), default=0.0)
+
+    @property
+    def has_exact_span(self) -> bool:
+        """Whether inputs lie in the span up to rounding and masks: a gradient of whole layers, without noise."""
+        if self.seen.facts.view == "delta" or only_adapters(self.seen.update, self.anatomy):
+            return False
+        return not self.basis.noisy
 
     @property
     def special(self) -> frozenset[int]:
@@ -116,3 +124,9 @@ def _evidence_tokens(seen: Observation) -> Tensor | None:
     vocabulary = seen.facts.vocabulary
     special = vocabulary.wordless_ids
     return torch.tensor(sorted({*named, *special}), device=next(seen.model.parameters()).device)
+
+
+def only_adapters(update: Mapping[str, Tensor], anatomy: Anatomy) -> bool:
+    """Return whether adapters are all that is shared of the layers that read the attention input."""
+    names = {name for adapter in anatomy.adapters for name in (adapter.down.weight, adapter.up.weight)}
+    return bool(names & set(update)) and not any(p.weight in update for p in anatomy.projections)

@@ -1,25 +1,23 @@
-"""Exact recovery: pick the reader that fits an update, and run it.
-
-The modules beside this one hold what all readers share: the observation with its parts (`problem`), the subspace of the inputs
-(`subspace`), which tokens at which positions lie near it (`candidates`), and which of them form a sequence (`grouping`).
-What comes out is re-simulated where that is possible (`leakaudit.algorithms.resimulation`).
-"""
+"""Exact recovery: pick the reader that fits an update, and run it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 
-from leakaudit.algorithms.span.problem import SpanProblem, positions_of, span_problem_of
-from leakaudit.algorithms.span.readers.bag_of_words import read_bag
-from leakaudit.algorithms.span.readers.decoder import read_causal
-from leakaudit.algorithms.span.readers.dropout import read_masked
-from leakaudit.algorithms.span.readers.early_dropout import read_premasked
-from leakaudit.algorithms.span.readers.encoder import read_clean
-from leakaudit.algorithms.span.readers.local_steps import read_local
-from leakaudit.algorithms.span.readers.lora import only_adapters, read_adapters, why_unreadable
-from leakaudit.algorithms.span.readers.noisy import read_damaged
+from leakaudit.algorithms.span.problem import SpanProblem, only_adapters, positions_of, span_problem_of
+from leakaudit.algorithms.span.readers import (
+    bag_of_words,
+    decoder,
+    dropout,
+    early_dropout,
+    encoder,
+    local_steps,
+    lora,
+    noisy,
+)
 from leakaudit.algorithms.span.subspace import span_of, stacked_update
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
@@ -35,6 +33,31 @@ BEAM = 8
 """Hypotheses kept while a sequence is assembled."""
 
 
+class Reader(Protocol):
+    """A module that recovers the batch from one kind of update."""
+
+    def fits(self, problem: SpanProblem) -> bool:
+        """Say whether the problem is of this reader's kind; cheap."""
+        ...
+
+    def read(self, problem: SpanProblem) -> Reconstruction | None:
+        """Return the batch as far as it was recovered, or None to leave the problem to the next reader."""
+        ...
+
+
+READERS: tuple[Reader, ...] = (
+    local_steps,
+    lora,
+    early_dropout,
+    dropout,
+    decoder,
+    encoder,
+    bag_of_words,
+    noisy,
+)
+"""Readers in the order in which they are asked. The last one fits every problem."""
+
+
 def can_recover(seen: Observation, max_positions: int = 0) -> Applicability:
     """Look for the parts, a non-zero update and an input that carries positions."""
     try:
@@ -44,7 +67,7 @@ def can_recover(seen: Observation, max_positions: int = 0) -> Applicability:
         return not_applicable(str(error))
     if only_adapters(seen.update, anatomy):
         weights = {name: parameter.detach() for name, parameter in seen.model.named_parameters()}
-        reason = why_unreadable(seen.update, anatomy, weights)
+        reason = lora.why_unreadable(seen.update, anatomy, weights)
         return not_applicable(reason) if reason else APPLIES
     present = [p for p in anatomy.projections if p.weight in seen.update]
     if not present:
@@ -91,22 +114,11 @@ def recover(
 
 
 def _read(problem: SpanProblem) -> Reconstruction:
-    """Read a scene by the method that fits it; ranking never refuses."""
-    found = None
-    if problem.seen.facts.view == "delta":
-        found = read_local(problem)
-    elif only_adapters(problem.seen.update, problem.anatomy):
-        found = read_adapters(problem)
-    elif problem.basis.noisy or (problem.dropout and problem.stage.position_free):
-        pass
-    elif problem.dropout and problem.anatomy.dropout_before:
-        found = read_premasked(problem)
-    elif problem.dropout:
-        found = read_masked(problem)
-    else:
-        found = read_causal(problem) if problem.anatomy.causal else None
-        found = found or (None if problem.stage.position_free else read_clean(problem))
-    return found or (read_bag(problem) if problem.stage.position_free else read_damaged(problem))
+    """Return what the first reader finds that fits the problem and finds something."""
+    for reader in READERS:
+        if reader.fits(problem) and (found := reader.read(problem)) is not None:
+            return found
+    raise AssertionError("the last reader fits every problem and always returns a guess")
 
 
 def _names(anatomy: Anatomy) -> str:
