@@ -1,4 +1,10 @@
-"""The update of queries and keys, factored into one gradient per token."""
+"""The gradient of every token's query and key, factored out of the update.
+
+With the n input vectors known as rows of X (n, D), the update of a linear layer is G = dY^T X, so dY = (G X^+)^T. That
+is exact while the rows of X are independent. Queries and keys themselves are computed from X and the public weights.
+
+Query and key must be linear in the input. With rotary positions they are not: they are rotated afterwards.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +19,22 @@ from leakaudit.models.structure import Anatomy, Projection
 
 @dataclass(frozen=True)
 class AttentionFactors:
-    """What every input says about its neighbours, by head."""
+    """Queries, keys and their gradients of n inputs, by head (H heads of width d_h)."""
 
     keys: Tensor
-    """(H, n, d_h + 1) float64: k_j and a constant one, which carries the constraint that coefficients sum to zero."""
+    """(H, n, d_h + 1) float64: k_j with a constant appended, which carries sum_j a_ij = 0."""
     queries: Tensor
-    """(H, n, d_h)."""
+    """(H, n, d_h) float64: q_j."""
     query_updates: Tensor
-    """(H, n, d_h + 1): dq_i with a zero appended."""
+    """(H, n, d_h + 1) float64: dq_i with a zero appended."""
     key_updates: Tensor
-    """(H, n, d_h)."""
+    """(H, n, d_h) float64: dk_i."""
     missing: Tensor | None = None
-    """(2H, m, d_h + 1) orthonormal: where inputs of the span that are not among the n may have left their mark on these updates."""
+    """(2H, m, d_h + 1) orthonormal: directions that inputs outside the n may add to these gradients."""
 
     @property
     def vectors(self) -> Tensor:
-        """(2H, n, d_h + 1): keys of every head, then queries."""
+        """(2H, n, d_h + 1): the keys of every head, then the queries."""
         return torch.cat([self.keys, padded(self.queries)])
 
     @property
@@ -38,13 +44,13 @@ class AttentionFactors:
 
 
 def padded(vectors: Tensor) -> Tensor:
-    """Return vectors (..., d) with a zero appended: what has no part in the constraint on coefficients."""
+    """Return vectors (..., d) with a zero appended, which is not in the constraint."""
     return torch.cat([vectors, torch.zeros_like(vectors[..., :1])], dim=-1)
 
 
 MOST_MISSING = 8
-"""Directions per head that are given up to inputs that were not found. Our choice: a quarter of a head of 32 dimensions; the rest
-still tests sequences of twenty."""
+"""Directions per head that are left to inputs that were not found.
+Our choice: a quarter of a head of 32 dimensions; the rest still tests sequences of twenty tokens."""
 
 
 def factor(
@@ -54,18 +60,19 @@ def factor(
     inputs: Tensor,
     span: Tensor | None = None,
 ) -> AttentionFactors | None:
-    """Factor the update into per-token parts.
+    """Return the queries, keys and gradients of every input.
 
     Args:
         update: parameter name -> update.
         weights: parameter name -> weights before the step.
         anatomy: parts of the model, with its heads.
-        inputs: (n, D) float64, the inputs as the layer saw them.
-        span: (R, D) float64, orthonormal rows: the span of all inputs, where some of them may be missing from `inputs`.
+        inputs: (n, D) float64, the inputs as the layers saw them.
+        span: (R, D) float64, orthonormal rows: the span of all inputs, if some of them may be missing from `inputs`.
 
     Returns:
-        The witnesses, or None where heads are unknown, or neither query and key are shared nor an adapter beside one of them
-        that has as many dimensions as there are inputs.
+        The factors. None if the heads are unknown, or if neither query and key are shared nor an adapter beside one of
+        them whose rank
+        is at least n.
     """
     changes = _changes(update, weights, anatomy, inputs) if anatomy.heads else None
     if changes is None:
@@ -84,10 +91,11 @@ def factor(
 def _directions_of_missing(
     update: Mapping[str, Tensor], anatomy: Anatomy, inputs: Tensor, span: Tensor
 ) -> Tensor | None:
-    """Return (2H, m, d_h + 1): per head, the directions that the updates of missing inputs may have.
+    """Return (2H, m, d_h + 1): directions that missing inputs may add, per head.
 
-    The direction that reads one input is only known up to what is orthogonal to all known inputs, N. So what it reads is
-    dq_i plus a combination of the columns of G N^T, the same for all heads; here each head is allowed a combination of its own.
+    The direction that reads one input is only known up to N, the directions of the span that are orthogonal to all
+    known inputs. So it reads dq_i plus a combination of the columns of G N^T. The combination is the same for all
+    heads; here each head may have its own.
     """
     width = span.shape[0] - len(inputs)
     if width <= 0 or any(p.weight not in update for p in anatomy.projections):
@@ -102,9 +110,10 @@ def _directions_of_missing(
 def _changes(
     update: Mapping[str, Tensor], weights: Mapping[str, Tensor], anatomy: Anatomy, inputs: Tensor
 ) -> Tensor | None:
-    """Return (F, n) the updates of all outputs of the projections, per input; zeros where a projection has no say.
+    """Return (F, n): the gradient of all outputs of the projections, per input.
 
-    From the projections' own updates or, where adapters are all that is shared, from that of B, which is dY^T X A^T.
+    It comes from the projections' own updates or, if only adapters are shared, from the update dY^T X A^T of their
+    second map B. Projections without any are zero. None if nothing is shared.
     """
     if all(p.weight in update for p in anatomy.projections):
         inverse = torch.linalg.pinv(inputs)  # (D, n)
@@ -122,7 +131,11 @@ def _changes(
 
 
 def by_head(features: Tensor, anatomy: Anatomy) -> tuple[Tensor, Tensor]:
-    """Split features (F, n) of all projections into those of queries and of keys, (H, n, d_h) each."""
+    """Split features (F, n) of all projections by head.
+
+    Returns:
+        Those of queries and those of keys, (H, n, d_h) each.
+    """
     heads = [h for h in anatomy.heads if len(h.query) == len(anatomy.heads[0].query)]
     query = torch.stack([h.query for h in heads]).to(features.device)
     key = torch.stack([h.key for h in heads]).to(features.device)
@@ -130,19 +143,27 @@ def by_head(features: Tensor, anatomy: Anatomy) -> tuple[Tensor, Tensor]:
 
 
 def both_sides(updates: Tensor, anatomy: Anatomy) -> Tensor:
-    """Return updates (F, n) of all projections as (2H, n, d_h + 1): those of queries for every head, then those of keys."""
+    """Return updates (F, n) as (2H, n, d_h + 1): of queries for every head, then keys."""
     return torch.cat([padded(side) for side in by_head(updates, anatomy)])
 
 
 def keys_and_queries(weights: Mapping[str, Tensor], anatomy: Anatomy, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return keys (H, n, d_h + 1), the last entry a constant one that carries the sum over coefficients, and queries (H, n, d_h)."""
+    """Return keys (H, n, d_h + 1) and queries (H, n, d_h) of inputs.
+
+    The last entry of a key is a constant, which carries the constraint that coefficients sum to zero.
+
+    Args:
+        weights: parameter name -> weights before the step.
+        anatomy: parts of the model, with its heads.
+        inputs: (n, D) float64.
+    """
     queries, keys = by_head(torch.cat([_outputs(p, weights, inputs) for p in anatomy.projections]), anatomy)
     one = keys.abs().mean() * torch.ones_like(keys[..., :1])
     return torch.cat([keys, one], dim=2), queries
 
 
 def _outputs(projection: Projection, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-    """Return (out, n): what the layer makes of the inputs."""
+    """Return (out, n): the layer's outputs for the inputs."""
     made = projection.by_output(weights[projection.weight]).double() @ inputs.T
     bias = weights.get(projection.weight.removesuffix("weight") + "bias")
     return made if bias is None else made + bias.double()[:, None]

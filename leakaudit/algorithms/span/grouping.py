@@ -1,16 +1,7 @@
-"""Which inputs belong to one sequence: the update says who attends to whom.
+"""Groups inputs into sequences, by attention.
 
-With the n input vectors known as rows of X (n, D), the update of a linear layer factors: G = dY^T X gives dY = (G X^+)^T,
-exact while the rows are independent. For every head, by the softmax Jacobian,
-
-    dq_i = sum_j a_ij k_j,   sum_j a_ij = 0,        dk_i = sum_j b_ij q_j,
-
-where j runs over the tokens of i's own sequence only, and k_j = W_K x_j + b_K is computable. So a sequence S is the joint
-support of two sparse regressions per head, and a hypothesis is tested exactly: the residual of dq_i on {k_j : j in S} and of
-dk_i on {q_j : j in S} is zero if nothing is missing. That replaces a search over combinations of tokens, exponential in the
-length (DAGER, Petrov et al. 2024, Sec. 4.3, for encoders), by a beam that adds one token at a time. (Own derivation.)
-
-Query and key must be linear in the input: not so with rotary positions, where they are rotated afterwards.
+`assemble` grows a sequence from each input in turn (`attention_evidence`) and accepts those that pass the exact test;
+what remains is grouped as well as possible. `group_inputs` does the same from the update.
 """
 
 from __future__ import annotations
@@ -26,8 +17,8 @@ from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.plugins.budget import Budget
 
 SPARE_DIMENSIONS = 2
-"""Dimensions per head that a support must leave open to be tested by its residual. Our choice: with twelve heads that leaves
-24 equations that chance would have to satisfy."""
+"""Dimensions per head that a sequence must leave free for its residual to be a test.
+Our choice: with twelve heads these are 24 equations that a wrong sequence would have to satisfy by chance."""
 
 
 def assemble(
@@ -111,7 +102,7 @@ class _Assembly:
 
 
 def by_position(positions: Tensor) -> list[Group]:
-    """Without attention evidence: the first pair at every position, as one guess that explains nothing."""
+    """Return one group: the first pair at every position. Used without any evidence."""
     first: dict[int, int] = {}
     for index, position in enumerate(positions.tolist()):
         first.setdefault(position, index)
@@ -119,7 +110,7 @@ def by_position(positions: Tensor) -> list[Group]:
 
 
 def confidence_of(group: Group) -> float:
-    """Return 1 less the residual for a group that explains its seed, and at most a half for one that does not."""
+    """Return 1 less the residual for a complete group, and half of that for others."""
     share = min(1.0, max(0.0, 1.0 - group.residual))
     return share if group.residual < COMPLETE else 0.5 * share
 
@@ -127,18 +118,20 @@ def confidence_of(group: Group) -> float:
 def group_inputs(
     problem: SpanProblem, positions: Tensor, inputs: Tensor, span: Tensor | None = None, closing: Tensor | None = None
 ) -> list[Group]:
-    """Sort inputs that were found behind masks into sequences; each is used once.
+    """Sort inputs that were found behind dropout masks into sequences.
+
+    Every input is used once.
 
     Args:
-        problem: the observation.
-        positions: (n,) position of each input.
+        problem: the observation with its parts.
+        positions: (n,) int64 position of each input.
         inputs: (n, D) float64, as the attention saw them.
         span: as `factor` takes it.
-        closing: as `Evidence` takes it.
+        closing: as `AttentionEvidence` takes it.
     """
-    if len(torch.unique(positions)) == len(positions):  # no position twice: one sentence
-        left = max(0.0, 1.0 - len(positions) / problem.basis.rank)
-        return [Group(tuple(positions.argsort().tolist()), residual=left)]
+    if len(torch.unique(positions)) == len(positions):  # no position occurs twice, so there is one sequence
+        missing = max(0.0, 1.0 - len(positions) / problem.basis.rank)
+        return [Group(tuple(positions.argsort().tolist()), residual=missing)]
     factors = factor(problem.seen.update, problem.weights, problem.anatomy, inputs, span)
     groups = (
         []

@@ -1,4 +1,8 @@
-"""Exact recovery: pick the reader that fits an update, and run it."""
+"""Exact recovery: pick the reader that fits an update, and run it.
+
+`can_recover` says whether the span attack applies at all. `recover` builds the problem and asks the readers in the
+order of `READERS`.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +30,11 @@ from leakaudit.plugins.attack import APPLIES, Applicability, Reconstruction, not
 from leakaudit.plugins.budget import Budget
 
 CANDIDATES = 64
-"""Tokens per position that are checked in float64. Our choice: true tokens were always within the nearest 105 of 30,522
-with dropout on, and within the nearest few without."""
+"""Tokens per position that are checked in float64.
+Chosen on training sentences; see docs/measurements/span_constants.md."""
 
 BEAM = 8
-"""Hypotheses kept while a sequence is assembled."""
+"""Hypotheses that are kept while a sequence grows. Our choice."""
 
 
 class Reader(Protocol):
@@ -59,7 +63,15 @@ READERS: tuple[Reader, ...] = (
 
 
 def can_recover(seen: Observation, max_positions: int = 0) -> Applicability:
-    """Look for the parts, a non-zero update and an input that carries positions."""
+    """Say whether the span attack applies.
+
+    It needs the first attention block, a non-zero shared update of that block, and directions that this update leaves
+    empty; a declared defence or low precision excuses an update that fills all directions.
+
+    Args:
+        seen: the observation.
+        max_positions: positions to scan; 0 takes the model's own limit.
+    """
     try:
         anatomy = anatomy_of(seen.model)
         input_stage_of(seen.model, positions_of(seen, max_positions))
@@ -95,14 +107,14 @@ def recover(
     beam: int = BEAM,
     max_positions: int = 0,
 ) -> Reconstruction:
-    """Pick the reader that fits and run it.
+    """Return what the first reader recovers that fits the update.
 
     Args:
         seen: `can_recover` applies to it.
-        rng: of every random choice.
-        budget: seconds.
+        rng: generator of every random choice.
+        budget: time in seconds.
         candidates: tokens per position that are checked in float64.
-        beam: hypotheses kept while a sequence is assembled.
+        beam: hypotheses kept while a sequence grows.
         max_positions: positions to scan; 0 takes the model's own limit.
     """
     problem = span_problem_of(seen, keep=candidates, beam=beam, max_positions=max_positions, rng=rng, budget=budget)
@@ -114,7 +126,7 @@ def recover(
 
 
 def _read(problem: SpanProblem) -> Reconstruction:
-    """Return what the first reader finds that fits the problem and finds something."""
+    """Return the result of the first reader that fits and finds something."""
     for reader in READERS:
         if reader.fits(problem) and (found := reader.read(problem)) is not None:
             return found
