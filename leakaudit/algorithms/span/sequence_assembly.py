@@ -17,7 +17,7 @@ from leakaudit.algorithms.span.grouping import by_position, confidence_of
 from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.reachability import span_reach
 from leakaudit.algorithms.span.repair import repair, repair_group
-from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 FARTHEST_INSIDE = 0.03
 """Distance beyond which no pair counts as in the span of a clean update, however the others rank. Measured: true pairs at 1e-7
