@@ -22,9 +22,10 @@ from leakaudit.errors import ConfigError, LeakAuditError, SnapshotSealedError, t
 from leakaudit.exit_codes import ExitCode
 from leakaudit.results.journal import JournalEntry
 from leakaudit.storage.encryption import IDENTITY_VARIABLE
-from leakaudit.storage.parent_watch import PARENT_VARIABLE, leash, yield_processor
+from leakaudit.storage.parent_watch import PARENT_VARIABLE, watch_parent, yield_processor
 from leakaudit.storage.retention import purge_old_runs
-from leakaudit.storage.spool import DEVICE_VARIABLE, AuditFile, Spool, Totals
+from leakaudit.storage.spool import DEVICE_VARIABLE, Spool
+from leakaudit.storage.spool_files import AuditFile, Totals
 
 DIED_OVER = "workers died over its snapshot"
 """Why a step is lost over which the process was killed, ran out of memory or crashed as a whole."""
@@ -82,13 +83,13 @@ def run_worker(
     """
     spool = Spool(root)
     quiet_libraries()
-    tied = leash()
-    tied.spool = root
+    parent = watch_parent()
+    parent.spool = root
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
         spool, audit_file = Spool.open(root)
         _be_a_good_guest(audit_file)
-        means = Means(device, (*identities, *tied.key()), idle_limit_s)
+        means = Means(device, (*identities, *parent.key()), idle_limit_s)
         _check_key(spool, means)
         with spool.worker_lock():
             if spool.trainer_gone(audit_file):
@@ -144,7 +145,7 @@ def _wait_for_the_first(spool: Spool, audit_file: AuditFile, means: Means) -> bo
     since, pause = time.monotonic(), SHORTEST_POLL
     while not spool.gone():
         over = spool.totals() is not None or spool.trainer_gone(audit_file) or _is_overdue(since, means)
-        if spool.waiting() or spool.deadly() or _has_journal(spool):
+        if spool.waiting() or spool.queue.poisonous() or _has_journal(spool):
             return True
         if over:
             return False
@@ -164,10 +165,10 @@ def _has_journal(spool: Spool) -> bool:
 def _loop(spool: Spool, audit_file: AuditFile, audit: Any, means: Means, *, once: bool) -> ExitCode:
     keep = audit_file.config.keep_snapshots
     interrupted, interrupted_trainer, refused = False, False, 0
-    for path in spool.deadly():
+    for path in spool.queue.poisonous():
         means.say(f"snapshot {path.stem} set aside: workers died over it; see whether it fits into memory")
         refused += not lose(audit, path, DIED_OVER)
-        spool.set_aside(path, keep=keep, reason=DIED_OVER)
+        spool.queue.set_aside(path, keep=keep, reason=DIED_OVER)
     claimed: Path | None = None
     last_news, pause = time.monotonic(), SHORTEST_POLL  # a wall clock may go backwards
     try:
@@ -175,7 +176,7 @@ def _loop(spool: Spool, audit_file: AuditFile, audit: Any, means: Means, *, once
             # Asked before claiming: a last snapshot that arrives in between must not be left behind.
             through = once or spool.totals() is not None
             trainer_gone = spool.trainer_gone(audit_file) or _is_overdue(last_news, means)
-            claimed = spool.claim()
+            claimed = spool.queue.claim()
             if claimed is not None:
                 refused += audit_one(spool, audit, claimed, means, keep=keep)
                 claimed, last_news, pause = None, time.monotonic(), SHORTEST_POLL
@@ -190,17 +191,17 @@ def _loop(spool: Spool, audit_file: AuditFile, audit: Any, means: Means, *, once
         _no_more_asking()
         interrupted = True
         if claimed is not None:
-            spool.give_back(claimed)
+            spool.queue.give_back(claimed)
         means.say("interrupted: finished attempts are kept; go on with `leakaudit worker` on the same spool")
     except SnapshotSealedError as error:
         if claimed is not None:
-            spool.give_back(claimed)  # whoever has the key can go on with it
+            spool.queue.give_back(claimed)  # whoever has the key can go on with it
         means.say(f"error: {error}")
         return ExitCode.USAGE
     except OSError as error:
         _no_more_asking()
         if claimed is not None:
-            spool.give_back(claimed)
+            spool.queue.give_back(claimed)
         if not spool.gone():
             means.say(
                 f"error: cannot go on ({error.strerror or type(error).__name__}); free some space, then start again"
@@ -291,11 +292,11 @@ def audit_one(spool: Spool, audit: Any, claimed: Path, means: Means, *, keep: bo
         reason = type_and_place(error)
         means.say(f"snapshot {claimed.stem} refused: {reason}")
     else:
-        spool.release(claimed, keep=keep)
+        spool.queue.discard_or_keep(claimed, keep=keep)
         return 0
     reason = f"its snapshot could not be audited ({reason})"
     unnamed = not lose(audit, claimed, reason)
-    spool.set_aside(claimed, keep=keep, reason=reason)
+    spool.queue.set_aside(claimed, keep=keep, reason=reason)
     return int(unnamed)
 
 
