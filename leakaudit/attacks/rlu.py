@@ -17,7 +17,7 @@ from leakaudit.algorithms.labels.counts import CountsLabels, batch_size, solve_s
 from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
 from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_gradient
 from leakaudit.algorithms.labels.output_layer import (
-    Dummy,
+    NeutralInputs,
     Neutral,
     OutputLayer,
     find_output_layer,
@@ -51,8 +51,8 @@ class Rlu(CountsLabels):
 
     auxiliary: Path | None = None
     """Labelled data, as `leakaudit.models.array_classifier.save_auxiliary` writes it. Granted: printed with every score. None: dummy inputs."""
-    dummy: Dummy = "random"
-    """Dummy pictures where there are no auxiliary data; text is always random words."""
+    dummy: NeutralInputs = "random"
+    """NeutralInputs pictures where there are no auxiliary data; text is always random words."""
 
     label: ClassVar[str] = "RLU"
     meaning: ClassVar[str] = (

@@ -25,6 +25,7 @@ from leakaudit.audit.controls import ControlRunner
 from leakaudit.audit.entries import AttemptId, EntryBuilder
 from leakaudit.audit.publish import check_text_mode, publish
 from leakaudit.audit.results import ResultsBuilder, RunEnd
+from leakaudit.audit.scoring.score import applied_metrics
 from leakaudit.audit.stamp import stamp_of
 from leakaudit.audit.state import JOURNAL, AuditState, Journal, step_id_of
 from leakaudit.audit.step_record import lost_record, record_of, regime_of, subject_of
@@ -35,6 +36,7 @@ from leakaudit.client.truth import Truth
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import AnatomyError, SnapshotError, type_and_place
 from leakaudit.plugins.attack_protocol import Attack
+from leakaudit.plugins.catalogue import catalogue
 from leakaudit.plugins.defense_protocol import Defense
 from leakaudit.results.journal import JournalEntry
 from leakaudit.results.schema import (
@@ -97,7 +99,10 @@ class Audit:
         self._entries = EntryBuilder(config, tokenizer, self._state)
         self._attempts = AttemptRunner(config, scorer, self._entries)
         self._controls = ControlRunner(config, tokenizer, self._plugins.attacks, scorer)
-        self._results = ResultsBuilder(folder, config, self.battery, command)
+        described_plugins = catalogue(
+            self._plugins.attacks, self._plugins.defenses, applied_metrics(config.sentence_model)
+        )
+        self._results = ResultsBuilder(folder, config, self.battery, command, described_plugins)
 
     @property
     def entries(self) -> tuple[JournalEntry, ...]:

@@ -21,6 +21,7 @@ from leakaudit.results.files import with_digest
 from leakaudit.results.journal import JournalEntry
 from leakaudit.results.schema import (
     Battery,
+    Catalogue,
     Coverage,
     NotTested,
     Overhead,
@@ -65,6 +66,8 @@ class ResultsBuilder:
     battery: Battery
     command: str
     """How the audit was started."""
+    catalogue: Catalogue
+    """What the plugins of the audit say of themselves."""
 
     def build(self, saved: SavedState, entries: Sequence[JournalEntry], end: RunEnd, device: torch.device) -> Results:
         """Return the results with their digest.
@@ -96,6 +99,7 @@ class ResultsBuilder:
             controls=counted_controls(saved.controls),
             coverage=self._coverage(saved, entries, end),
             overhead=end.overhead,
+            catalogue=self.catalogue,
             min_tokens=self.config.min_tokens,
         )
         return with_digest(results)

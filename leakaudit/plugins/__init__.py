@@ -6,6 +6,7 @@ It may import `client`, `models`, `config`, `results` and `files`.
 __all__ = [
     "attack_protocol",
     "budget",
+    "catalogue",
     "defense_protocol",
     "entry_uncertainty",
     "metric_protocol",

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from leakaudit.audit.stamp import stamp_of
 from leakaudit.callbacks.torch_loop import watch
-from leakaudit.capture import in_place, recorder
+from leakaudit.capture import copies, in_place, in_place_check
 from leakaudit.capture.in_place import Repetition
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
@@ -405,7 +405,7 @@ def test_a_step_whose_gradients_are_large_is_not_repeated(tmp_path: Path, monkey
     """A second set of them could end the training: the side process checks such a step."""
     with without_audit(monkeypatch):
         _, wanted = Training().run(tmp_path / "off")
-    monkeypatch.setattr(recorder, "POOL_BYTES", 1_000)
+    monkeypatch.setattr(copies, "POOL_BYTES", 1_000)
     found, left = Training().run(tmp_path / "on")
     assert [snapshot.checked for snapshot in found.values()] == [None] * 3
     assert all("a repetition would need as much again" in one.provenance.not_in_place for one in found.values())
@@ -506,7 +506,7 @@ def test_nothing_is_left_changed_whatever_happens(
             monkeypatch.delenv(CALLED_AGAIN)
             seen["after"] = _everything(model, optimizer)
 
-    monkeypatch.setattr(recorder, "check", checked)
+    monkeypatch.setattr(in_place_check, "check", checked)
     batch = stacks.classes(count=1)[0]
     with (
         without_side_process(),
