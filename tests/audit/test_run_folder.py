@@ -173,7 +173,7 @@ def test_a_state_that_cannot_be_read_moves_aside(given: tuple[Path, Path], tmp_p
 
 def test_a_folder_that_another_audit_holds_is_refused(given: tuple[Path, Path], tmp_path: Path) -> None:
     """Two audits must not write one journal."""
-    from leakaudit.audit.audit import Unfinished
+    from leakaudit.audit.state import Unfinished
     from leakaudit.storage.run_folders import archive_previous
 
     out = tmp_path / "out"

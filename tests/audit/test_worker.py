@@ -263,7 +263,7 @@ def test_a_full_disk_gives_the_snapshot_back(tmp_path: Path, capsys: pytest.Capt
     spool = make(tmp_path, 1)
     assert run_worker(spool.root, audit_factory=FakeAudit(raising(OSError(28, os.strerror(28))))) == 5
     assert names(spool) == ["000001.ready"]
-    assert "error: cannot go on (No space left on device); free some space" in capsys.readouterr().out
+    assert "error: cannot continue (No space left on device); free some space" in capsys.readouterr().out
     assert run_worker(spool.root, audit_factory=FakeAudit()) == 0
 
 

@@ -222,7 +222,7 @@ def test_a_worker_that_cannot_go_on_quotes_no_message(tmp_path: Path, capsys: py
 
     assert run_worker(make(tmp_path, 1).root, audit_factory=broken) == 1
     said = capsys.readouterr()
-    assert "error: the worker cannot go on: ValueError at" in said.out
+    assert "error: the worker cannot continue: ValueError at" in said.out
     assert CANARIES[0] not in said.out + said.err
 
 
