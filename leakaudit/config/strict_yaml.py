@@ -1,12 +1,12 @@
-"""YAML -> a validated pydantic model, or every problem at once with file and line.
+"""A reader of YAML files: a validated pydantic model, or every problem with its line.
 
-A policy that is misread is worse than one that is refused: a typo must not switch a rule off. Plain YAML keeps the
-last of two equal keys, reads `no` as false and `1e-3` as text. So we take from PyYAML the syntax only and decide
-ourselves what a plain word means:
+A policy that is misread is worse than one that is refused: a typo must not switch a rule off. PyYAML by itself keeps the
+last of two equal keys, reads `no` as false and `1e-3` as text. We therefore use only its syntax tree and decide
+ourselves what a plain word means (docs/decisions/yaml_reader.md says why):
 
     1, -2, 0.5, 1e-3, 0x1f     numbers
     true, false                yes or no; also yes, no, on, off, but never in a place for text
-    null, ~, (nothing)         nothing
+    null, ~, (empty)           no value
     2026-11-02, 1:30, v1       text
 
 Anchors may be used sparingly; tags, merge keys (`<<`) and more than one document are refused.
@@ -34,11 +34,13 @@ Model = TypeVar("Model", bound=BaseModel)
 _Path = tuple[str | int, ...]
 
 MAX_BYTES = 256 * 1024
-"""A policy or a config is a few kilobytes; more is a mistaken path."""
+"""Largest file. Our choice: a policy or a configuration has a few kilobytes, so a larger file is a wrong path."""
 MAX_DEPTH = 30
+"""Most levels of nesting. Our choice: our own files have five."""
 MAX_ALIASES = 50
+"""Most aliases (`*name`). Our choice: a person writes a few."""
 MAX_NODES = 10_000
-"""Nodes after aliases are followed: what stops a file that multiplies itself."""
+"""Most nodes after aliases are followed, so that a small file cannot become a huge one. Our choice."""
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _HEX_OR_OCTAL = re.compile(r"0x[0-9a-fA-F]+|0o[0-7]+")
@@ -50,35 +52,38 @@ _NOTHING = {"", "~", "null", "Null", "NULL"}
 
 
 Check = Callable[[Model], Iterable[tuple[_Path, str]]]
-"""Looks for problems that the model cannot know of; yields the place and the message of each."""
+"""Finds problems that the model cannot know about; yields the place and the message of each."""
 
 
 def problem_at(path: _Path, message: str) -> PydanticCustomError:
-    """Return what a model's validator raises to name a place within the model, whose line then stands in the message."""
+    """Return an error for a model's validator to raise about a place in the model.
+
+    The message then names the line of that place.
+    """
     return PydanticCustomError("problem_at", "{message}", {"path": path, "message": message})
 
 
 def read_yaml(path: Path, model: type[Model], check: Check[Model] | None = None) -> Model:
     """Read the YAML file at `path` as a `model`.
 
-    The model and the models within it should forbid extra keys: that is what finds a misspelt one.
+    The model and the models within it should forbid extra keys, so that a misspelt key is found.
 
     Args:
         path: a file of at most `MAX_BYTES`, UTF-8.
-        model: what it must hold. Types are strict: text is never taken for a number.
-        check: what else must hold of it.
+        model: the expected content. Types are strict: text is never taken for a number.
+        check: finds further problems.
 
     Returns:
         The validated model.
 
     Raises:
-        ConfigError: with one line a problem, each `file:line: what is wrong and what to write instead`.
+        ConfigError: one line for each problem: `file:line: what is wrong and what to write instead`.
     """
     return parse_yaml(_read_text(path), model, str(path), check)
 
 
 def parse_yaml(text: str, model: type[Model], source: str, check: Check[Model] | None = None) -> Model:
-    """Read `text` as a `model`; `source` is the name used in messages. See `read_yaml`."""
+    """Read `text` as a `model`; see `read_yaml`. Messages call the text `source`."""
     document = _Document(source)
     node = _compose(text, source)
     data = document.build(node, (), 0) if node is not None else None
@@ -93,10 +98,10 @@ def parse_yaml(text: str, model: type[Model], source: str, check: Check[Model] |
 
 
 def validate_mapping(data: Mapping[str, Any], model: type[Model], source: str) -> Model:
-    """Check already parsed data as strictly as a file; `source` is the name used in messages.
+    """Validate parsed data as strictly as a file. Messages call the data `source`.
 
     Raises:
-        ConfigError: with one line a problem.
+        ConfigError: one line for each problem.
     """
     document = _Document(source)
     for path, value in _walk(data, ()):
@@ -108,20 +113,20 @@ def validate_mapping(data: Mapping[str, Any], model: type[Model], source: str) -
 
 @dataclass
 class _Document:
-    """One file while it is read: where everything stands, and what is wrong with it."""
+    """One file while it is read: the line of each value, and the problems found."""
 
     source: str
     lines: dict[_Path, int] = field(default_factory=dict)
-    """Path of a value -> line, from 1. For a value of a mapping it is the line of its key."""
+    """Path of a value -> its line, counted from 1; for a value of a mapping the line of its key."""
     words: dict[_Path, str] = field(default_factory=dict)
-    """Path of a plain scalar that is not text -> the word as it was written."""
+    """Path of an unquoted value that is not text -> the word as it was written."""
     problems: list[tuple[int, str]] = field(default_factory=list)
     broken: set[_Path] = field(default_factory=set)
-    """Paths of values that could not be read, so that nobody complains of their absence as well."""
+    """Paths of values that could not be read; they are not reported as missing as well."""
     nodes: int = 0
 
     def problem(self, path: _Path, message: str, line: int | None = None) -> None:
-        """Note a problem at `path`, or at the nearest thing around it that has a line."""
+        """Record a problem at `path`, or at the nearest enclosing value that has a line."""
         while line is None and path and path not in self.lines:
             path = path[:-1]
         self.problems.append((line if line is not None else self.lines.get(path, 0), message))
@@ -135,7 +140,7 @@ class _Document:
         return ConfigError("\n".join(texts))
 
     def build(self, node: yaml.Node, path: _Path, depth: int) -> Any:
-        """Turn a syntax node into plain data, noting lines and problems on the way."""
+        """Convert a syntax node to plain data; record lines and problems."""
         self.nodes += 1
         if self.nodes > MAX_NODES or depth > MAX_DEPTH:
             self.problem(path, "too large once its aliases (`*name`) are followed", _line(node))
@@ -199,7 +204,7 @@ class _Document:
 
 
 class _SyntaxOnly(yaml.SafeLoader):
-    """PyYAML's parser without its ideas of what a plain word means: every scalar stays text."""
+    """PyYAML's parser without its conversions: every scalar stays text."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own attribute
 
@@ -222,7 +227,7 @@ def _read_text(path: Path) -> str:
 
 
 def _compose(text: str, source: str) -> yaml.Node | None:
-    """Return the syntax tree of the one document in `text`, None for an empty one."""
+    """Return the syntax tree of the one document in `text`; None if it is empty."""
     try:
         _check_shape(text, source)
         return yaml.compose(text, Loader=_SyntaxOnly)
@@ -240,7 +245,7 @@ def _compose(text: str, source: str) -> yaml.Node | None:
 
 
 def _check_shape(text: str, source: str) -> None:
-    """Refuse what would exhaust the reader, before anything recursive sees it."""
+    """Refuse a file that would exhaust the reader, before anything recursive reads it."""
     depth = aliases = documents = 0
     for event in yaml.parse(text, Loader=_SyntaxOnly):
         line = event.start_mark.line + 1 if event.start_mark else 1
@@ -261,18 +266,18 @@ def _check_shape(text: str, source: str) -> None:
 
 
 def _validate(data: Any, model: type[Model], document: _Document) -> Model:
-    """Check `data` against `model`; problems found earlier are reported together with the new ones."""
+    """Validate `data`; earlier problems are reported together with the new ones."""
     if not isinstance(data, Mapping) and not document.problems:
         document.problem((), f"expected keys and values, found {_kind(data)}; keys: {', '.join(_keys(model))}")
     if not isinstance(data, Mapping):
         raise document.fail()
     try:
-        # JSON's strict mode is the one that takes a list for a tuple and a word for an enum, but no text for a number
+        # in strict mode only JSON input allows a list for a tuple and a word for an enum, but no text for a number
         valid = model.model_validate_json(to_json(data, inf_nan_mode="null"), strict=True)
     except ValidationError as error:
         for path, details in _deepest(error.errors(include_url=False), data):
             if path not in document.broken:
-                document.problem(path, _message(path, details, data, model, document))
+                document.problem(path, _message(path, details, model, document))
         raise document.fail() from None
     if document.problems:
         raise document.fail()
@@ -280,7 +285,10 @@ def _validate(data: Any, model: type[Model], document: _Document) -> Model:
 
 
 def _deepest(errors: list[ErrorDetails], data: Any) -> Iterator[tuple[_Path, ErrorDetails]]:
-    """Yield (path in the data, error), one a path; of a union's alternatives the one that came furthest."""
+    """Yield one error for each path in the data.
+
+    Of the alternatives of a union it is the error of the one that matched deepest.
+    """
     found = [(_resolve(error, data), error) for error in errors]
     paths = {path for path, _ in found}
     seen: set[_Path] = set()
@@ -294,7 +302,10 @@ def _deepest(errors: list[ErrorDetails], data: Any) -> Iterator[tuple[_Path, Err
 
 
 def _resolve(error: ErrorDetails, data: Any) -> _Path:
-    """Follow pydantic's location through the data, leaving out its names for the alternatives of a union."""
+    """Return pydantic's location as a path in the data.
+
+    Names that pydantic gives to the alternatives of a union are left out.
+    """
     if error["type"] == "problem_at":
         return tuple(error["ctx"]["path"])
     path: list[str | int] = []
@@ -309,8 +320,8 @@ def _resolve(error: ErrorDetails, data: Any) -> _Path:
     return tuple(path)
 
 
-def _message(path: _Path, error: ErrorDetails, data: Any, model: type[BaseModel], document: _Document) -> str:
-    """Say in our words what pydantic found."""
+def _message(path: _Path, error: ErrorDetails, model: type[BaseModel], document: _Document) -> str:
+    """Return an error of pydantic in our words."""
     kind = error["type"]
     if kind == "extra_forbidden":
         return _unknown_key(path, model)
@@ -389,7 +400,7 @@ def _line(node: yaml.Node) -> int:
 
 
 def _dotted(path: _Path) -> str:
-    """Write a path as `rules[0].scope.attack`."""
+    """Return a path as `rules[0].scope.attack`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.removeprefix(".")
 
