@@ -55,7 +55,7 @@ def copier(live: nn.Module) -> Callable[[ModelRecipe, Mapping[str, Tensor]], nn.
     class has, the copy has the one of its class.
     """
 
-    def build(recipe: ModelRecipe, weights: Mapping[str, Tensor]) -> nn.Module:
+    def build(_recipe: ModelRecipe, weights: Mapping[str, Tensor]) -> nn.Module:
         try:
             model = copy.deepcopy(live, _not_copied(live))
             for module in model.modules():

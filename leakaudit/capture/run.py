@@ -25,12 +25,15 @@ from leakaudit.capture.array_batches import array_pass, for_labels, labels_only
 from leakaudit.capture.boundary import entry
 from leakaudit.capture.distributed import BEGIN_SECONDS, check_layout, peers_of
 from leakaudit.capture.fitness import Fit, beyond, check_tensors, fitting, patched_parts
+from leakaudit.capture.kept_step import KeptStep
 from leakaudit.capture.optimizers import base_optimizers, parameters_of, unmoved
 from leakaudit.capture.part_of_step import PartOfStep
 from leakaudit.capture.plan import Plan, room_in_words, time_in_words
 from leakaudit.capture.private_sgd import PrivateSgd, private_sgd
-from leakaudit.capture.recorder import KeptStep, Observe, ProcessGroup, Recorder
+from leakaudit.capture.process_group import ProcessGroup
+from leakaudit.capture.recorder import Recorder
 from leakaudit.capture.step_facts import believed_bound, believed_divisor, check_words
+from leakaudit.capture.step_tensors import Observe
 from leakaudit.capture.unaudited import folder_of, mark
 from leakaudit.capture.witness import own_part
 from leakaudit.capture.worker_process import SideProcess, attacked_when, notify, what_stays
@@ -56,7 +59,9 @@ from leakaudit.registry import attacks, defenses
 from leakaudit.results.journal import load_journal
 from leakaudit.results.schema import Attempt, Overhead, Score
 from leakaudit.results.wording import counted
-from leakaudit.storage.spool import Place, Spool, Totals, settle
+from leakaudit.storage.run_folders import RunFolder, allocate_run_folder
+from leakaudit.storage.spool import Spool
+from leakaudit.storage.spool_files import Totals
 
 logger = logging.getLogger(__name__)
 
@@ -212,9 +217,9 @@ class AuditRun:
         declared = _declared(config, private)
         facts = _facts(stack, model, declared)
         peers = stack.peers
-        place = Place(folder or config.out_dir.absolute())
+        place = RunFolder(folder or config.out_dir.absolute())
         if spool is None and _writes(peers):
-            spool, place = settle(place.folder, config, stack.tokenizer, training_command())
+            spool, place = allocate_run_folder(place.folder, config, stack.tokenizer, training_command())
         config = config.model_copy(update={"out_dir": place.folder})
         spool = spool or Spool(config.out_dir / "spool")
         try:

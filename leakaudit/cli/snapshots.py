@@ -238,12 +238,12 @@ def _purged_json(done: Purged, dry_run: bool) -> dict[str, Any]:
 @clear_errors
 def hold(audit: Path, steps: tuple[int, ...], reason: str | None, let_go: bool) -> None:
     """Forbid that snapshots of AUDIT are removed: after their audit, by age, or by hand."""
-    from leakaudit.storage.retention import counted, release
+    from leakaudit.storage.retention import counted, unhold
     from leakaudit.storage.retention import hold as hold_snapshots
 
     spool = _open(audit)
     if let_go:
-        click.echo(f"{counted(release(spool, steps))} released; `leakaudit snapshots ls` says when they go")
+        click.echo(f"{counted(unhold(spool, steps))} released; `leakaudit snapshots ls` says when they go")
         return
     if not (reason or "").strip():
         raise ConfigError("--reason is missing: say why they are held, for whoever wants to remove them")

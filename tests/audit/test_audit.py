@@ -423,7 +423,7 @@ def test_an_audit_that_a_gpu_has_no_room_for_goes_on_on_the_cpu(
     audit.step(_snapshot(1))
     assert [e.attempt.status for e in audit.entries] == [AttemptStatus.RAN] * 4
     assert _Fake.calls.count("greedy") == 3 and audit.device.type == "cpu"
-    assert caplog.text.count("the GPU has no room for the audit of step 0: going on on the CPU") == 1
+    assert caplog.text.count("the GPU has no room for the audit of step 0: continuing on the CPU") == 1
     assert SECRET not in caplog.text
     _Fake.calls.clear()
     (tmp_path / "cpu").mkdir()
@@ -868,8 +868,8 @@ def test_an_attempt_that_was_written_when_a_signal_came_is_in_the_results(tmp_pa
     """A signal may come between the line in the journal and the note of it."""
     audit = _audit(tmp_path, "fake-guess")
     audit.step(_snapshot(0))
-    audit._entries.clear()
+    audit._journal.entries.clear()
     assert len(audit.finish(interrupted=True).attempts) == 1
-    audit._entries.clear()
+    audit._journal.entries.clear()
     audit.catch_up()
     assert len(audit.entries) == 1
