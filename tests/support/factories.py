@@ -9,7 +9,8 @@ from statistics import fmean
 from typing import Any
 
 from leakaudit.gate.policy import Policy
-from leakaudit.results.consistency import shipped_names, shown_events
+from leakaudit.results.consistency import shipped_names
+from leakaudit.results.events import shown_events
 from leakaudit.results.files import with_digest
 from leakaudit.results.journal import JournalEntry, LabelSample, Sample
 from leakaudit.results.schema import (
