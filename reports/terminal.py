@@ -15,8 +15,10 @@ from rich.text import Text
 
 from leakaudit.errors import ResultsError
 from leakaudit.gate.evaluate import RuleVerdict, Verdict, number
-from leakaudit.reports.page import MEANINGS, attack_names, cell_for, defense_names, plain
+from leakaudit.reports.cells import attack_names, cell_for, defense_names
+from leakaudit.reports.escaping import plain
 from leakaudit.reports.redaction import RedactedResult, redact
+from leakaudit.reports.wording import MEANINGS
 from leakaudit.results.files import load_results
 from leakaudit.results.recovery import severity
 from leakaudit.results.schema import Attempt, AttemptStatus, Results, TextMode

@@ -25,7 +25,7 @@ from leakaudit.config.audit import PluginSpec
 from leakaudit.metrics.label_accuracy import LabelAccuracy
 from leakaudit.plugins.budget import Budget
 from leakaudit.plugins.metric_protocol import LabelCounts
-from leakaudit.reports.page import cell_for
+from leakaudit.reports.cells import cell_for
 from leakaudit.results.schema import Score, VerificationStatus
 from tests.support import tiny
 from tests.support.tiny_trainer import Rows, audit_config, kept, make_trainer, stamp, train, without_side_process

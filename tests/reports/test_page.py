@@ -24,11 +24,15 @@ from rich.console import Console
 from leakaudit.errors import RedactionError, ResultsError
 from leakaudit.gate import evaluate as gate
 from leakaudit.reports import charts as drawing
-from leakaudit.reports import page as page_module
+from leakaudit.reports import header
 from leakaudit.reports import print_audit, print_summary, print_verdict, redact, render_html, write_report
+from leakaudit.reports.cells import cell_for
 from leakaudit.reports.charts import COLOURS, STATES, RateBar, StepMark, rate_chart, step_chart
-from leakaudit.reports.page import BANNERS, cell_for, plain, strip_in_words, strip_runs, style, visible
+from leakaudit.reports.escaping import plain, visible
+from leakaudit.reports.page import style
 from leakaudit.reports.redaction import RedactedResult
+from leakaudit.reports.strips import strip_in_words, strip_runs
+from leakaudit.reports.wording import BANNERS
 from leakaudit.results import schema as scores
 from leakaudit.results.files import to_json
 from leakaudit.results.journal import JournalEntry
@@ -535,7 +539,7 @@ def test_the_dot_of_the_headline_is_green_only_where_the_rule_passes(
         drawn.extend(bars)
         return rate_chart(bars, *rest)
 
-    monkeypatch.setattr(page_module, "rate_chart", look)
+    monkeypatch.setattr(header, "rate_chart", look)
     clean = audit(0, steps)
     render_html(redact(clean, [], gate.evaluate(clean, policy(), now=NOW)))
     assert [bar.found for bar in drawn] == [found]

@@ -14,13 +14,12 @@ from typing import Any
 from markupsafe import Markup
 
 from leakaudit.gate.evaluate import percent
+from leakaudit.reports.cells import OBSERVED
 from leakaudit.reports.charts import SharePoint, share_chart
 from leakaudit.reports.redaction import LabelView, RedactedResult
+from leakaudit.reports.section import MOST_ROWS, Section
 from leakaudit.results import bounds as stats
 from leakaudit.results.schema import Attempt, Score, TextMode
-
-OBSERVED = "none"
-"""The defence of what the run shipped."""
 
 MOST_STEPS = 24
 """Steps whose counts are shown in full."""
@@ -35,8 +34,8 @@ READINGS = (("label_accuracy", "labels right"), ("label_classes", "by class"), (
 """Metric -> heading of its column."""
 
 
-def label_section(redacted: RedactedResult) -> dict[str, Any]:
-    """Return what the template needs; `labels` is empty where no attack guessed labels."""
+def section(redacted: RedactedResult) -> Section | None:
+    """Show how well the labels were recovered; None where no attack guessed labels."""
     steps = {step.id: step.step for step in redacted.results.steps}
     bounding = {step.id for step in redacted.results.steps if step.verification.status.bounds}
     attempts = [
@@ -46,20 +45,26 @@ def label_section(redacted: RedactedResult) -> dict[str, Any]:
         and isinstance(a.scores.get("label_accuracy"), Score)
         and (a.step in bounding or "label_counts" in a.events)
     ]
+    if not attempts:
+        return None
     verified = [a for a in attempts if a.step in bounding]
     views = [view for view in redacted.labels if view.defense == OBSERVED]
     tables = _tables(views, steps)
     hidden = len(tables) - len(tables[:MOST_STEPS])
-    return {
-        "labels": _rates(attempts, bounding),
-        "labels_head": [heading for _, heading in READINGS],
-        "labels_lead": f"How well attacks read how many examples of each class the batch held. {LEADS[redacted.mode]}",
-        "labels_chart": _chart(verified, steps),
-        "labels_by_step": _by_step(verified, steps)[:200],
-        "labels_attacks": list(dict.fromkeys(a.attack for a in verified)),
-        "labels_counts": tables[:MOST_STEPS],
-        "labels_more": f"{hidden} more steps are in the private journal." if hidden else "",
-    }
+    return Section(
+        "labels",
+        "Labels",
+        {
+            "rows": _rates(attempts, bounding),
+            "head": [heading for _, heading in READINGS],
+            "lead": f"How well attacks read how many examples of each class the batch held. {LEADS[redacted.mode]}",
+            "chart": _chart(verified, steps),
+            "by_step": _by_step(verified, steps)[:MOST_ROWS],
+            "attacks": list(dict.fromkeys(a.attack for a in verified)),
+            "counts": tables[:MOST_STEPS],
+            "more": f"{hidden} more steps are in the private journal." if hidden else "",
+        },
+    )
 
 
 def _rates(attempts: Sequence[Attempt], bounding: AbstractSet[str]) -> list[dict[str, Any]]:

@@ -1,0 +1,39 @@
+"""Text made safe to print: characters that could act are shown as their codes."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Any
+
+from markupsafe import Markup, escape
+
+
+# ---------------------------------------------------------------------------------------------------------- hostile text
+def visible(text: str) -> Markup:
+    """Return `text` for HTML, with every character that could act instead of being read shown as its code.
+
+    Controls (escape sequences too), directions, zero-width characters, lone surrogates and private-use characters: they
+    reverse a verdict, hide a word or break the writer.
+    """
+    chip = Markup('<span class="chip">{}</span>')
+    return Markup("").join(chip.format(_code(char)) if _acts(char) else escape(char) for char in str(text))
+
+
+def plain(text: str) -> str:
+    """Return `text` for attributes, titles and charts: the same codes, without markup."""
+    return "".join(f"[{_code(char)}]" if _acts(char) else char for char in str(text))
+
+
+def _acts(char: str) -> bool:
+    return unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+
+
+def _code(char: str) -> str:
+    return {"\n": "↵", "\t": "⇥"}.get(char, f"U+{ord(char):04X}")
+
+
+def finalize(value: Any) -> Any:
+    """Pass every value that a template prints through `visible`; a forgotten None is a mistake, not a word."""
+    if value is None:
+        raise TypeError("the report was about to print None: say in words what is missing")
+    return value if isinstance(value, Markup) or not isinstance(value, str) else visible(value)
