@@ -38,7 +38,7 @@ from leakaudit.capture.run import (
 from leakaudit.capture.step_facts import loader_bound
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import SnapshotError
-from leakaudit.models.recipe import unwrapped
+from leakaudit.models.wrappers import unwrapped
 
 
 @dataclass(eq=False, repr=False)

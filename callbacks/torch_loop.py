@@ -31,8 +31,8 @@ from torch import nn
 from leakaudit.capture.boundary import entry, last_resort
 from leakaudit.capture.distributed import peers_of
 from leakaudit.capture.optimizers import base_optimizers, every_layer
-from leakaudit.capture.recorder import Observe
 from leakaudit.capture.run import Adapter, Source, StepContext, TrainerContext, auditable, refuse_strategy
+from leakaudit.capture.step_tensors import Observe
 from leakaudit.errors import SnapshotError
 
 

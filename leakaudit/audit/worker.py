@@ -337,7 +337,7 @@ def _hash_key(means: Means, salt: str) -> bytes:
     return hmac.new(means.identities[0].encode(), f"leakaudit keyed hashes {salt}".encode(), hashlib.sha256).digest()
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 

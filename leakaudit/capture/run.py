@@ -25,12 +25,15 @@ from leakaudit.capture.array_batches import array_pass, for_labels, labels_only
 from leakaudit.capture.boundary import entry
 from leakaudit.capture.distributed import BEGIN_SECONDS, check_layout, peers_of
 from leakaudit.capture.fitness import Fit, beyond, check_tensors, fitting, patched_parts
+from leakaudit.capture.kept_step import KeptStep
 from leakaudit.capture.optimizers import base_optimizers, parameters_of, unmoved
 from leakaudit.capture.part_of_step import PartOfStep
 from leakaudit.capture.plan import Plan, room_in_words, time_in_words
 from leakaudit.capture.private_sgd import PrivateSgd, private_sgd
-from leakaudit.capture.recorder import KeptStep, Observe, ProcessGroup, Recorder
+from leakaudit.capture.process_group import ProcessGroup
+from leakaudit.capture.recorder import Recorder
 from leakaudit.capture.step_facts import believed_bound, believed_divisor, check_words
+from leakaudit.capture.step_tensors import Observe
 from leakaudit.capture.unaudited import folder_of, mark
 from leakaudit.capture.witness import own_part
 from leakaudit.capture.worker_process import SideProcess, attacked_when, notify, what_stays
@@ -45,10 +48,12 @@ from leakaudit.config.invocation import training_command
 from leakaudit.errors import LeakAuditError, ModelError, PeersError, SnapshotError, SpoolError, type_and_place
 from leakaudit.gate.evaluate import Policy, default_policy, load_policy
 from leakaudit.models.array_classifier import ArrayClassifier, NoText, array_recipe
+from leakaudit.models.first_blocks import BLOCKS, KEEP_ALL_BYTES, Parts, first_parts
 from leakaudit.models.lora import refuse_prompts
-from leakaudit.models.parts import BLOCKS, KEEP_ALL_BYTES, Parts, first_parts
-from leakaudit.models.recipe import ModelRecipe, can_rebuild, coarsest_dtype, dtype_of, plain_name, unwrapped
+from leakaudit.models.recipe import ModelRecipe, can_rebuild
 from leakaudit.models.structure import dropout_rates
+from leakaudit.models.tensors import coarsest_dtype, dtype_of
+from leakaudit.models.wrappers import plain_name, unwrapped
 from leakaudit.plugins.names import registered_names
 from leakaudit.registry import attacks, defenses
 from leakaudit.results.journal import load_journal
@@ -749,7 +754,7 @@ def auditable(root: nn.Module, source: Source = None) -> tuple[nn.Module, nn.Mod
     names = ", ".join(name.removeprefix(".") for name, _ in found) or "none"
     raise ModelError(
         f"{type(root).__name__} is no model that the side process can rebuild, and inside it {len(found)} were found ({names}); "
-        "one is needed. Name how to make the model with `leakaudit.models.recipe.rebuilt_by(model, 'package.module:function')`, or set "
+        "one is needed. Name how to make the model with `leakaudit.models.factories.rebuilt_by(model, 'package.module:function')`, or set "
         "`schedule: inline`"
     )
 

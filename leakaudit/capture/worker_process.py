@@ -290,7 +290,7 @@ class SideProcess:
 
             notify(
                 "attacks run in the training process, which waits for them (`schedule: inline`); a model that says how it is made "
-                "(`leakaudit.models.recipe.rebuilt_by`) can be attacked beside training"
+                "(`leakaudit.models.factories.rebuilt_by`) can be attacked beside training"
             )
             self._here = InlineAudit(self._spool, self._model)
         self._here.catch_up()

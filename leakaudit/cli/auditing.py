@@ -95,9 +95,11 @@ def _run(
     """
     import torch
 
-    from leakaudit.audit.audit import Audit, Unfinished, battery_of
+    from leakaudit.audit.audit import Audit
+    from leakaudit.audit.battery import battery_of
     from leakaudit.audit.devices import choose_device
     from leakaudit.audit.run_folder import run_folder
+    from leakaudit.audit.state import Unfinished
 
     if (threads := threads_to_take()) is not None:
         torch.set_num_threads(threads)
@@ -166,7 +168,7 @@ def _source(config: AuditConfig, steps: Steps) -> str:
 
 def _public_command(config: AuditConfig, more: Mapping[str, str]) -> str:
     """Return this command as results may show it; plugins with the knobs that are numbers and choices."""
-    from leakaudit.audit.audit import battery_of
+    from leakaudit.audit.battery import battery_of
 
     battery = battery_of(config)
     given = click.get_current_context().params

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from leakaudit.cli.common import clear_errors
-
-if TYPE_CHECKING:
-    pass
 
 
 def catalogue(kind: str, fields: tuple[str, ...], as_json: bool) -> None:

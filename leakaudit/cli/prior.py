@@ -72,7 +72,7 @@ def train(
     The perplexity that is printed is that of texts which were kept from training.
     """
     from leakaudit.algorithms.language_models.training import held_out, save_causal_lm, train_causal_lm
-    from leakaudit.models.recipe import load_tokenizer
+    from leakaudit.models.loading import load_tokenizer
     from leakaudit.plugins.prior_loading import read_texts
     from leakaudit.priors.ngram import build_ngram, write_ngram
 
@@ -136,7 +136,7 @@ def score(what: str, tokenizer: Path, text: Path | None, sentences: tuple[str, .
     import math
 
     from leakaudit.algorithms.language_models.training import perplexity
-    from leakaudit.models.recipe import load_tokenizer
+    from leakaudit.models.loading import load_tokenizer
     from leakaudit.plugins.prior_loading import load_prior, read_texts
     from leakaudit.plugins.prior_protocol import tokenizer_vocabulary
 

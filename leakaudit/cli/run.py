@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -13,9 +12,6 @@ from leakaudit.cli.auditing import RESUME_HELP, Steps, audit_steps, check_policy
 from leakaudit.cli.common import EXISTING, IDENTITY_HELP, answering_nobody, clear_errors
 from leakaudit.cli.threads import wait_passively
 from leakaudit.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command(short_help="Audit a spool's snapshots, beside training or after it.")

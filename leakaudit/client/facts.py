@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from leakaudit.errors import ConfigError
-from leakaudit.models.recipe import Vocabulary
+from leakaudit.models.vocabulary import Vocabulary
 from leakaudit.registry import defenses
 
 IGNORED_LABEL = -100

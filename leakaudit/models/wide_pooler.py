@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.errors import AnatomyError
-from leakaudit.models.recipe import ModelRecipe, blank_model, model_factory, rebuilt_by
+from leakaudit.models.factories import model_factory, rebuilt_by
+from leakaudit.models.rebuilding import blank_model
+from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.structure import find_pooler
 
 Activation = Literal["selu", "cube+square"]

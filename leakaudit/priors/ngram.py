@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from leakaudit.algorithms.language_models.kneser_ney import KneserNey, Order
 from leakaudit.errors import PriorError
-from leakaudit.models.recipe import Vocabulary, tokens_digest
+from leakaudit.models.vocabulary import Vocabulary, tokens_digest
 from leakaudit.plugins.prior_protocol import check_same_tokens, words_of
 from leakaudit.registry import prior
 

@@ -24,8 +24,9 @@ from leakaudit.client.snapshot import BASE, MANIFEST, OBSERVED, SCHEMA, TRUTH, M
 from leakaudit.client.truth import MicroBatch, Truth, reading_of
 from leakaudit.errors import ModelError, SnapshotDamagedError, SnapshotError, SnapshotVersionError
 from leakaudit.files.strict_json import parse_json, read_bounded
-from leakaudit.models.parts import fill_missing, first_blocks
-from leakaudit.models.recipe import ModelRecipe, build_model
+from leakaudit.models.first_blocks import fill_missing, first_blocks
+from leakaudit.models.rebuilding import build_model
+from leakaudit.models.recipe import ModelRecipe
 from leakaudit.storage.digests import digest_of
 from leakaudit.storage.snapshot_content import MAX_MANIFEST_BYTES, check_manifest, check_size, check_truth, check_update
 from leakaudit.storage.snapshot_files import Base, link_base, read_tensors, stored_name, write_tensors, write_text

@@ -21,7 +21,7 @@ from leakaudit.client.step import ClientStep, make_batch, public_facts
 from leakaudit.client.truth import Truth
 from leakaudit.errors import AnatomyError
 from leakaudit.models.array_classifier import ArrayClassifier
-from leakaudit.models.recipe import load_model, load_tokenizer
+from leakaudit.models.loading import load_model, load_tokenizer
 from leakaudit.models.structure import find_last_feed_forward
 from leakaudit.plugins.budget import Budget
 from tests.support import tiny

@@ -357,7 +357,7 @@ def test_a_crash_is_an_error_with_type_and_place_and_without_its_message(tmp_pat
     found = _attempts(audit)
     crashed = found["st-000000", "fake-raises", "none"].attempt
     assert crashed.status is AttemptStatus.ERROR
-    assert crashed.reason.startswith("ValueError at test_battery.py:")
+    assert crashed.reason.startswith("ValueError at test_audit.py:")
     assert crashed.scores == {} and crashed.sequences == () and crashed.events == ()
     assert found["st-000000", "fake-guess", "none"].attempt.status is AttemptStatus.RAN
     audit.finish()
@@ -410,7 +410,7 @@ def test_a_defense_that_fails_costs_its_own_cells_only(tmp_path: Path) -> None:
         "fake-halves": {AttemptStatus.RAN},
     }
     broken = _attempts(audit)["st-000000", "fake-labels", "fake-broken"].attempt
-    assert broken.reason.startswith("RuntimeError at test_battery.py:") and SECRET not in broken.reason
+    assert broken.reason.startswith("RuntimeError at test_audit.py:") and SECRET not in broken.reason
 
 
 def test_an_audit_that_a_gpu_has_no_room_for_goes_on_on_the_cpu(
@@ -423,7 +423,7 @@ def test_an_audit_that_a_gpu_has_no_room_for_goes_on_on_the_cpu(
     audit.step(_snapshot(1))
     assert [e.attempt.status for e in audit.entries] == [AttemptStatus.RAN] * 4
     assert _Fake.calls.count("greedy") == 3 and audit.device.type == "cpu"
-    assert caplog.text.count("the GPU has no room for the audit of step 0: going on on the CPU") == 1
+    assert caplog.text.count("the GPU has no room for the audit of step 0: continuing on the CPU") == 1
     assert SECRET not in caplog.text
     _Fake.calls.clear()
     (tmp_path / "cpu").mkdir()
@@ -676,7 +676,7 @@ def test_a_reach_that_fails_is_missing_and_the_scores_stand(tmp_path: Path) -> N
     broken, silent = (entry.attempt for entry in audit.entries)
     assert broken.status is AttemptStatus.RAN and isinstance(broken.scores["rouge1"], Score)
     assert isinstance(broken.reachable_tokens, Missing)
-    assert re.fullmatch(r".* failed: ValueError at test_battery\.py:\d+", broken.reachable_tokens.missing)
+    assert re.fullmatch(r".* failed: ValueError at test_audit\.py:\d+", broken.reachable_tokens.missing)
     assert SECRET not in (tmp_path / "run" / "journal.jsonl").read_text()
     assert {(s.reachable, s.passes) for s in broken.sequences} == {(None, None)}
     assert silent.reachable_tokens == Missing(missing="the attack does not say what it could have reached")
@@ -868,8 +868,8 @@ def test_an_attempt_that_was_written_when_a_signal_came_is_in_the_results(tmp_pa
     """A signal may come between the line in the journal and the note of it."""
     audit = _audit(tmp_path, "fake-guess")
     audit.step(_snapshot(0))
-    audit._entries.clear()
+    audit._journal.entries.clear()
     assert len(audit.finish(interrupted=True).attempts) == 1
-    audit._entries.clear()
+    audit._journal.entries.clear()
     audit.catch_up()
     assert len(audit.entries) == 1

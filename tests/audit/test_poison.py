@@ -15,7 +15,8 @@ from leakaudit.capture.worker_process import SideProcess
 from leakaudit.client.snapshot import Manifest, Provenance
 from leakaudit.config.audit import PluginSpec
 from leakaudit.gate.evaluate import Status, default_policy, evaluate
-from leakaudit.models.recipe import ModelRecipe, state_of
+from leakaudit.models.recipe import ModelRecipe
+from leakaudit.models.tensors import state_of
 from leakaudit.results.files import load_results
 from leakaudit.results.schema import AttemptStatus
 from leakaudit.storage.snapshots import write_snapshot

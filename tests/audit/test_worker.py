@@ -18,7 +18,8 @@ from leakaudit.audit.worker import DIED_OVER, run_worker
 from leakaudit.client.snapshot import OBSERVED, Manifest, Provenance, Snapshot
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.errors import ConfigError, ResultsError, SpoolError
-from leakaudit.models.recipe import ModelRecipe, state_of
+from leakaudit.models.recipe import ModelRecipe
+from leakaudit.models.tensors import state_of
 from leakaudit.results.files import load_results
 from leakaudit.results.journal import load_journal
 from leakaudit.storage.parent_watch import PARENT_VARIABLE

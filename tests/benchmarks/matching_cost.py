@@ -20,9 +20,10 @@ from torch.nn import functional
 from leakaudit.algorithms.matching.candidate_gradients import Dummy
 from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.matcher import Matcher
-from leakaudit.audit.simulation.texts import Simulation, Simulator
+from leakaudit.audit.simulation.texts import Simulator
 from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
+from leakaudit.config.simulation import Simulation
 from tests.benchmarks.span import arguments
 
 SCORES, STEPS = 1000 + 26 * 200, 2000

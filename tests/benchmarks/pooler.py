@@ -22,9 +22,10 @@ from torch.nn import functional
 from leakaudit.attacks.pooler_features import Read, read_features
 from leakaudit.audit.active_server import named_server, on_active_server
 from leakaudit.audit.audit import Audit
-from leakaudit.audit.simulation.texts import Simulation, Simulator
+from leakaudit.audit.simulation.texts import Simulator
 from leakaudit.client.step import ClientStep
 from leakaudit.config.audit import AuditConfig, PluginSpec
+from leakaudit.config.simulation import Simulation
 from leakaudit.models.structure import find_pooler
 from leakaudit.results.schema import Score, TextMode
 from leakaudit.results.summary import summarise

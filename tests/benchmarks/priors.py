@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from leakaudit.algorithms.language_models.training import perplexity
-from leakaudit.models.recipe import load_tokenizer
+from leakaudit.models.loading import load_tokenizer
 from leakaudit.plugins.prior_loading import load_prior, read_texts
 from leakaudit.plugins.prior_protocol import Scorer, tokenizer_vocabulary
 

@@ -18,8 +18,9 @@ from transformers import AutoConfig
 
 from leakaudit.audit.audit import Audit
 from leakaudit.audit.devices import choose_device
-from leakaudit.audit.simulation.texts import Simulation, Simulator
+from leakaudit.audit.simulation.texts import Simulator
 from leakaudit.config.audit import AuditConfig, PluginSpec
+from leakaudit.config.simulation import Simulation
 from leakaudit.results.schema import Attempt, Summary, TextMode
 from leakaudit.results.summary import summarise
 

@@ -31,7 +31,7 @@ from leakaudit.capture.run import OFF_SWITCH, AuditRun
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.config.audit import PluginSpec
-from leakaudit.models.recipe import state_of
+from leakaudit.models.tensors import state_of
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attacks
 from leakaudit.results.journal import load_journal

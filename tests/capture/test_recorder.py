@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leakaudit.capture import recorder as recorder_module
+from leakaudit.capture import copies
+from leakaudit.capture.kept_step import KeptStep
 from leakaudit.capture.optimizers import base_optimizer
-from leakaudit.capture.recorder import KeptStep, Recorder
+from leakaudit.capture.recorder import Recorder
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.snapshot import Manifest, Provenance
 from leakaudit.client.step import public_facts
@@ -50,7 +51,6 @@ class Loop:
 
     def forward(self, ids: Tensor = IDS) -> Any:
         inputs = {"input_ids": ids, "labels": torch.zeros(len(ids), dtype=torch.long)}
-        self.recorder.micro_batch(inputs)
         return self.model(**inputs).loss
 
     def update(self) -> dict[str, Tensor]:
@@ -67,8 +67,7 @@ class Loop:
 
     def wait(self) -> list[KeptStep]:
         while self.recorder.writing():
-            assert self.recorder._writer is not None
-            self.recorder._writer.join(timeout=10)
+            self.recorder.written(10)
         return self.written
 
 
@@ -127,7 +126,6 @@ def test_a_closure_that_is_run_again_and_again_is_recorded_at_its_first_run() ->
         return loss
 
     loop.recorder.start(0, loop.manifest)
-    loop.recorder.micro_batch({"input_ids": IDS, "labels": torch.zeros(1, dtype=torch.long)})
     loop.optimizer.step(closure)
     assert len(runs) > 1
     assert len(loop.wait()) == 1
@@ -214,10 +212,10 @@ def test_a_step_is_dropped_while_the_last_one_is_still_written() -> None:
 def test_buffers_are_there_before_the_first_step() -> None:
     """The first copy goes into memory that was touched already, as every later one."""
     loop = Loop()
-    before = {name: buffer.data_ptr() for name, buffer in loop.recorder._buffers.items()}
+    before = {name: buffer.data_ptr() for name, buffer in loop.recorder.buffers.tensors.items()}
     loop.step()
     loop.wait()
-    assert before and before == {name: buffer.data_ptr() for name, buffer in loop.recorder._buffers.items()}
+    assert before and before == {name: buffer.data_ptr() for name, buffer in loop.recorder.buffers.tensors.items()}
 
 
 def test_buffers_are_reused_from_step_to_step() -> None:
@@ -244,7 +242,6 @@ def test_parameters_that_the_optimizer_does_not_move_are_frozen_or_the_step_is_n
     recorder.install()
     recorder.start(0, manifest(model))
     inputs = {"input_ids": IDS, "labels": torch.tensor([1])}
-    recorder.micro_batch(inputs)
     model(**inputs).loss.backward()
     optimizer.step()
     recorder.remove()
@@ -270,22 +267,23 @@ def test_sparse_gradients_are_kept_as_dense_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "drop_gradients", "message"),
+    ("inputs", "drop_gradients", "message"),
     [
-        (torch.zeros(0, 5, dtype=torch.long), False, "its batch was empty"),
-        (None, False, "has no `input_ids`"),
-        (IDS, True, "held no gradient when it stepped"),
+        ({"input_ids": torch.zeros(0, 5, dtype=torch.long)}, False, "its batch was empty"),
+        ({"labels": torch.zeros(1)}, False, "has no `input_ids`"),
+        ({"input_ids": IDS}, True, "held no gradient when it stepped"),
     ],
 )
 def test_a_step_that_nothing_can_be_said_about_counts_as_failed(
-    ids: Tensor | None, drop_gradients: bool, message: str, caplog: pytest.LogCaptureFixture
+    inputs: dict[str, Tensor], drop_gradients: bool, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One warning names what is missing; the recorder goes on with the next step."""
+    """One warning names what is missing; the recorder continues with the next step."""
     loop = Loop()
+    forward = loop.model.forward
+    loop.model.forward = lambda **given: forward(input_ids=IDS, labels=torch.tensor([1]))  # whatever it is called with
     for step in range(2):
         loop.recorder.start(step, loop.manifest)
-        loop.recorder.micro_batch({"labels": torch.zeros(1)} if ids is None else {"input_ids": ids})
-        loop.model(input_ids=IDS, labels=torch.tensor([1])).loss.backward()
+        loop.model(**inputs).loss.backward()
         if drop_gradients:
             loop.optimizer.zero_grad()
         loop.optimizer.step()
@@ -336,7 +334,7 @@ def test_a_copy_that_fails_does_not_reach_the_optimizer(monkeypatch: pytest.Monk
     def fail(*args: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(loop.recorder, "_into_buffer", fail)
+    monkeypatch.setattr(loop.recorder.buffers, "into_buffer", fail)
     before = next(loop.model.parameters()).detach().clone()
     loop.step()
     assert loop.recorder.disabled
@@ -386,7 +384,7 @@ def test_a_disk_that_is_stuck_does_not_hold_up_the_end_of_training(caplog: pytes
     loop.recorder.remove(patience_s=0.1)
     assert time.monotonic() - start < 5.0
     assert "the last kept step is still not on the disk after 0.1 s" in caplog.text
-    assert loop.recorder._writer is not None and loop.recorder._writer.daemon
+    assert loop.recorder.writer.thread is not None and loop.recorder.writer.thread.daemon
     stuck.set()
 
 
@@ -433,8 +431,8 @@ def test_a_step_that_is_too_large_for_the_pool_is_written_while_the_optimizer_wa
 ) -> None:
     """From where it is, with no buffers beside it; training and what is written are the same to the bit."""
     runs = []
-    for limit in (recorder_module.POOL_BYTES, 0):
-        monkeypatch.setattr(recorder_module, "POOL_BYTES", limit)
+    for limit in (copies.POOL_BYTES, 0):
+        monkeypatch.setattr(copies, "POOL_BYTES", limit)
         written: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
 
         def write(kept: KeptStep, written: Any = written) -> None:
@@ -447,7 +445,7 @@ def test_a_step_that_is_too_large_for_the_pool_is_written_while_the_optimizer_wa
             loop.step(number)
             while loop.recorder.writing():
                 loop.recorder.written()
-        runs.append((written, dict(loop.model.named_parameters()), loop.recorder._buffers))
+        runs.append((written, dict(loop.model.named_parameters()), loop.recorder.buffers.tensors))
     (pooled, one, buffers), (direct, two, none) = runs
     assert buffers and not none
     assert same(one, two)

@@ -19,7 +19,8 @@ from leakaudit.cli import main
 from leakaudit.cli.battery import specs_of, with_options
 from leakaudit.client.snapshot import Manifest, Provenance
 from leakaudit.client.step import ClientStep
-from leakaudit.models.recipe import ModelRecipe, state_of
+from leakaudit.models.recipe import ModelRecipe
+from leakaudit.models.tensors import state_of
 from leakaudit.storage.snapshots import write_snapshot
 from tests.support import tiny
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from leakaudit.algorithms.labels.clipping import scale_is_known
-from leakaudit.audit.verification import STANDARD_ERRORS, defenses_found, verify
+from leakaudit.audit.applied_defenses import defenses_found
+from leakaudit.audit.verification import STANDARD_ERRORS, verify
 from leakaudit.client.facts import DeclaredDefense
 from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep

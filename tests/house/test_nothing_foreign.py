@@ -16,7 +16,7 @@ import torch
 
 from leakaudit.errors import LeakAuditError, ModelError
 from leakaudit.metrics.semantic_similarity import _encoder
-from leakaudit.models.recipe import load_model, load_tokenizer
+from leakaudit.models.loading import load_model, load_tokenizer
 from tests.audit.test_worker import make
 from tests.support import tiny
 

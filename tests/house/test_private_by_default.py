@@ -102,7 +102,7 @@ def test_label_names_and_a_users_own_keys_are_in_no_file_at_any_log_level(
 def parts(model: Any) -> dict[str, Any]:
     """Return what `Spool.write` takes."""
     from leakaudit.client.snapshot import Manifest, Provenance
-    from leakaudit.models.recipe import state_of
+    from leakaudit.models.tensors import state_of
 
     step = tiny.client_step(model, tiny.bert_tokenizer(), ["the old dog chased a cat ."], [1])
     return {

@@ -48,7 +48,7 @@ ONLY: dict[str, dict[str, frozenset[str]]] = {
     "algorithms": {"client": frozenset({"facts", "observation"})},
     "attacks": {"client": frozenset({"facts", "observation"})},
     "gate": {"plugins": frozenset({"names"})},
-    "capture": {"audit": frozenset({"inline", "verification"})},
+    "capture": {"audit": frozenset({"comparison", "inline", "verification"})},
 }
 """Room -> a room that it may import in part -> modules of that. A client's step and its batch are private: no attack can name them."""
 

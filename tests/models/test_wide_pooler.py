@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from leakaudit.errors import AnatomyError
-from leakaudit.models.recipe import ModelRecipe, build_model, state_of
+from leakaudit.models.rebuilding import build_model
+from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.structure import Pooler, find_pooler
+from leakaudit.models.tensors import state_of
 from leakaudit.models.wide_pooler import CubePlusSquare, widened
 from tests.support import tiny
 

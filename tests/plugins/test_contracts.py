@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from leakaudit.client.observation import Observation
-from leakaudit.models.recipe import Vocabulary, vocabulary_of
+from leakaudit.models.vocabulary import Vocabulary, vocabulary_of
 from leakaudit.plugins.attack_protocol import Attack, Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.plugins.defense_protocol import Defense

@@ -14,8 +14,8 @@ from leakaudit.algorithms.labels.output_layer import find_output_layer, neutral_
 from leakaudit.algorithms.span.subspace import Basis, span_of, stacked_update
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
-from leakaudit.models.recipe import Vocabulary
 from leakaudit.models.structure import anatomy_of, find_last_feed_forward, input_stage_of
+from leakaudit.models.vocabulary import Vocabulary
 
 CLEAR_GAP = 1e4
 """Fall of the singular values behind the last that is a sequence. Measured on MiniLM (train): 1e6 and more for up to 8 sequences; rounding to

@@ -105,7 +105,7 @@ def _nudger(features: Tensor, width: int, nudge: float) -> Callable[[nn.Module, 
     """Return a hook that adds `nudge` to one feature of each example at row 1, where the feature is this layer's."""
     rows = ((features >= 0) & (features < width)).nonzero().flatten()
 
-    def add(module: nn.Module, args: Any, made: Tensor) -> Tensor:
+    def add(_module: nn.Module, _args: Any, made: Tensor) -> Tensor:
         changed = made.clone()
         changed[rows.to(made.device), 1, features[rows].to(made.device)] += nudge
         return changed

@@ -113,7 +113,7 @@ def _check_plain_logits(model: nn.Module, ids: Tensor, head: Call) -> None:
 def _check_no_attention_between(model: nn.Module, ids: Tensor, layer: Call, head: Call) -> None:
     """Change the layer's output at row 1, and refuse the layer if other rows of the head's input move."""
 
-    def nudge(module: nn.Module, args: Any, made: Tensor) -> Tensor:
+    def nudge(_module: nn.Module, _args: Any, made: Tensor) -> Tensor:
         changed = made.clone()
         changed[:, 1] += made.std() * torch.linspace(-1.0, 1.0, made.shape[-1], device=made.device, dtype=made.dtype)
         return changed

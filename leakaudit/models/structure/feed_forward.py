@@ -95,7 +95,7 @@ def features_into(model: nn.Module, part: FeedForward, inputs: dict[str, Tensor]
         AnatomyError: the logits depend on several tokens of a sequence.
     """
     taken: list[Tensor] = []
-    handle = part.source.register_forward_hook(lambda module, args, output: taken.append(output.requires_grad_()))
+    handle = part.source.register_forward_hook(lambda _module, _args, output: taken.append(output.requires_grad_()))
     try:
         with torch.enable_grad(), _frozen(model):
             logits: Tensor = model(**inputs).logits
@@ -137,7 +137,7 @@ def logit_jacobian(model: nn.Module, part: FeedForward, x: Tensor, inputs: dict[
         inputs: any inputs of the model.
     """
     taken: list[Tensor] = []
-    handle = part.second.register_forward_hook(lambda module, args, output: taken.append(output.requires_grad_()))
+    handle = part.second.register_forward_hook(lambda _module, _args, output: taken.append(output.requires_grad_()))
     try:
         with torch.enable_grad(), _frozen(model):
             logits = _run(model, part, x, inputs)
@@ -152,7 +152,7 @@ def _run(model: nn.Module, part: FeedForward, x: Tensor, inputs: dict[str, Tenso
     count = len(x)
     plain = {k: v if len(v) == count else v[:1].expand(count, *v.shape[1:]) for k, v in inputs.items()}
 
-    def replace(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    def replace(_module: nn.Module, _args: Any, output: Tensor) -> Tensor:
         given = x.to(output)
         return given if output.dim() == 2 else given[:, None].expand_as(output)
 

@@ -14,9 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leakaudit.models.recipe import ModelRecipe, blank_model, plain_name, state_of, tied_names
+from leakaudit.models.rebuilding import blank_model
+from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.structure.embeddings import output_embedding, word_embedding
 from leakaudit.models.structure.layers import heaviest_block_list
+from leakaudit.models.tensors import state_of, tied_names
+from leakaudit.models.wrappers import plain_name
 
 BLOCKS = 2
 """How many blocks are kept: `span` reads the attention of the first, and orders a decoder's words by that of the second."""
