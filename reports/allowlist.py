@@ -122,7 +122,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
     ),
     scores.Catalogue: frozenset({"attacks", "defenses", "metrics"}),
     scores.AttackEntry: frozenset({"label", "meaning", "source", "goal", "threat_model"}),
-    scores.DefenseEntry: frozenset({"label", "meaning", "source"}),
+    scores.PluginEntry: frozenset({"label", "meaning", "source"}),
     scores.MetricEntry: frozenset({"label", "meaning", "source", "level", "higher_is_better"}),
     scores.Controls: frozenset({"positive", "negative"}),
     scores.Control: frozenset({"k", "n", "note"}),

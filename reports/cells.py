@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
-from leakaudit.gate.evaluate import EvidencePolicy, number, percent
+from leakaudit.gate.evaluate import EvidencePolicy, percent
+from leakaudit.reports.measures import means_of
 from leakaudit.reports.wording import EVENTS, FATES
 from leakaudit.results import bounds as stats
 from leakaudit.results.recovery import Severity, severity
-from leakaudit.results.schema import Attempt, AttemptStatus, Missing, Results
+from leakaudit.results.schema import Attempt, AttemptStatus, Catalogue, Missing, Results, Score
 from leakaudit.results.summary import pooled
 from leakaudit.results.wording import counted
 
 OBSERVED = "none"
+"""The defence under which the update is attacked as the run ships it."""
 
 
 _LEAKS = {
@@ -47,7 +48,6 @@ def state_of(attempts: Sequence[Attempt]) -> str:
     return "not run"
 
 
-# ---------------------------------------------------------------------------------------------------------- the matrix
 @dataclass(frozen=True)
 class Cell:
     """One attack under one defence."""
@@ -83,7 +83,7 @@ def cell_of(results: Results, attempts: Sequence[Attempt], defense: str, *, whol
     lines = _rate_lines(firm, len(proof), state)
     finished = [a for a in firm if a.finished] or [a for a in others if a.step in proof]
     if not whole:
-        lines += [*_measure_lines(finished), *_reach_lines(finished)]
+        lines += [*_measure_lines(finished, results.catalogue), *_reach_lines(finished)]
     if not finished and not silent:
         mine = [a.reason for a in attempts if a.reason and a.status.value.replace("_", " ") == state]
         skipped = [a.reason for a in attempts if a.reason and a.status is AttemptStatus.SKIPPED]
@@ -128,23 +128,13 @@ def _late_line(attempts: Sequence[Attempt], late: int, steps: int) -> str:
     return on if recall is None else f"{on}; until then {percent(recall)} of the tokens came back"
 
 
-def _measure_lines(attempts: Sequence[Attempt]) -> list[str]:
-    """Return the means that say how much came back.
-
-    They are of text in order and in any order, or of labels.
-    """
-    rouge = pooled(a.scores.get("rougeL") for a in attempts)
-    recall = pooled(a.scores.get("token_recall") for a in attempts)
-    precise = [s.token_precision for a in attempts for s in a.sequences if s.token_precision is not None]
-    labels = pooled(a.scores.get("label_accuracy") for a in attempts)
-    masked = pooled(a.scores.get("masked_token_recall") for a in attempts)
-    words = [f"ROUGE-L {number(rouge)}"] if rouge is not None else []
-    words += [f"token recall {percent(recall)}"] if recall is not None else []
-    words += [f"precision {percent(fmean(precise))}"] if precise else []
-    lines = ["mean " + ", ".join(words)] if words else []
-    lines += [f"mean recall of masked words {percent(masked)}"] if masked is not None else []
-    lines += [f"mean label accuracy {number(labels)}"] if labels is not None else []
-    if recall is not None and rouge is None and all(s.exact is None for a in attempts for s in a.sequences):
+def _measure_lines(attempts: Sequence[Attempt], catalogue: Catalogue) -> list[str]:
+    """Return the means of the metrics, and what an attack on words cannot show."""
+    means = means_of(attempts, catalogue)
+    lines = ["mean " + ", ".join(means)] if means else []
+    scored = {name for a in attempts for name, found in a.scores.items() if isinstance(found, Score)}
+    unordered = all(s.exact is None for a in attempts for s in a.sequences)
+    if "token_recall" in scored and "rougeL" not in scored and unordered:
         lines.append("names words without their order, so it cannot show a sentence")
     return lines
 
@@ -173,7 +163,6 @@ def _reach_lines(attempts: Sequence[Attempt]) -> list[str]:
     return ["in reach: " + ", ".join(words), *(["did not come back: " + "; ".join(missed)] if missed else [])]
 
 
-# -------------------------------------------------------------------------------------------------------- small words
 def attack_names(results: Results) -> list[str]:
     """Return the rows: every attack of the battery, whether it ran or not."""
     return list(dict.fromkeys([*results.run.battery.attacks, *(a.attack for a in results.attempts)]))

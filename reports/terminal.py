@@ -14,15 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from leakaudit.errors import ResultsError
-from leakaudit.gate.evaluate import RuleVerdict, Verdict, number
+from leakaudit.gate.evaluate import RuleVerdict, Verdict
 from leakaudit.reports.cells import attack_names, cell_for, defense_names
 from leakaudit.reports.escaping import plain
+from leakaudit.reports.measures import means_of
 from leakaudit.reports.redaction import RedactedResult, redact
 from leakaudit.reports.wording import MEANINGS
 from leakaudit.results.files import load_results
 from leakaudit.results.recovery import severity
 from leakaudit.results.schema import Attempt, AttemptStatus, Results, TextMode
-from leakaudit.results.summary import pooled
 from leakaudit.results.wording import counted
 
 _COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "WARN": "yellow", "ERROR": "magenta"}
@@ -121,13 +121,6 @@ class _Cell:
         return tuple(line for line in (", ".join(filter(None, [self.state, self.counts])), self.measured) if line)
 
 
-_MEASURES = (
-    ("rougeL", "ROUGE-L"),
-    ("token_recall", "recall"),
-    ("token_precision", "precision"),
-    ("masked_token_recall", "masked words"),
-    ("label_accuracy", "labels"),
-)
 _PADDING = 1
 """Blanks beside a column, on its right."""
 
@@ -140,8 +133,7 @@ def _cell(results: Results, attack: str, defense: str) -> _Cell:
         return _Cell(plain(found.state), plain(", ".join(found.lines[:1])), "")
     late = sum(a.status is AttemptStatus.BUDGET_EXHAUSTED for a in finished)
     counts = [*_step_counts(results, finished), *([f"{late} out of time"] if late else [])]
-    means = [(name, pooled(a.scores.get(metric) for a in finished)) for metric, name in _MEASURES]
-    measured = ", ".join(f"{name} {number(mean)}" for name, mean in means if mean is not None)
+    measured = plain(", ".join(means_of(finished, results.catalogue, in_per_cent=False)))
     return _Cell(plain(found.state), ", ".join(counts), measured)
 
 

@@ -47,8 +47,8 @@ Amount = Annotated[FiniteFloat, Field(ge=0.0)]
 
 
 LENGTHS = (
-    "Lengths are given as power-of-two ranges; scores and other figures of an attack are exact numbers, from which a length can "
-    "sometimes be worked out."
+    "Lengths are given as power-of-two ranges; other figures are exact, and a length can sometimes "
+    "be worked out from them."
 )
 """What every output says of the lengths of private texts: documents and reports repeat it word by word."""
 
@@ -457,37 +457,29 @@ class Overhead(ResultsModel):
     """What the kept steps took on the disk in all, in units of 10^6 bytes."""
 
 
-class AttackEntry(ResultsModel):
-    """What an attack says of itself."""
+class PluginEntry(ResultsModel):
+    """What a plugin says of itself."""
 
     label: str
     """What a reader calls it, such as `TAG`."""
     meaning: str
-    """What it does, in a sentence for a glossary."""
+    """What it does or measures, in a sentence for a glossary."""
     source: str
     """Paper, section, equation."""
+
+
+class AttackEntry(PluginEntry):
+    """What an attack says of itself."""
+
     goal: Literal["text", "words", "labels"]
     """What it recovers: whole sequences, a bag of words, or class counts."""
     threat_model: str
     """Who sees what, and what has to hold, in a sentence."""
 
 
-class DefenseEntry(ResultsModel):
-    """What a defence says of itself."""
-
-    label: str
-    meaning: str
-    """What it does to the update, in a sentence for a glossary."""
-    source: str
-
-
-class MetricEntry(ResultsModel):
+class MetricEntry(PluginEntry):
     """What a metric says of itself."""
 
-    label: str
-    meaning: str
-    """What it measures, in a sentence for a glossary."""
-    source: str
     level: Literal["sequence", "step"]
     """Whether it scores one sequence, or the label counts of a step."""
     higher_is_better: bool
@@ -498,7 +490,7 @@ class Catalogue(ResultsModel):
     """The attacks, defences and metrics that took part, by the names that the results use. Empty in results before 1.3."""
 
     attacks: dict[str, AttackEntry] = {}
-    defenses: dict[str, DefenseEntry] = {}
+    defenses: dict[str, PluginEntry] = {}
     metrics: dict[str, MetricEntry] = {}
 
     def metric_label(self, name: str) -> str:

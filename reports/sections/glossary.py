@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import Section
-from leakaudit.results.schema import LENGTHS
+from leakaudit.results.schema import LENGTHS, PluginEntry
 
 GLOSSARY = (
     ("Client step", "One optimizer step of one client: the batch and the update that was sent for it. The unit of all rates."),
@@ -16,21 +16,20 @@ GLOSSARY = (
     ("Unverifiable", "A step that cannot be computed again, so nobody knows whether its update comes from the kept batch. What comes back from it is proof of a leak; where nothing comes back, it is no evidence."),
     ("Positive control", "An undefended step with known text that must be recovered. If it is not, the audit is blind."),
     ("Negative control", "An update of another batch. If the text is \"recovered\" from that, the scores are wrong."),
-    ("ROUGE-1, -2, -L", "Overlap of recovered and true text in words, in pairs of words, and in the longest common order; 1 is all."),
-    ("Token recall", "Share of the true tokens that were recovered, in whatever order."),
-    ("Token precision", "Share of the recovered tokens that are right. A guess of every word has full recall and no precision."),
     ("In reach", "Tokens that were among an attack's candidates; sequences that would have passed its own test, had it tried them."),
     ("Search gave up", "The text was in reach, and the attack did not find it. More time or a better search might: no protection."),
     ("Not by these attacks", "The attacks that were run could not have found the text, however long they searched. Another attack may."),
     ("Lengths", LENGTHS),
-    ("embedding-rows", "Reads which words were in the batch from which rows of the embedding received a gradient."),
-    ("span", "Tests which sentences lie in the space that a layer's gradient spans. Where it applies it is exact."),
-    ("tag", "Searches for inputs whose gradient looks like the observed one."),
-    ("idlg, llg...", "Read the labels of the batch from the gradient of the classification head; random-labels is the floor under them."),
-    ("feature-labels", "Finds every sequence's features in the update and reads its label from them. Where it applies it is exact."),
 )  # fmt: skip
 
 
 def section(redacted: RedactedResult) -> Section:
-    """Explain the words of the report."""
-    return Section("glossary", "Glossary", {"entries": GLOSSARY})
+    """Explain the words of the report, and the metrics, attacks and defences that took part."""
+    catalogue = redacted.results.catalogue
+    plugins: list[PluginEntry] = [
+        *catalogue.metrics.values(),
+        *catalogue.attacks.values(),
+        *catalogue.defenses.values(),
+    ]
+    described = {plugin.label: plugin.meaning for plugin in plugins if plugin.meaning}
+    return Section("glossary", "Glossary", {"entries": [*GLOSSARY, *described.items()]})

@@ -1,6 +1,6 @@
 """The report's part on labels: how many of each class were recovered, how surely, and when in the run.
 
-Shapes data for `templates/labels.html.j2`. What may be shown was decided by redaction: class counts come only from `LabelView`s, whose
+Shapes data for `templates/sections/labels.html.j2`. What may be shown was decided by redaction: class counts come only from `LabelView`s, whose
 counts are there in mode full only; everything else is rates. A step that cannot be verified counts where its labels came back.
 """
 
@@ -16,6 +16,7 @@ from markupsafe import Markup
 from leakaudit.gate.evaluate import percent
 from leakaudit.reports.cells import OBSERVED
 from leakaudit.reports.charts import SharePoint, share_chart
+from leakaudit.reports.measures import label_metrics
 from leakaudit.reports.redaction import LabelView, RedactedResult
 from leakaudit.reports.section import MOST_ROWS, Section
 from leakaudit.results import bounds as stats
@@ -29,9 +30,6 @@ LEADS = {
     TextMode.MASKED: "How many examples each class had is private; a report in text mode full shows it.",
     TextMode.FULL: "Below stands how many examples of each class the batch held, and how many were recovered.",
 }
-
-READINGS = (("label_accuracy", "labels right"), ("label_classes", "by class"), ("label_excess", "above chance"))
-"""Metric -> heading of its column."""
 
 
 def section(redacted: RedactedResult) -> Section | None:
@@ -50,13 +48,15 @@ def section(redacted: RedactedResult) -> Section | None:
     verified = [a for a in attempts if a.step in bounding]
     views = [view for view in redacted.labels if view.defense == OBSERVED]
     tables = _tables(views, steps)
+    catalogue = redacted.results.catalogue
+    metrics = label_metrics(catalogue)
     hidden = len(tables) - len(tables[:MOST_STEPS])
     return Section(
         "labels",
         "Labels",
         {
-            "rows": _rates(attempts, bounding),
-            "head": [heading for _, heading in READINGS],
+            "rows": _rates(attempts, bounding, metrics),
+            "head": [catalogue.metric_label(name) for name in metrics],
             "lead": f"How well attacks read how many examples of each class the batch held. {LEADS[redacted.mode]}",
             "chart": _chart(verified, steps),
             "by_step": _by_step(verified, steps)[:MOST_ROWS],
@@ -67,7 +67,7 @@ def section(redacted: RedactedResult) -> Section | None:
     )
 
 
-def _rates(attempts: Sequence[Attempt], bounding: AbstractSet[str]) -> list[dict[str, Any]]:
+def _rates(attempts: Sequence[Attempt], bounding: AbstractSet[str], metrics: Sequence[str]) -> list[dict[str, Any]]:
     """Return one row an attack: exact count vectors with their bounds, and means with theirs where there are steps enough.
 
     Rates and means are over the verified steps: those of the others that leaked were chosen by their leak, so they are named apart.
@@ -84,7 +84,7 @@ def _rates(attempts: Sequence[Attempt], bounding: AbstractSet[str]) -> list[dict
                 "granted": ", ".join(sorted({name for a in mine for name in a.granted})) or "nothing",
                 "exact": f"{exact} of {len(mine)}" + (f" and {others} unverifiable" if others else ""),
                 "bounds": f"{percent(low)} to {percent(high)}",
-                "means": [_mean([a.scores.get(name) for a in mine]) for name, _ in READINGS],
+                "means": [_mean([a.scores.get(name) for a in mine]) for name in metrics],
             }
         )
     return rows

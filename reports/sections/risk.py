@@ -37,9 +37,6 @@ def _alternative(results: Results, alternative: Alternative) -> dict[str, Any]:
     }
 
 
-_SHARES = (("rougeL", "ROUGE-L"), ("token_recall", "token recall"), ("label_accuracy", "label accuracy"))
-
-
 def _worst_rule(verdict: Verdict) -> RuleVerdict | None:
     return next((rule for rule in verdict.rules if rule.worst is not None), None)
 
@@ -52,31 +49,26 @@ def _risk(results: Results, verdict: Verdict) -> str:
         return "Nothing was measured that a rule of this policy asks about."
     worst = rule.worst
     step = next((s.step for s in results.steps if s.id == worst.step), worst.step)
-    value = f", with {_metric_name(rule)} {number(worst.value)}" if worst.value is not None else ""
+    metric = results.catalogue.metric_label(rule.subject.split()[-1])
+    value = f", with {metric} {number(worst.value)}" if worst.value is not None else ""
     return (
         f"The worst case of rule {rule.id} ({rule.severity}) is training step {step}: "
         f"the attack {worst.attack} needed {run_time(worst.wall_s)}{value}."
     )
 
 
-def _metric_name(rule: RuleVerdict) -> str:
-    metric = rule.subject.split()[-1]
-    return dict(_SHARES).get(metric, metric)
-
-
 def _way_out(results: Results, verdict: Verdict) -> str:
     if verdict.verdict is Status.PASS:
         return "The policy is met already."
     if verdict.verdict is Status.ERROR:
-        return "Mend the evidence first."
+        return "Fix the problems with the evidence first."
     if not verdict.alternatives:
         return "No defence was tested beside what the run ships."
     passing = [a for a in verdict.alternatives if a.status is Status.PASS]
     if passing:
         best = min(passing, key=lambda a: _loss(results, a))
         cost = _utility(results, best.defense)
-        naive = "; it was attacked only by attacks that do not know it" if best.naive else ""
-        return f"Shipping {best.defense} would pass ({cost or 'cost to the model not measured'}{naive})."
+        return f"Shipping {best.defense} would pass ({cost or 'cost to the model not measured'})."
     undecided = [a.defense for a in verdict.alternatives if a.status is Status.INCONCLUSIVE]
     if undecided and verdict.verdict is Status.FAIL:
         return f"No tested defence passes yet. Undecided for want of evidence: {', '.join(undecided)}."

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from leakaudit.gate.evaluate import percent
 from leakaudit.reports.cells import OBSERVED
 from leakaudit.reports.evidence import sample_anchors
+from leakaudit.reports.measures import scores_of
 from leakaudit.reports.redaction import Recovered, RedactedResult, SequenceView
 from leakaudit.reports.section import Section
 from leakaudit.reports.wording import FATES, run_time
-from leakaudit.results.schema import LENGTHS, AttemptStatus, TextMode
+from leakaudit.results.schema import LENGTHS, AttemptStatus, Catalogue, Results, TextMode
 from leakaudit.results.wording import counted
 
 
 def section(redacted: RedactedResult) -> Section:
     """Show what the best attack got of each text, the worst case first."""
     anchors = sample_anchors(redacted)
-    steps = {step.id: step.step for step in redacted.results.steps}
     exact = sum(view.recovered[0].scores.exact or False for view in redacted.sequences)
     shown = len(redacted.sequences)
     if not shown:
@@ -37,17 +36,17 @@ def section(redacted: RedactedResult) -> Section:
         {
             "full": redacted.mode is TextMode.FULL,
             "hash": redacted.mode is TextMode.HASH,
-            "samples": [_sample(view, steps, anchors) for view in redacted.sequences],
+            "samples": [_sample(view, redacted.results, anchors) for view in redacted.sequences],
             "lead": lead,
             "more": rest if more else "",
         },
     )
 
 
-def _sample(view: SequenceView, steps: dict[str, int], anchors: dict[tuple[str, str], str]) -> dict[str, Any]:
+def _sample(view: SequenceView, results: Results, anchors: dict[tuple[str, str], str]) -> dict[str, Any]:
     return {
         "anchor": anchors[view.step, view.sequence],
-        "step": steps[view.step],
+        "step": next(step.step for step in results.steps if step.id == view.step),
         "name": view.sequence,
         "hmac": view.hmac,
         "length": view.length,
@@ -60,22 +59,17 @@ def _sample(view: SequenceView, steps: dict[str, int], anchors: dict[tuple[str, 
                 "guess": item.guess,
                 "strip": item.strip,
                 "scores": item.scores,
-                "caption": _sample_caption(item),
+                "caption": _caption(item, results.catalogue),
             }
             for item in view.recovered
         ],
     }
 
 
-def _sample_caption(item: Recovered) -> str:
+def _caption(item: Recovered, catalogue: Catalogue) -> str:
     found = item.scores
-    shares = (("token recall", found.token_recall), ("precision", found.token_precision))
     words = ["word for word"] if found.exact else []
-    words += [f"{name} {percent(value)}" for name, value in shares if value is not None]
-    if "longest_run" in found.scores and not found.exact:
-        words.append(f"longest run {percent(found.scores['longest_run'])} of the text")
-    rouge = (("ROUGE-1", "rouge1"), ("ROUGE-2", "rouge2"), ("ROUGE-L", "rougeL"))
-    words += [f"{name} {found.scores[metric]:.2f}" for name, metric in rouge if metric in found.scores]
+    words += scores_of(found, catalogue)
     words += ["words without order"] if found.exact is None and found.token_recall is not None else []
     words += [FATES[found.fate]] if found.fate in FATES else []
     late = ", out of time" if item.status is AttemptStatus.BUDGET_EXHAUSTED else ""

@@ -24,8 +24,7 @@ from rich.console import Console
 from leakaudit.errors import RedactionError, ResultsError
 from leakaudit.gate import evaluate as gate
 from leakaudit.reports import charts as drawing
-from leakaudit.reports import header
-from leakaudit.reports import print_audit, print_summary, print_verdict, redact, render_html, write_report
+from leakaudit.reports import header, print_audit, print_summary, print_verdict, redact, render_html, write_report
 from leakaudit.reports.cells import cell_for
 from leakaudit.reports.charts import COLOURS, STATES, RateBar, StepMark, rate_chart, step_chart
 from leakaudit.reports.escaping import plain, visible
@@ -400,13 +399,10 @@ def test_every_cell_says_what_came_back() -> None:
         for i in range(2)
         for name, state in (("span", AttemptStatus.RAN), ("late", AttemptStatus.BUDGET_EXHAUSTED))
     ]
-    attempts = [
-        a.model_copy(update={"sequences": tuple(with_scores(s, token_precision=0.6) for s in a.sequences)})
-        for a in attempts
-    ]
+    attempts = [of_sequences(a, [with_scores(s, token_precision=0.6) for s in a.sequences]) for a in attempts]
     found = results([step(0), step(1)], attempts)
     for name in ("span", "late"):
-        assert "mean ROUGE-L 0.44, token recall 44%, precision 60%" in cell_for(found, name, "none").lines
+        assert "mean ROUGE-L 0.44, token recall 44%, token precision 60%" in cell_for(found, name, "none").lines
     assert (
         "out of time on 2 of 2 steps; until then 44% of the tokens came back" in cell_for(found, "late", "none").lines
     )
