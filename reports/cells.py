@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from leakaudit.gate.evaluate import EvidencePolicy, percent
+from leakaudit.gate.events import EVENTS
+from leakaudit.gate.policy import EvidencePolicy
+from leakaudit.gate.wording import percent
 from leakaudit.reports.measures import means_of
-from leakaudit.reports.wording import EVENTS, FATES
+from leakaudit.reports.wording import FATES
 from leakaudit.results import bounds as stats
 from leakaudit.results.recovery import Severity, severity
 from leakaudit.results.schema import Attempt, AttemptStatus, Catalogue, Missing, Results, Score
@@ -115,7 +117,7 @@ def _rate_lines(firm: Sequence[Attempt], proofs: int, state: str) -> list[str]:
         lines.append(f"rate at least {least}" if 2 * k >= n else f"rate at most {most}")
     events = dict.fromkeys(event for a in finished for event in a.events if event in EVENTS)
     if events:
-        lines.append("leaked: " + ", ".join(EVENTS[event] for event in events))
+        lines.append("leaked: " + ", ".join(EVENTS[event].noun for event in events))
     if late:
         lines.append(_late_line([a for a in finished if a.step in late], len(late), len(steps)))
     return lines

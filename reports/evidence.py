@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leakaudit.gate.evaluate import RuleVerdict
+from leakaudit.gate.verdict import RuleVerdict
 from leakaudit.reports.redaction import RedactedResult
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from leakaudit.gate.evaluate import Status, Verdict, number, percent
+from leakaudit.gate.verdict import Status, Verdict
+from leakaudit.gate.wording import number, percent
 from leakaudit.reports.charts import RateBar, rate_chart
 from leakaudit.reports.escaping import plain
 from leakaudit.reports.wording import age_in_words, date_and_time, rule_bounds, short_digest

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leakaudit.gate.evaluate import number, percent
+from leakaudit.gate.wording import number, percent
 from leakaudit.results.schema import Attempt, Catalogue, SequenceScore
 from leakaudit.results.summary import pooled
 

@@ -19,7 +19,9 @@ from markupsafe import Markup
 
 from leakaudit.errors import RedactionError
 from leakaudit.files.private_files import write_atomic
-from leakaudit.gate.evaluate import Policy, Verdict, default_policy, evaluate
+from leakaudit.gate.evaluate import evaluate
+from leakaudit.gate.policy import Policy, default_policy
+from leakaudit.gate.verdict import Verdict
 from leakaudit.reports.contents import sections_of
 from leakaudit.reports.escaping import finalize, plain
 from leakaudit.reports.header import facts, headline

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from leakaudit.errors import RedactionError
-from leakaudit.gate.evaluate import Verdict
+from leakaudit.gate.verdict import Verdict
 from leakaudit.reports.allowlist import ENVIRONMENT, ERROR_TYPE, allowed, clean_command
 from leakaudit.results import schema as scores
 from leakaudit.results.journal import JournalEntry, LabelSample, Sample, TokenMatch

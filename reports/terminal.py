@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from leakaudit.errors import ResultsError
-from leakaudit.gate.evaluate import RuleVerdict, Verdict
+from leakaudit.gate.verdict import RuleVerdict, Verdict
 from leakaudit.reports.cells import attack_names, cell_for, defense_names
 from leakaudit.reports.escaping import plain
 from leakaudit.reports.measures import means_of

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from leakaudit.gate.evaluate import RuleVerdict, Status, Verdict, number, percent
+from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
+from leakaudit.gate.wording import number, percent
 from leakaudit.results.schema import TextMode
 from leakaudit.results.wording import counted
 
@@ -20,16 +21,6 @@ MEANINGS = {
     Status.FAIL: "Do not ship: what the policy protects can be read out of the updates.",
     Status.INCONCLUSIVE: "Undecided: the evidence is enough neither to ship nor to stop.",
     Status.ERROR: "The evidence could not be judged.",
-}
-
-
-EVENTS = {
-    "exact_sentence": "a sentence",
-    "exact_sequence": "a whole text",
-    "all_words": "every word",
-    "most_words": "most words of a text",
-    "in_reach": "a text in reach",
-    "label_counts": "the label counts",
 }
 
 

@@ -46,7 +46,7 @@ from leakaudit.client.truth import reading_of
 from leakaudit.config.audit import AuditConfig, load_config
 from leakaudit.config.invocation import training_command
 from leakaudit.errors import LeakAuditError, ModelError, PeersError, SnapshotError, SpoolError, type_and_place
-from leakaudit.gate.evaluate import Policy, default_policy, load_policy
+from leakaudit.gate.policy import Policy, default_policy, load_policy
 from leakaudit.models.array_classifier import ArrayClassifier, NoText, array_recipe
 from leakaudit.models.first_blocks import BLOCKS, KEEP_ALL_BYTES, Parts, first_parts
 from leakaudit.models.lora import refuse_prompts

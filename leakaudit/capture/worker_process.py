@@ -23,6 +23,7 @@ import leakaudit
 from leakaudit.capture.outcome import outcome
 from leakaudit.capture.worker_progress import Progress
 from leakaudit.config.audit import AuditConfig
+from leakaudit.exit_codes import ExitCode
 from leakaudit.files.private_files import open_to_append
 from leakaudit.results.wording import duration
 from leakaudit.storage.parent_watch import KEY_VARIABLE, PARENT_VARIABLE, yield_processor
@@ -33,12 +34,8 @@ logger = logging.getLogger(__name__)
 RESTARTS = 2
 """How often a dead worker is started again: twice is bad luck, three times is a bug."""
 
-THROUGH_CODES = (0, 130)
-"""Exit codes after which the side process is not started again: through, or asked to stop."""
-NO_DISK_CODE = 5
-"""Exit code of a side process that could not write; it is tried again later, when there may be room."""
-MISUSE_CODE = 2
-"""Exit code of a side process that cannot work like this; trying again would not help."""
+THROUGH_CODES = (ExitCode.PASS, ExitCode.INTERRUPTED)
+"""Exit codes after which the side process is not started again: it is done, or was asked to stop."""
 RETRY_SECONDS = 60.0
 """Before a side process that could not write is tried again. Our choice: checkpoints that fill a disk are cleaned up in minutes."""
 
@@ -199,7 +196,7 @@ class SideProcess:
         if 0 < over <= MOST_DEATHS:
             logger.warning("the audit's side process died over snapshot %s; starting it again", Path(snapshot).stem)
             return True
-        if self._process.returncode == NO_DISK_CODE:
+        if self._process.returncode == ExitCode.ERROR:
             return True
         self._deaths += 1
         if self._deaths > RESTARTS:
@@ -368,13 +365,13 @@ class SideProcess:
         code = None if self._process is None else self._process.returncode
         if code is not None and self._spool.abandoned():
             return False  # one that ends by itself leaves nothing claimed, whatever its code
-        if code == MISUSE_CODE:
+        if code == ExitCode.USAGE:
             self._give_up("the side process cannot work like this")
-        if code == NO_DISK_CODE:
+        if code == ExitCode.ERROR:  # it could not write; later there may be room
             if self._retry_at is None:
                 self._retry_at = time.monotonic() + RETRY_SECONDS
             return time.monotonic() < self._retry_at
-        return code in (*THROUGH_CODES, MISUSE_CODE)
+        return code in (*THROUGH_CODES, ExitCode.USAGE)
 
     def _give_up(self, why: str) -> bool:
         self.given_up = True

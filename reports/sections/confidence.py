@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from leakaudit.gate.evaluate import percent
+from leakaudit.gate.wording import percent
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import Section
 from leakaudit.results import bounds as stats

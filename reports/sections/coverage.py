@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leakaudit.gate.evaluate import percent
+from leakaudit.gate.wording import percent
 from leakaudit.reports.cells import OBSERVED
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import Section

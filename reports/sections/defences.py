@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from leakaudit.gate.evaluate import percent
+from leakaudit.gate.events import EVENTS
+from leakaudit.gate.wording import percent
 from leakaudit.reports.cells import OBSERVED
 from leakaudit.reports.charts import RateBar, rate_chart
 from leakaudit.reports.comparison import compare, outcomes
 from leakaudit.reports.escaping import plain
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import Section
-from leakaudit.reports.wording import EVENTS, confidence_level
+from leakaudit.reports.wording import confidence_level
 from leakaudit.results import bounds as stats
 
 
@@ -44,9 +45,7 @@ def section(redacted: RedactedResult) -> Section | None:
             bars.append(RateBar(plain(defense), k / (n + late), lower, upper, note, state))
     limit = rule.threshold if rule.kind == "max_rate" else None
     text = f"{rule.id} allows {percent(limit)}" if limit is not None else ""
-    what = (
-        "a text was in reach" if rule.subject == "in_reach" else f"{EVENTS.get(rule.subject, rule.subject)} came back"
-    )
+    what = EVENTS[rule.subject].short if rule.subject in EVENTS else f"{rule.subject} came back"
     lead = f"Share of steps in which {what} (rule {rule.id})."
     if any(seen.open for seen in found.values()):
         lead += " A step that was not finished takes no part in the sign test."

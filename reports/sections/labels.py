@@ -13,7 +13,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from leakaudit.gate.evaluate import percent
+from leakaudit.gate.wording import percent
 from leakaudit.reports.cells import OBSERVED
 from leakaudit.reports.charts import SharePoint, share_chart
 from leakaudit.reports.measures import label_metrics

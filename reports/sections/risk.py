@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from leakaudit.gate.evaluate import Alternative, RuleVerdict, Status, Verdict, number
+from leakaudit.gate.verdict import Alternative, RuleVerdict, Status, Verdict
+from leakaudit.gate.wording import number
 from leakaudit.reports.evidence import evidence_anchor
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import Section

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from leakaudit.gate.evaluate import RuleVerdict, number, percent
+from leakaudit.gate.verdict import RuleVerdict
+from leakaudit.gate.wording import number, percent
 from leakaudit.reports.evidence import evidence_anchor
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import Section

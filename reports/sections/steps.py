@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from leakaudit.gate.evaluate import percent
+from leakaudit.gate.wording import percent
 from leakaudit.reports.cells import OBSERVED, attack_names, state_of
 from leakaudit.reports.charts import STATES, StepMark, step_chart
 from leakaudit.reports.escaping import plain

@@ -14,7 +14,9 @@ from leakaudit.capture import worker_process as side_process
 from leakaudit.capture.worker_process import SideProcess
 from leakaudit.client.snapshot import Manifest, Provenance
 from leakaudit.config.audit import PluginSpec
-from leakaudit.gate.evaluate import Status, default_policy, evaluate
+from leakaudit.gate.evaluate import evaluate
+from leakaudit.gate.policy import default_policy
+from leakaudit.gate.verdict import Status
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.tensors import state_of
 from leakaudit.results.files import load_results

@@ -55,7 +55,7 @@ def test_what_leaked_stands_under_its_defence(width: int) -> None:
     text = " ".join(printed(five_defenses(), width).split())
     last = text.partition("freeze-embeddings")[2]
     assert "embedding-rows: words leaked, 3 of 3 steps; token recall 1.00" in last
-    assert "llg: labels leaked, 3 of 3 steps; labels 1.00" in last
+    assert "llg: labels leaked, 3 of 3 steps; label accuracy 1.00" in last
 
 
 def test_the_update_as_sent_is_named_after_what_is_shipped() -> None:

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from leakaudit import registry
-from leakaudit.gate.evaluate import Policy
+from leakaudit.gate.policy import Policy
 from leakaudit.plugins.catalogue import catalogue
 from leakaudit.results.consistency import shipped_names, shown_events
 from leakaudit.results.files import with_digest
