@@ -10,7 +10,7 @@ from leakaudit.gate.events import EVENTS
 from leakaudit.gate.policy import EvidencePolicy
 from leakaudit.gate.wording import percent
 from leakaudit.reports.measures import means_of
-from leakaudit.reports.wording import FATES
+from leakaudit.reports.wording import OUTCOMES
 from leakaudit.results import bounds as stats
 from leakaudit.results.recovery import Severity, severity
 from leakaudit.results.schema import Attempt, AttemptStatus, Catalogue, Missing, Results, Score
@@ -37,7 +37,7 @@ def state_of(attempts: Sequence[Attempt]) -> str:
     worst = severity(attempts)
     if worst:
         return _LEAKS[worst]
-    if any(s.fate == "search gave up" for a in attempts for s in a.sequences):
+    if any(s.outcome == "search gave up" for a in attempts for s in a.sequences):
         return "in reach, not found"
     finished = [a for a in attempts if a.finished]
     if finished:
@@ -160,8 +160,8 @@ def _reach_lines(attempts: Sequence[Attempt]) -> list[str]:
         asked = any(isinstance(a.reachable_tokens, Missing) for a in attempts)
         lost = any(s.exact is False for a in attempts for s in a.sequences)
         return ["what was in reach is not known"] if asked and lost else []
-    fates: Counter[str | None] = Counter(s.fate for a in attempts for s in a.sequences)
-    missed = [f"{fates[fate]} {said}" for fate, said in FATES.items() if fates[fate]]
+    outcomes: Counter[str | None] = Counter(s.outcome for a in attempts for s in a.sequences)
+    missed = [f"{outcomes[outcome]} {said}" for outcome, said in OUTCOMES.items() if outcomes[outcome]]
     return ["in reach: " + ", ".join(words), *(["did not come back: " + "; ".join(missed)] if missed else [])]
 
 

@@ -24,7 +24,8 @@ MEANINGS = {
 }
 
 
-FATES = {"search gave up": "in reach, but the search gave up", "out of reach": "not by these attacks"}
+OUTCOMES = {"search gave up": "in reach, but the search gave up", "out of reach": "not by these attacks"}
+"""Outcome of a text that was not recovered -> what a reader is told."""
 
 
 def rule_bounds(rule: RuleVerdict) -> str:

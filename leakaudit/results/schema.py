@@ -237,7 +237,7 @@ class SequenceScore(ResultsModel):
         return self.scores.get("token_precision")
 
     @property
-    def fate(self) -> Literal["recovered", "search gave up", "out of reach"] | None:
+    def outcome(self) -> Literal["recovered", "search gave up", "out of reach"] | None:
         """What became of the sequence; None where the attack guesses no sequences or does not say what was in reach.
 
         The attack's own test decides where there is one; else a sequence was in reach if every token was a candidate. The

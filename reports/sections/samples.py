@@ -9,7 +9,7 @@ from leakaudit.reports.evidence import sample_anchors
 from leakaudit.reports.measures import scores_of
 from leakaudit.reports.redaction import Recovered, RedactedResult, SequenceView
 from leakaudit.reports.section import Section
-from leakaudit.reports.wording import FATES, run_time
+from leakaudit.reports.wording import OUTCOMES, run_time
 from leakaudit.results.schema import LENGTHS, AttemptStatus, Catalogue, Results, TextMode
 from leakaudit.results.wording import counted
 
@@ -71,7 +71,7 @@ def _caption(item: Recovered, catalogue: Catalogue) -> str:
     words = ["word for word"] if found.exact else []
     words += scores_of(found, catalogue)
     words += ["words without order"] if found.exact is None and found.token_recall is not None else []
-    words += [FATES[found.fate]] if found.fate in FATES else []
+    words += [OUTCOMES[found.outcome]] if found.outcome in OUTCOMES else []
     late = ", out of time" if item.status is AttemptStatus.BUDGET_EXHAUSTED else ""
     proved = ", proved by re-simulation" if found.proved else ""
     return f"{item.attack}, {run_time(item.wall_s)}{late}: " + ", ".join(words) + proved
