@@ -1,4 +1,7 @@
-"""The fields of the results that a report may show. A field that nobody rated is private."""
+"""The fields of the results that a report may show.
+
+A field that is not listed is private, so that a new field is not shown before somebody rates it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One attack under one defence over all steps, in words: a cell of the matrix."""
+"""Cells of the matrix: one attack under one defence over all steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MOST_CENSORED = EvidencePolicy().max_censored
 
 
 def state_of(attempts: Sequence[Attempt]) -> str:
-    """Return the cell state that says most of these attempts."""
+    """Return the state of a cell: the worst that happened in its attempts."""
     worst = severity(attempts)
     if worst:
         return _LEAKS[worst]
@@ -65,12 +65,12 @@ class Cell:
 
 
 def cell_for(results: Results, attack: str, defense: str) -> Cell:
-    """Return what `attack` came to under `defense` over all steps."""
+    """Return the cell of one attack under one defence."""
     return cell_of(results, [a for a in results.attempts if (a.attack, a.defense) == (attack, defense)], defense)
 
 
 def cell_of(results: Results, attempts: Sequence[Attempt], defense: str, *, whole: bool = False) -> Cell:
-    """Sum up attempts.
+    """Return the cell that sums up some attempts.
 
     Unverifiable steps are in no number: those that leaked are named apart, the others are no evidence.
     """
@@ -98,9 +98,9 @@ def cell_of(results: Results, attempts: Sequence[Attempt], defense: str, *, whol
 
 
 def _rate_lines(firm: Sequence[Attempt], proofs: int, state: str) -> list[str]:
-    """Say on how many verified steps an attack leaked, and what.
+    """Say on how many verified steps something leaked, and what.
 
-    The bound that this gives follows, and how much was not finished.
+    Then come the bound on the rate, and how many steps ran out of time.
     """
     finished = [a for a in firm if a.finished]
     steps, leaked = {a.step for a in finished}, {a.step for a in finished if severity([a])}
@@ -152,7 +152,10 @@ def _lost_lines(attempts: Sequence[Attempt]) -> list[str]:
 
 
 def _reach_lines(attempts: Sequence[Attempt]) -> list[str]:
-    """Say what was in reach, and of what did not come back whether the search gave up; nothing where nobody asked."""
+    """Say how much was in reach, and why texts were not recovered.
+
+    No line where nobody asked what was in reach.
+    """
     shares = [("tokens", pooled(a.reachable_tokens for a in attempts))]
     shares += [("texts", pooled(a.reachable_sequences for a in attempts))]
     words = [f"{percent(share)} of the {what}" for what, share in shares if share is not None]
@@ -166,11 +169,11 @@ def _reach_lines(attempts: Sequence[Attempt]) -> list[str]:
 
 
 def attack_names(results: Results) -> list[str]:
-    """Return the rows: every attack of the battery, whether it ran or not."""
+    """Return the attacks of the battery, whether they ran or not."""
     return list(dict.fromkeys([*results.run.battery.attacks, *(a.attack for a in results.attempts)]))
 
 
 def defense_names(results: Results) -> list[str]:
-    """Return the columns, what the run ships first."""
+    """Return the defences of the battery, the one that the run ships first."""
     found = dict.fromkeys([*results.run.battery.defenses, *(a.defense for a in results.attempts)])
     return sorted(found, key=lambda name: name != OBSERVED)

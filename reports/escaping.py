@@ -1,4 +1,4 @@
-"""Text made safe to print: characters that could act are shown as their codes."""
+"""Escaping: characters that could act are printed as their codes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from markupsafe import Markup, escape
 
 # ---------------------------------------------------------------------------------------------------------- hostile text
 def visible(text: str) -> Markup:
-    """Return `text` for HTML, with every character that could act instead of being read shown as its code.
+    """Return `text` for HTML, with every active character as its code.
+
+    Active characters do something instead of being read.
 
     Controls (escape sequences too), directions, zero-width characters, lone surrogates and private-use characters: they
     reverse a verdict, hide a word or break the writer.
@@ -33,7 +35,11 @@ def _code(char: str) -> str:
 
 
 def finalize(value: Any) -> Any:
-    """Pass every value that a template prints through `visible`; a forgotten None is a mistake, not a word."""
+    """Escape a value that a template prints.
+
+    Raises:
+        TypeError: the value is None, which no report may print.
+    """
     if value is None:
         raise TypeError("the report was about to print None: say in words what is missing")
     return value if isinstance(value, Markup) or not isinstance(value, str) else visible(value)

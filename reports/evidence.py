@@ -7,12 +7,14 @@ from leakaudit.reports.redaction import RedactedResult
 
 
 def sample_anchors(redacted: RedactedResult) -> dict[tuple[str, str], str]:
-    """Return the anchor of every text that the report shows, by step and sequence."""
+    """Return (step, sequence) -> anchor of every text that the report shows."""
     return {(view.step, view.sequence): f"s-{i:04d}" for i, view in enumerate(redacted.sequences, start=1)}
 
 
 def evidence_anchor(rule: RuleVerdict, redacted: RedactedResult) -> str:
-    """Return the anchor of a text from the rule's worst step, or of the matrix where none is shown.
+    """Return the anchor of what speaks most against a rule.
+
+    It is a text from the rule's worst step, or the matrix where no such text is shown.
 
     It is empty where nothing speaks against the rule.
     """

@@ -1,4 +1,4 @@
-"""The first screen of a report: the deciding rule against its limit, and a few facts."""
+"""The first screen of a report: a chart of the deciding rule, and five facts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Fact:
 
 
 def headline(verdict: Verdict) -> Markup | None:
-    """Draw the deciding rule against its limit, where there is more than one step to speak of."""
+    """Draw the deciding rule against its limit; None with fewer than two steps."""
     rule = next((rule for rule in verdict.rules if rule.id == verdict.deciding_rule), None)
     if rule is None or rule.n < 2 or rule.observed is None:
         return None

@@ -1,4 +1,4 @@
-"""Metrics as reports show them: which of them, in which order, and how their numbers are written.
+"""Metrics in reports: which are shown, in which order and how.
 
 Labels come from the catalogue of the results, so that a new metric is shown without a line here.
 """
@@ -45,7 +45,10 @@ def means_of(attempts: Sequence[Attempt], catalogue: Catalogue, *, in_per_cent: 
 
 
 def scores_of(found: SequenceScore, catalogue: Catalogue) -> list[str]:
-    """Return every score of one text, such as `ROUGE-L 0.44`; `exact` is said in words elsewhere."""
+    """Return every score of one text, such as `ROUGE-L 0.44`.
+
+    `exact` is left out, because the report says it in words.
+    """
     shares = [name for name in _FIRST if name in _SHARES]
     names = dict.fromkeys([*shares, "longest_run", *sorted(found.scores)])
     hidden = {"exact", *(["longest_run"] if found.exact else [])}

@@ -115,7 +115,10 @@ def _templates() -> Environment:
 
 @cache
 def style(mode: TextMode) -> str:
-    """Return the style sheet; the handling banner is repeated in the margin of every printed page."""
+    """Return the style sheet.
+
+    It repeats the banner on how to handle the report on every printed page.
+    """
     margin = BANNERS[mode].partition(":")[0]
     pages = f'@page {{ margin: 18mm 16mm; @top-center {{ content: "{margin}"; font: 600 8pt sans-serif }} '
     pages += '@bottom-right { content: counter(page) " / " counter(pages); font: 8pt sans-serif } }\n'
@@ -123,7 +126,7 @@ def style(mode: TextMode) -> str:
 
 
 def _page(redacted: RedactedResult) -> dict[str, Any]:
-    """Return what the page's own template prints: the first screen, the sections and the last line."""
+    """Return the context of the page's own template."""
     results, verdict = redacted.results, redacted.verdict
     return {
         "mode": redacted.mode.value,

@@ -1,4 +1,4 @@
-"""What a report may show: redaction happens once, on the data, before anything is rendered.
+"""Redaction: an audit reduced to what its report may show.
 
 Renderers accept a `RedactedResult` and nothing else. It is built field by field from an allow-list: a field that nobody
 has rated is not in it, so that a new field is private until somebody decides otherwise.
@@ -80,7 +80,7 @@ class LabelView:
 
 @dataclass(frozen=True)
 class RedactedResult:
-    """An audit as it may be shown. Made by `redact`; the only thing that renderers accept."""
+    """An audit as it may be shown; renderers accept nothing else."""
 
     mode: TextMode
     results: Results
@@ -141,7 +141,9 @@ def redact(
 
 
 def refuse_full_in_ci(environ: Mapping[str, str] | None = None) -> None:
-    """Refuse text mode full on a CI machine; an audit asks before its first attack, not when the report is due.
+    """Refuse text mode full on a CI machine.
+
+    An audit asks before its first attack, so that it does not fail at its end.
 
     Raises:
         RedactionError: the environment variable CI is set.
@@ -266,7 +268,7 @@ def runs(pattern: str, tokens: Sequence[str]) -> tuple[Run, ...]:
 
 
 def _pieces(tokens: Sequence[str]) -> list[str]:
-    """Write tokens so that joining them gives text, by the three usual marks of sub-word tokenizers.
+    """Return one string a token, so that joining them gives text.
 
     `##ing` goes on with the word; a leading U+0120 or U+2581 starts a word; where neither is used, every token is a word.
     """
@@ -303,7 +305,10 @@ def _labels(results: Results, entries: Sequence[JournalEntry], mode: TextMode) -
 
 
 def _class_letters(samples: Sequence[LabelSample]) -> dict[int, str]:
-    """Name the classes A, B, C by how often they occur: their numbers would give the names away."""
+    """Return class -> letter, the most frequent class first.
+
+    The number of a class would give its name away.
+    """
     totals: dict[int, int] = {}
     for sample in samples:
         for index, count in enumerate(sample.true_counts):

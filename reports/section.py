@@ -12,7 +12,10 @@ MOST_ROWS = 200
 
 @dataclass(frozen=True)
 class Section:
-    """One section of the report. `templates/sections/<anchor>.html.j2` shows its context."""
+    """One section of the report.
+
+    `templates/sections/<anchor>.html.j2` prints its context.
+    """
 
     anchor: str
     """Name of the section's file, of its template, and of its place in the page."""

@@ -6,7 +6,7 @@ from itertools import groupby
 
 
 def strip_in_words(strip: str) -> str:
-    """Say what a strip shows, for a reader who hears it."""
+    """Describe a strip for readers who use a screen reader."""
     whole, none = sum(cell in "4d" for cell in strip), strip.count("0")
     order = sum(cell in "1234" for cell in strip)
     return (
@@ -19,7 +19,10 @@ _BARS = "▁▂▄▆█"
 
 
 def strip_runs(strip: str) -> list[tuple[str, str]]:
-    """Return a strip as (kind, bars): `b` came back in order, `u` without order, `.` did not come back."""
+    """Return a strip as pairs (kind, bars).
+
+    `b` was recovered in order, `u` without order, and `.` was not recovered.
+    """
     return [(kind, "".join(map(_bar, cells))) for kind, cells in groupby(strip, key=_kind)]
 
 

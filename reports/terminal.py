@@ -41,7 +41,7 @@ _SENT = "none"
 
 
 def print_summary(run_dir: Path, console: Console | None = None) -> None:
-    """Print what the audit in `run_dir` came to: verdict, rules, attacks against defences, where the report is.
+    """Print the verdict, the rules, the matrix and the path of the report.
 
     Args:
         run_dir: folder with `results.json`, `verdict.json` and `report.html`.
@@ -73,7 +73,7 @@ def print_audit(redacted: RedactedResult, console: Console, report: Path | None 
 
 
 def print_verdict(verdict: Verdict, *, quiet: bool = False, console: Console | None = None) -> None:
-    """Print a verdict in its own numbers, and under it each rule; only the verdict if `quiet`."""
+    """Print a verdict and below it each rule; only the verdict if `quiet`."""
     console = _console(console)
     head = Text()
     head.append(f" {verdict.verdict} ", style=f"bold reverse {_COLOURS[verdict.verdict]}")
@@ -108,7 +108,7 @@ def _seen(rule: RuleVerdict) -> str:
 
 @dataclass(frozen=True)
 class _Cell:
-    """What one attack came to under one defence."""
+    """Cell of the matrix: one attack under one defence."""
 
     state: str
     counts: str

@@ -74,7 +74,10 @@ def rounded(n: int) -> str:
 
 
 def date_and_time(text: str) -> str:
-    """Write an ISO time as `2026-11-02 10:00 UTC`; whatever is no time is left as it is."""
+    """Return an ISO time as `2026-11-02 10:00 UTC`.
+
+    Text that is not an ISO time is returned as it is.
+    """
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

@@ -1,4 +1,6 @@
-"""The results of an audit: what `results.json` holds, schema `leakaudit.results/1.3`.
+"""Models of `results.json`, schema `leakaudit.results/1.3`.
+
+One module, although it is long: it is one document, and its parts stand in the order in which a reader needs them.
 
 Numbers are fractions from 0 to 1. A number that does not exist is a `Missing` with its reason, never a zero.
 This file is written in text mode `hash`: no text, no token ids, no label names, no class counts. What a masked or full
@@ -84,7 +86,7 @@ class AttemptStatus(StrEnum):
 
 
 class VerificationStatus(StrEnum):
-    """Does the update that was observed come from the batch that was kept? (architecture, honesty rule 2)."""
+    """Whether the observed update comes from the kept batch."""
 
     VERIFIED = "verified"
     """Recomputing the step gives the same update to rounding."""
@@ -102,7 +104,7 @@ class VerificationStatus(StrEnum):
 
     @property
     def bounds(self) -> bool:
-        """Whether a step with this stamp may bound a leak rate when nothing is recovered from it.
+        """Whether a step with this stamp and no leak may bound a leak rate.
 
         `stochastic` is kept for results of earlier versions: rough agreement does not show that the batch is the right one.
         """
@@ -110,12 +112,15 @@ class VerificationStatus(StrEnum):
 
     @property
     def attacked(self) -> bool:
-        """Whether a recovered text counts: everywhere but where the update comes from another batch."""
+        """Whether a recovered text counts.
+
+        It does not count where the update comes from another batch.
+        """
         return self is not VerificationStatus.MISMATCH
 
 
 class ResultsModel(BaseModel):
-    """What all parts of the results have in common.
+    """Base of all models: frozen, and without unknown keys.
 
     Keys that a later version added are left out; `load_results` refuses unknown keys in files of this version and before.
     """
@@ -184,7 +189,10 @@ class StepRecord(ResultsModel):
 
 
 class SequenceScore(ResultsModel):
-    """How much of one true sequence an attack recovered. Pairs are matched one-to-one within the batch."""
+    """How much of one true sequence an attack recovered.
+
+    Guesses are matched one-to-one to the true sequences of the batch.
+    """
 
     id: str
     hmac: str
@@ -238,7 +246,9 @@ class SequenceScore(ResultsModel):
 
     @property
     def outcome(self) -> Literal["recovered", "search gave up", "out of reach"] | None:
-        """What became of the sequence; None where the attack guesses no sequences or does not say what was in reach.
+        """What became of the sequence; None where that is unknown.
+
+        It is unknown where the attack guesses no sequences, or does not say what was in reach.
 
         The attack's own test decides where there is one; else a sequence was in reach if every token was a candidate. The
         value `out of reach` is kept for readers of earlier results: it means "not by these attacks", and another may reach it.
@@ -297,7 +307,10 @@ class Attempt(ResultsModel):
 
 
 class Control(ResultsModel):
-    """k of n control steps. A positive control must be recovered, a negative one must not."""
+    """Count of control steps: k of n were recovered.
+
+    A positive control must be recovered, a negative one must not.
+    """
 
     k: Count = 0
     n: Count = 0
@@ -487,14 +500,17 @@ class MetricEntry(PluginEntry):
 
 
 class Catalogue(ResultsModel):
-    """The attacks, defences and metrics that took part, by the names that the results use. Empty in results before 1.3."""
+    """The attacks, defences and metrics that took part, by their names.
+
+    The names are those that the rest of the results uses. Empty in results before 1.3.
+    """
 
     attacks: dict[str, AttackEntry] = {}
     defenses: dict[str, PluginEntry] = {}
     metrics: dict[str, MetricEntry] = {}
 
     def metric_label(self, name: str) -> str:
-        """Return what a reader calls a metric: its label, or its name where the catalogue does not hold it."""
+        """Return the label of a metric, or its name where it has none here."""
         return self.metrics[name].label if name in self.metrics else name
 
 

@@ -24,7 +24,7 @@ GLOSSARY = (
 
 
 def section(redacted: RedactedResult) -> Section:
-    """Explain the words of the report, and the metrics, attacks and defences that took part."""
+    """Explain the words of the report and the plugins that took part."""
     catalogue = redacted.results.catalogue
     plugins: list[PluginEntry] = [
         *catalogue.metrics.values(),

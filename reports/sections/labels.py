@@ -1,4 +1,4 @@
-"""The report's part on labels: how many of each class were recovered, how surely, and when in the run.
+"""The section on labels: how well, how surely and when they were recovered.
 
 Shapes data for `templates/sections/labels.html.j2`. What may be shown was decided by redaction: class counts come only from `LabelView`s, whose
 counts are there in mode full only; everything else is rates. A step that cannot be verified counts where its labels came back.
@@ -68,7 +68,9 @@ def section(redacted: RedactedResult) -> Section | None:
 
 
 def _rates(attempts: Sequence[Attempt], bounding: AbstractSet[str], metrics: Sequence[str]) -> list[dict[str, Any]]:
-    """Return one row an attack: exact count vectors with their bounds, and means with theirs where there are steps enough.
+    """Return one row an attack: exact count vectors and means, with bounds.
+
+    A mean has bounds where there are enough steps.
 
     Rates and means are over the verified steps: those of the others that leaked were chosen by their leak, so they are named apart.
     """
@@ -101,7 +103,7 @@ def _mean(found: Sequence[Any]) -> str:
 
 
 def _chart(attempts: Sequence[Attempt], steps: Mapping[str, int]) -> Markup | None:
-    """Draw the share of labels that each attack got right against the training step, from two steps on."""
+    """Draw the label accuracy of each attack; None with fewer than two steps."""
     points = [SharePoint(steps[a.step], a.attack, a.scores["label_accuracy"].value) for a in attempts]  # type: ignore[union-attr]  # filtered above
     if len({point.step for point in points}) < 2:
         return None
@@ -122,7 +124,7 @@ def _by_step(attempts: Sequence[Attempt], steps: Mapping[str, int]) -> list[dict
 
 
 def _tables(views: Sequence[LabelView], steps: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return one table a step: a row for each class, its true count, and what each attack made of it."""
+    """Return one table a step: each class with its true and guessed counts."""
     tables = []
     for step in dict.fromkeys(view.step for view in views):
         mine = [view for view in views if view.step == step and view.rows is not None]

@@ -10,7 +10,7 @@ from leakaudit.results.wording import counted
 
 
 def section(redacted: RedactedResult) -> Section:
-    """Name the run, its tool, policy, model and regime, and the stamp of every audited step."""
+    """Name run, tool, policy, model and regime, and the stamp of every step."""
     results, verdict = redacted.results, redacted.verdict
     run, subject, regime = results.run, results.subject, results.regime
     commit = subject.code_commit or "not recorded"
@@ -56,7 +56,7 @@ def section(redacted: RedactedResult) -> Section:
 
 
 def _stamp(found: Verification) -> str:
-    """Return a step's stamp as one reads it: `scaled(0.25): as if clipped to a norm of 1`, `noised(0.00025): as declared`."""
+    """Return the stamp of a step, such as `noised(0.00025): as declared`."""
     value = {VerificationStatus.SCALED: found.scale, VerificationStatus.NOISED: found.sigma}.get(found.status)
     stamp = found.status.value if value is None else f"{found.status.value}({value:.4g})"
     return f"{stamp}: {found.note}" if found.note else stamp

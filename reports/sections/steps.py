@@ -102,7 +102,9 @@ def _steps_lead(steps: Sequence[StepRecord], by_step: Mapping[str, Sequence[Atte
         if level in worst.values()
     ]
     if not leaked:
-        gave_up = sum(any(s.outcome == "search gave up" for a in by_step[step.id] for s in a.sequences) for step in steps)
+        gave_up = sum(
+            any(s.outcome == "search gave up" for a in by_step[step.id] for s in a.sequences) for step in steps
+        )
         reach = f" In {gave_up} of them a text was in reach of a search that gave up." if gave_up else ""
         return f"No leak event in {counted(len(steps), 'audited step')}.{reach}{aside}"
     if len(steps) == 1:

@@ -1,4 +1,4 @@
-"""Scores one attempt: a reconstruction against the true batch, with every registered metric."""
+"""Scores of one attempt, by every registered metric."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ class Guesses(Protocol):
 
     @property
     def counts_told(self) -> bool:
-        """Whether the counts were told from chance; if not, they are an estimate whose exact hit is no event."""
+        """Whether the attack can tell its counts from chance.
+
+        If not, they are an estimate, and an exact hit is no event.
+        """
         ...
 
 
@@ -79,7 +82,10 @@ class ScoredSequence:
 
 @dataclass(frozen=True)
 class Scored:
-    """One attempt's numbers. Holds private text: what of it may be shown is for the results and the report to decide."""
+    """Numbers of one attempt, with the private text that they compare.
+
+    Results and reports decide what of the text is shown.
+    """
 
     sequences: tuple[ScoredSequence, ...]
     """In the order of the batch."""
@@ -237,7 +243,10 @@ def _label_scores(labels: LabelCounts | None, truth_labels: Sequence[int] | None
 
 
 def _events(sequences: Sequence[ScoredSequence], scores: Mapping[str, Measured]) -> tuple[str, ...]:
-    """Say what counts as a leak. Every event can be computed again from the scores, of the step and of its sequences."""
+    """Return the leak events that the scores show.
+
+    Every event can be computed again from the scores of the step and of its sequences.
+    """
     exact = [sequence for sequence in sequences if sequence.numbers["exact"] == 1.0]
     happened = {
         "exact_sentence": any(sequence.long_enough for sequence in exact),
