@@ -52,7 +52,7 @@ LENGTHS = (
     "Lengths are given as power-of-two ranges; other figures are exact, and a length can sometimes "
     "be worked out from them."
 )
-"""What every output says of the lengths of private texts: documents and reports repeat it word by word."""
+"""What every output says about the lengths of private texts; documents and reports repeat it word for word."""
 
 
 STRIP_CELLS = 16
@@ -60,8 +60,8 @@ STRIP_CELLS = 16
 
 
 Strip = Annotated[str, Field(pattern=rf"^[0-4a-d]{{{STRIP_CELLS}}}$")]
-"""Which parts of a text came back, one character for each sixteenth of it, in order. `0`: nothing of it. `1` to `4`: up to so many
-quarters of it came back, most of them beside a right neighbour. `a` to `d`: the same, most of them alone."""
+"""Which parts of a text were recovered: one character for each sixteenth of it, in order. `0`: nothing of it. `1` to `4`: up to that
+many quarters of it, most of its tokens beside a right neighbour. `a` to `d`: the same, most of its tokens alone."""
 
 
 class TextMode(StrEnum):
@@ -91,16 +91,16 @@ class VerificationStatus(StrEnum):
     VERIFIED = "verified"
     """Recomputing the step gives the same update to rounding."""
     SCALED = "scaled"
-    """The same up to one factor (accumulation, clipping, world size), which is named."""
+    """The same up to one factor (accumulation, clipping, world size), which `scale` holds."""
     STOCHASTIC = "stochastic"
     """The step drew random numbers that were not kept, so only rough agreement can be expected."""
     NOISED = "noised"
-    """The same but for noise of the scale that the protocol declares."""
+    """The same except for noise of the declared scale."""
     UNVERIFIABLE = "unverifiable"
-    """The step cannot be computed again; the note says why. It is attacked: a text that comes back and stands in the kept batch is
-    proof of a leak, and a text that does not come back is no evidence."""
+    """The step cannot be computed again; the note says why. It is attacked: a recovered text that is in the kept batch
+    proves a leak, and a text that is not recovered is no evidence."""
     MISMATCH = "mismatch"
-    """It does not come from that batch. No leakage number may be printed."""
+    """The update comes from another batch. No leakage number may be printed."""
 
     @property
     def bounds(self) -> bool:
@@ -175,8 +175,8 @@ class StepRecord(ResultsModel):
     phase: Literal["early", "middle", "late", "simulated"] = "simulated"
     """Third of the planned run that the step fell into."""
     snapshot: str
-    """`hmac-sha256:` of what was observed, under the run's key: of a text that is guessed the update can be computed, and a plain
-    digest would say whether the guess was right. `sha256:` in earlier results."""
+    """`hmac-sha256:` of the observation, under the run's key: an unkeyed digest would let anyone confirm a guessed text. `sha256:` in
+    earlier results."""
     n_sequences: Count
     n_tokens_bucket: str
     """Number of tokens in the batch as a power-of-two range such as `33-64`."""
@@ -202,7 +202,7 @@ class SequenceScore(ResultsModel):
     longest_run: int | None = None
     """Tokens of the longest run. Read from results before 1.2 and no longer written, because it is a length."""
     strip: Strip | None = None
-    """Which parts of the sequence came back; None in text mode hash, and in results before 1.2."""
+    """Which parts of the sequence were recovered; None in text mode hash, and in results before 1.2."""
     min_tokens_bucket: str
     """Length of the true sequence as a power-of-two range such as `9-16`."""
     long_enough: bool = False
@@ -210,9 +210,9 @@ class SequenceScore(ResultsModel):
     confidence: Fraction | None = None
     """The attacker's own confidence."""
     proved: bool = False
-    """The attacker re-simulated the guess and it reproduced the update to rounding."""
+    """The attacker re-simulated the guess, and that reproduced the update to rounding."""
     reachable: Fraction | None = None
-    """Share of its tokens, special ones aside, that were among the attack's candidates at their place; None where unknown."""
+    """Share of its tokens, without special ones, that were among the attack's candidates at their place; None where unknown."""
     passes: bool | None = None
     """Whether the true sequence would have passed the attack's own test; None where it has no test, or where unknown."""
 
@@ -270,7 +270,7 @@ class Attempt(ResultsModel):
     seed: int
     status: AttemptStatus
     reason: str = ""
-    """For every status but `ran`: why. Never text; exception type and place only."""
+    """Why, for every status but `ran`. It never holds text: of an exception only the type and the place."""
     stop: str = ""
     """Why the attack stopped: `done`, `converged`, `budget`."""
     adaptive: bool = True
@@ -280,15 +280,15 @@ class Attempt(ResultsModel):
     wall_s: Amount = 0.0
     gpu_s: Amount = 0.0
     events: tuple[str, ...] = ()
-    """`exact_sentence`: a sequence of at least `min_tokens` tokens came back exactly. `exact_sequence`: any sequence.
+    """`exact_sentence`: a sequence of at least `min_tokens` tokens was recovered exactly. `exact_sequence`: any sequence.
     `all_words`: every token of the batch was named, in whatever order, and at least half of what was named is true. `most_words`: at
     least half of the tokens of a sequence of `min_tokens` tokens or more came back, in whatever order, and at least half of what was
-    guessed is true. `label_counts`: the class counts came back exactly, and the attack could tell them from chance."""
+    guessed is true. `label_counts`: the class counts were recovered exactly, and the attack could tell them from chance."""
     sequences: tuple[SequenceScore, ...] = ()
     scores: dict[str, Measured] = {}
     """Name of a metric -> number, or why there is none. Every registered metric has an entry where the attack ran."""
     facts: dict[str, FiniteFloat] = {}
-    """What the attack says of itself, by name: `rank`, `candidates`, `loss`..."""
+    """Diagnostics of the attack by name, such as `rank`, `candidates` or `loss`."""
     reachable_tokens: Measured | None = None
     """Mean share of a true sequence's tokens that were among the attack's candidates, or why that is not known. None where
     nothing was asked: the attack did not run, or the results are older than 1.1."""
@@ -297,7 +297,7 @@ class Attempt(ResultsModel):
 
     @property
     def finished(self) -> bool:
-        """Whether the attack ran, in time or not: only then are there numbers."""
+        """Whether the attack ran, in time or not; only then it has numbers."""
         return self.status in (AttemptStatus.RAN, AttemptStatus.BUDGET_EXHAUSTED)
 
     @property
@@ -379,8 +379,8 @@ class Coverage(ResultsModel):
     not_run: tuple[NotTested, ...] = ()
     audited_steps: Count = 0
     skipped_snapshots: Count = 0
-    """Snapshots that were refused and whose step nobody knows. Results of early audits count here, too, steps that were due while
-    attacks ran. A step that is not kept stands in `not_tested` with its reason."""
+    """Snapshots that were refused and whose step is unknown. Early audits also counted steps that were due while attacks ran.
+    `not_tested` lists the steps that were not kept, with the reason."""
     total_steps: Count | None = None
 
 
@@ -534,6 +534,6 @@ class Results(ResultsModel):
     """Tokens a sequence must have to count as a sentence in `exact_sentence`."""
     digest: str | None = None
     """`sha256:` over everything else in the file: shows that the file is as it was written. It guards against accidents, not
-    against somebody who computes it anew; for that, sign the file. None in results before 1.2, and before they are with_digest."""
+    against somebody who computes it anew; for that, sign the file. None in results before 1.2, and before `with_digest`."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
