@@ -59,7 +59,9 @@ from leakaudit.registry import attacks, defenses
 from leakaudit.results.journal import load_journal
 from leakaudit.results.schema import Attempt, Overhead, Score
 from leakaudit.results.wording import counted
-from leakaudit.storage.spool import Place, Spool, Totals, settle
+from leakaudit.storage.run_folders import RunFolder, allocate_run_folder
+from leakaudit.storage.spool import Spool
+from leakaudit.storage.spool_files import Totals
 
 logger = logging.getLogger(__name__)
 
@@ -215,9 +217,9 @@ class AuditRun:
         declared = _declared(config, private)
         facts = _facts(stack, model, declared)
         peers = stack.peers
-        place = Place(folder or config.out_dir.absolute())
+        place = RunFolder(folder or config.out_dir.absolute())
         if spool is None and _writes(peers):
-            spool, place = settle(place.folder, config, stack.tokenizer, training_command())
+            spool, place = allocate_run_folder(place.folder, config, stack.tokenizer, training_command())
         config = config.model_copy(update={"out_dir": place.folder})
         spool = spool or Spool(config.out_dir / "spool")
         try:

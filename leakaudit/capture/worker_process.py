@@ -27,7 +27,8 @@ from leakaudit.exit_codes import ExitCode
 from leakaudit.files.private_files import open_to_append
 from leakaudit.results.wording import duration
 from leakaudit.storage.parent_watch import KEY_VARIABLE, PARENT_VARIABLE, yield_processor
-from leakaudit.storage.spool import DEVICE_VARIABLE, MOST_DEATHS, Spool
+from leakaudit.storage.snapshot_queue import MAX_CRASHES
+from leakaudit.storage.spool import DEVICE_VARIABLE, Spool
 
 logger = logging.getLogger(__name__)
 
@@ -186,14 +187,14 @@ class SideProcess:
     def _may_start_again(self) -> bool:
         """Count the death of a worker against the snapshot that it was attacking, or else against the worker.
 
-        A snapshot over which workers died `MOST_DEATHS` times is set aside by the next one, so a few deadly snapshots cost their own
+        A snapshot over which workers died `MAX_CRASHES` times is set aside by the next one, so a few deadly snapshots cost their own
         audit only.
         """
         if self._process is None:
             return True
         snapshot = self._spool.abandoned()
         over = self._deaths_over[snapshot] = self._deaths_over.get(snapshot, 0) + 1 if snapshot else 0
-        if 0 < over <= MOST_DEATHS:
+        if 0 < over <= MAX_CRASHES:
             logger.warning("the audit's side process died over snapshot %s; starting it again", Path(snapshot).stem)
             return True
         if self._process.returncode == ExitCode.ERROR:
@@ -383,11 +384,11 @@ class SideProcess:
         atexit.register(self.stop)
         self._retry_at = None
         self._hang_up()
-        seal = self._spool.seal
+        keys = self._spool.keys
         environment = clean_environment(self._spool.config.threads) | {
             PARENT_VARIABLE: str(os.getpid()),
             DEVICE_VARIABLE: self._trainer_device,
-            KEY_VARIABLE: "1" if seal and seal.identity else "",
+            KEY_VARIABLE: "1" if keys and keys.identity else "",
         }
         try:
             log = open_to_append(self._log)
@@ -403,8 +404,8 @@ class SideProcess:
             finally:
                 os.close(log)
             yield_processor(self._process.pid, os.getpid(), self._spool.config.nice)
-            if seal and seal.identity:
-                self._tell(seal.identity)
+            if keys and keys.identity:
+                self._tell(keys.identity)
         except BrokenPipeError:
             pass  # it died at once: the next look starts it again
         except OSError as error:
