@@ -14,8 +14,8 @@ from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
 from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_gradient
 from leakaudit.algorithms.labels.llg import Read, can_read, extract_labels
 from leakaudit.algorithms.labels.output_layer import (
-    Dummy,
     Neutral,
+    NeutralInputs,
     OutputLayer,
     find_output_layer,
     logit_gradient,
@@ -43,8 +43,8 @@ class LlgStar(CountsLabels):
 
     read: Read = "auto"
     """What is read as the gradient g of a class."""
-    dummy: Dummy = "random"
-    """Dummy pictures; the paper takes zeros for MNIST. Text is always random words."""
+    dummy: NeutralInputs = "random"
+    """NeutralInputs pictures; the paper takes zeros for MNIST. Text is always random words."""
 
     label: ClassVar[str] = "LLG*"
     meaning: ClassVar[str] = "Reads the label counts as LLG does, with its constants estimated on dummy inputs."

@@ -17,8 +17,8 @@ from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_grad
 from leakaudit.algorithms.labels.llg import can_read
 from leakaudit.algorithms.labels.local_steps import moved
 from leakaudit.algorithms.labels.output_layer import (
-    Dummy,
     Neutral,
+    NeutralInputs,
     OutputLayer,
     find_output_layer,
     logit_gradient,
@@ -46,8 +46,8 @@ class Rlu(CountsLabels):
 
     auxiliary: Path | None = None
     """Labelled data, as `leakaudit.models.array_classifier.save_auxiliary` writes it. Granted: printed with every score. None: dummy inputs."""
-    dummy: Dummy = "random"
-    """Dummy pictures where there are no auxiliary data; text is always random words."""
+    dummy: NeutralInputs = "random"
+    """NeutralInputs pictures where there are no auxiliary data; text is always random words."""
 
     label: ClassVar[str] = "RLU"
     meaning: ClassVar[str] = (

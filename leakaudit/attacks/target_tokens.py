@@ -40,7 +40,7 @@ class TargetTokens:
     Row v of the head's update is mean_t (p_t(v) - [v is the target at t]) a_t over all positions t. Probabilities are never negative,
     so along a direction m that all features a_t share, only a target's row can point backwards (LLG, Property 1, with m in the place
     of the vector of ones). Features of an untrained model share no direction, but there every row without a target is p(v) times about
-    the same vector, and a target's is much longer. Dummy inputs give m and p.
+    the same vector, and a target's is much longer. NeutralInputs inputs give m and p.
 
     Where the head is tied to the word embedding, rows of tokens in the input are moved, too: they belong to the batch all the same.
     The first token of a text is no target and comes only from there. The targets of a masked language model are its masked words.

@@ -13,6 +13,7 @@ from tests.house.imports import FACE, ROOT, Import, face, imports, imports_of, m
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
+    "exit_codes": frozenset(),
     "registry": frozenset({"errors"}),
     "files": frozenset({"errors"}),
     "results": frozenset({"errors", "files"}),
@@ -20,8 +21,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "client": frozenset({"errors", "registry", "results", "models"}),
     "config": frozenset({"errors", "files", "results"}),
     "plugins": frozenset({"errors", "registry", "files", "results", "models", "client", "config"}),
-    "gate": frozenset({"errors", "files", "results", "config", "plugins"}),
-    "storage": frozenset({"errors", "files", "results", "models", "client", "config"}),
+    "gate": frozenset({"errors", "exit_codes", "files", "results", "config", "plugins"}),
+    "storage": frozenset({"errors", "exit_codes", "files", "results", "models", "client", "config"}),
     "reports": frozenset({"errors", "files", "results", "gate"}),
     "algorithms": frozenset({"errors", "models", "client", "plugins"}),
     "attacks": frozenset({"errors", "registry", "models", "client", "plugins", "algorithms"}),
@@ -29,16 +30,17 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "priors": frozenset({"errors", "registry", "models", "plugins", "algorithms"}),
     "metrics": frozenset({"errors", "registry", "plugins"}),
     "audit": frozenset(
-        {"errors", "registry", "files", "results", "models", "client", "config", "plugins", "gate", "storage"}
-        | {"reports", "algorithms", "attacks", "defenses", "priors", "metrics"}
+        {"errors", "exit_codes", "registry", "files", "results", "models", "client", "config", "plugins", "gate"}
+        | {"storage", "reports", "algorithms", "attacks", "defenses", "priors", "metrics"}
     ),
     "capture": frozenset(
-        {"errors", "registry", "files", "results", "models", "client", "config", "plugins", "gate", "storage", "audit"}
+        {"errors", "exit_codes", "registry", "files", "results", "models", "client", "config", "plugins", "gate"}
+        | {"storage", "audit"}
     ),
     "callbacks": frozenset({"errors", "models", "config", "capture"}),
     "cli": frozenset(
-        {"errors", "registry", "files", "results", "models", "client", "config", "plugins", "gate", "storage"}
-        | {"reports", "algorithms", "attacks", "defenses", "priors", "metrics", "audit", "capture"}
+        {"errors", "exit_codes", "registry", "files", "results", "models", "client", "config", "plugins", "gate"}
+        | {"storage", "reports", "algorithms", "attacks", "defenses", "priors", "metrics", "audit", "capture"}
     ),
     "__main__": frozenset({"cli", "storage"}),
 }
@@ -52,7 +54,7 @@ ONLY: dict[str, dict[str, frozenset[str]]] = {
 }
 """Room -> a room that it may import in part -> modules of that. A client's step and its batch are private: no attack can name them."""
 
-WITHOUT_TORCH = frozenset({"errors", "registry", "files", "results", "config", "gate", "reports"})
+WITHOUT_TORCH = frozenset({"errors", "exit_codes", "registry", "files", "results", "config", "gate", "reports"})
 """Rooms for machines without torch."""
 
 PLUGIN_FOLDERS = {"attacks": "attack", "defenses": "defense", "metrics": "metric", "priors": "prior"}

@@ -1,4 +1,7 @@
-"""Auxiliary data: labelled examples like the client's that a threat model grants, and what the public model makes of them."""
+"""Auxiliary data: labelled examples like the client's, which a threat model grants.
+
+N examples, H features, C classes.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,18 @@ class Auxiliary:
     """(N,)."""
 
     def by_class(self, values: Tensor) -> Tensor:
-        """Return (C, ...) means of (N, ...) values over each class; a class without an example gets the mean of all."""
+        """Return (C, ...) means of (N, ...) values over each class.
+
+        A class without an example gets the mean of all.
+        """
         return class_means(values, self.labels, self.probabilities.shape[1])
 
 
 def class_means(values: Tensor, labels: Tensor | None, classes: int) -> Tensor:
-    """Return (C, ...) means of (N, ...) values over each class; without labels, or an example of a class, the mean of all."""
+    """Return (C, ...) means of (N, ...) values over each class.
+
+    Without labels, or without an example of a class, this is the mean of all.
+    """
     everything = values.mean(dim=0)
     known = [labels == c for c in range(classes)] if labels is not None else []
     means = [values[mine].mean(dim=0) if bool(mine.any()) else everything for mine in known]
@@ -44,14 +53,14 @@ def class_means(values: Tensor, labels: Tensor | None, classes: int) -> Tensor:
 
 
 def can_use(path: Path | None, seen: Observation) -> Applicability:
-    """Say whether the file is there and holds labels of the model's classes."""
+    """Say whether the file exists and holds labels of the model's classes."""
     if path is None:
         return not_applicable(
             "no auxiliary data was granted; set `auxiliary` to a file that `leakaudit.models.array_classifier.save_auxiliary` wrote"
         )
     try:
         _, labels = load_auxiliary(path)
-    except DataError as error:  # without its path: that is the machine's and says nothing in a report
+    except DataError as error:  # without its path, which belongs to this machine and says nothing in a report
         return not_applicable(str(error).replace(str(path), "auxiliary data"))
     classes = seen.facts.num_labels or 0
     if len(labels) == 0 or int(labels.min()) < 0 or int(labels.max()) >= classes:

@@ -1,20 +1,22 @@
-"""Reads every sequence's features out of one feed-forward part of the model: linear, activation, linear.
+"""Every sequence's features, read out of one feed-forward part of the model.
+
+The part is linear layer, activation, linear layer.
 
 Letters: B sequences, D features into the first linear layer, M out of it, f the activation.
 
-Close to the output of a classifier only one row a sequence carries gradient: the class token of an encoder's last block, or a hidden
+Near the output of a classifier only one row a sequence has a gradient: the class token of an encoder's last block, or a hidden
 layer of a picture classifier. There the two updates are dW1 = sum_k e_k x_k^T and dW2 = sum_k g_k u_k^T with u_k = f(W1 x_k + b1), so
 their row spaces are X = span{x_k} and U = span{u_k}, both of dimension B while B is small enough. Every x of the batch is
 therefore a root, within X, of
 
     r(x) = f(W1 x + b1) - its projection on U:
 
-B unknowns and M - B equations, so that other roots do not happen. The update names the batch's features one by one, and how
-many there are. Source: the row spaces are DAGER's observation (Petrov et al. 2024, Sec. 4.1); the rest is derived here.
+B unknowns and M - B equations, so other roots do not occur. The roots are the batch's features, and the rank says how many there
+are. Source: the row spaces are DAGER's observation (Petrov et al. 2024, Sec. 4.1); the rest is derived here.
 
-Roots are found by Levenberg's damped Gauss-Newton method from random starts. The residual is divided by the distance from a hyperplane
-that holds the origin and all roots that are known, which keeps further starts away from them (deflation as in Farrell et al.
-2015, with a plane instead of points); the origin is a root of its own where the first layer's bias is zero.
+Levenberg's damped Gauss-Newton method finds roots from random starts. The residual is divided by the distance from a hyperplane
+through the origin and all known roots, which keeps further starts away from them (deflation as in Farrell et al. 2015, with a
+plane instead of points). The origin is a root of its own if the first layer's bias is zero.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ from leakaudit.errors import AnatomyError
 from leakaudit.plugins.budget import Budget
 
 CLEAR_GAP = 20.0
-"""Factor between the last singular value that counts and the first that does not. Measured on MiniLM: 100 or more for up to 128
-sequences; nothing like it without a gap to find."""
+"""Least factor between the last singular value that counts and the next. Measured on MiniLM: 100 or more for up to 128 sequences, and far
+less if there is no gap."""
 
 NOTHING = 1e-9
 """Singular values below this share of the largest are rounding. Our choice: float32 updates leave about 1e-8."""
@@ -46,17 +48,17 @@ TURNS = 40
 """Gauss-Newton steps a start. Measured: 8 on average for 32 sequences, 25 for 128."""
 
 REACH = 4.0
-"""How far starts lie from the centre, in scatters of what dummy inputs give. Measured on train texts: with 1 the same roots come
-again and again, 2 and 4 do."""
+"""Distance of starts from the centre, in units of the scatter of dummy inputs. Measured on training texts: with 1 the search finds the same roots
+again and again; 2 and 4 avoid this."""
 
 OTHER_REACHES = (1.0, 0.5, 2.0, 0.25)
-"""Times that, after four starts without a new root each: the last root may lie near the others, or far from them. Our choice."""
+"""Factors of REACH, tried in turn after four starts without a new root each: the last root may lie near the others, or far away. Our choice."""
 
 POLE = 2.0
 """Distance from the hyperplane of known roots at which the deflated residual has doubled. Measured with `REACH`."""
 
 FRUITLESS = 64
-"""Starts in a row without a new root after which the search is given up. Our choice."""
+"""Starts in a row without a new root after which the search ends. Our choice."""
 
 
 def row_space(update: Tensor) -> Tensor:
@@ -74,18 +76,18 @@ def row_space(update: Tensor) -> Tensor:
             "layer is wide, several local steps, or a defence that changes every entry"
         )
     clear = (ratio >= CLEAR_GAP).nonzero().flatten()
-    basis: Tensor = rows[: int(clear[-1]) + 1]  # the last gap: earlier ones are of the classes, not of the sequences
+    basis: Tensor = rows[: int(clear[-1]) + 1]  # the last gap: earlier gaps separate classes, not sequences
     return basis
 
 
 @dataclass
 class Roots:
-    """What was found."""
+    """The features that were found."""
 
     features: Tensor
     """(N, D) float64."""
     wanted: int
-    """How many there are."""
+    """Number of features in the update."""
     starts: int
 
 
@@ -108,10 +110,10 @@ def find_roots(
         activation: elementwise.
         inner: (B, D) orthonormal basis of X.
         outer: (B, M) orthonormal basis of U.
-        centre: (D,) where features are to be expected.
-        scatter: how far from it.
+        centre: (D,) expected place of features.
+        scatter: their expected distance from it.
         rng: draws the starts; a CPU generator.
-        budget: looked at before each start.
+        budget: checked before each start.
     """
     count = len(inner)
     mixed = weight @ inner.T  # (M, B)
@@ -132,7 +134,7 @@ def find_roots(
         if error < IS_ROOT:
             found, error = _descend(found, mixed, bias, activation, outer, None)
         fruitless += 1
-        far = float(found.norm()) > SAME_ROOT * float(start.norm())  # the origin, if the plane did not keep it away
+        far = float(found.norm()) > SAME_ROOT * float(start.norm())  # not the origin, where the plane may leave it
         if error < IS_ROOT and far and not bool(((known - found).norm(dim=1) < SAME_ROOT * found.norm()).any()):
             known = torch.cat([known, found[None]])
             fruitless = 0
