@@ -41,7 +41,7 @@ def bert() -> nn.Module:
 def gpt2() -> Any:
     torch.manual_seed(0)
     shape = {"n_layer": 5, "n_embd": 96, "n_head": 6, "initializer_range": 0.2}
-    return tiny.hf.GPT2LMHeadModel(tiny.hf.GPT2Config(**(tiny._gpt2_config().to_dict() | shape)))
+    return tiny.hf.GPT2LMHeadModel(tiny.hf.GPT2Config(**(tiny.gpt2_config().to_dict() | shape)))
 
 
 def llama() -> Any:
