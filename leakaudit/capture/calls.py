@@ -26,7 +26,7 @@ ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldTensor:
     """One tensor among the arguments."""
 
     tensor: Tensor
@@ -34,22 +34,22 @@ class Held:
     device: torch.device
     requires_grad: bool
 
-    def again(self) -> Tensor:
-        """Return it as it was, on its device, without the graph that it came from."""
+    def restored(self) -> Tensor:
+        """Return the tensor as it was, on its device, without the graph that it came from."""
         return self.tensor.to(self.device, copy=True).requires_grad_(self.requires_grad)
 
 
 @dataclass(frozen=True)
-class Call:
-    """Arguments of one call, their tensors as `Held`."""
+class ModelCall:
+    """Arguments of one call, their tensors as `HeldTensor`."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    odd: str = ""
+    unrepeatable: str = ""
     """Type of the first argument that the call may have changed, so that it cannot be repeated; empty where there is none."""
 
     @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: Mapping[int, Tensor]) -> Call:
+    def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: Mapping[int, Tensor]) -> ModelCall:
         """Keep a call that is about to be made.
 
         Args:
@@ -63,18 +63,18 @@ class Call:
             if isinstance(leaf, Tensor):
                 own = known.get(id(leaf))
                 held = leaf.detach().to("cpu", copy=True) if own is None else own
-                return Held(held, leaf.device, leaf.requires_grad)
+                return HeldTensor(held, leaf.device, leaf.requires_grad)
             if not isinstance(leaf, PLAIN):
                 odd.append(type(leaf).__name__)
             return leaf
 
         mine, named = mapped((tuple(args), dict(kwargs)), keep)
-        return cls(mine, named, odd=odd[0] if odd else "")
+        return cls(mine, named, unrepeatable=odd[0] if odd else "")
 
-    def again(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments as they were, in containers of their own."""
         found: tuple[tuple[Any, ...], dict[str, Any]] = mapped(
-            (self.args, self.kwargs), lambda leaf: leaf.again() if isinstance(leaf, Held) else leaf
+            (self.args, self.kwargs), lambda leaf: leaf.restored() if isinstance(leaf, HeldTensor) else leaf
         )
         return found
 
@@ -97,7 +97,7 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class CallContext:
     """What a forward pass depends on beside its arguments and the model.
 
     The states of torch's generators are kept elsewhere (`Pass.rng`).
@@ -115,7 +115,7 @@ class Surroundings:
     """State of `numpy.random`; None where numpy is not there."""
 
     @classmethod
-    def now(cls) -> Surroundings:
+    def now(cls) -> CallContext:
         """Note them; reading them changes nothing."""
         kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
         arrays = sys.modules.get("numpy")
@@ -134,7 +134,7 @@ class Surroundings:
         """
         for kind, on, dtype in self.autocast:
             stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=on, cache_enabled=self.cache))
-        for (kernel, on), (_, now) in zip(self.attention, Surroundings.now().attention, strict=True):
+        for (kernel, on), (_, now) in zip(self.attention, CallContext.now().attention, strict=True):
             if on != now:
                 stack.callback(_attention(kernel, "enable_{}_sdp"), now)
                 _attention(kernel, "enable_{}_sdp")(on)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.capture.boundary import Hook, around, entry
-from leakaudit.capture.calls import Call, Surroundings, copied
+from leakaudit.capture.calls import CallContext, ModelCall, copied
 from leakaudit.models.recipe import outputs_of, unwrapped
 
 MOST_BYTES = 512_000_000
@@ -44,11 +44,11 @@ class Backward:
     sums: dict[str, Tensor] = field(default_factory=dict)
     """The same of outputs whose gradient was not held, because a loss inside the model came first: its sum and its norm (2,)."""
 
-    open: set[str] = field(default_factory=set)
+    unexplained: set[str] = field(default_factory=set)
     """Paths of other outputs at which a repetition of the loss inside the model has not shown yet that it is all that arrived."""
 
     @property
-    def has_scalar(self) -> bool:
+    def has_inner_loss(self) -> bool:
         """Whether a loss inside the model was pulled."""
         return any(pull.dim() == 0 for pull in self.output_gradients.values())
 
@@ -74,25 +74,25 @@ class Pass:
     """A local step was made of it: emptying the gradients afterwards does not undo that."""
     repeated_pass: bool = False
     """It saw the same examples as another pass of the same backward (R-Drop): one batch, two passes."""
-    call: Call | None = None
+    call: ModelCall | None = None
     """The call itself, to be repeated; None where it cannot be."""
-    surroundings: Surroundings | None = None
+    context: CallContext | None = None
     """What the call depends on beside its arguments and the model."""
     weights: dict[int, Tensor] = field(default_factory=dict)
     """Identity of a parameter -> its value, where it was not that of the first pass; copies on the CPU."""
     modes: list[tuple[nn.Module, bool]] = field(default_factory=list)
     """Modules that were in another mode than in the first pass, and whether they trained."""
-    elsewhere: bool = False
+    on_other_weights: bool = False
     """Whether it ran on other weights than the first pass."""
     entered: bool = False
     """Whether `forward` was reached, where calls of that are recorded."""
     differentiable: bool = False
     """Whether a gradient was taken of it that can be differentiated again (`create_graph`), as a penalty on gradients needs it."""
-    mixed: bool = False
+    counts_all_outputs: bool = False
     """Whether a loss inside the model is not all that was computed from its outputs."""
 
     @property
-    def counted(self) -> dict[int, Backward]:
+    def contributing(self) -> dict[int, Backward]:
         """The backward passes that the update comes from.
 
         They are those that add to gradients, or all if none does.
@@ -109,7 +109,7 @@ class Pass:
 
         A pass counts if the update comes from it.
         """
-        return min(self.counted, default=None)
+        return min(self.contributing, default=None)
 
     @property
     def output_gradients(self) -> dict[str, Tensor]:
@@ -118,10 +118,10 @@ class Pass:
         Only backward passes that count are taken.
         """
         found: dict[str, Tensor] = {}
-        for one in self.counted.values():
+        for one in self.contributing.values():
             for path, pull in one.output_gradients.items():
                 found[path] = found[path] + pull if path in found else pull
-        scalar = not self.mixed and any(pull.dim() == 0 for pull in found.values())
+        scalar = not self.counts_all_outputs and any(pull.dim() == 0 for pull in found.values())
         return {path: pull for path, pull in found.items() if pull.dim() == 0} if scalar else found
 
 
@@ -240,8 +240,8 @@ class ForwardHooks:
             num_items=None if items is None else torch.as_tensor(items).detach().to("cpu", copy=True),
             autocast=_autocast(next(module.parameters()).device),
         )
-        seen.call = Call.of(args, kwargs, {id(named[name]): copy for name, copy in seen.inputs.items()})
-        seen.surroundings = Surroundings.now()
+        seen.call = ModelCall.of(args, kwargs, {id(named[name]): copy for name, copy in seen.inputs.items()})
+        seen.context = CallContext.now()
         self._running.append(seen)
         self._began(seen)
 
@@ -272,10 +272,10 @@ class ForwardHooks:
             seen.differentiable |= torch.is_grad_enabled()
         pull = pull.detach()
         size = pull.numel() * pull.element_size()
-        if one.has_scalar and pull.dim() == 0 and path not in one.output_gradients:
+        if one.has_inner_loss and pull.dim() == 0 and path not in one.output_gradients:
             return  # a part of the loss that the model also returns by itself
         full = self._held + size > MOST_BYTES
-        if one.has_scalar and (full or size > SMALL_BYTES) and not self.holds_everything:
+        if one.has_inner_loss and (full or size > SMALL_BYTES) and not self.holds_everything:
             one.sums[path] = sums(pull)
         elif full:
             seen.too_large = True

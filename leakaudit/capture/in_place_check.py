@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from leakaudit.capture.background_writer import Counters
 from leakaudit.capture.copies import fits_in_memory
 from leakaudit.capture.forward_hooks import ForwardHooks, Pass
-from leakaudit.capture.in_place import NotInPlaceError, Repetition, UnheldError, check
+from leakaudit.capture.in_place import UnheldError, check
 from leakaudit.capture.live_model import LiveModel
+from leakaudit.capture.loss_origin import loss_is_inside, loss_is_like
+from leakaudit.capture.repetition import Repetition
+from leakaudit.capture.state_before import NotInPlaceError
 from leakaudit.capture.step_recording import StepRecording
 from leakaudit.capture.step_tensors import StepTensors
 from leakaudit.capture.witness import few_entries, own_part
@@ -101,10 +104,10 @@ class InPlaceCheck:
 
     def _is_own_loss(self, repetition: Repetition, truth: Truth) -> bool:
         """Return whether the loss of this step is the model's own; a loop may have another one in its next step."""
-        if repetition.loss_is_inside(self._model.module):
+        if loss_is_inside(repetition.passes, self._model.module):
             return True
         try:
-            return repetition.loss_is_like(self._model.module, truth.micro_batches)
+            return loss_is_like(repetition, self._model.module, truth.micro_batches)
         except Exception:  # the class cannot compute its loss of such a batch, and neither can an attack
             return False
 

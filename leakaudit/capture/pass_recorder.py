@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from leakaudit.capture.forward_hooks import Pass
-from leakaudit.capture.in_place import Before
 from leakaudit.capture.inside_step import random_states
 from leakaudit.capture.live_model import LiveModel
+from leakaudit.capture.state_before import StateBefore
 from leakaudit.capture.step_recording import StepRecording
 from leakaudit.capture.witness import Witness, own_part
 from leakaudit.errors import SnapshotError
@@ -47,11 +47,11 @@ class PassRecorder:
         seen.withheld_inputs = recording.withheld_inputs
         recording.passes.append(seen)
         if recording.state is not None:
-            recording.state.note(seen)
+            recording.state.note_pass(seen)
 
     def _note_state(self, recording: StepRecording) -> None:
         """Copy the buffers and note the modes before the first pass of a step."""
-        recording.state = None if self._called is None else Before.of(self._called)
+        recording.state = None if self._called is None else StateBefore.of(self._called)
         copy = _copy if recording.state is None else recording.state.copy_of
         recording.buffers = {plain_name(name): copy(buffer) for name, buffer in self._model.module.named_buffers()}
         recording.modes = {plain_name(n): m.training for n, m in self._model.module.named_modules()}

@@ -71,7 +71,7 @@ class StepCopier:
         tensors = self._selection.of(recording)
         manifest = self._complete_manifest(recording.manifest)
         result = self._check.run(recording, passes, truth, manifest, tensors)
-        if any(p.mixed for p in passes):
+        if any(p.counts_all_outputs for p in passes):
             truth = self.truth_of(recording, passes)  # the check found that more gradients count
         if self._selection.parts is not None:
             tensors = tensors.reduced_to(self._selection.parts)

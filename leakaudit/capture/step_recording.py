@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.capture.forward_hooks import Pass
-from leakaudit.capture.in_place import Before
 from leakaudit.capture.inside_step import Handed
 from leakaudit.capture.kept_step import KeptStep
+from leakaudit.capture.state_before import StateBefore
 from leakaudit.capture.withheld_inputs import hand_out
 from leakaudit.capture.witness import Witness
 from leakaudit.client.snapshot import Manifest
@@ -29,7 +29,7 @@ class StepRecording:
     """The whole batch, as the trainer told it before the forward pass."""
     buffers: dict[str, Tensor] = field(default_factory=dict)
     """Buffers before the first forward pass, which may change them (batch norm); copies."""
-    state: Before | None = None
+    state: StateBefore | None = None
     """What the loop calls, before the first forward pass; None where the step is not checked in place."""
     modes: dict[str, bool] = field(default_factory=dict)
     """Module -> whether it was in training mode at the first forward pass; some trainers set the mode as late as that."""
@@ -65,7 +65,7 @@ class StepRecording:
             seen.repeated_pass = any(
                 _same_examples(seen, p)
                 for p in passes[:number]
-                if seen.backward == p.backward is not None or seen.elsewhere
+                if seen.backward == p.backward is not None or seen.on_other_weights
             )
         hand_out(passes)  # afterwards: two passes over one batch were told the same labels
         return passes

@@ -117,7 +117,7 @@ class _Walk:
             if key in HOOKS:
                 self.inside(tuple(value.values()), 0)
             elif key not in TORCH_OWN and isinstance(value, Tensor):
-                self.inside(value, 0)  # `Before` has its own copy of it
+                self.inside(value, 0)  # `StateBefore` has its own copy of it
             elif key not in TORCH_OWN:
                 self.held(value, vars(module).__setitem__, key, depth=0)
         self._class(type(module), 0)

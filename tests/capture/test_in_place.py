@@ -20,7 +20,7 @@ from torch.nn import functional
 from leakaudit.audit import audit as battery
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.capture import copies, in_place, in_place_check
-from leakaudit.capture.in_place import Repetition
+from leakaudit.capture.repetition import Repetition
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.registry import attacks
