@@ -25,7 +25,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from leakaudit.errors import RedactionError
-from leakaudit.files.private_files import write_private
+from leakaudit.files.private_files import write_atomic
 from leakaudit.gate.evaluate import (
     Alternative,
     EvidencePolicy,
@@ -43,6 +43,8 @@ from leakaudit.reports.comparison import compare, outcomes
 from leakaudit.reports.labels import label_section
 from leakaudit.reports.redaction import Recovered, RedactedResult, SequenceView, redact
 from leakaudit.results import bounds as stats
+from leakaudit.results.files import load_results
+from leakaudit.results.journal import load_journal
 from leakaudit.results.recovery import Severity, amount, is_silent, join, severity
 from leakaudit.results.schema import (
     LENGTHS,
@@ -55,10 +57,8 @@ from leakaudit.results.schema import (
     TextMode,
     Verification,
     VerificationStatus,
-    load_journal,
-    load_results,
-    pooled,
 )
+from leakaudit.results.summary import pooled
 from leakaudit.results.wording import counted
 
 BANNERS = {
@@ -178,7 +178,7 @@ def write_report(
     )
     if mode is TextMode.FULL and target.parent.stat().st_mode & stat.S_IWOTH and os.name == "posix":
         raise RedactionError(f"{target.parent} can be written to by everybody; write a full report somewhere private")
-    write_private(target, render_html(redacted))
+    write_atomic(target, render_html(redacted))
     return target
 
 
@@ -654,10 +654,10 @@ def _sample_caption(item: Recovered) -> str:
     shares = (("token recall", found.token_recall), ("precision", found.token_precision))
     words = ["word for word"] if found.exact else []
     words += [f"{name} {percent(value)}" for name, value in shares if value is not None]
-    if found.longest_run_share is not None and not found.exact:
-        words.append(f"longest run {percent(found.longest_run_share)} of the text")
-    rouge = (("ROUGE-1", found.r1), ("ROUGE-2", found.r2), ("ROUGE-L", found.rl))
-    words += [f"{name} {value:.2f}" for name, value in rouge if value is not None]
+    if "longest_run" in found.scores and not found.exact:
+        words.append(f"longest run {percent(found.scores['longest_run'])} of the text")
+    rouge = (("ROUGE-1", "rouge1"), ("ROUGE-2", "rouge2"), ("ROUGE-L", "rougeL"))
+    words += [f"{name} {found.scores[metric]:.2f}" for name, metric in rouge if metric in found.scores]
     words += ["words without order"] if found.exact is None and found.token_recall is not None else []
     words += [_FATES[found.fate]] if found.fate in _FATES else []
     late = ", out of time" if item.status is AttemptStatus.BUDGET_EXHAUSTED else ""

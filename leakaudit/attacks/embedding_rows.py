@@ -9,7 +9,7 @@ import torch
 
 from leakaudit.algorithms.embedding_rows import FALSE_ROWS, can_read_rows, tokens_of, touched_rows
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import FALSE_EVENTS, Applicability, Reconstruction
+from leakaudit.plugins.attack_protocol import FALSE_EVENTS, Applicability, Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 
@@ -32,6 +32,8 @@ class EmbeddingRows:
     """Under noise: how many of the V rows may be named by chance, beside others that stand out. Our choice: one word too many. Where
     nothing but noise is there, 99 tables of 100 name no row at all."""
 
+    label: ClassVar[str] = "embedding rows"
+    meaning: ClassVar[str] = "Reads which words were in the batch from which rows of the embedding received a gradient."
     goal: ClassVar[Literal["text", "words", "labels"]] = "words"
     needs: ClassVar[Literal["everything", "named parts"]] = "named parts"
     source: ClassVar[str] = "Melis et al. 2019; first stage of FILM (Gupta et al. 2022, Sec. 4.2)"

@@ -13,7 +13,7 @@ from leakaudit.algorithms.matching.matcher import MaskPlaces
 from leakaudit.algorithms.matching.run import Evidence, Recipe, can_match, check_knobs, match, with_knobs
 from leakaudit.algorithms.matching.search import Descent, Keep, Start
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import FALSE_EVENTS, Applicability, Reconstruction
+from leakaudit.plugins.attack_protocol import FALSE_EVENTS, Applicability, Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 
@@ -248,6 +248,10 @@ class Grab:
     exposure: str = "*"
     """Parameters whose update is matched: patterns of names, joined by `+`, such as `*.layer.0.*`."""
 
+    label: ClassVar[str] = "GRAB"
+    meaning: ClassVar[str] = (
+        "Searches for inputs and dropout masks whose gradient is near the observed one, then for the best order of the words."
+    )
     goal: ClassVar[Literal["text", "words", "labels"]] = "text"
     false_event_rate: ClassVar[float] = FALSE_EVENTS
     source: ClassVar[str] = (

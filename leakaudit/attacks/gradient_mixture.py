@@ -20,7 +20,7 @@ from leakaudit.algorithms.labels.output_layer import OutputLayer, find_output_la
 from leakaudit.attacks.llg import can_read
 from leakaudit.attacks.rlu import moved
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import Applicability, Reconstruction
+from leakaudit.plugins.attack_protocol import Applicability, Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 
@@ -49,6 +49,10 @@ class GradientMixture(CountsLabels):
     auxiliary: Path | None = None
     """Labelled data, as `leakaudit.models.array_classifier.save_auxiliary` writes it. Granted: printed with every score."""
 
+    label: ClassVar[str] = "gradient mixture"
+    meaning: ClassVar[str] = (
+        "Explains the update as a mixture of the gradients of labelled examples; their weights are the label counts."
+    )
     source: ClassVar[str] = "own; the update as a sum over examples is Eq. 12 of LLG (Wainakh et al. 2022)"
     threat_model: ClassVar[str] = (
         "Sees one client's update, knows the weights and has labelled data like the client's; cross-entropy."

@@ -18,7 +18,7 @@ from leakaudit.algorithms.labels.output_layer import (
 )
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
-from leakaudit.plugins.attack import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
+from leakaudit.plugins.attack_protocol import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 
@@ -38,6 +38,10 @@ class Idlg:
     It always names exactly one label: for larger batches use the counting attacks.
     """
 
+    label: ClassVar[str] = "iDLG"
+    meaning: ClassVar[str] = (
+        "Reads one label from the signs of the classification head's gradient; right for a batch of one."
+    )
     goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
     source: ClassVar[str] = "iDLG (Zhao et al. 2020), as LLG (Wainakh et al. 2022, Sec. 3.2 and Eq. 9) describes it"
     false_event_rate: ClassVar[float] = FALSE_EVENTS

@@ -23,7 +23,7 @@ from leakaudit.algorithms.labels.output_layer import (
 from leakaudit.attacks.llg import can_read
 from leakaudit.attacks.llg_star import clipping_factor
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import Applicability, Reconstruction, not_applicable
+from leakaudit.plugins.attack_protocol import Applicability, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 
@@ -59,6 +59,10 @@ class Ilrg(CountsLabels):
     dummy: bool = True
     """Run the model once on dummy inputs. False: no forward pass, and m from the update alone."""
 
+    label: ClassVar[str] = "iLRG"
+    meaning: ClassVar[str] = (
+        "Reads the label counts from the classification head's gradient by a linear system, with one row for each class."
+    )
     source: ClassVar[str] = "iLRG (Ma et al. 2023, ICLR): class-wise embeddings and pseudo-inverse; the turns are ours"
     threat_model: ClassVar[str] = (
         "Sees one client's update and knows the weights; the output layer has a bias and is trained with cross-entropy."

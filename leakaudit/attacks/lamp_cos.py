@@ -11,7 +11,7 @@ import torch
 from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.lamp import PRESETS, Lamp, Preset, Settings
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import Reconstruction
+from leakaudit.plugins.attack_protocol import Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 
@@ -39,6 +39,10 @@ class LampCos(Lamp):
     is not in the paper.
     """
 
+    label: ClassVar[str] = "LAMP, cosine"
+    meaning: ClassVar[str] = (
+        "Searches for inputs whose gradient has the observed direction, and asks a language model for the order of the words."
+    )
     presets: ClassVar[Mapping[Preset, Settings]] = {**PRESETS, "fast": FAST}
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:

@@ -12,8 +12,8 @@ from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.lamp import PRESETS, Lamp, Preset, Settings
 from leakaudit.algorithms.matching.run import check_knobs
 from leakaudit.client.observation import Observation
-from leakaudit.models.embeddings import word_embedding
-from leakaudit.plugins.attack import Reconstruction
+from leakaudit.models.structure import word_embedding
+from leakaudit.plugins.attack_protocol import Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 
@@ -33,6 +33,10 @@ class LampL1L2(Lamp):
     alpha: float = 0.01
     """Weight of the L1 term (App. D)."""
 
+    label: ClassVar[str] = "LAMP, L1 + L2"
+    meaning: ClassVar[str] = (
+        "Searches for inputs whose gradient is near the observed one by the L2 and L1 distances, and asks a language model for the order of the words."
+    )
     presets: ClassVar[Mapping[Preset, Settings]] = {
         **PRESETS,
         "paper": replace(PRESETS["paper"], length_weight=LENGTH_WEIGHT, prior_weight=PRIOR_WEIGHT),

@@ -15,7 +15,7 @@ from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_grad
 from leakaudit.algorithms.labels.output_layer import OutputLayer, bias_gradient, find_output_layer, own_direction
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
-from leakaudit.plugins.attack import APPLIES, Applicability, Reconstruction, not_applicable
+from leakaudit.plugins.attack_protocol import APPLIES, Applicability, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 
@@ -41,6 +41,10 @@ class Llg(CountsLabels):
     read: Read = "auto"
     """What is read as the gradient g of a class."""
 
+    label: ClassVar[str] = "LLG"
+    meaning: ClassVar[str] = (
+        "Reads the label counts from the signs and sizes of the rows of the classification head's gradient."
+    )
     source: ClassVar[str] = "LLG (Wainakh et al. 2022), Algorithm 1, Eq. 18; the bias as g with Eq. 9 is ours"
     threat_model: ClassVar[str] = "Sees one client's update; the output layer is trained with cross-entropy."
 

@@ -26,7 +26,7 @@ from leakaudit.algorithms.labels.output_layer import Neutral, OutputLayer, find_
 from leakaudit.attacks.llg import Read, can_read, extract_labels
 from leakaudit.attacks.llg_star import clipping_factor
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import Applicability, Reconstruction
+from leakaudit.plugins.attack_protocol import Applicability, Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 
@@ -47,6 +47,10 @@ class LlgPlus(CountsLabels):
     read: Read = "auto"
     """What is read as the gradient g of a class."""
 
+    label: ClassVar[str] = "LLG+"
+    meaning: ClassVar[str] = (
+        "Reads the label counts as LLG does, with its constants estimated on labelled data like the client's."
+    )
     source: ClassVar[str] = "LLG+ (Wainakh et al. 2022), Algorithm 1, Eq. 8-20; offsets by mixture are ours"
     threat_model: ClassVar[str] = (
         "Sees one client's update, knows the weights and has labelled data like the client's; cross-entropy."

@@ -13,8 +13,8 @@ from leakaudit.algorithms.labels.counts import CountsLabels, batch_size, fewest_
 from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
 from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_gradient
 from leakaudit.algorithms.labels.output_layer import (
-    Dummy,
     Neutral,
+    NeutralInputs,
     OutputLayer,
     find_output_layer,
     logit_gradient,
@@ -22,7 +22,7 @@ from leakaudit.algorithms.labels.output_layer import (
 )
 from leakaudit.attacks.llg import Read, can_read, extract_labels
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import Applicability, Reconstruction
+from leakaudit.plugins.attack_protocol import Applicability, Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 
@@ -46,9 +46,11 @@ class LlgStar(CountsLabels):
 
     read: Read = "auto"
     """What is read as the gradient g of a class."""
-    dummy: Dummy = "random"
-    """Dummy pictures; the paper takes zeros for MNIST. Text is always random words."""
+    dummy: NeutralInputs = "random"
+    """NeutralInputs pictures; the paper takes zeros for MNIST. Text is always random words."""
 
+    label: ClassVar[str] = "LLG*"
+    meaning: ClassVar[str] = "Reads the label counts as LLG does, with its constants estimated on dummy inputs."
     source: ClassVar[str] = "LLG* (Wainakh et al. 2022), Algorithm 1, Eq. 8-20; the bias gradient as g is ours"
     threat_model: ClassVar[str] = (
         "Sees one client's update and knows the weights; the output layer is trained with cross-entropy."

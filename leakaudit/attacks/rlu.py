@@ -17,8 +17,8 @@ from leakaudit.algorithms.labels.counts import CountsLabels, batch_size, solve_s
 from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
 from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_gradient
 from leakaudit.algorithms.labels.output_layer import (
-    Dummy,
     Neutral,
+    NeutralInputs,
     OutputLayer,
     find_output_layer,
     logit_gradient,
@@ -27,7 +27,7 @@ from leakaudit.algorithms.labels.output_layer import (
 from leakaudit.attacks.llg import can_read
 from leakaudit.attacks.llg_star import clipping_factor
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import Applicability, Reconstruction
+from leakaudit.plugins.attack_protocol import Applicability, Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 
@@ -51,9 +51,13 @@ class Rlu(CountsLabels):
 
     auxiliary: Path | None = None
     """Labelled data, as `leakaudit.models.array_classifier.save_auxiliary` writes it. Granted: printed with every score. None: dummy inputs."""
-    dummy: Dummy = "random"
-    """Dummy pictures where there are no auxiliary data; text is always random words."""
+    dummy: NeutralInputs = "random"
+    """NeutralInputs pictures where there are no auxiliary data; text is always random words."""
 
+    label: ClassVar[str] = "RLU"
+    meaning: ClassVar[str] = (
+        "Reads the label counts from the output layer's update of one or several local steps, by a linear system."
+    )
     source: ClassVar[str] = (
         "RLU (Chen and Vikalo 2024): least squares on the output layer's update with erroneous confidences; "
         "interpolation instead of Monte Carlo is ours"

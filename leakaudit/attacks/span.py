@@ -9,7 +9,7 @@ import torch
 
 from leakaudit.algorithms.span.recover import BEAM, CANDIDATES, can_recover, recover
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import FALSE_EVENTS, Applicability, Reconstruction
+from leakaudit.plugins.attack_protocol import FALSE_EVENTS, Applicability, Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 
@@ -23,6 +23,10 @@ class Span:
     whole-vocabulary product, dropout, assembly and proof are ours (see the modules).
     """
 
+    label: ClassVar[str] = "span"
+    meaning: ClassVar[str] = (
+        "Tests which sentences lie in the space that a layer's gradient spans. Where it applies it is exact."
+    )
     goal: ClassVar[Literal["text", "words", "labels"]] = "text"
     needs: ClassVar[Literal["everything", "named parts"]] = "named parts"
     false_event_rate: ClassVar[float] = FALSE_EVENTS

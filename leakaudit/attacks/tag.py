@@ -18,7 +18,7 @@ from leakaudit.algorithms.matching.run import (
     match,
 )
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import Reconstruction
+from leakaudit.plugins.attack_protocol import Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 
@@ -45,6 +45,8 @@ class Tag(PlainMatching):
     alpha: float = 0.01
     """Weight of the L1 term (LAMP, App. D)."""
 
+    label: ClassVar[str] = "TAG"
+    meaning: ClassVar[str] = "Searches for inputs whose gradient is near the observed one, by the L2 and L1 distances."
     presets: ClassVar[Mapping[PlainPreset, PlainSettings]] = {
         **PLAIN_PRESETS,
         "large": replace(PLAIN_PRESETS["large"], learning_rate=0.01, label_step=0.01),

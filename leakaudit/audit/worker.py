@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from leakaudit.errors import ConfigError, LeakAuditError, SnapshotSealedError, type_and_place
-from leakaudit.results.schema import JournalEntry
+from leakaudit.results.journal import JournalEntry
 from leakaudit.storage.encryption import IDENTITY_VARIABLE
 from leakaudit.storage.parent_watch import PARENT_VARIABLE, leash, yield_processor
 from leakaudit.storage.retention import purge_old_runs
@@ -337,7 +337,7 @@ def _hash_key(means: Means, salt: str) -> bytes:
     return hmac.new(means.identities[0].encode(), f"leakaudit keyed hashes {salt}".encode(), hashlib.sha256).digest()
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 

@@ -53,7 +53,7 @@ PREFIX = "leakaudit"
 
 
 @dataclass
-class TorchPeers:
+class TorchProcessGroup:
     """The processes of the default group; `meet` comes before everything else."""
 
     mean_over: int
@@ -244,7 +244,7 @@ class _Line:
         return theirs
 
 
-def peers_of(processes: int | None = None) -> TorchPeers | None:
+def peers_of(processes: int | None = None) -> TorchProcessGroup | None:
     """Return the other processes of this run, or None where it has none.
 
     Args:
@@ -254,7 +254,7 @@ def peers_of(processes: int | None = None) -> TorchPeers | None:
         return None
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
         return None
-    return TorchPeers(mean_over=dist.get_world_size())
+    return TorchProcessGroup(mean_over=dist.get_world_size())
 
 
 def check_layout(model: nn.Module, called: nn.Module, *, reduced: bool) -> None:

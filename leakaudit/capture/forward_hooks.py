@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from leakaudit.capture.boundary import Hook, around, entry
 from leakaudit.capture.calls import CallContext, ModelCall, copied
-from leakaudit.models.recipe import outputs_of, unwrapped
+from leakaudit.models.tensors import outputs_of
+from leakaudit.models.wrappers import unwrapped
 
 MOST_BYTES = 512_000_000
 """Most that is held in a step of what arrives at the outputs, in bytes. Our choice: logits of 2,000 tokens over 60,000 words fit; where

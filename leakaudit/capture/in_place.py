@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from leakaudit.audit.verification import FLOAT32_TOLERANCE, TOLERANCE, relative_error, verify
+from leakaudit.audit.comparison import relative_error
+from leakaudit.audit.verification import FLOAT32_TOLERANCE, TOLERANCE, verify
 from leakaudit.capture.penalty_terms import penalty_in
 from leakaudit.capture.repetition import Repetition
 from leakaudit.capture.state_before import NotInPlaceError

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.capture.optimizers import parameters_of
-from leakaudit.models.recipe import plain_name
+from leakaudit.models.wrappers import plain_name
 
 
 class LiveModel:

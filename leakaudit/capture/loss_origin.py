@@ -9,7 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from leakaudit.audit.verification import FLOAT32_TOLERANCE, TOLERANCE, error_up_to_a_factor
+from leakaudit.audit.comparison import error_up_to_a_factor
+from leakaudit.audit.verification import FLOAT32_TOLERANCE, TOLERANCE
 from leakaudit.capture.forward_hooks import Pass
 from leakaudit.capture.repetition import Repetition
 from leakaudit.client.recipe import StepRecipe

@@ -18,7 +18,7 @@ from torch import nn
 from leakaudit.capture.boundary import entry
 from leakaudit.capture.witness import own_part
 from leakaudit.errors import SnapshotError
-from leakaudit.models.recipe import plain_name
+from leakaudit.models.wrappers import plain_name
 
 WRAPPERS = ("original_optimizer", "optimizer", "_optimizer")
 """Attributes under which Opacus, Accelerate and Lightning keep the optimizer they wrap. They are looked up in the instance, because

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from leakaudit.errors import ResultsError
 from leakaudit.files.strict_json import read_bounded
 from leakaudit.gate.evaluate import SHIPPED, RuleVerdict, Status, Verdict, number
+from leakaudit.results.files import load_results
 from leakaudit.results.recovery import in_words, recovered
-from leakaudit.results.schema import Results, StepRecord, VerificationStatus, load_results
+from leakaudit.results.schema import Results, StepRecord, VerificationStatus
 from leakaudit.results.wording import counted
 
 MAX_VERDICT_BYTES = 16 * 2**20

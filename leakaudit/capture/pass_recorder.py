@@ -13,7 +13,7 @@ from leakaudit.capture.state_before import StateBefore
 from leakaudit.capture.step_recording import StepRecording
 from leakaudit.capture.witness import Witness, own_part
 from leakaudit.errors import SnapshotError
-from leakaudit.models.recipe import plain_name
+from leakaudit.models.wrappers import plain_name
 
 
 class PassRecorder:

@@ -35,7 +35,7 @@ from leakaudit.capture.step_tensors import Observe, TensorSelection
 from leakaudit.client.snapshot import Manifest
 from leakaudit.client.truth import MicroBatch
 from leakaudit.errors import SnapshotError, type_and_place
-from leakaudit.models.parts import Parts
+from leakaudit.models.first_blocks import Parts
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from leakaudit.capture.forward_hooks import Backward, Pass, sums
 from leakaudit.capture.state_before import NotInPlaceError, StateBefore, restore_on_exit
 from leakaudit.client.recipe import StepRecipe
-from leakaudit.models.recipe import outputs_of
+from leakaudit.models.tensors import outputs_of
 
 SAME_GRADIENT = 1e-5
 """Relative difference of the sums of two gradients at an output up to which they count as one. Our choice: the order of additions

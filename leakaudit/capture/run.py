@@ -3,7 +3,7 @@
 It holds schedule, recorder, spool and side process, and knows how the run ends.
 
 No framework is imported here. An adapter tells when a run begins and ends, what a step is called, and the few facts about it that
-only its framework knows (`StepNow`); everything else is seen at the model and the optimizer.
+only its framework knows (`StepContext`); everything else is seen at the model and the optimizer.
 """
 
 from __future__ import annotations
@@ -48,13 +48,16 @@ from leakaudit.config.invocation import training_command
 from leakaudit.errors import LeakAuditError, ModelError, PeersError, SnapshotError, SpoolError, type_and_place
 from leakaudit.gate.evaluate import Policy, default_policy, load_policy
 from leakaudit.models.array_classifier import ArrayClassifier, NoText, array_recipe
+from leakaudit.models.first_blocks import BLOCKS, KEEP_ALL_BYTES, Parts, first_parts
 from leakaudit.models.lora import refuse_prompts
-from leakaudit.models.parts import BLOCKS, KEEP_ALL_BYTES, Parts, first_parts
-from leakaudit.models.recipe import ModelRecipe, can_rebuild, coarsest_dtype, dtype_of, plain_name, unwrapped
+from leakaudit.models.recipe import ModelRecipe, can_rebuild
 from leakaudit.models.structure import dropout_rates
+from leakaudit.models.tensors import coarsest_dtype, dtype_of
+from leakaudit.models.wrappers import plain_name, unwrapped
 from leakaudit.plugins.names import registered_names
 from leakaudit.registry import attacks, defenses
-from leakaudit.results.schema import Attempt, Overhead, Score, load_journal
+from leakaudit.results.journal import load_journal
+from leakaudit.results.schema import Attempt, Overhead, Score
 from leakaudit.results.wording import counted
 from leakaudit.storage.spool import Place, Spool, Totals, settle
 
@@ -80,7 +83,7 @@ METRICS = {"exact_rate": "exact", "r1": "rouge1", "token_recall": "token_recall"
 
 
 @dataclass(frozen=True)
-class StepNow:
+class StepContext:
     """What only the framework knows of the step that begins."""
 
     step: int
@@ -99,7 +102,7 @@ class StepNow:
 
 
 @dataclass(frozen=True)
-class Stack:
+class TrainerContext:
     """What an adapter knows of the run when it begins."""
 
     framework: str
@@ -134,7 +137,7 @@ class AuditRun:
     spool: Spool
     recorder: Recorder
     side: SideProcess
-    stack: Stack
+    stack: TrainerContext
     model: nn.Module
     """The model itself, out of every wrapper."""
     model_recipe: ModelRecipe
@@ -179,7 +182,7 @@ class AuditRun:
 
     @classmethod
     def begin(
-        cls, config: AuditConfig, stack: Stack, spool: Spool | None = None, folder: Path | None = None
+        cls, config: AuditConfig, stack: TrainerContext, spool: Spool | None = None, folder: Path | None = None
     ) -> AuditRun:
         """Make the spool, set the hooks, say what will happen.
 
@@ -240,7 +243,7 @@ class AuditRun:
         cls,
         spool: Spool,
         config: AuditConfig,
-        stack: Stack,
+        stack: TrainerContext,
         model: nn.Module,
         recipe: ModelRecipe,
         facts: PublicFacts,
@@ -292,7 +295,7 @@ class AuditRun:
         """Return whether the schedule wants a step; a matter of its number alone, so that all processes agree on it."""
         return self.plan.due(step)
 
-    def decide(self, now: Callable[[], StepNow], step: int) -> None:
+    def decide(self, now: Callable[[], StepContext], step: int) -> None:
         """Record the step that begins, if it is due and there is room for it.
 
         Args:
@@ -357,7 +360,7 @@ class AuditRun:
             logger.warning("step %d was not kept: %s", step, lacking)
         self.too_full += 1
 
-    def _describe(self, now: StepNow) -> Manifest:
+    def _describe(self, now: StepContext) -> Manifest:
         """Note what is public about the step, and how its update comes about, as they are now."""
         clipped = self.stack.observe != "local" and bool(now.max_grad_norm or now.max_grad_value)
         recipe = StepRecipe(
@@ -445,7 +448,7 @@ class AuditRun:
         if self.spool.gone():
             raise SpoolError(f"somebody removed {self.spool.root}")
         self.spool.finish(totals)
-        self.side.see_out()
+        self.side.wait_or_detach()
         self.log_results()
         self.side.stop()
         for line in self.side.outcome():
@@ -466,7 +469,9 @@ class AuditRun:
             self._leave_empty(f"{what} before a step was kept")
             return
         self.spool.finish(self.totals(None, interrupted=True))
-        notify(f"{what}; {counted(self.recorder.counters.kept, 'step was', 'steps were')} kept; {self.side.carry_on()}")
+        notify(
+            f"{what}; {counted(self.recorder.counters.kept, 'step was', 'steps were')} kept; {self.side.continue_detached()}"
+        )
         if stays := what_stays(self.spool):
             notify(stays)
 
@@ -480,7 +485,7 @@ class AuditRun:
         """Take everything off a run whose audit is over, without waiting for anything."""
         self._part()
         self.recorder.remove(patience_s=0.0)
-        self.side.dismiss()
+        self.side.terminate()
 
     def _part(self) -> None:
         """Let the other processes go on without this one."""
@@ -547,7 +552,7 @@ class AuditRun:
             logger.warning("leakaudit's numbers are not logged any more: a logger raised %s", type(error).__name__)
 
 
-class Guarded:
+class Adapter:
     """What every adapter is: at most one audited run at a time, and no problem of the audit ever reaches training.
 
     Its state stands in the class until it changes, so that an adapter needs no constructor that could fail.
@@ -570,7 +575,7 @@ class Guarded:
         """Folder of the audit (results.json, report.html), known once training has begun."""
         return self._folder
 
-    def _open(self, stack: Callable[[], Stack]) -> None:
+    def _open(self, stack: Callable[[], TrainerContext]) -> None:
         """Begin a run, or go on with the spool of one that never kept a step."""
         self._off = ""
         spool, folder = self._leave_earlier_run()
@@ -702,7 +707,7 @@ def _recipe(model: nn.Module, config: AuditConfig) -> tuple[ModelRecipe, AuditCo
         return ModelRecipe(class_name=type(model).__name__), config
 
 
-def _labels_only(stack: Stack, num_labels: int) -> Stack:
+def _labels_only(stack: TrainerContext, num_labels: int) -> TrainerContext:
     """Return a run on arrays as one whose model brings its loss, like those of text; the loop goes on calling its own."""
     return replace(
         stack,
@@ -749,7 +754,7 @@ def auditable(root: nn.Module, source: Source = None) -> tuple[nn.Module, nn.Mod
     names = ", ".join(name.removeprefix(".") for name, _ in found) or "none"
     raise ModelError(
         f"{type(root).__name__} is no model that the side process can rebuild, and inside it {len(found)} were found ({names}); "
-        "one is needed. Name how to make the model with `leakaudit.models.recipe.rebuilt_by(model, 'package.module:function')`, or set "
+        "one is needed. Name how to make the model with `leakaudit.models.factories.rebuilt_by(model, 'package.module:function')`, or set "
         "`schedule: inline`"
     )
 
@@ -802,7 +807,7 @@ def _together(begin: Callable[[ProcessGroup | None], AuditRun]) -> AuditRun:
     return run
 
 
-def _among(stack: Stack, peers: ProcessGroup | None) -> Stack:
+def _among(stack: TrainerContext, peers: ProcessGroup | None) -> TrainerContext:
     """Return what an adapter knows of a run, with the processes it met.
 
     Processes that train alone stay alone.
@@ -920,7 +925,7 @@ def _kept_parts(kept: KeptStep, part: PartOfStep) -> KeptParts:
 
 
 def _parts_to_keep(
-    config: AuditConfig, stack: Stack, model: nn.Module, recipe: ModelRecipe, fit: Fit, recorder: Recorder
+    config: AuditConfig, stack: TrainerContext, model: nn.Module, recipe: ModelRecipe, fit: Fit, recorder: Recorder
 ) -> Parts | None:
     """Return which parts of each step to keep; None to keep all.
 
@@ -974,7 +979,7 @@ def unused_private_model(model: nn.Module) -> str:
     )
 
 
-def _facts(stack: Stack, model: nn.Module, declared: tuple[DeclaredDefense, ...]) -> PublicFacts:
+def _facts(stack: TrainerContext, model: nn.Module, declared: tuple[DeclaredDefense, ...]) -> PublicFacts:
     """Note what is public about every step of a run."""
     known: dict[str, Any] = {
         "training": True,
@@ -1051,7 +1056,7 @@ def _reasons(totals: Totals, config: AuditConfig) -> list[str]:
     return [f"{counted(number, 'step')} not kept: {why}" for number, why in totals.not_kept(config)]
 
 
-def _steps_of(stack: Stack) -> int | None:
+def _steps_of(stack: TrainerContext) -> int | None:
     """Return the steps of the run as the audit counts them.
 
     A round of local steps counts once, if the client sends those.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from leakaudit.capture.forward_hooks import MOST_BYTES, Pass
 from leakaudit.capture.users_state import HOOKS, UsersState, keep_only
 from leakaudit.errors import SnapshotError
-from leakaudit.models.recipe import version_of
+from leakaudit.models.tensors import version_of
 
 INTERNAL = frozenset(vars(nn.Module()))
 """Attributes that every module has: parameters, buffers, submodules, hooks."""

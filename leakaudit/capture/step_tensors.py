@@ -15,7 +15,7 @@ from leakaudit.capture.optimizers import parameters_of
 from leakaudit.capture.part_of_step import PartOfStep
 from leakaudit.capture.sketch import BUCKETS
 from leakaudit.capture.step_recording import StepRecording
-from leakaudit.models.parts import Parts
+from leakaudit.models.first_blocks import Parts
 from leakaudit.storage.frozen_weights import FrozenWeights
 
 Observe = Literal["update", "local", "delta"]

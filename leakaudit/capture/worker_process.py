@@ -23,6 +23,7 @@ import leakaudit
 from leakaudit.capture.outcome import outcome
 from leakaudit.capture.worker_progress import Progress
 from leakaudit.config.audit import AuditConfig
+from leakaudit.files.private_files import open_to_append
 from leakaudit.results.wording import duration
 from leakaudit.storage.parent_watch import KEY_VARIABLE, PARENT_VARIABLE, yield_processor
 from leakaudit.storage.spool import DEVICE_VARIABLE, MOST_DEATHS, Spool
@@ -206,7 +207,7 @@ class SideProcess:
         logger.warning("the audit's side process died; starting it again (%d of %d)", self._deaths, RESTARTS)
         return True
 
-    def see_out(self) -> None:
+    def wait_or_detach(self) -> None:
         """Do what the configuration asks for at the end of training: wait with a countdown, detach, or leave the rest to others.
 
         Raises nothing; a Ctrl-C ends the waiting, not the program.
@@ -228,7 +229,7 @@ class SideProcess:
         else:
             self._wait(config.wait_at_end_s)
 
-    def carry_on(self) -> str:
+    def continue_detached(self) -> str:
         """See to it that what was kept is attacked after training was broken off, without waiting for it.
 
         Returns:
@@ -250,7 +251,7 @@ class SideProcess:
             return later
         return f"the side process goes on with them for as long as this process lives; later, {later}"
 
-    def dismiss(self) -> None:
+    def terminate(self) -> None:
         """Ask the worker to write what it has and go, without waiting for it: training goes on, and its audit does not."""
         self.given_up = self._dismissed = True
         if self._process is not None and self._process.poll() is None:
@@ -259,7 +260,7 @@ class SideProcess:
     def outcome(self) -> list[str]:
         """Return the verdict and where the report is, a line each.
 
-        If there is none, the lines say why. Call it after `see_out`.
+        If there is none, the lines say why. Call it after `wait_or_detach`.
         """
         report = self._log.with_name("report.html")
         if self.detached:
@@ -289,7 +290,7 @@ class SideProcess:
 
             notify(
                 "attacks run in the training process, which waits for them (`schedule: inline`); a model that says how it is made "
-                "(`leakaudit.models.recipe.rebuilt_by`) can be attacked beside training"
+                "(`leakaudit.models.factories.rebuilt_by`) can be attacked beside training"
             )
             self._here = InlineAudit(self._spool, self._model)
         self._here.catch_up()
@@ -392,7 +393,7 @@ class SideProcess:
             KEY_VARIABLE: "1" if seal and seal.identity else "",
         }
         try:
-            log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o600)
+            log = open_to_append(self._log)
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "leakaudit", "worker", str(self._spool.root)],

@@ -1,15 +1,23 @@
-"""Checks of this machine and a configuration, ending with a positive control: a known sentence read out of a tiny model."""
+"""`leakaudit doctor`: checks of this machine and a configuration.
+
+The last check is a positive control: an attack recovers a known sentence from a tiny model.
+"""
 
 from __future__ import annotations
 
+import json
 import platform
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import click
+
+from leakaudit.cli.common import EXISTING, clear_errors
 from leakaudit.errors import LeakAuditError
 
 if TYPE_CHECKING:
@@ -169,3 +177,18 @@ def _tiny_encoder(texts: tuple[str, ...]) -> tuple[Any, Any]:
         torch.manual_seed(0)
         model = BertForSequenceClassification._from_config(config, attn_implementation="eager")
     return model.eval(), tokenizer
+
+
+@click.command(short_help="Check this machine and a configuration.")
+@click.option("--config", "config_path", type=EXISTING, help="YAML of the audit to check as well.")
+@click.option("--json", "as_json", is_flag=True, help="Print the checks as one JSON document.")
+@clear_errors
+def doctor(config_path: Path | None, as_json: bool) -> None:
+    """Check this machine and a configuration, and recover a known sentence from a tiny model: exit 0 or 2."""
+    checks = examine(config_path)
+    if as_json:
+        click.echo(json.dumps([vars(check) for check in checks], indent=1))
+    else:
+        for check in checks:
+            click.echo(f"{check.state:5} {check.sentence}")
+    sys.exit(2 if any(check.state == "fail" for check in checks) else 0)

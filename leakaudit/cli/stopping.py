@@ -57,7 +57,7 @@ class Request:
         """From here on results are written, which is what a first signal asks for: only a second one ends that."""
         self._finishing = True
 
-    def receive(self, number: int, frame: FrameType | None) -> None:
+    def receive(self, number: int, _frame: FrameType | None) -> None:
         """Stop the command at the first signal, and the process at a later one.
 
         Raises:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense import Defense
+from leakaudit.plugins.defense_protocol import Defense
 from leakaudit.registry import defense
 
 
@@ -27,6 +27,8 @@ class FreezeEmbeddings(Defense):
     tables: Literal["all", "words", "none"] = "all"
     """`all`: word, position and token-type tables. `words`: the word embedding only. `none`: no defence."""
 
+    label: ClassVar[str] = "frozen embeddings"
+    meaning: ClassVar[str] = "Sends no update of the embedding tables."
     identity: ClassVar[Mapping[str, Any]] = {"tables": "none"}
     source: ClassVar[str] = "FILM (Gupta et al. 2022, Sec. 5); LAMP (Balunovic et al. 2022, App. A.1) assumes it"
     protects: ClassVar[str] = (

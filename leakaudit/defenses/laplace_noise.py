@@ -22,6 +22,8 @@ class LaplaceNoise(AdditiveNoise):
     `scale` means what it means for `gaussian-noise`, so that the two can be compared: equal scales have equal variance.
     """
 
+    label: ClassVar[str] = "Laplace noise"
+    meaning: ClassVar[str] = "Adds independent Laplace noise to every entry of the update."
     source: ClassVar[str] = "Zhu et al. 2019 (Deep Leakage from Gradients), Sec. 5.1: Gaussian and Laplacian noise"
     protects: ClassVar[str] = "Blurs every entry of the update for everybody who sees it."
     cost: ClassVar[str] = "Slower and worse training, growing with the scale."

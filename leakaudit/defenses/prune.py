@@ -12,7 +12,7 @@ from torch import Tensor
 
 from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense import Defense
+from leakaudit.plugins.defense_protocol import Defense
 from leakaudit.registry import defense
 
 Choice = Literal["magnitude", "random"]
@@ -37,6 +37,8 @@ class Prune(Defense):
     choose: Choice = "magnitude"
     """Which entries go: the smallest, or each with probability `share`."""
 
+    label: ClassVar[str] = "pruning"
+    meaning: ClassVar[str] = "Sends only the largest entries of the update, or random ones, and zero for the others."
     identity: ClassVar[Mapping[str, Any]] = {"share": 0.0}
     zeroed: ClassVar[bool] = True
     source: ClassVar[str] = (

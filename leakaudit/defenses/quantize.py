@@ -11,7 +11,7 @@ from torch import Tensor
 
 from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense import Defense
+from leakaudit.plugins.defense_protocol import Defense
 from leakaudit.plugins.entry_uncertainty import uncertainties
 from leakaudit.registry import defense
 
@@ -31,6 +31,8 @@ class Quantize(Defense):
     bits: int = 8
     """Bits an entry, sign included, 2 to 16; 32 leaves the update alone."""
 
+    label: ClassVar[str] = "quantisation"
+    meaning: ClassVar[str] = "Rounds every entry of the update at random to one of a few evenly spaced values."
     identity: ClassVar[Mapping[str, Any]] = {"bits": EXACT_BITS}
     source: ClassVar[str] = "after QSGD (Alistarh et al. 2017); levels relative to the largest magnitude: our choice"
     protects: ClassVar[str] = "Hides small differences; with few bits most small entries become zero."

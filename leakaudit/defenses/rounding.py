@@ -11,7 +11,7 @@ from torch import Tensor
 
 from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense import Defense
+from leakaudit.plugins.defense_protocol import Defense
 from leakaudit.plugins.entry_uncertainty import uncertainties
 from leakaudit.registry import defense
 
@@ -31,6 +31,8 @@ class Round(Defense):
     dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
     """Format on the wire; fp32 leaves the update alone."""
 
+    label: ClassVar[str] = "rounding"
+    meaning: ClassVar[str] = "Sends the update in a shorter floating-point format."
     identity: ClassVar[Mapping[str, Any]] = {"dtype": "fp32"}
     source: ClassVar[str] = "common practice; formats: IEEE 754 binary16, bfloat16"
     protects: ClassVar[str] = "Hides the last digits of every entry."

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from leakaudit.client.observation import Observation, root_mean_square
 from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense import Defense
+from leakaudit.plugins.defense_protocol import Defense
 from leakaudit.plugins.entry_uncertainty import uncertainties
 from leakaudit.registry import defense
 
@@ -31,6 +31,8 @@ class Sign(Defense):
     entries: Literal["all", "none"] = "all"
     """`none`: no defence."""
 
+    label: ClassVar[str] = "signs"
+    meaning: ClassVar[str] = "Sends only the sign of every entry of the update."
     identity: ClassVar[Mapping[str, Any]] = {"entries": "none"}
     resized: ClassVar[bool] = True
     source: ClassVar[str] = "signSGD (Bernstein et al. 2018, Algorithm 1)"

@@ -10,7 +10,7 @@ import torch
 
 from leakaudit.client.observation import Observation, check_finite
 from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense import Defense
+from leakaudit.plugins.defense_protocol import Defense
 from leakaudit.registry import defense
 
 
@@ -22,6 +22,8 @@ class Undefended(Defense):
     Beside the update as it was sent it shows what the defence buys. Where the run declares none, it is the update itself.
     """
 
+    label: ClassVar[str] = "undefended"
+    meaning: ClassVar[str] = "Takes the defence of the run away, to show what that defence hides."
     identity: ClassVar[Mapping[str, Any]] = {}
     source: ClassVar[str] = "the step as it was recorded, computed again"
     protects: ClassVar[str] = "Nothing: it takes the run's own defence off."

@@ -615,7 +615,7 @@ def _gather(results: Results, rule: Rule, defense: str) -> _Evidence:
             censored += attempt.status is AttemptStatus.BUDGET_EXHAUSTED and value == 0
             attacks.add(attempt.attack)
             values[step.id] = max(values.get(step.id, 0.0), value)
-            longest = max((s.longest_run_share or 0.0 for s in attempt.sequences), default=0.0)
+            longest = max((s.scores.get("longest_run", 0.0) for s in attempt.sequences), default=0.0)
             rank = (value, longest, -attempt.wall_s)
             if value > 0 and (worst is None or rank > worst[0]):
                 shown = value if rule.metric else None

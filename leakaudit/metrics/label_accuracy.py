@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from leakaudit.plugins.metric import LabelCounts
+from leakaudit.plugins.metric_protocol import LabelCounts
 from leakaudit.registry import metric
 
 
@@ -18,6 +18,8 @@ class LabelAccuracy:
     is taken, so that neither leaving labels out nor naming more than there are can pay.
     """
 
+    label: ClassVar[str] = "label accuracy"
+    meaning: ClassVar[str] = "Share of the labels of a batch that were recovered."
     higher_is_better: ClassVar[bool] = True
     level: ClassVar[Literal["sequence", "step"]] = "step"
     source: ClassVar[str] = "attack success rate of LLG (Wainakh et al. 2022, Sec. 6.1)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from leakaudit.plugins.metric import LabelCounts
+from leakaudit.plugins.metric_protocol import LabelCounts
 from leakaudit.registry import metric
 
 
@@ -17,6 +17,10 @@ class LabelClasses:
     Classes that are neither in the batch nor in the guess are left out, so that many classes do not make a guess better.
     """
 
+    label: ClassVar[str] = "label accuracy by class"
+    meaning: ClassVar[str] = (
+        "How well the number of examples of each class was recovered, every class counting the same; 1 is all."
+    )
     higher_is_better: ClassVar[bool] = True
     level: ClassVar[Literal["sequence", "step"]] = "step"
     source: ClassVar[str] = "ours; per-class error, weighed by class where `label_accuracy` weighs by label"

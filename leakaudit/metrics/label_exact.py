@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from leakaudit.plugins.metric import LabelCounts
+from leakaudit.plugins.metric_protocol import LabelCounts
 from leakaudit.registry import metric
 
 
@@ -14,6 +14,8 @@ from leakaudit.registry import metric
 class LabelExact:
     """1 if every class was counted right, else 0; its mean over steps is the rate of exact count vectors."""
 
+    label: ClassVar[str] = "exact label counts"
+    meaning: ClassVar[str] = "Share of the steps in which the number of examples of every class was recovered."
     higher_is_better: ClassVar[bool] = True
     level: ClassVar[Literal["sequence", "step"]] = "step"
     source: ClassVar[str] = "event `label_counts`; instance-wise restoration of iLRG (Ma et al. 2023) counts alike"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from leakaudit.metrics.label_accuracy import LabelAccuracy
-from leakaudit.plugins.metric import LabelCounts
+from leakaudit.plugins.metric_protocol import LabelCounts
 from leakaudit.registry import metric
 
 
@@ -20,6 +20,8 @@ class LabelExcess:
     better than that, or worse; 1 is perfect.
     """
 
+    label: ClassVar[str] = "labels above chance"
+    meaning: ClassVar[str] = "How far label accuracy lies above that of random labels: 0 is chance, 1 is all labels."
     higher_is_better: ClassVar[bool] = True
     level: ClassVar[Literal["sequence", "step"]] = "step"
     source: ClassVar[str] = "ours, on the random guess of LLG (Wainakh et al. 2022, Sec. 6.1)"

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from leakaudit.plugins.metric import LabelCounts
+from leakaudit.plugins.metric_protocol import LabelCounts
 from leakaudit.registry import metric
 
 
@@ -18,6 +18,10 @@ class LabelHellinger:
     It compares distributions: a guess of half as many labels in the right proportions is perfect.
     """
 
+    label: ClassVar[str] = "label distribution"
+    meaning: ClassVar[str] = (
+        "How near the recovered distribution of the labels is to the true one (1 minus the Hellinger distance)."
+    )
     higher_is_better: ClassVar[bool] = True
     level: ClassVar[Literal["sequence", "step"]] = "step"
     source: ClassVar[str] = "LLG (Wainakh et al. 2022, Sec. 6.1, Metrics)"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import ClassVar, Literal
 
-from leakaudit.plugins.metric import Pair
+from leakaudit.plugins.metric_protocol import Pair
 from leakaudit.registry import metric
 
 
@@ -26,6 +26,10 @@ def longest_common_run(first: Sequence[int], second: Sequence[int]) -> int:
 class LongestRun:
     """Longest run of consecutive true tokens in the guess, as a share of the true sequence."""
 
+    label: ClassVar[str] = "longest run"
+    meaning: ClassVar[str] = (
+        "Longest run of consecutive true tokens in the recovered text, as a share of the true text."
+    )
     higher_is_better: ClassVar[bool] = True
     level: ClassVar[Literal["sequence", "step"]] = "sequence"
     source: ClassVar[str] = "longest common substring, on token ids; our choice of what a reader would call a quote"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from leakaudit.plugins.metric import Pair
+from leakaudit.plugins.metric_protocol import Pair
 from leakaudit.registry import metric
 
 
@@ -26,6 +26,8 @@ class MaskedTokenRecall:
     takes its place.
     """
 
+    label: ClassVar[str] = "recall of masked words"
+    meaning: ClassVar[str] = "Share of the words hidden by a mask that were recovered."
     higher_is_better: ClassVar[bool] = True
     level: ClassVar[Literal["sequence", "step"]] = "sequence"
     source: ClassVar[str] = "our definition; `token_recall` over the masked tokens alone"

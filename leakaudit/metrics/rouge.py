@@ -11,7 +11,7 @@ from rouge_score import rouge_scorer, tokenizers
 from leakaudit.registry import metric
 
 if TYPE_CHECKING:
-    from leakaudit.plugins.metric import Pair
+    from leakaudit.plugins.metric_protocol import Pair
 
 Kind = Literal["rouge1", "rouge2", "rougeL"]
 
@@ -49,6 +49,8 @@ def rouge_f(kind: Kind, true_text: str, guess_text: str) -> float | None:
 class Rouge1:
     """F-measure of words, in any order."""
 
+    label: ClassVar[str] = "ROUGE-1"
+    meaning: ClassVar[str] = "Overlap of recovered and true text in words; 1 is all."
     higher_is_better: ClassVar[bool] = True
     level: ClassVar[Literal["sequence", "step"]] = "sequence"
     source: ClassVar[str] = SOURCE
@@ -63,6 +65,8 @@ class Rouge1:
 class Rouge2:
     """F-measure of pairs of neighbouring words."""
 
+    label: ClassVar[str] = "ROUGE-2"
+    meaning: ClassVar[str] = "Overlap of recovered and true text in pairs of neighbouring words; 1 is all."
     higher_is_better: ClassVar[bool] = True
     level: ClassVar[Literal["sequence", "step"]] = "sequence"
     source: ClassVar[str] = SOURCE
@@ -77,6 +81,8 @@ class Rouge2:
 class RougeL:
     """F-measure of the longest common subsequence of words."""
 
+    label: ClassVar[str] = "ROUGE-L"
+    meaning: ClassVar[str] = "Overlap of recovered and true text in the longest common sequence of words; 1 is all."
     higher_is_better: ClassVar[bool] = True
     level: ClassVar[Literal["sequence", "step"]] = "sequence"
     source: ClassVar[str] = SOURCE

@@ -12,7 +12,7 @@ from leakaudit.errors import ModelError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from leakaudit.plugins.metric import Pair
+    from leakaudit.plugins.metric_protocol import Pair
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,10 @@ class SemanticSimilarity:
     path: Path
     """Folder of an encoder and its tokenizer, as `save_pretrained` writes it; nothing is downloaded."""
 
+    label: ClassVar[str] = "semantic similarity"
+    meaning: ClassVar[str] = (
+        "Cosine of the sentence embeddings of recovered and true text; unrelated texts are well above 0."
+    )
     name: ClassVar[str] = "semantic_similarity"
     higher_is_better: ClassVar[bool] = True
     level: ClassVar[Literal["sequence", "step"]] = "sequence"

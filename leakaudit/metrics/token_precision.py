@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from leakaudit.plugins.metric import Pair, clipped_overlap
+from leakaudit.plugins.metric_protocol import Pair, clipped_overlap
 from leakaudit.registry import metric
 
 
@@ -19,6 +19,10 @@ class TokenPrecision:
     can be right or wrong, so there is no number. For attacks that guess a bag of tokens `bag_precision` takes its place.
     """
 
+    label: ClassVar[str] = "token precision"
+    meaning: ClassVar[str] = (
+        "Share of the recovered tokens that are right. A guess of every word has full recall and no precision."
+    )
     higher_is_better: ClassVar[bool] = True
     level: ClassVar[Literal["sequence", "step"]] = "sequence"
     source: ClassVar[str] = "precision of FILM (Gupta et al. 2022, Sec. 6.3), here with counts"

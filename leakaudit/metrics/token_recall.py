@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from leakaudit.plugins.metric import Pair, clipped_overlap
+from leakaudit.plugins.metric_protocol import Pair, clipped_overlap
 from leakaudit.registry import metric
 
 
@@ -18,6 +18,8 @@ class TokenRecall:
     For attacks that guess a bag of tokens `bag_recall` takes its place, since a bag does not say how often.
     """
 
+    label: ClassVar[str] = "token recall"
+    meaning: ClassVar[str] = "Share of the true tokens that were recovered, in any order."
     higher_is_better: ClassVar[bool] = True
     level: ClassVar[Literal["sequence", "step"]] = "sequence"
     source: ClassVar[str] = "recall of FILM (Gupta et al. 2022, Sec. 6.3), here with counts"

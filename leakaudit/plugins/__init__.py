@@ -4,13 +4,14 @@ It may import `client`, `models`, `config`, `results` and `files`.
 """
 
 __all__ = [
-    "attack",
+    "attack_protocol",
     "budget",
-    "defense",
+    "catalogue",
+    "defense_protocol",
     "entry_uncertainty",
-    "metric",
+    "metric_protocol",
     "names",
     "noise_scale",
-    "prior",
     "prior_loading",
+    "prior_protocol",
 ]

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from leakaudit.errors import PriorError
-from leakaudit.models.recipe import Vocabulary, load_model, load_tokenizer, tokens_digest, vocabulary_of
-from leakaudit.plugins.prior import check_same_tokens, frame_of, words_of
+from leakaudit.models.loading import load_model, load_tokenizer
+from leakaudit.models.vocabulary import Vocabulary, tokens_digest, vocabulary_of
+from leakaudit.plugins.prior_protocol import check_same_tokens, frame_of, words_of
 from leakaudit.registry import prior
 
 LOGITS = 1 << 25

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.errors import PriorError
-from leakaudit.models.recipe import Vocabulary
+from leakaudit.models.vocabulary import Vocabulary
 from leakaudit.priors.causal_lm import TokenScorer
 from leakaudit.registry import prior
 

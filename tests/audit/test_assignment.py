@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from leakaudit.audit.scoring.assignment import match
 from leakaudit.metrics.rouge import rouge_f
-from leakaudit.plugins.attack import GuessedSequence
+from leakaudit.plugins.attack_protocol import GuessedSequence
 
 WORDS = ["zero", "one", "two", "three", "four", "five"]
 SPECIAL = frozenset({0})

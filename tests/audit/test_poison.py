@@ -15,8 +15,10 @@ from leakaudit.capture.worker_process import SideProcess
 from leakaudit.client.snapshot import Manifest, Provenance
 from leakaudit.config.audit import PluginSpec
 from leakaudit.gate.evaluate import Status, default_policy, evaluate
-from leakaudit.models.recipe import ModelRecipe, state_of
-from leakaudit.results.schema import AttemptStatus, load_results
+from leakaudit.models.recipe import ModelRecipe
+from leakaudit.models.tensors import state_of
+from leakaudit.results.files import load_results
+from leakaudit.results.schema import AttemptStatus
 from leakaudit.storage.snapshots import write_snapshot
 from leakaudit.storage.spool import Spool
 from tests.audit.test_worker import make, names
@@ -29,7 +31,7 @@ PLUGIN = f"""
 import ctypes, os, signal
 from dataclasses import dataclass
 from typing import ClassVar
-from leakaudit.plugins.attack import APPLIES, Reconstruction
+from leakaudit.plugins.attack_protocol import APPLIES, Reconstruction
 from leakaudit.registry import attack
 
 KINDS = {{
@@ -105,7 +107,7 @@ def test_the_others_are_audited_and_reported_and_the_results_say_what_was_lost(
 ) -> None:
     """Whatever the exit code of the process."""
     spool, side = poisoned(tmp_path, kind, {1}, 3)
-    side.see_out()
+    side.wait_or_detach()
     side.stop()
     results = load_results(tmp_path / "audit")
     status = {(a.step, a.attack.partition("(")[0]): a.status for a in results.attempts}
@@ -120,7 +122,7 @@ def test_the_others_are_audited_and_reported_and_the_results_say_what_was_lost(
 def test_many_deadly_snapshots_do_not_use_up_the_patience_for_the_others(tmp_path: Path, plugin: None) -> None:
     """Each is charged for its own deaths; a gate counts each as lost and never as clean."""
     spool, side = poisoned(tmp_path, "exit 1", {0, 2}, 4)
-    side.see_out()
+    side.wait_or_detach()
     side.stop()
     results = load_results(tmp_path / "audit")
     ran = {a.step for a in results.attempts if a.attack != "embedding-rows" and a.status is AttemptStatus.RAN}

@@ -313,7 +313,7 @@ def test_no_function_of_an_adapter_can_stop_its_framework(
         wanted = train(tmp_path / "off", error=error)
     assert wanted.error is error
     found = reached(lambda again: train(tmp_path / "reached", again, error=error))
-    homes = ("leakaudit/capture/boundary.py", "leakaudit/capture/run.py::Guarded") if shared else (f"callbacks/{file}",)
+    homes = ("leakaudit/capture/boundary.py", "leakaudit/capture/run.py::Adapter") if shared else (f"callbacks/{file}",)
     targets = [
         c for c in found if name_of(c).startswith(homes) and name_of(c) not in BETWEEN and (file, c) not in _tried
     ]

@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from leakaudit.audit.applied_defenses import defenses_found
 from leakaudit.audit.audit import Audit
-from leakaudit.audit.verification import defenses_found, verify
+from leakaudit.audit.verification import verify
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.capture.recorder import Recorder

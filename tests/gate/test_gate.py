@@ -20,7 +20,18 @@ from leakaudit.gate.evaluate import Status, Verdict
 from leakaudit.plugins import names as catalogue
 from leakaudit.results import bounds as stats
 from leakaudit.results.schema import Attempt, AttemptStatus, Results, Score, StepRecord, VerificationStatus
-from tests.support.factories import NOW, attempt, audit, changed, of_sequences, policy, results, sequence, step
+from tests.support.factories import (
+    NOW,
+    attempt,
+    audit,
+    changed,
+    of_sequences,
+    policy,
+    results,
+    sequence,
+    step,
+    with_scores,
+)
 
 RED_LINE = {"id": "red-line", "severity": "critical", "event": "exact_sentence", "max_count": 0}
 RATE = {"id": "rate", "event": "exact_sentence", "max_rate": 0.05}
@@ -319,7 +330,7 @@ def test_a_text_of_which_no_attack_can_tell_is_not_called_out_of_reach() -> None
 
 def test_an_attack_that_named_nothing_is_a_clean_step_for_most_words() -> None:
     """Without a guess there is no precision, and without recall no precision is needed."""
-    silent = sequence(recall=0.0, bag=True).model_copy(update={"token_precision": None})
+    silent = with_scores(sequence(recall=0.0, bag=True), token_precision=None)
     attempts = [of_sequences(attempt(i, "bag", kind="bag", recall=0.0), [silent]) for i in range(60)]
     rule = {"id": "most", "event": "most_words", "max_rate": 0.05}
     verdict = judge(results([step(i) for i in range(60)], attempts), rule)
@@ -650,7 +661,7 @@ def test_most_words_of_a_sentence_are_judged() -> None:
             judge(results(steps, [attempt(i, recall=0.4, kind=kind) for i in range(60)]), rule).verdict is Status.PASS
         )
     unknown = [
-        of_sequences(a, [s.model_copy(update={"token_precision": None}) for s in a.sequences])
+        of_sequences(a, [with_scores(s, token_precision=None) for s in a.sequences])
         for a in (attempt(i, recall=11 / 12) for i in range(60))
     ]
     assert judge(results(steps, unknown), rule).rules[0].n == 0

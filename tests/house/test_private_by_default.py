@@ -18,7 +18,7 @@ import pytest
 from leakaudit.capture.worker_process import SideProcess
 from leakaudit.config.audit import PluginSpec
 from leakaudit.models.recipe import ModelRecipe
-from leakaudit.results.schema import load_results
+from leakaudit.results.files import load_results
 from leakaudit.storage.encryption import new_identity
 from leakaudit.storage.parent_watch import KEY_VARIABLE, PARENT_VARIABLE
 from leakaudit.storage.snapshots import read_snapshot
@@ -48,7 +48,7 @@ def test_every_file_and_folder_is_private_whatever_the_umask(tmp_path: Path, uma
     spool = make(tmp_path, 1, 2, keep_snapshots=True, wait_at_end_s=240.0)
     (spool.slot(2) / "truth.safetensors").write_bytes(b"short")
     side = SideProcess(spool)
-    side.see_out()
+    side.wait_or_detach()
     side.stop()
     audit = tmp_path / "audit"
     found = {path.relative_to(audit).as_posix(): stat.S_IMODE(path.lstat().st_mode) for path in everything(audit)}
@@ -87,7 +87,7 @@ def test_label_names_and_a_users_own_keys_are_in_no_file_at_any_log_level(
     monkeypatch.delenv("CI", raising=False)
     spool.write(1, **parts(labelled()))
     side = SideProcess(spool)
-    side.see_out()
+    side.wait_or_detach()
     side.stop()
     assert load_results(tmp_path / "audit").coverage.audited_steps == 1
     assert (tmp_path / "audit" / "worker.log").stat().st_size > 0
@@ -102,7 +102,7 @@ def test_label_names_and_a_users_own_keys_are_in_no_file_at_any_log_level(
 def parts(model: Any) -> dict[str, Any]:
     """Return what `Spool.write` takes."""
     from leakaudit.client.snapshot import Manifest, Provenance
-    from leakaudit.models.recipe import state_of
+    from leakaudit.models.tensors import state_of
 
     step = tiny.client_step(model, tiny.bert_tokenizer(), ["the old dog chased a cat ."], [1])
     return {
@@ -179,7 +179,7 @@ def test_the_training_process_keeps_its_own_limits(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_CORE), ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)
     spool = make(tmp_path, 1, wait_at_end_s=240.0)
     side = SideProcess(spool)
-    side.see_out()
+    side.wait_or_detach()
     side.stop()
     assert (resource.getrlimit(resource.RLIMIT_CORE), ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)) == before
 

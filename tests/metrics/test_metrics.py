@@ -9,7 +9,7 @@ from leakaudit.metrics.label_accuracy import LabelAccuracy
 from leakaudit.metrics.longest_run import LongestRun, longest_common_run
 from leakaudit.metrics.rouge import Rouge1, Rouge2, RougeL
 from leakaudit.metrics.token_recall import TokenRecall, bag_recall
-from leakaudit.plugins.metric import LabelCounts, Pair
+from leakaudit.plugins.metric_protocol import LabelCounts, Pair
 
 
 def _texts(true: str, guess: str) -> Pair:

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from leakaudit.errors import PriorError
-from leakaudit.models.recipe import Vocabulary, vocabulary_of
-from leakaudit.plugins.prior import tokenizer_vocabulary
+from leakaudit.models.vocabulary import Vocabulary, vocabulary_of
 from leakaudit.plugins.prior_loading import load_prior
+from leakaudit.plugins.prior_protocol import tokenizer_vocabulary
 from leakaudit.priors import causal_lm
 from leakaudit.priors.causal_lm import CausalLM, TokenScorer
 from tests.support import tiny

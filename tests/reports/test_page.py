@@ -30,6 +30,8 @@ from leakaudit.reports.charts import COLOURS, STATES, RateBar, StepMark, rate_ch
 from leakaudit.reports.page import BANNERS, cell_for, plain, strip_in_words, strip_runs, style, visible
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.results import schema as scores
+from leakaudit.results.files import to_json
+from leakaudit.results.journal import JournalEntry
 from leakaudit.results.schema import (
     Attempt,
     AttemptStatus,
@@ -45,7 +47,7 @@ from leakaudit.results.schema import (
     VerificationStatus,
 )
 from tests.gate.test_gate import eight, words
-from tests.support.factories import NOW, attempt, audit, journal_entry, policy, results, step
+from tests.support.factories import NOW, attempt, audit, journal_entry, policy, results, step, with_scores
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -107,10 +109,10 @@ class Outline(HTMLParser):
         return [value or "" for key, value in self.attributes if key == name]
 
 
-def rich_audit(text: str = "ordinary") -> tuple[Results, list[scores.JournalEntry]]:
+def rich_audit(text: str = "ordinary") -> tuple[Results, list[JournalEntry]]:
     """Return an audit with every section of the page, `text` in every place that takes text."""
     attempts: list[Attempt] = []
-    entries: list[scores.JournalEntry] = []
+    entries: list[JournalEntry] = []
     for i in range(4):
         for defense in ("none", "prune", text):
             done = attempt(i, "span", defense, leaks=i % 2 == 0 and defense == "none")
@@ -389,14 +391,14 @@ def test_a_search_that_ran_out_of_time_shows_what_was_in_reach() -> None:
 
 def test_every_cell_says_what_came_back() -> None:
     """Overlap, recall and precision, of attacks that found a leak, of those that did not, and of those that ran out of time."""
-    precise = {"token_precision": 0.6}
     attempts = [
         attempt(i, name, recall=0.44, status=state)
         for i in range(2)
         for name, state in (("span", AttemptStatus.RAN), ("late", AttemptStatus.BUDGET_EXHAUSTED))
     ]
     attempts = [
-        a.model_copy(update={"sequences": tuple(s.model_copy(update=precise) for s in a.sequences)}) for a in attempts
+        a.model_copy(update={"sequences": tuple(with_scores(s, token_precision=0.6) for s in a.sequences)})
+        for a in attempts
     ]
     found = results([step(0), step(1)], attempts)
     for name in ("span", "late"):
@@ -492,7 +494,7 @@ def test_a_strip_is_read_aloud_and_drawn_in_bars() -> None:
 def test_the_report_of_a_folder_with_results_alone_is_the_same(tmp_path: Path) -> None:
     """results.json is what travels: the masked page needs nothing else."""
     found, entries = rich_audit()
-    (tmp_path / "results.json").write_text(json.dumps(scores.to_json(found)), encoding="utf-8")
+    (tmp_path / "results.json").write_text(json.dumps(to_json(found)), encoding="utf-8")
     alone = write_report(tmp_path, now=NOW).read_bytes()
     (tmp_path / "journal.jsonl").write_text("".join(entry.model_dump_json() + "\n" for entry in entries))
     assert write_report(tmp_path, now=NOW).read_bytes() == alone
@@ -635,7 +637,7 @@ def test_a_report_is_written_from_a_run(tmp_path: Path) -> None:
     """Results and journal in, one private file out; the digest of the results is in it."""
     found, entries = rich_audit()
     results_file = tmp_path / "results.json"
-    results_file.write_text(json.dumps(scores.to_json(found)), encoding="utf-8")
+    results_file.write_text(json.dumps(to_json(found)), encoding="utf-8")
     (tmp_path / "journal.jsonl").write_text("".join(entry.model_dump_json() + "\n" for entry in entries))
     path = write_report(tmp_path, now=NOW)
     assert path == tmp_path / "report.html"
@@ -654,7 +656,7 @@ def test_a_report_is_written_from_a_run(tmp_path: Path) -> None:
 def test_a_run_is_summed_up_on_the_terminal(tmp_path: Path) -> None:
     """From the files of the run; without a verdict the message says what writes one."""
     found, _ = rich_audit()
-    (tmp_path / "results.json").write_text(json.dumps(scores.to_json(found)))
+    (tmp_path / "results.json").write_text(json.dumps(to_json(found)))
     with pytest.raises(ResultsError, match=r"verdict\.json: cannot be read; `leakaudit gate` writes one"):
         print_summary(tmp_path)
     verdict = gate.evaluate(found, policy(), now=NOW)
@@ -676,7 +678,7 @@ def test_a_quiet_verdict_is_one_line() -> None:
 def test_a_full_report_is_not_written_where_everybody_may_write(tmp_path: Path) -> None:
     """Somebody else could replace it."""
     found, entries = rich_audit()
-    (tmp_path / "results.json").write_text(json.dumps(scores.to_json(found)))
+    (tmp_path / "results.json").write_text(json.dumps(to_json(found)))
     (tmp_path / "journal.jsonl").write_text("".join(entry.model_dump_json() + "\n" for entry in entries))
     shared = tmp_path / "shared"
     shared.mkdir()

@@ -16,7 +16,7 @@ from leakaudit.audit.verification import verify
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.capture import worker_process as side_process
 from leakaudit.capture.background_writer import BackgroundWriter
-from leakaudit.capture.run import Guarded
+from leakaudit.capture.run import Adapter
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.config.audit import AuditConfig, PluginSpec
@@ -160,7 +160,7 @@ def _take(spool: Path) -> list[Path]:
     return [path.rename(taken / path.stem) for path in sorted(spool.glob("*.ready"))]
 
 
-def kept(audit: Guarded) -> dict[int, Snapshot]:
+def kept(audit: Adapter) -> dict[int, Snapshot]:
     """Return the snapshots of a run without a side process, by step."""
     assert audit.folder is not None
     _take(audit.folder / "spool")

@@ -13,7 +13,7 @@ from leakaudit.algorithms.matching.run import Evidence, Recipe, can_match, check
 from leakaudit.algorithms.matching.search import Descent, Keep, Rounds, Start
 from leakaudit.client.observation import Observation
 from leakaudit.errors import ConfigError, PriorError
-from leakaudit.plugins.attack import FALSE_EVENTS, Applicability, Reconstruction, not_applicable
+from leakaudit.plugins.attack_protocol import FALSE_EVENTS, Applicability, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
 from leakaudit.plugins.prior_loading import load_prior
 

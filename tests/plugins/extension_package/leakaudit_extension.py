@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import APPLIES, Applicability, Reconstruction
+from leakaudit.plugins.attack_protocol import APPLIES, Applicability, Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attack
 
@@ -18,6 +18,8 @@ from leakaudit.registry import attack
 class AlwaysOneToken:
     """Guess one token, whatever was seen."""
 
+    label: ClassVar[str] = "always one token"
+    meaning: ClassVar[str] = "Guesses one token, whatever was seen."
     goal: ClassVar[Literal["text", "words", "labels"]] = "words"
     source: ClassVar[str] = "made for a test"
     threat_model: ClassVar[str] = "sees nothing"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakaudit.audit.verification import PIECE, _Compared
+from leakaudit.audit.comparison import PIECE, UpdateComparison
 
 SHAPES = {"a": (3, 5), "b": (7,), "c": (), "d": (PIECE + 3,)}
 
@@ -28,7 +28,7 @@ def test_sums_give_what_whole_vectors_give(scale: float, noise: float) -> None:
     """Also where the difference is a ten-millionth of the update, which a difference of squared norms would lose."""
     own, other = random_update(0), random_update(1)
     seen = {name: scale * own[name] + noise * other[name] for name in own}
-    found, a, b = _Compared.of(seen, own), vector(seen), vector(own)
+    found, a, b = UpdateComparison.of(seen, own), vector(seen), vector(own)
     k = float(a @ b / (b @ b))
     assert found.error == pytest.approx(float((a - b).norm() / b.norm()), rel=1e-9, abs=1e-15)
     assert found.scale == pytest.approx(k, rel=1e-12)
@@ -41,17 +41,17 @@ def test_sums_give_what_whole_vectors_give(scale: float, noise: float) -> None:
 def test_nothing_recomputed_is_infinitely_far_and_has_no_direction() -> None:
     """Where the recomputed update is zero."""
     seen = random_update(0)
-    found = _Compared.of(seen, {name: torch.zeros_like(g) for name, g in seen.items()})
+    found = UpdateComparison.of(seen, {name: torch.zeros_like(g) for name, g in seen.items()})
     assert (found.error, found.scale, found.scaled_error, found.cosine) == (float("inf"), 0.0, float("inf"), 0.0)
 
 
 PEAK = """
 import resource, torch
-from leakaudit.audit.verification import _Compared
+from leakaudit.audit.comparison import UpdateComparison
 one, two = {"w": torch.ones(1 << 24)}, {"w": torch.full((1 << 24,), 2.0)}
-_Compared.of({"w": torch.ones(9)}, {"w": torch.ones(9)})
+UpdateComparison.of({"w": torch.ones(9)}, {"w": torch.ones(9)})
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-assert _Compared.of(one, two).scaled_error == 0.0
+assert UpdateComparison.of(one, two).scaled_error == 0.0
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 

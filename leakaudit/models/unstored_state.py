@@ -70,7 +70,7 @@ def apply_settings(model: nn.Module, settings: Settings) -> None:
             setattr(modules[name], key, value)
 
 
-def take_types(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+def match_dtypes(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Give each parameter and buffer the type of its stored weight.
 
     So loading rounds nothing.
@@ -92,7 +92,7 @@ def unstored_buffers(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name not in stored}
 
 
-def unlike_buffers(live: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> frozenset[str]:
+def changed_buffers(live: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> frozenset[str]:
     """Return the names of unstored buffers with other values.
 
     Those values are not what the class makes.

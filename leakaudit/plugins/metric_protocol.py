@@ -24,6 +24,10 @@ class SequenceMetric(Protocol):
     """Registered with `@metric("name")`; compares one true sequence with the guess matched to it."""
 
     name: ClassVar[str]
+    label: ClassVar[str]
+    """How a person reads it in a table or inside a sentence, such as "ROUGE-1"."""
+    meaning: ClassVar[str]
+    """One sentence for a glossary: what is measured, and what 1 means where that is not plain."""
     higher_is_better: ClassVar[bool]
     """Better for the attacker, that is."""
     level: ClassVar[Literal["sequence", "step"]]
@@ -40,6 +44,8 @@ class StepMetric(Protocol):
     """Registered with `@metric("name")`; compares what was guessed of a step's labels with the truth."""
 
     name: ClassVar[str]
+    label: ClassVar[str]
+    meaning: ClassVar[str]
     higher_is_better: ClassVar[bool]
     level: ClassVar[Literal["sequence", "step"]]
     """`step` here."""

@@ -14,7 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leakaudit.models.recipe import ModelRecipe, blank_model, plain_name, state_of, tied_names
+from leakaudit.models.rebuilding import blank_model
+from leakaudit.models.recipe import ModelRecipe
+from leakaudit.models.structure.embeddings import output_embedding, word_embedding
+from leakaudit.models.structure.layers import heaviest_block_list
+from leakaudit.models.tensors import state_of, tied_names
+from leakaudit.models.wrappers import plain_name
 
 BLOCKS = 2
 """How many blocks are kept: `span` reads the attention of the first, and orders a decoder's words by that of the second."""
@@ -85,16 +90,12 @@ def first_parts(model: nn.Module, recipe: ModelRecipe, beside: frozenset[str] = 
     here = {plain_name(name): tensor for name, tensor in state_of(model).items()}
     if any(name not in here or here[name].shape != tensor.shape for name, tensor in found.items()):
         return None
-    stacks = [
-        (sum(p.numel() for p in m.parameters()), name, m)
-        for name, m in blank.named_modules()
-        if isinstance(m, nn.ModuleList) and len(m) == BLOCKS
-    ]
-    words, head = _name_of(blank, "get_input_embeddings"), _name_of(blank, "get_output_embeddings")
-    if not stacks or words is None:
+    blocks = heaviest_block_list(blank, lambda found: len(found) == BLOCKS)
+    words, head = word_embedding(blank), output_embedding(blank)
+    if blocks is None or words is None:
         return None
-    _, prefix, stack = max(stacks, key=lambda entry: entry[0])
-    attention = {name for number, block in enumerate(stack) for name in _attention(block, f"{prefix}.{number}")}
+    prefix, block_list = blocks
+    attention = {name for number, block in enumerate(block_list) for name in _attention(block, f"{prefix}.{number}")}
     outside = {name for name in found if not name.startswith(f"{prefix}.")} - {words, head}
     last = f"{prefix}.{BLOCKS - 1}."
     unread = {name for name, tensor in found.items() if name.startswith(last) and tensor.dim() > 1}
@@ -105,13 +106,6 @@ def first_parts(model: nn.Module, recipe: ModelRecipe, beside: frozenset[str] = 
         weights=frozenset(set(found) - unread - ({head} if head and not tied else set()))
         | (beside & {name for name, _ in blank.named_buffers()}),
     )
-
-
-def _name_of(model: nn.Module, getter: str) -> str | None:
-    """Return the name of the weight of the module that a method of the model returns."""
-    module = getattr(model, getter, lambda: None)()
-    weight = getattr(module, "weight", None)
-    return next((name for name, parameter in model.named_parameters() if parameter is weight), None)
 
 
 def _attention(block: nn.Module, prefix: str) -> set[str]:

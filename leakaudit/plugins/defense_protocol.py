@@ -28,6 +28,10 @@ class Defense(Protocol):
 
     name: ClassVar[str] = ""
     """Set by the decorator."""
+    label: ClassVar[str]
+    """How a person reads it in a table or inside a sentence, such as "Gaussian noise"."""
+    meaning: ClassVar[str]
+    """One sentence for a glossary: what it does to the update."""
     source: ClassVar[str]
     protects: ClassVar[str]
     """One sentence: what it hides, and from whom."""

@@ -23,7 +23,7 @@ PLACES = {
 the others ask for sizes."""
 
 
-def replaced_parts(live: Mapping[str, nn.Module], made: Mapping[str, nn.Module]) -> dict[str, str]:
+def replaced_modules(live: Mapping[str, nn.Module], made: Mapping[str, nn.Module]) -> dict[str, str]:
     """Return where the live model has another small module than its class.
 
     The result is name -> `package:class`.
@@ -46,7 +46,7 @@ def replaced_parts(live: Mapping[str, nn.Module], made: Mapping[str, nn.Module])
     return found
 
 
-def put_parts(model: nn.Module, parts: Mapping[str, str]) -> None:
+def put_modules(model: nn.Module, parts: Mapping[str, str]) -> None:
     """Put the small modules of a recipe into the model that it makes.
 
     Raises:

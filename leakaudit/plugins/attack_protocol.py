@@ -103,6 +103,10 @@ class Attack(Protocol):
     """
 
     name: ClassVar[str]
+    label: ClassVar[str]
+    """How a person reads it in a table or inside a sentence, such as "TAG"."""
+    meaning: ClassVar[str]
+    """One sentence for a glossary: what it does, for a reader who knows no formula."""
     goal: ClassVar[Literal["text", "words", "labels"]]
     """What it recovers: whole sequences, a bag of words, or class counts."""
     source: ClassVar[str]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from leakaudit.errors import PriorError
-from leakaudit.models.recipe import Vocabulary, vocabulary_of
+from leakaudit.models.vocabulary import Vocabulary, vocabulary_of
 
 AROUND = ("cls", "sep", "pad", "bos", "eos")
 """Roles of tokens that are no part of a text's wording. An unknown word is: it stands where a word stood."""
