@@ -1,4 +1,4 @@
-"""The check of a client's step by its repetition, before the optimizer moves the weights.
+"""The check of a client's step by a repetition before the weights move.
 
 The gradient of the repeated step is compared with the one that the optimizer is about to get. Nothing is rebuilt, so the only
 difference that is allowed is the order in which a GPU adds.
@@ -102,7 +102,10 @@ def _why_not(repetition: Repetition) -> str:
 
 
 def _note_on_weights(repetition: Repetition) -> str:
-    """Return a sentence on passes that ran on other weights than the first; empty if there are none."""
+    """Return a sentence on passes that ran on other weights than the first one.
+
+    The sentence is empty if there are none.
+    """
     others = sum(seen.on_other_weights for seen in repetition.passes)
     if not others:
         return ""

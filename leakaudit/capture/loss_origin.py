@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from leakaudit.audit.comparison import error_up_to_a_factor
 from leakaudit.audit.verification import FLOAT32_TOLERANCE, TOLERANCE
-from leakaudit.capture.forward_hooks import Pass
+from leakaudit.capture.forward_hooks import ForwardPass
 from leakaudit.capture.repetition import Repetition
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.truth import MicroBatch
 from leakaudit.errors import NonFiniteUpdateError
 
 
-def loss_is_inside(passes: Sequence[Pass], model: nn.Module) -> bool:
+def loss_is_inside(passes: Sequence[ForwardPass], model: nn.Module) -> bool:
     """Return whether every pass used only a loss that the model's own class computed.
 
     Args:
@@ -30,7 +30,7 @@ def loss_is_inside(passes: Sequence[Pass], model: nn.Module) -> bool:
 
 
 def loss_is_like(repetition: Repetition, model: nn.Module, batches: Sequence[MicroBatch]) -> bool:
-    """Return whether each pass has the gradient of the class's own loss, up to a factor.
+    """Return whether each pass has the gradient of the class's loss, up to a factor.
 
     Args:
         repetition: of the step.
@@ -41,7 +41,7 @@ def loss_is_like(repetition: Repetition, model: nn.Module, batches: Sequence[Mic
     return all(_pass_is_like(repetition, seen, model, batch) for seen, batch in pairs)
 
 
-def _pass_is_like(repetition: Repetition, seen: Pass, model: nn.Module, batch: MicroBatch) -> bool:
+def _pass_is_like(repetition: Repetition, seen: ForwardPass, model: nn.Module, batch: MicroBatch) -> bool:
     labels = batch.inputs.get("labels", batch.withheld_inputs.get("labels"))
     if labels is None:
         return False

@@ -1,4 +1,4 @@
-"""Terms of a loss that reach the parameters without passing through the model's outputs."""
+"""Terms of a loss that do not pass through the model's outputs, such as penalties."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from leakaudit.audit.verification import ROUNDING
+from leakaudit.capture.entry_sample import few_entries
 from leakaudit.capture.repetition import Repetition
-from leakaudit.capture.witness import few_entries
 
 PENALTY = 0.02
 """Relative error up to which the unexplained entries of the parameters count as a penalty's gradient. Our choice: the remainder of
@@ -16,7 +16,9 @@ another batch is off by almost all of it, rounding in bfloat16 by a hundredth.""
 
 
 def penalty_in(repetition: Repetition, observed: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
-    """Return a sentence on a penalty that explains the difference of two updates; empty if none is known.
+    """Return a sentence on a penalty that explains the difference of two updates.
+
+    The sentence is empty if no known penalty does.
 
     Args:
         repetition: of the step.
@@ -52,9 +54,9 @@ def penalty_in(repetition: Repetition, observed: Mapping[str, Tensor], own: Mapp
 
 
 def _is_multiple(difference: Mapping[str, Tensor], distance: Mapping[str, Tensor], unsure: float) -> bool:
-    """Return whether each parameter's difference is a multiple of a distance, by a factor of 0 or more.
+    """Return whether each parameter's difference is a multiple of a distance.
 
-    `PENALTY` is the relative error that is allowed over all parameters.
+    The factors are 0 or more. `PENALTY` is the relative error that is allowed over all parameters.
 
     Args:
         difference: parameter name -> a few entries, float64.

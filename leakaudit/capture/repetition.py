@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from leakaudit.capture.forward_hooks import Backward, Pass, sums
+from leakaudit.capture.forward_hooks import BackwardPass, ForwardPass, sums
 from leakaudit.capture.state_before import NotInPlaceError, StateBefore, restore_on_exit
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.models.tensors import outputs_of
@@ -35,7 +35,7 @@ class Repetition:
 
     called: nn.Module
     """What the training loop calls."""
-    passes: Sequence[Pass]
+    passes: Sequence[ForwardPass]
     """The forward passes that the update comes from."""
     before: StateBefore
     named: Mapping[str, nn.Parameter]
@@ -80,17 +80,23 @@ class Repetition:
                 return {name: _gradient(self.named[name]) for name in names}
 
     def count_all_outputs(self) -> None:
-        """Repeat with the gradients at all outputs from now on; before, only the loss inside the model counts."""
+        """Repeat with the gradients at all outputs from now on.
+
+        Until then, only the loss inside the model counts where there is one.
+        """
         for seen in self.passes:
             seen.counts_all_outputs = True
 
     def _parameters(self) -> list[nn.Parameter]:
-        """Return every parameter that may have a gradient, once: the called object's in its order, then the others."""
+        """Return every parameter that may have a gradient, once.
+
+        Those of the called object come first, in its order.
+        """
         every = (*self.called.parameters(), *self.named.values(), *self.moved)
         return list({id(p): p for p in every}.values())
 
     def _reset(self) -> None:
-        """Set the called object to its state before the first pass, and empty the gradients."""
+        """Restore the state before the first pass, and empty the gradients."""
         self.before.reset()
         for leaf in (*self._parameters(), *self.before.users.leaves):
             leaf.grad = None
@@ -115,8 +121,11 @@ class Repetition:
                     self.backward([tensor for tensor, _ in roots], [gradient for _, gradient in roots])
             self.unexplained |= any(seen.contributing[number].unexplained for seen in group)
 
-    def _forward(self, seen: Pass, one: Backward, stack: ExitStack) -> list[tuple[Tensor, Tensor]]:
-        """Make one forward pass again; return the outputs that the loss used, with the gradients that arrived there.
+    def _forward(self, seen: ForwardPass, one: BackwardPass, stack: ExitStack) -> list[tuple[Tensor, Tensor]]:
+        """Make one forward pass again.
+
+        Returns:
+            The outputs that the loss used, with the gradients that arrived there.
 
         What arrives at an output by way of a later one is in its recorded gradient already, so each gradient is given as a whole.
         """
@@ -141,8 +150,8 @@ class Repetition:
                 output.register_hook(functools.partial(_compare, one, path))
         return [(outputs[path], gradient.to(outputs[path])) for path, gradient in wanted.items()]
 
-    def enter_context(self, seen: Pass, stack: ExitStack) -> None:
-        """Set what a pass depended on beside its arguments and the model, until a stack is closed."""
+    def enter_context(self, seen: ForwardPass, stack: ExitStack) -> None:
+        """Restore the context of a pass until a stack is closed."""
         assert seen.context is not None
         seen.context.enter(stack)
         for module, mode in seen.modes:
@@ -182,7 +191,7 @@ class Repetition:
             torch.autograd.backward(tensors, output_gradients)
 
     def _unscale_and_clip(self) -> None:
-        """Divide the gradients by the scale of a GradScaler and clip them, as the client did."""
+        """Unscale and clip the gradients, as the client did."""
         with_gradient = [p for p in self._parameters() if p.grad is not None]
         if self.loss_scale != 1.0:
             for parameter in with_gradient:
@@ -214,7 +223,7 @@ def _allow_in_fabric(stack: ExitStack) -> None:
             wrappers._in_fabric_backward = True  # type: ignore[attr-defined]
 
 
-def _compare(one: Backward, path: str, gradient: Tensor) -> None:
+def _compare(one: BackwardPass, path: str, gradient: Tensor) -> None:
     """Note whether the loss inside the model explains the gradient at an output.
 
     It does if it sends to that output all that arrived there in the client's step.

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leakaudit.capture.forward_hooks import MOST_BYTES, Pass
+from leakaudit.capture.forward_hooks import MOST_BYTES, ForwardPass
 from leakaudit.capture.users_state import HOOKS, UsersState, keep_only
 from leakaudit.errors import SnapshotError
 from leakaudit.models.tensors import version_of
@@ -73,7 +73,7 @@ class StateBefore:
         known = self.copies.get(id(tensor))
         return tensor.detach().clone() if known is None else known[1]
 
-    def note_pass(self, seen: Pass) -> None:
+    def note_pass(self, seen: ForwardPass) -> None:
         """Note the modes of a pass, and its weights if they differ from the first pass's.
 
         Adversarial training changes weights within a step.
@@ -96,7 +96,7 @@ class StateBefore:
         return self.prints is not None and not torch.equal(self.prints, fingerprints(self.called))
 
     def reset(self) -> None:
-        """Set attributes, buffers and the user's state to what they were before the first pass."""
+        """Restore attributes, buffers and the user's state before the first pass."""
         fresh: dict[int, Tensor] = {}
         for key, (tensor, copy, version) in self.copies.items():
             if version_of(tensor) != version or not _equal(tensor, copy):
@@ -110,7 +110,7 @@ class StateBefore:
 
 
 def restore_on_exit(stack: ExitStack, called: nn.Module, leaves: Iterable[Tensor]) -> None:
-    """Register everything that restores the training's present state when a stack is closed.
+    """Register the calls that restore the present state when a stack is closed.
 
     Args:
         stack: what the calls are registered with.
