@@ -26,18 +26,11 @@ from markupsafe import Markup, escape
 
 from leakaudit.errors import RedactionError
 from leakaudit.files.private_files import write_atomic
-from leakaudit.gate.evaluate import (
-    Alternative,
-    EvidencePolicy,
-    Policy,
-    RuleVerdict,
-    Status,
-    Verdict,
-    default_policy,
-    evaluate,
-    number,
-    percent,
-)
+from leakaudit.gate.evaluate import evaluate
+from leakaudit.gate.events import EVENTS
+from leakaudit.gate.policy import EvidencePolicy, Policy, default_policy
+from leakaudit.gate.verdict import Alternative, RuleVerdict, Status, Verdict
+from leakaudit.gate.wording import number, percent
 from leakaudit.reports.charts import STATES, RateBar, StepMark, rate_chart, step_chart
 from leakaudit.reports.comparison import compare, outcomes
 from leakaudit.reports.labels import label_section
@@ -76,14 +69,6 @@ _OBSERVED = "none"
 _SEARCHED = ("no leak event", "out of time", "in reach, not found")
 """States of attacks that ran and found nothing that counts."""
 _SHARES = (("rougeL", "ROUGE-L"), ("token_recall", "token recall"), ("label_accuracy", "label accuracy"))
-_EVENTS = {
-    "exact_sentence": "a sentence",
-    "exact_sequence": "a whole text",
-    "all_words": "every word",
-    "most_words": "most words of a text",
-    "in_reach": "a text in reach",
-    "label_counts": "the label counts",
-}
 _FATES = {"search gave up": "in reach, but the search gave up", "out of reach": "not by these attacks"}
 _LEAKS = {
     Severity.SENTENCE: "sentence leaked",
@@ -766,9 +751,9 @@ def _rate_lines(firm: Sequence[Attempt], proofs: int, state: str) -> list[str]:
         k, n = len(leaked), len(steps)
         least, most = percent(stats.lower_bound(k, n)), percent(stats.upper_bound(k, n))
         lines.append(f"rate at least {least}" if 2 * k >= n else f"rate at most {most}")
-    events = dict.fromkeys(event for a in finished for event in a.events if event in _EVENTS)
+    events = dict.fromkeys(event for a in finished for event in a.events if event in EVENTS)
     if events:
-        lines.append("leaked: " + ", ".join(_EVENTS[event] for event in events))
+        lines.append("leaked: " + ", ".join(EVENTS[event].noun for event in events))
     if late:
         lines.append(_late_line([a for a in finished if a.step in late], len(late), len(steps)))
     return lines
@@ -857,9 +842,7 @@ def _defense_section(results: Results, verdict: Verdict) -> dict[str, Any]:
             bars.append(RateBar(plain(defense), k / (n + late), lower, upper, note, state))
     limit = rule.threshold if rule.kind == "max_rate" else None
     text = f"{rule.id} allows {percent(limit)}" if limit is not None else ""
-    what = (
-        "a text was in reach" if rule.subject == "in_reach" else f"{_EVENTS.get(rule.subject, rule.subject)} came back"
-    )
+    what = EVENTS[rule.subject].short if rule.subject in EVENTS else f"{rule.subject} came back"
     lead = f"Share of steps in which {what} (rule {rule.id})."
     if any(seen.open for seen in found.values()):
         lead += " A step that was not finished takes no part in the sign test."

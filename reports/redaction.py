@@ -23,7 +23,7 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel
 
 from leakaudit.errors import RedactionError
-from leakaudit.gate.evaluate import Verdict
+from leakaudit.gate.verdict import Verdict
 from leakaudit.results import schema as scores
 from leakaudit.results.journal import JournalEntry, LabelSample, Sample, TokenMatch
 from leakaudit.results.recovery import amount

@@ -15,12 +15,19 @@ from leakaudit.algorithms.labels.feature_roots import (
 )
 from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss
 from leakaudit.algorithms.labels.output_layer import OutputLayer, bias_gradient, find_output_layer, neutral_inputs
-from leakaudit.client.observation import Observation
-from leakaudit.errors import AnatomyError
 from leakaudit.models.structure import FeedForward, features_into, find_last_feed_forward, logit_jacobian, run_from
-from leakaudit.plugins.attack_protocol import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import (
+    APPLIES,
+    FALSE_EVENTS,
+    AnatomyError,
+    Applicability,
+    Budget,
+    Goal,
+    Observation,
+    Reconstruction,
+    attack,
+    not_applicable,
+)
 
 AGREES = 1e-2
 """Relative error up to which the found labels explain the output layer's update. Measured: 1e-3 or less where all is found."""
@@ -62,7 +69,7 @@ class FeatureLabels:
     meaning: ClassVar[str] = (
         "Finds every sequence's features in the update and reads its label from them. Where it applies it is exact."
     )
-    goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
+    goal: ClassVar[Goal] = "labels"
     source: ClassVar[str] = "derived here; instance-wise labels from features as in iLRG (Ma et al. 2023)"
     false_event_rate: ClassVar[float] = FALSE_EVENTS
     threat_model: ClassVar[str] = "Sees one client's gradient and knows the weights; cross-entropy."

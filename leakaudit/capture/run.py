@@ -46,7 +46,7 @@ from leakaudit.client.truth import reading_of
 from leakaudit.config.audit import AuditConfig, load_config
 from leakaudit.config.invocation import training_command
 from leakaudit.errors import LeakAuditError, ModelError, PeersError, SnapshotError, SpoolError, type_and_place
-from leakaudit.gate.evaluate import Policy, default_policy, load_policy
+from leakaudit.gate.policy import Policy, default_policy, load_policy
 from leakaudit.models.array_classifier import ArrayClassifier, NoText, array_recipe
 from leakaudit.models.first_blocks import BLOCKS, KEEP_ALL_BYTES, Parts, first_parts
 from leakaudit.models.lora import refuse_prompts
@@ -59,7 +59,9 @@ from leakaudit.registry import attacks, defenses
 from leakaudit.results.journal import load_journal
 from leakaudit.results.schema import Attempt, Overhead, Score
 from leakaudit.results.wording import counted
-from leakaudit.storage.spool import Place, Spool, Totals, settle
+from leakaudit.storage.run_folders import RunFolder, allocate_run_folder
+from leakaudit.storage.spool import Spool
+from leakaudit.storage.spool_files import Totals
 
 logger = logging.getLogger(__name__)
 
@@ -215,9 +217,9 @@ class AuditRun:
         declared = _declared(config, private)
         facts = _facts(stack, model, declared)
         peers = stack.peers
-        place = Place(folder or config.out_dir.absolute())
+        place = RunFolder(folder or config.out_dir.absolute())
         if spool is None and _writes(peers):
-            spool, place = settle(place.folder, config, stack.tokenizer, training_command())
+            spool, place = allocate_run_folder(place.folder, config, stack.tokenizer, training_command())
         config = config.model_copy(update={"out_dir": place.folder})
         spool = spool or Spool(config.out_dir / "spool")
         try:

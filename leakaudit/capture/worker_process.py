@@ -23,22 +23,20 @@ import leakaudit
 from leakaudit.capture.outcome import outcome
 from leakaudit.capture.worker_progress import Progress
 from leakaudit.config.audit import AuditConfig
+from leakaudit.exit_codes import ExitCode
 from leakaudit.files.private_files import open_to_append
 from leakaudit.results.wording import duration
 from leakaudit.storage.parent_watch import KEY_VARIABLE, PARENT_VARIABLE, yield_processor
-from leakaudit.storage.spool import DEVICE_VARIABLE, MOST_DEATHS, Spool
+from leakaudit.storage.snapshot_queue import MAX_CRASHES
+from leakaudit.storage.spool import DEVICE_VARIABLE, Spool
 
 logger = logging.getLogger(__name__)
 
 RESTARTS = 2
 """How often a dead worker is started again: twice is bad luck, three times is a bug."""
 
-THROUGH_CODES = (0, 130)
-"""Exit codes after which the side process is not started again: through, or asked to stop."""
-NO_DISK_CODE = 5
-"""Exit code of a side process that could not write; it is tried again later, when there may be room."""
-MISUSE_CODE = 2
-"""Exit code of a side process that cannot work like this; trying again would not help."""
+THROUGH_CODES = (ExitCode.PASS, ExitCode.INTERRUPTED)
+"""Exit codes after which the side process is not started again: it is done, or was asked to stop."""
 RETRY_SECONDS = 60.0
 """Before a side process that could not write is tried again. Our choice: checkpoints that fill a disk are cleaned up in minutes."""
 
@@ -189,17 +187,17 @@ class SideProcess:
     def _may_start_again(self) -> bool:
         """Count the death of a worker against the snapshot that it was attacking, or else against the worker.
 
-        A snapshot over which workers died `MOST_DEATHS` times is set aside by the next one, so a few deadly snapshots cost their own
+        A snapshot over which workers died `MAX_CRASHES` times is set aside by the next one, so a few deadly snapshots cost their own
         audit only.
         """
         if self._process is None:
             return True
         snapshot = self._spool.abandoned()
         over = self._deaths_over[snapshot] = self._deaths_over.get(snapshot, 0) + 1 if snapshot else 0
-        if 0 < over <= MOST_DEATHS:
+        if 0 < over <= MAX_CRASHES:
             logger.warning("the audit's side process died over snapshot %s; starting it again", Path(snapshot).stem)
             return True
-        if self._process.returncode == NO_DISK_CODE:
+        if self._process.returncode == ExitCode.ERROR:
             return True
         self._deaths += 1
         if self._deaths > RESTARTS:
@@ -368,13 +366,13 @@ class SideProcess:
         code = None if self._process is None else self._process.returncode
         if code is not None and self._spool.abandoned():
             return False  # one that ends by itself leaves nothing claimed, whatever its code
-        if code == MISUSE_CODE:
+        if code == ExitCode.USAGE:
             self._give_up("the side process cannot work like this")
-        if code == NO_DISK_CODE:
+        if code == ExitCode.ERROR:  # it could not write; later there may be room
             if self._retry_at is None:
                 self._retry_at = time.monotonic() + RETRY_SECONDS
             return time.monotonic() < self._retry_at
-        return code in (*THROUGH_CODES, MISUSE_CODE)
+        return code in (*THROUGH_CODES, ExitCode.USAGE)
 
     def _give_up(self, why: str) -> bool:
         self.given_up = True
@@ -386,11 +384,11 @@ class SideProcess:
         atexit.register(self.stop)
         self._retry_at = None
         self._hang_up()
-        seal = self._spool.seal
+        keys = self._spool.keys
         environment = clean_environment(self._spool.config.threads) | {
             PARENT_VARIABLE: str(os.getpid()),
             DEVICE_VARIABLE: self._trainer_device,
-            KEY_VARIABLE: "1" if seal and seal.identity else "",
+            KEY_VARIABLE: "1" if keys and keys.identity else "",
         }
         try:
             log = open_to_append(self._log)
@@ -406,8 +404,8 @@ class SideProcess:
             finally:
                 os.close(log)
             yield_processor(self._process.pid, os.getpid(), self._spool.config.nice)
-            if seal and seal.identity:
-                self._tell(seal.identity)
+            if keys and keys.identity:
+                self._tell(keys.identity)
         except BrokenPipeError:
             pass  # it died at once: the next look starts it again
         except OSError as error:

@@ -16,6 +16,7 @@ from leakaudit.cli.common import public_command, say
 from leakaudit.cli.progress import Pace, plan, shown
 from leakaudit.cli.stopping import Request, Stopped, exit_code, stop_on_signals
 from leakaudit.cli.threads import threads_to_take
+from leakaudit.exit_codes import ExitCode
 from leakaudit.results.wording import counted
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ RESUME_HELP = (
 
 def check_policy(path: Path) -> None:
     """Fail on a wrong policy before hours of attacks, not after."""
-    from leakaudit.gate.evaluate import load_policy
+    from leakaudit.gate.policy import load_policy
     from leakaudit.plugins.names import registered_names
 
     load_policy(path, registered_names())
@@ -79,7 +80,7 @@ def audit_steps(
             say("stopped before the first attempt was finished, so nothing was written")
             sys.exit(exit_code(early))
         _print_outcome(results, config.out_dir, as_json)
-    sys.exit(0 if stopped is None else exit_code(stopped))
+    sys.exit(ExitCode.PASS if stopped is None else exit_code(stopped))
 
 
 def _run(

@@ -65,7 +65,8 @@ def schema(what: str) -> None:
     from pydantic import BaseModel
 
     from leakaudit.config.audit import AuditConfig
-    from leakaudit.gate.evaluate import Policy, Verdict
+    from leakaudit.gate.policy import Policy
+    from leakaudit.gate.verdict import Verdict
     from leakaudit.results.schema import Results
 
     models: dict[str, type[BaseModel]] = {

@@ -19,10 +19,11 @@ import click
 
 from leakaudit.cli.common import EXISTING, clear_errors
 from leakaudit.errors import LeakAuditError
+from leakaudit.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from leakaudit.config.audit import AuditConfig
-    from leakaudit.gate.evaluate import Policy
+    from leakaudit.gate.policy import Policy
 
 LOW_DISK_GIB = 2.0
 """Free space below which a warning is due. A snapshot of a 110M-parameter model takes 0.8 GiB, and one is in flight at a time."""
@@ -68,7 +69,7 @@ def _device() -> Check:
 
 def _configuration(path: Path | None) -> Iterator[Check]:
     from leakaudit.config.audit import AuditConfig, load_config
-    from leakaudit.gate.evaluate import default_policy, load_policy
+    from leakaudit.gate.policy import default_policy, load_policy
     from leakaudit.plugins.names import registered_names
     from leakaudit.registry import attacks, defenses
     from leakaudit.storage.encryption import parse_recipients
@@ -191,4 +192,4 @@ def doctor(config_path: Path | None, as_json: bool) -> None:
     else:
         for check in checks:
             click.echo(f"{check.state:5} {check.sentence}")
-    sys.exit(2 if any(check.state == "fail" for check in checks) else 0)
+    sys.exit(ExitCode.USAGE if any(check.state == "fail" for check in checks) else ExitCode.PASS)

@@ -10,11 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from leakaudit.client.observation import Observation, check_finite
-from leakaudit.client.step import ClientStep
-from leakaudit.errors import SnapshotError
-from leakaudit.plugins.defense_protocol import Defense
-from leakaudit.registry import defense
+from leakaudit.plugins import ClientStep, Defense, Observation, SnapshotError, check_finite, defense
 
 
 @defense("dp-sgd")

@@ -7,10 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from leakaudit.client.observation import Observation
-from leakaudit.client.step import ClientStep
-from leakaudit.plugins.noise_scale import AdditiveNoise
-from leakaudit.registry import defense
+from leakaudit.plugins import AdditiveNoise, ClientStep, Observation, defense
 
 
 @defense("gaussian-noise")

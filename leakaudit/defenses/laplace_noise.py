@@ -8,10 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakaudit.client.observation import Observation
-from leakaudit.client.step import ClientStep
-from leakaudit.plugins.noise_scale import AdditiveNoise
-from leakaudit.registry import defense
+from leakaudit.plugins import AdditiveNoise, ClientStep, Observation, defense
 
 
 @defense("laplace-noise")

@@ -10,10 +10,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from leakaudit.client.observation import Observation
-from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense_protocol import Defense
-from leakaudit.registry import defense
+from leakaudit.plugins import ClientStep, Defense, Observation, defense
 
 Choice = Literal["magnitude", "random"]
 

@@ -9,11 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from leakaudit.client.observation import Observation
-from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense_protocol import Defense
-from leakaudit.plugins.entry_uncertainty import uncertainties
-from leakaudit.registry import defense
+from leakaudit.plugins import ClientStep, Defense, Observation, defense, uncertainties
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

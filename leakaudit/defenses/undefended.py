@@ -8,10 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from leakaudit.client.observation import Observation, check_finite
-from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense_protocol import Defense
-from leakaudit.registry import defense
+from leakaudit.plugins import ClientStep, Defense, Observation, check_finite, defense
 
 
 @defense("undefended")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from leakaudit.plugins.metric_protocol import LabelCounts
-from leakaudit.registry import metric
+from leakaudit.plugins import LabelCounts, Level, metric
 
 
 @metric("label_classes")
@@ -22,7 +21,7 @@ class LabelClasses:
         "How well the number of examples of each class was recovered, every class counting the same; 1 is all."
     )
     higher_is_better: ClassVar[bool] = True
-    level: ClassVar[Literal["sequence", "step"]] = "step"
+    level: ClassVar[Level] = "step"
     source: ClassVar[str] = "ours; per-class error, weighed by class where `label_accuracy` weighs by label"
 
     def __call__(self, counts: LabelCounts) -> float | None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from leakaudit.plugins.metric_protocol import LabelCounts
-from leakaudit.registry import metric
+from leakaudit.plugins import LabelCounts, Level, metric
 
 
 @metric("label_exact")
@@ -17,7 +16,7 @@ class LabelExact:
     label: ClassVar[str] = "exact label counts"
     meaning: ClassVar[str] = "Share of the steps in which the number of examples of every class was recovered."
     higher_is_better: ClassVar[bool] = True
-    level: ClassVar[Literal["sequence", "step"]] = "step"
+    level: ClassVar[Level] = "step"
     source: ClassVar[str] = "event `label_counts`; instance-wise restoration of iLRG (Ma et al. 2023) counts alike"
 
     def __call__(self, counts: LabelCounts) -> float | None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from leakaudit.plugins.metric_protocol import Pair, clipped_overlap
-from leakaudit.registry import metric
+from leakaudit.plugins import Level, Pair, clipped_overlap, metric
 
 
 @metric("token_precision")
@@ -23,8 +22,9 @@ class TokenPrecision:
     meaning: ClassVar[str] = (
         "Share of the recovered tokens that are right. A guess of every word has full recall and no precision."
     )
+    needs_guess: ClassVar[bool] = True
     higher_is_better: ClassVar[bool] = True
-    level: ClassVar[Literal["sequence", "step"]] = "sequence"
+    level: ClassVar[Level] = "sequence"
     source: ClassVar[str] = "precision of FILM (Gupta et al. 2022, Sec. 6.3), here with counts"
 
     def __call__(self, pair: Pair) -> float | None:

@@ -14,6 +14,12 @@ import torch
 from leakaudit.client.observation import Observation
 from leakaudit.plugins.budget import Budget
 
+Goal = Literal["text", "words", "labels"]
+"""What an attack recovers: whole sequences, a bag of words, or class counts."""
+
+Needs = Literal["everything", "named parts"]
+"""What an attack reads of a step: the whole update, or only the parts of the first blocks that it names."""
+
 FALSE_EVENTS = 0.01
 """Probability with which an attack may have an event where the update is declared noise and nothing else. Our choice: one step in a hundred.
 Attacks state theirs as `false_event_rate`, and `tests/house/test_pure_noise.py` holds each to its own."""
@@ -107,14 +113,18 @@ class Attack(Protocol):
     """How a person reads it in a table or inside a sentence, such as "TAG"."""
     meaning: ClassVar[str]
     """One sentence for a glossary: what it does, for a reader who knows no formula."""
-    goal: ClassVar[Literal["text", "words", "labels"]]
-    """What it recovers: whole sequences, a bag of words, or class counts."""
+    goal: ClassVar[Goal]
     source: ClassVar[str]
     """Paper, section, equation."""
     threat_model: ClassVar[str]
     """One sentence: who sees what, and what has to hold."""
-    # needs: ClassVar[Literal["everything", "named parts"]], "everything" where it is not stated. With "named parts" the attack works on
-    # an observation that is not `whole`: the first blocks, and no step can be simulated.
+    false_event_rate: ClassVar[float]
+    """Probability of an event where the update is declared noise and nothing else; at most `FALSE_EVENTS`."""
+    needs: ClassVar[Needs]
+    """`everything` where it is not stated. With `named parts` the attack works on an observation that is not `whole`: only the first
+    blocks are there, and no step can be simulated."""
+    blind: ClassVar[bool]
+    """Whether it ignores the update, so that what it gets right does not show that an audit works; False where it is not stated."""
 
     def applies(self, seen: Observation) -> Applicability:
         """Say whether there is anything to work on."""

@@ -1,14 +1,15 @@
-"""What a metric is: a frozen dataclass that turns a guess and the truth into a number from 0 to 1, or None.
+"""What a metric is: a frozen dataclass that turns a guess and the truth into a number.
 
-None means that there is nothing to measure, and becomes `Missing` in the results; it is never counted as 0.
+The number is from 0 to 1. None means that there is nothing to measure; it becomes `Missing` in the results and is never counted as 0.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, runtime_checkable
+
+Level = Literal["sequence", "step"]
+"""What a metric compares: one true sequence with its guess, or the label counts of a step with those that were guessed."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,14 @@ class SequenceMetric(Protocol):
     """One sentence for a glossary: what is measured, and what 1 means where that is not plain."""
     higher_is_better: ClassVar[bool]
     """Better for the attacker, that is."""
-    level: ClassVar[Literal["sequence", "step"]]
+    level: ClassVar[Level]
     """`sequence` here: the score of a step is the mean over its sequences."""
     source: ClassVar[str]
+    """Paper, section, equation."""
+    needs_guess: ClassVar[bool]
+    """Whether it is None, not 0, where nothing was guessed; False where it is not stated."""
+    needs_model: ClassVar[bool]
+    """Whether it needs a model that somebody names. Then only those attempts have it; False where it is not stated."""
 
     def __call__(self, pair: Pair) -> float | None:
         """Return the number, or None where this pair has nothing to measure."""
@@ -41,15 +47,17 @@ class SequenceMetric(Protocol):
 
 @runtime_checkable
 class StepMetric(Protocol):
-    """Registered with `@metric("name")`; compares what was guessed of a step's labels with the truth."""
+    """Registered with `@metric("name")`; compares the label counts that were guessed for a step with the true ones."""
 
     name: ClassVar[str]
     label: ClassVar[str]
     meaning: ClassVar[str]
     higher_is_better: ClassVar[bool]
-    level: ClassVar[Literal["sequence", "step"]]
+    level: ClassVar[Level]
     """`step` here."""
     source: ClassVar[str]
+    needs_guess: ClassVar[bool]
+    needs_model: ClassVar[bool]
 
     def __call__(self, counts: LabelCounts) -> float | None:
         """Return the number, or None where this step has nothing to measure."""
@@ -88,12 +96,3 @@ class Pair:
     proved: bool = False
     masked_ids: tuple[int, ...] = ()
     """Those of `true_ids` that a mask hid from the model, in order: what a masked language model has to predict."""
-
-
-def clipped_overlap(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the size of the multiset intersection.
-
-    >>> clipped_overlap([5, 5, 7], [5, 7, 7])
-    2
-    """
-    return (Counter(first) & Counter(second)).total()

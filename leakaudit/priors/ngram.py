@@ -16,10 +16,8 @@ from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 from leakaudit.algorithms.language_models.kneser_ney import KneserNey, NgramOrder
-from leakaudit.errors import PriorError
-from leakaudit.models.vocabulary import Vocabulary, tokens_digest
-from leakaudit.plugins.prior_protocol import check_same_tokens, words_of
-from leakaudit.registry import prior
+from leakaudit.models.vocabulary import tokens_digest
+from leakaudit.plugins import PriorError, Vocabulary, check_same_tokens, prior, words_of
 
 SCHEMA = "leakaudit.ngram/1"
 

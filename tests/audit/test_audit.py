@@ -25,7 +25,7 @@ from leakaudit.client.snapshot import Provenance, Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import AnatomyError, ConfigError, ResultsError
-from leakaudit.gate.evaluate import Verdict
+from leakaudit.gate.verdict import Verdict
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.plugins.attack_protocol import APPLIES, Applicability, GuessedSequence, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget

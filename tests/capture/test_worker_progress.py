@@ -13,7 +13,9 @@ from leakaudit.capture.outcome import outcome
 from leakaudit.capture.worker_progress import Progress
 from leakaudit.config.audit import AuditConfig
 from leakaudit.files.private_files import write_atomic
-from leakaudit.gate.evaluate import default_policy, evaluate, to_json
+from leakaudit.gate.evaluate import evaluate
+from leakaudit.gate.policy import default_policy
+from leakaudit.gate.verdict import to_json
 from leakaudit.results.files import to_json as results_json
 from leakaudit.results.files import with_digest
 from leakaudit.results.journal import JournalEntry
@@ -30,8 +32,8 @@ def spool(tmp_path: Path) -> Spool:
     """A spool with two waiting snapshots, of which a worker has claimed the first."""
     made = Spool.create(tmp_path / "audit" / "spool", AuditConfig(), tiny.bert_tokenizer())
     for number in (0, 20):
-        made.slot(number).mkdir()
-    made.claim()
+        made.snapshot_folder(number).mkdir()
+    made.queue.claim()
     return made
 
 

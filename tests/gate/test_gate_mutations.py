@@ -14,7 +14,7 @@ import pytest
 from leakaudit.errors import ResultsError
 from leakaudit.files.strict_json import walk
 from leakaudit.gate import evaluate as gate
-from leakaudit.gate.evaluate import Status
+from leakaudit.gate.verdict import Status
 from leakaudit.results.files import digest_of, read_results, to_json
 from tests.support.factories import NOW
 from tests.support.leaking import CASES, LEAKS

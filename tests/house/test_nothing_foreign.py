@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from leakaudit.errors import LeakAuditError, ModelError
-from leakaudit.metrics.semantic_similarity import _encoder
+from leakaudit.metrics.semantic_similarity import check_sentence_model
 from leakaudit.models.loading import load_model, load_tokenizer
 from tests.audit.test_worker import make
 from tests.support import tiny
@@ -53,7 +53,7 @@ LOADERS: dict[str, Callable[[Path], Any]] = {
     "model": lambda folder: load_model(folder, "classification"),
     "language model": lambda folder: load_model(folder, "causal-lm"),
     "tokenizer": load_tokenizer,
-    "sentence model": _encoder,
+    "sentence model": check_sentence_model,
 }
 
 

@@ -23,6 +23,9 @@ from rich.console import Console
 
 from leakaudit.errors import RedactionError, ResultsError
 from leakaudit.gate import evaluate as gate
+from leakaudit.gate.policy import default_policy
+from leakaudit.gate.verdict import Status
+from leakaudit.gate.verdict import to_json as verdict_json
 from leakaudit.reports import charts as drawing
 from leakaudit.reports import page as page_module
 from leakaudit.reports import print_audit, print_summary, print_verdict, redact, render_html, write_report
@@ -281,17 +284,15 @@ def test_exit_code_json_and_first_screen_agree(found: Results, limit: float) -> 
     )
     verdict = gate.evaluate(found, rules, now=NOW)
     page = render_html(redact(found, [], verdict))
-    data = gate.to_json(verdict)
+    data = verdict_json(verdict)
     headline = re.search(r"<h1 class=\"(\w+)\">.*?<span>(\w+)</span></h1>", page, flags=re.DOTALL)
     sentence = re.search(r'<p class="sentence">(.*?)</p>', page, flags=re.DOTALL)
     title = re.search(r"<title>(\w+):", page)
     assert headline is not None and sentence is not None and title is not None
     assert {headline[1], headline[2], title[1], data["verdict"]} == {verdict.verdict.value}
-    assert data["exit_code"] == gate.exit_code(verdict) == gate.EXIT_CODES[verdict.verdict]
+    assert data["exit_code"] == verdict.verdict.exit_code
     assert html.unescape(sentence[1]) == data["sentence"]
-    worst = max(
-        (rule.status for rule in verdict.rules if rule.level == "error"), key=list(gate.Status).index, default=None
-    )
+    worst = max((rule.status for rule in verdict.rules if rule.level == "error"), key=list(Status).index, default=None)
     assert worst in (verdict.verdict, None)
 
 
@@ -459,7 +460,7 @@ def test_a_defence_that_only_stopped_the_search_stopped_no_leak() -> None:
 def test_words_and_labels_that_came_back_are_not_called_clean() -> None:
     """The eight texts of which every word came back: headline, steps, matrix and terminal say so."""
     found = results([eight(0)], words(0))
-    shown = redact(found, [], gate.evaluate(found, gate.default_policy(), now=NOW))
+    shown = redact(found, [], gate.evaluate(found, default_policy(), now=NOW))
     page = html.unescape(render_html(shown))
     out = io.StringIO()
     print_audit(shown, Console(file=out, width=4000))
@@ -660,7 +661,7 @@ def test_a_run_is_summed_up_on_the_terminal(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match=r"verdict\.json: cannot be read; `leakaudit gate` writes one"):
         print_summary(tmp_path)
     verdict = gate.evaluate(found, policy(), now=NOW)
-    (tmp_path / "verdict.json").write_text(json.dumps(gate.to_json(verdict)))
+    (tmp_path / "verdict.json").write_text(json.dumps(verdict_json(verdict)))
     out = io.StringIO()
     print_summary(tmp_path, Console(file=out, width=200))
     assert verdict.sentence in out.getvalue() and str(tmp_path / "report.html") in out.getvalue()

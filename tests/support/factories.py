@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from leakaudit.gate.evaluate import Policy
+from leakaudit.gate.policy import Policy
 from leakaudit.results.consistency import shipped_names, shown_events
 from leakaudit.results.files import with_digest
 from leakaudit.results.journal import JournalEntry, LabelSample, Sample

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 from leakaudit.audit.scoring.assignment import match
 from leakaudit.audit.scoring.patterns import bag_pattern, token_pattern
-from leakaudit.metrics.longest_run import longest_common_run
 from leakaudit.metrics.masked_token_recall import masked_bag_recall
 from leakaudit.metrics.semantic_similarity import SemanticSimilarity
 from leakaudit.metrics.token_precision import bag_precision
 from leakaudit.metrics.token_recall import bag_recall
 from leakaudit.plugins.metric_protocol import Guess, LabelCounts, Pair
+from leakaudit.plugins.overlap import longest_common_run
 from leakaudit.registry import metrics
 from leakaudit.results.recovery import LEAST_SHARE
 from leakaudit.results.schema import Measured, Missing, Score
@@ -155,7 +155,8 @@ def applied_metrics(sentence_model: Path | None) -> list[tuple[str, type]]:
 
 
 def _names(level: str) -> list[str]:
-    return [name for name, kind in metrics if kind.level == level]
+    """Return the metrics of a level that need no model of their own."""
+    return [name for name, kind in metrics if kind.level == level and not kind.needs_model]
 
 
 def _scored_sequence(pair: Pair, min_tokens: int) -> ScoredSequence:
