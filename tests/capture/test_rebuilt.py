@@ -24,7 +24,7 @@ from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.tensors import state_of
 from leakaudit.models.unstored_state import unstored_buffers
 from leakaudit.results.schema import VerificationStatus
-from leakaudit.storage.snapshots import build_first_blocks
+from leakaudit.storage.partial_steps import build_first_blocks
 from tests.support import tiny
 from tests.support.tiny_trainer import Rows, audit_config, make_trainer, stamp, train
 
