@@ -68,7 +68,7 @@ def can_simulate(seen: Observation) -> bool:
 
 
 def labels_of(seen: Observation) -> range:
-    """Return the classes to try; one that stands for all where the task has no classes."""
+    """Return the classes to try; a single one if the task has no classes."""
     facts = seen.facts
     return range(min(facts.num_labels or 1, MOST_CLASSES)) if facts.task == "classification" else range(1)
 
@@ -277,10 +277,11 @@ def local_search(
     budget: Budget,
     layers: Sequence[Layer] | None = None,
 ) -> SearchResult:
-    """Improve one hypothesis until no neighbour explains the update better (hill climbing).
+    """Improve one hypothesis until no neighbour is better (hill climbing).
 
-    Large changes come first, as long as they help. Then one sweep simulates all single substitutions, and after that the best
-    substitutions together: the best two, the best three, and so on. If a sweep finds nothing, the next one uses the next width.
+    Large changes come first, as long as they help. Then one sweep simulates all single substitutions, and after that
+    the best substitutions together: the best two, the best three, and so on. If a sweep finds nothing, the next one
+    uses the next width.
 
     Args:
         simulation: of the observed update.

@@ -64,7 +64,7 @@ class Words:
     """(P, K) float64: b_p."""
 
     def order(self) -> list[int] | None:
-        """Return the token ids of one sequence in order, None if they are not one sequence."""
+        """Return the token ids of one sequence in order; None if they are several."""
         return _order(self)
 
 

@@ -79,20 +79,22 @@ def read_inside(problem: SpanProblem, inside: Candidates, noise: Mapping[str, fl
         inside: pairs in the span, nearest first: all of the batch's, and perhaps others.
         noise: parameter name -> standard deviation of the errors on each entry of its update, if known.
     """
-    facts = {"candidates": float(len(inside))}
+    diagnostics = {"candidates": float(len(inside))}
     if _one_per_position(inside.positions):
         order = inside.positions.argsort()
         guess = [GuessedSequence(tuple(inside.tokens[order].tolist()), confidence=1.0)]
     elif problem.anatomy.heads and all(p.weight in problem.seen.update for p in problem.anatomy.projections):
         batch = Batch.of(problem, _possible(inside, problem.seen.facts.vocabulary.starts_with), noise)
         guess = _sequences(batch)
-        facts["rounds"] = float(batch.rounds)
+        diagnostics["rounds"] = float(batch.rounds)
     else:
         guess = _guesses(by_position(inside.positions), inside)
     proved = prove(problem.seen, guess, problem.budget)
     reach = span_reach(problem, inside, FARTHEST_INSIDE)
-    facts |= proved.facts
-    return Reconstruction(sequences=proved.sequences, label_counts=proved.label_counts, diagnostics=facts, reach=reach)
+    diagnostics |= proved.diagnostics
+    return Reconstruction(
+        sequences=proved.sequences, label_counts=proved.label_counts, diagnostics=diagnostics, reach=reach
+    )
 
 
 def _sequences(batch: Batch) -> list[GuessedSequence]:

@@ -97,19 +97,30 @@ def run_prefixes(seen: Observation, tail: Tail, tokens: Sequence[int], parents: 
     finally:
         for handle in handles:
             handle.remove()
-    features, start = taken["features"], taken["made"]
-    slopes = []
-    for feature in range(features.shape[-1]):  # tokens do not mix behind this layer, so one pass serves all
-        (slope,) = torch.autograd.grad(features[..., feature].sum(), start, retain_graph=True)
-        slopes.append(slope[rows, columns])
     weight: Tensor = head.weight.detach()  # type: ignore[operator]
     return PrefixStates(
         given=taken["given"][rows, columns].double(),
-        slope=torch.stack(slopes, dim=1),
+        slope=_slopes(taken["features"], taken["made"], rows, columns),
         mean=taken["logits"][rows, columns].softmax(dim=1) @ weight,
         head=weight,
         head_squared=weight.square(),
     )
+
+
+def _slopes(features: Tensor, start: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Return (N, H, D): derivative of the head's input by the layer's output.
+
+    Args:
+        features: (B, T, H), computed from `start`.
+        start: (B, T, D), the layer's output.
+        rows: (N,) int64: row of each token.
+        columns: (N,) int64: column of each token.
+    """
+    slopes = []
+    for feature in range(features.shape[-1]):  # tokens do not mix behind this layer, so one pass serves all
+        (slope,) = torch.autograd.grad(features[..., feature].sum(), start, retain_graph=True)
+        slopes.append(slope[rows, columns])
+    return torch.stack(slopes, dim=1)
 
 
 def _paths(tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[list[int]], list[tuple[int, int]]]:

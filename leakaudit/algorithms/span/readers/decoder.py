@@ -82,7 +82,7 @@ class Forest:
 
 
 class PrefixRunner:
-    """Computes what a layer behind the first attention reads at the end of many prefixes."""
+    """Computes what a layer behind the first attention reads at each prefix's end."""
 
     def __init__(self, model: nn.Module, reader: str) -> None:
         """Test whether the model's cache gives the same as running whole prefixes.
@@ -148,7 +148,7 @@ class PrefixRunner:
 
 
 def fits(problem: SpanProblem) -> bool:
-    """Say whether attention is causal and inputs lie in the span without dropout masks."""
+    """Say whether attention is causal and inputs lie in the span without masks."""
     return problem.has_exact_span and not problem.dropout and problem.anatomy.causal
 
 
@@ -167,16 +167,16 @@ def read(problem: SpanProblem) -> Reconstruction | None:
     pool = _pool(problem)
     runner = PrefixRunner(problem.seen.model, reader)
     forest = grow(runner, scale, pool, problem)
-    facts = {"prefixes": float(len(forest)), "prefix_rank": float(scale.basis.rank)}
+    diagnostics = {"prefixes": float(len(forest)), "prefix_rank": float(scale.basis.rank)}
     if len(forest) == 0:
         return None
-    found = _sequences(problem, forest, facts)
+    found = _sequences(problem, forest, diagnostics)
     last = {s.token_ids[-1] for s in found.sequences or ()} if found.diagnostics["ends"] else set()
     return replace(found, reach=prefix_reach(problem, pool.by_position, prefix_test(problem, reader, scale), last))
 
 
 def prefix_test(problem: SpanProblem, reader: str, scale: ResidualScale) -> Callable[[Tensor], bool]:
-    """Return a test that a sequence (T,) passes if each of its prefixes is in the batch."""
+    """Return a test whether each prefix of a sequence (T,) is in the batch."""
     module = problem.seen.model.get_submodule(reader)
     return lambda ids: bool((scale(run_until(problem.seen.model, ids[None], module)[0]) < ROUNDING_UNITS).all())
 
@@ -227,7 +227,7 @@ class Pool:
 
     @property
     def by_position(self) -> Mapping[int, Tensor]:
-        """Position -> (M,) token ids; position 0 stands for all if inputs carry no position."""
+        """Position -> (M,) token ids; position 0 stands for all without positions."""
         return self.at if self.everywhere is None else {0: self.everywhere}
 
 
@@ -250,7 +250,7 @@ def _pool(problem: SpanProblem) -> Pool:
 
 
 def grow(runner: PrefixRunner, scale: ResidualScale, pool: Pool, problem: SpanProblem) -> Forest:
-    """Grow all prefixes of the batch from single tokens, as long as they stay in the span.
+    """Grow all prefixes of the batch from single tokens, inside the span.
 
     Args:
         runner: computes the inputs of the layer that the scale belongs to.
@@ -311,13 +311,13 @@ def _without_idle_repeats(forest: Forest) -> Forest:
     return Forest(tuple(forest.tokens[node] for node in kept), tuple(place[forest.parents[node]] for node in kept))
 
 
-def _sequences(problem: SpanProblem, forest: Forest, facts: dict[str, float]) -> Reconstruction:
+def _sequences(problem: SpanProblem, forest: Forest, diagnostics: dict[str, float]) -> Reconstruction:
     """Turn a forest into sequences with their ends, and prove them."""
     paths = [forest.path(node) for node in forest.leaves()]
     ends: Sequence[Ending] | None = endings(problem.seen, forest.tokens, forest.parents, problem.budget)
     if not ends:
         guess = [GuessedSequence(path, confidence=0.5) for path in paths]
-        facts["ends"] = 0.0
+        diagnostics["ends"] = 0.0
     else:
         guess = [
             GuessedSequence(
@@ -326,8 +326,8 @@ def _sequences(problem: SpanProblem, forest: Forest, facts: dict[str, float]) ->
             for end in ends
             for _ in range(end.count)
         ]
-        facts["ends"] = float(len(guess))
+        diagnostics["ends"] = float(len(guess))
     proved = prove(problem.seen, guess, problem.budget)
     return Reconstruction(
-        sequences=proved.sequences, label_counts=proved.label_counts, diagnostics=facts | proved.facts
+        sequences=proved.sequences, label_counts=proved.label_counts, diagnostics=diagnostics | proved.diagnostics
     )

@@ -1,4 +1,4 @@
-"""Reader for dropout after the last normalisation before the attention, as in BERT.
+"""Reader for dropout between the last normalisation and the attention, as in BERT.
 
 Every real token has a mask of its own, so the rank of the update is the number of tokens. Masked inputs are found by
 `mask_regression` and sorted into sequences by attention (`grouping`). Masks of later layers are unknown, so nothing is
@@ -27,7 +27,7 @@ Chosen on training sentences; see docs/measurements/span_constants.md."""
 
 
 def fits(problem: SpanProblem) -> bool:
-    """Say whether dropout acts after the last normalisation before the first attention."""
+    """Say whether dropout acts between the last normalisation and the attention."""
     masked = problem.has_exact_span and problem.dropout > 0 and not problem.stage.position_free
     return masked and not problem.anatomy.dropout_before
 
@@ -57,8 +57,8 @@ def read(problem: SpanProblem) -> Reconstruction | None:
         )
         for group in groups
     ]
-    facts = {"candidates": float(len(pairs)), "explained": float(len(masked))}
-    return Reconstruction(tuple(guess), diagnostics=facts, reach=reach)
+    diagnostics = {"candidates": float(len(pairs)), "explained": float(len(masked))}
+    return Reconstruction(tuple(guess), diagnostics=diagnostics, reach=reach)
 
 
 def _sequences(problem: SpanProblem, masked: Masked) -> list[Group]:

@@ -63,7 +63,7 @@ def read(problem: SpanProblem) -> Reconstruction | None:
     masked = find_masked(
         basis, pairs, problem.dropout, problem.rng, problem.budget.part(SEARCH_SHARE), frequent=problem.special
     )
-    facts = {"candidates": float(len(pairs)), "explained": float(len(masked))}
+    diagnostics = {"candidates": float(len(pairs)), "explained": float(len(masked))}
     if len(masked) == 0:
         return None
     positions, inputs = masked.positions, norm.apply(masked.vectors)
@@ -71,7 +71,7 @@ def read(problem: SpanProblem) -> Reconstruction | None:
         GuessedSequence(tuple(masked.tokens[list(group.members)].tolist()), confidence=confidence_of(group))
         for group in group_inputs(problem, positions, inputs)
     ]
-    return Reconstruction(_with_last_tokens(problem, guess), diagnostics=facts)
+    return Reconstruction(_with_last_tokens(problem, guess), diagnostics=diagnostics)
 
 
 def _with_last_tokens(problem: SpanProblem, guess: Sequence[GuessedSequence]) -> tuple[GuessedSequence, ...]:

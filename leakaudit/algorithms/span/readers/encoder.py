@@ -19,7 +19,7 @@ def fits(problem: SpanProblem) -> bool:
 
 
 def read(problem: SpanProblem) -> Reconstruction | None:
-    """Return the sequences that the pairs in the span form, or None if there is no pair.
+    """Return the sequences that the pairs in the span form; None without any pair.
 
     They are proved where that is possible.
     """

@@ -1,4 +1,4 @@
-"""Reader for a difference of weights after local SGD steps, as in federated averaging.
+"""Reader for a difference of weights after local SGD steps (federated averaging).
 
 Divided by the learning rate, the difference is the sum of the gradients of all local steps. To first order in the
 learning rate its row space is the span of the inputs of all local batches. Mostly not the drift but the number format
@@ -109,39 +109,41 @@ def read(problem: SpanProblem) -> Reconstruction | None:
     words = find_words(problem.stage, rows, min(LONGEST, problem.stage.max_length), problem.budget, noise=1.0)
     if words is None:
         return None
-    facts: dict[str, float] = {"words": float(len(words.tokens))}
+    diagnostics: dict[str, float] = {"words": float(len(words.tokens))}
     if problem.stage.position_free:
-        return Reconstruction(tokens=tuple(words.tokens.tolist()), diagnostics=facts)
+        return Reconstruction(tokens=tuple(words.tokens.tolist()), diagnostics=diagnostics)
     order = words.order() or _arranged(problem, words, rows)
     if order is not None:
         alone = prove(seen, [GuessedSequence(tuple(order), confidence=ARRANGED)], problem.budget)
         reach = bag_of_words_reach(words.tokens.tolist())
         return Reconstruction(
-            alone.sequences, label_counts=alone.label_counts, diagnostics=facts | alone.facts, reach=reach
+            alone.sequences, label_counts=alone.label_counts, diagnostics=diagnostics | alone.diagnostics, reach=reach
         )
     inside = _inside(problem, words, rows)
     if inside is None:
         named = words.tokens.tolist()
-        return Reconstruction(tokens=tuple(named), diagnostics=facts, reach=bag_of_words_reach(named))
+        return Reconstruction(tokens=tuple(named), diagnostics=diagnostics, reach=bag_of_words_reach(named))
     noise = {p.weight: rounding_error(problem.weights[p.weight], seen.facts) for p in problem.anatomy.projections}
     found = read_inside(problem, inside, noise)
+    if found.sequences and not any(sequence.proved for sequence in found.sequences):
+        found = _refined(problem, found, inside)
+    return replace(found, diagnostics=diagnostics | dict(found.diagnostics))
+
+
+def _refined(problem: SpanProblem, found: Reconstruction, inside: Candidates) -> Reconstruction:
+    """Return the sequences after changes that lower the simulation's error."""
+    options: dict[int, list[int]] = {}
+    for token, position in zip(inside.tokens.tolist(), inside.positions.tolist(), strict=True):
+        options.setdefault(position, []).append(token)
     guess = [sequence.token_ids for sequence in found.sequences or ()]
-    if guess and not any(sequence.proved for sequence in found.sequences or ()):
-        options: dict[int, list[int]] = {}
-        for token, position in zip(inside.tokens.tolist(), inside.positions.tolist(), strict=True):
-            options.setdefault(position, []).append(token)
-        better = [
-            GuessedSequence(ids, confidence=ARRANGED / 2)
-            for ids in refine_sequences(seen, guess, options, problem.budget)
-        ]
-        again = prove(seen, better, problem.budget)
-        found = replace(
-            found,
-            sequences=again.sequences,
-            label_counts=again.label_counts,
-            diagnostics=dict(found.diagnostics) | again.facts,
-        )
-    return replace(found, diagnostics=facts | dict(found.diagnostics))
+    better = refine_sequences(problem.seen, guess, options, problem.budget)
+    again = prove(problem.seen, [GuessedSequence(ids, confidence=ARRANGED / 2) for ids in better], problem.budget)
+    return replace(
+        found,
+        sequences=again.sequences,
+        label_counts=again.label_counts,
+        diagnostics=dict(found.diagnostics) | again.diagnostics,
+    )
 
 
 def _arranged(problem: SpanProblem, words: Words, rows: Tensor) -> list[int] | None:

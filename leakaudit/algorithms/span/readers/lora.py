@@ -67,7 +67,7 @@ class _Image:
 
 
 def fits(problem: SpanProblem) -> bool:
-    """Say whether adapters are all that is shared of the layers that read the first attention input."""
+    """Say whether only adapters are shared of the layers that read the inputs."""
     return problem.seen.facts.view != "delta" and only_adapters(problem.seen.update, problem.anatomy)
 
 
@@ -110,20 +110,22 @@ def _read_words(problem: SpanProblem, rows: Tensor) -> Reconstruction | None:
         words = words or find_words(problem.stage, rows, min(positions, problem.stage.max_length), problem.budget)
     if words is None:
         return None
-    facts = {"words": float(len(words.tokens)), "rows": float(len(rows))}
+    diagnostics = {"words": float(len(words.tokens)), "rows": float(len(rows))}
     order = None if problem.stage.position_free else words.order()
     if order is None:
-        return _several(words, facts)
+        return _several(words, diagnostics)
     proved = prove(problem.seen, [GuessedSequence(tuple(order), confidence=1.0)], problem.budget)
     reach = bag_of_words_reach(words.tokens.tolist())
-    facts |= proved.facts
-    return Reconstruction(sequences=proved.sequences, label_counts=proved.label_counts, diagnostics=facts, reach=reach)
+    diagnostics |= proved.diagnostics
+    return Reconstruction(
+        sequences=proved.sequences, label_counts=proved.label_counts, diagnostics=diagnostics, reach=reach
+    )
 
 
-def _several(words: Words, facts: dict[str, float]) -> Reconstruction:
+def _several(words: Words, diagnostics: dict[str, float]) -> Reconstruction:
     """Return the words in no order: the rows do not say which of them form a sentence."""
     named = words.tokens.tolist()
-    return Reconstruction(tokens=tuple(named), diagnostics=facts, reach=bag_of_words_reach(named))
+    return Reconstruction(tokens=tuple(named), diagnostics=diagnostics, reach=bag_of_words_reach(named))
 
 
 # ---------------------------------------------------------------------- images at the start
