@@ -25,15 +25,24 @@ from transformers.trainer_callback import ExportableState
 
 from leakaudit.capture.boundary import Ending, around, entry, last_resort
 from leakaudit.capture.distributed import peers_of
-from leakaudit.capture.run import OFF_SWITCH, Guarded, Source, Stack, StepNow, auditable, configuration, refuse_strategy
+from leakaudit.capture.run import (
+    OFF_SWITCH,
+    Adapter,
+    Source,
+    StepContext,
+    TrainerContext,
+    auditable,
+    configuration,
+    refuse_strategy,
+)
 from leakaudit.capture.step_facts import loader_bound
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import SnapshotError
-from leakaudit.models.recipe import unwrapped
+from leakaudit.models.wrappers import unwrapped
 
 
 @dataclass(eq=False, repr=False)
-class LeakAuditCallback(Guarded, TrainerCallback, ExportableState):
+class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
     """Keeps a real client step now and then, lets a side process attack it, and reports what could be read.
 
     Making one stores the arguments; nothing is read, written or started before training begins.
@@ -125,7 +134,7 @@ class LeakAuditCallback(Guarded, TrainerCallback, ExportableState):
         """Forget a step that the optimizer skipped; see to the side process; log what it has found since."""
         if self._run is not None:
             self._control = control
-            self._run.recorder.disarm()  # if it is still armed the optimizer never stepped: an overflow, or a skipped batch
+            self._run.recorder.cancel()  # a step that is still recorded was never made: an overflow, or a skipped batch
             self._run.after_step()
 
     @entry
@@ -137,7 +146,7 @@ class LeakAuditCallback(Guarded, TrainerCallback, ExportableState):
         self._close(state.global_step)
         self._remind()
 
-    def _look(self, args: TrainingArguments, state: TrainerState, kwargs: Mapping[str, Any]) -> Stack:
+    def _look(self, args: TrainingArguments, state: TrainerState, kwargs: Mapping[str, Any]) -> TrainerContext:
         _refuse(args, self._trainer)
         trainer, model = self._trainer, kwargs["model"]
         called = None if trainer is None else trainer.model_wrapped
@@ -146,7 +155,7 @@ class LeakAuditCallback(Guarded, TrainerCallback, ExportableState):
             inner, core = auditable(model, self.config)
             if core is not unwrapped(model):  # a model of transformers in another module, as in sentence-transformers
                 model = called = inner
-        return Stack(
+        return TrainerContext(
             framework="transformers.Trainer",
             versions={"torch": torch.__version__, "transformers": transformers.__version__},
             model=model,
@@ -161,11 +170,11 @@ class LeakAuditCallback(Guarded, TrainerCallback, ExportableState):
             peers=peers_of(args.world_size),
         )
 
-    def _now(self, args: TrainingArguments, state: TrainerState, kwargs: Mapping[str, Any]) -> StepNow:
+    def _now(self, args: TrainingArguments, state: TrainerState, kwargs: Mapping[str, Any]) -> StepContext:
         scheduler = kwargs.get("lr_scheduler")
         rates = scheduler.get_last_lr() if scheduler is not None and hasattr(scheduler, "_last_lr") else [None]
         precision = getattr(getattr(self._trainer, "accelerator", None), "mixed_precision", None)
-        return StepNow(
+        return StepContext(
             step=state.global_step,
             epoch=state.epoch,
             total_steps=state.max_steps or None,

@@ -22,8 +22,8 @@ import torch
 from leakaudit.capture.array_batches import classifier_in, labels_of
 from leakaudit.capture.boundary import entry, last_resort
 from leakaudit.capture.distributed import peers_of
-from leakaudit.capture.optimizers import movers_of, parameters_of
-from leakaudit.capture.run import Guarded, Source, Stack, StepNow, auditable, refuse_strategy
+from leakaudit.capture.optimizers import base_optimizers, parameters_of
+from leakaudit.capture.run import Adapter, Source, StepContext, TrainerContext, auditable, refuse_strategy
 from leakaudit.errors import SnapshotError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ else:
 
 
 @dataclass(eq=False, repr=False)
-class LeakAuditCallback(Guarded, Callback):
+class LeakAuditCallback(Adapter, Callback):
     """Keeps a real client step now and then, lets a side process attack it, and reports what could be read.
 
     Making one stores the arguments; nothing is read, written or started before training begins.
@@ -87,7 +87,7 @@ class LeakAuditCallback(Guarded, Callback):
         self._open(lambda: self._look(trainer, pl_module))
         if self._run is not None:
             self._steps = int(trainer.global_step)
-            self._hooks = [mover.register_step_post_hook(self._stepped) for mover in movers_of(self._optimizer)]
+            self._hooks = [mover.register_step_post_hook(self._stepped) for mover in base_optimizers(self._optimizer)]
             self._next()
 
     @entry
@@ -115,7 +115,7 @@ class LeakAuditCallback(Guarded, Callback):
         self._unhook()
         self._break(f"training ended with {type(exception).__name__}")
 
-    def _look(self, trainer: Any, pl_module: Any) -> Stack:
+    def _look(self, trainer: Any, pl_module: Any) -> TrainerContext:
         strategy = type(trainer.strategy).__name__
         refuse_strategy(strategy, fsdp2=strategy == "ModelParallelStrategy")
         tokenizer = self.tokenizer
@@ -128,7 +128,7 @@ class LeakAuditCallback(Guarded, Callback):
         planned = (
             trainer.max_steps if trainer.max_steps and trainer.max_steps > 0 else trainer.estimated_stepping_batches
         )
-        return Stack(
+        return TrainerContext(
             framework="lightning.Trainer",
             versions={"torch": torch.__version__, "lightning": _version()},
             model=core,
@@ -159,15 +159,15 @@ class LeakAuditCallback(Guarded, Callback):
             self._steps += 1
             self._next()
 
-    def _now(self) -> StepNow:
+    def _now(self) -> StepContext:
         trainer = self._trainer
         bound = trainer.gradient_clip_val if trainer.lightning_module.automatic_optimization else None
         by_value = str(getattr(trainer.gradient_clip_algorithm, "value", trainer.gradient_clip_algorithm)) == "value"
-        return StepNow(
+        return StepContext(
             step=self._steps,
             epoch=float(trainer.current_epoch),
             total_steps=None if self._run is None else self._run.stack.total_steps,
-            learning_rate=float(movers_of(self._optimizer)[0].param_groups[0]["lr"]),
+            learning_rate=float(base_optimizers(self._optimizer)[0].param_groups[0]["lr"]),
             max_grad_norm=float(bound) if bound and not by_value else None,
             max_grad_value=float(bound) if bound and by_value else None,
         )
@@ -190,7 +190,9 @@ def _moving(optimizers: list[Any], model: torch.nn.Module) -> list[Any]:
         SnapshotError: none does.
     """
     mine = {id(p) for p in model.parameters()}
-    found = [one for one in optimizers if any(id(p) in mine for mover in movers_of(one) for p in parameters_of(mover))]
+    found = [
+        one for one in optimizers if any(id(p) in mine for mover in base_optimizers(one) for p in parameters_of(mover))
+    ]
     if not found:
         raise SnapshotError(
             f"none of {len(optimizers)} optimizers moves the model that is audited; one has to, so that there is an update to audit"

@@ -30,14 +30,14 @@ from torch import nn
 
 from leakaudit.capture.boundary import entry, last_resort
 from leakaudit.capture.distributed import peers_of
-from leakaudit.capture.optimizers import every_layer, movers_of
-from leakaudit.capture.recorder import Observe
-from leakaudit.capture.run import Guarded, Source, Stack, StepNow, auditable, refuse_strategy
+from leakaudit.capture.optimizers import base_optimizers, every_layer
+from leakaudit.capture.run import Adapter, Source, StepContext, TrainerContext, auditable, refuse_strategy
+from leakaudit.capture.step_tensors import Observe
 from leakaudit.errors import SnapshotError
 
 
 @dataclass(eq=False, repr=False)
-class Watch(Guarded):
+class Watch(Adapter):
     """A context in which a training loop is audited. Making one stores the arguments; entering it begins the audit."""
 
     model: nn.Module
@@ -103,7 +103,7 @@ class Watch(Guarded):
         self._steps = self.first_step
         self._open(self._look)
         if self._run is not None:
-            self._hooks = [mover.register_step_post_hook(self._stepped) for mover in movers_of(self.optimizer)]
+            self._hooks = [mover.register_step_post_hook(self._stepped) for mover in base_optimizers(self.optimizer)]
             self._next()
 
     @entry
@@ -112,9 +112,9 @@ class Watch(Guarded):
             hook.remove()
         self._hooks = []
 
-    def _look(self) -> Stack:
+    def _look(self) -> TrainerContext:
         """Return the stack as it is when training begins."""
-        layers, movers = list(every_layer(self.optimizer)), movers_of(self.optimizer)
+        layers, movers = list(every_layer(self.optimizer)), base_optimizers(self.optimizer)
         state = next((s for layer in layers if (s := vars(layer).get("accelerator_state")) is not None), None)
         kind = getattr(state, "distributed_type", "")
         refuse_strategy(str(getattr(kind, "value", kind)), fsdp2=bool(getattr(state, "is_fsdp2", False)))
@@ -128,7 +128,7 @@ class Watch(Guarded):
                 raise SnapshotError("`observe='delta'` is for one client in one process; several share this run")
         called, core = auditable(self.model, self.config) if self.num_labels is None else (self.model, self.model)
         self._precision = getattr(state, "mixed_precision", None) or _fabric_precision(self.model)
-        return Stack(
+        return TrainerContext(
             framework="torch",
             versions={"torch": torch.__version__},
             model=core,
@@ -169,11 +169,11 @@ class Watch(Guarded):
             self._run.after_step()
             self._next()
 
-    def _now(self) -> StepNow:
-        return StepNow(
+    def _now(self) -> StepContext:
+        return StepContext(
             step=self._steps // self._rounds,
             total_steps=self.total_steps,
-            learning_rate=float(movers_of(self.optimizer)[0].param_groups[0]["lr"]),
+            learning_rate=float(base_optimizers(self.optimizer)[0].param_groups[0]["lr"]),
             max_grad_norm=self.max_grad_norm,
             autocast=self._precision,
             kept_rng=not _compiled(self.model),

@@ -20,7 +20,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from leakaudit.plugins.attack import FALSE_EVENTS
+from leakaudit.plugins.attack_protocol import FALSE_EVENTS
 
 GAUSSIAN_RATIO = 2.65
 """Largest ratio of the 90 % quantile to the median of magnitudes at which noise is Gaussian.

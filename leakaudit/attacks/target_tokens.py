@@ -6,18 +6,25 @@ They are read from the output layer's update.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from leakaudit.algorithms.above_noise import heavy_tailed, projection_cut, standing_out
 from leakaudit.algorithms.labels.output_layer import neutral_inputs, noise_in
-from leakaudit.client.observation import Observation
-from leakaudit.errors import AnatomyError
-from leakaudit.plugins.attack import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import (
+    APPLIES,
+    FALSE_EVENTS,
+    AnatomyError,
+    Applicability,
+    Budget,
+    Goal,
+    Observation,
+    Reconstruction,
+    attack,
+    not_applicable,
+)
 
 SHARED_DIRECTION = 0.5
 """Share of the features' energy in their mean from which signs along it are enough.
@@ -52,7 +59,11 @@ class TargetTokens:
     """Under noise: how many of the V tokens may be named by chance, beside others above the noise.
     Our choice: one word too many. With noise alone, 99 updates of 100 name no token."""
 
-    goal: ClassVar[Literal["text", "words", "labels"]] = "words"
+    label: ClassVar[str] = "target tokens"
+    meaning: ClassVar[str] = (
+        "Reads which tokens a language model was trained to predict from the rows of its output layer's gradient."
+    )
+    goal: ClassVar[Goal] = "words"
     source: ClassVar[str] = (
         "LLG (Wainakh et al. 2022), Property 1, for tokens; the label set from an output layer as in RLG (Dang et al. 2021)"
     )

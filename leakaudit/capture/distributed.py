@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # torch leaves it out of `__all__`
 
 from leakaudit.capture.agreement import MEETING, Agreement, Settled
-from leakaudit.capture.recorder import END_OF
+from leakaudit.capture.process_group import END_OF
 from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.errors import PeersError, SnapshotError
 from leakaudit.storage.snapshots import tensors_of, truth_of
@@ -53,7 +53,7 @@ PREFIX = "leakaudit"
 
 
 @dataclass
-class TorchPeers:
+class TorchProcessGroup:
     """The processes of the default group; `meet` comes before everything else."""
 
     mean_over: int
@@ -244,7 +244,7 @@ class _Line:
         return theirs
 
 
-def peers_of(processes: int | None = None) -> TorchPeers | None:
+def peers_of(processes: int | None = None) -> TorchProcessGroup | None:
     """Return the other processes of this run, or None where it has none.
 
     Args:
@@ -254,7 +254,7 @@ def peers_of(processes: int | None = None) -> TorchPeers | None:
         return None
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
         return None
-    return TorchPeers(mean_over=dist.get_world_size())
+    return TorchProcessGroup(mean_over=dist.get_world_size())
 
 
 def check_layout(model: nn.Module, called: nn.Module, *, reduced: bool) -> None:

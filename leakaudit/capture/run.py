@@ -3,7 +3,7 @@
 It holds schedule, recorder, spool and side process, and knows how the run ends.
 
 No framework is imported here. An adapter tells when a run begins and ends, what a step is called, and the few facts about it that
-only its framework knows (`StepNow`); everything else is seen at the model and the optimizer.
+only its framework knows (`StepContext`); everything else is seen at the model and the optimizer.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ from leakaudit.capture.array_batches import array_pass, for_labels, labels_only
 from leakaudit.capture.boundary import entry
 from leakaudit.capture.distributed import BEGIN_SECONDS, check_layout, peers_of
 from leakaudit.capture.fitness import Fit, beyond, check_tensors, fitting, patched_parts
-from leakaudit.capture.optimizers import movers_of, parameters_of, unmoved
+from leakaudit.capture.kept_step import KeptStep
+from leakaudit.capture.optimizers import base_optimizers, parameters_of, unmoved
 from leakaudit.capture.part_of_step import PartOfStep
 from leakaudit.capture.plan import Plan, room_in_words, time_in_words
 from leakaudit.capture.private_sgd import PrivateSgd, private_sgd
-from leakaudit.capture.recorder import Kept, Observe, Peers, Recorder
+from leakaudit.capture.process_group import ProcessGroup
+from leakaudit.capture.recorder import Recorder
 from leakaudit.capture.step_facts import believed_bound, believed_divisor, check_words
+from leakaudit.capture.step_tensors import Observe
 from leakaudit.capture.unaudited import folder_of, mark
 from leakaudit.capture.witness import own_part
-from leakaudit.capture.worker_process import SideProcess, attacked_when, say, what_stays
+from leakaudit.capture.worker_process import SideProcess, attacked_when, notify, what_stays
 from leakaudit.client.array_batches import array_facts
 from leakaudit.client.facts import DeclaredDefense, PublicFacts
 from leakaudit.client.recipe import StepRecipe
@@ -43,17 +46,22 @@ from leakaudit.client.truth import reading_of
 from leakaudit.config.audit import AuditConfig, load_config
 from leakaudit.config.invocation import training_command
 from leakaudit.errors import LeakAuditError, ModelError, PeersError, SnapshotError, SpoolError, type_and_place
-from leakaudit.gate.evaluate import Policy, default_policy, load_policy
+from leakaudit.gate.policy import Policy, default_policy, load_policy
 from leakaudit.models.array_classifier import ArrayClassifier, NoText, array_recipe
+from leakaudit.models.first_blocks import BLOCKS, KEEP_ALL_BYTES, Parts, first_parts
 from leakaudit.models.lora import refuse_prompts
-from leakaudit.models.parts import BLOCKS, KEEP_ALL_BYTES, Parts, first_parts
-from leakaudit.models.recipe import ModelRecipe, can_rebuild, coarsest_dtype, dtype_of, plain_name, unwrapped
+from leakaudit.models.recipe import ModelRecipe, can_rebuild
 from leakaudit.models.structure import dropout_rates
+from leakaudit.models.tensors import coarsest_dtype, dtype_of
+from leakaudit.models.wrappers import plain_name, unwrapped
 from leakaudit.plugins.names import registered_names
 from leakaudit.registry import attacks, defenses
-from leakaudit.results.schema import Attempt, Overhead, Score, load_journal
+from leakaudit.results.journal import load_journal
+from leakaudit.results.schema import Attempt, Overhead, Score
 from leakaudit.results.wording import counted
-from leakaudit.storage.spool import Place, Spool, Totals, settle
+from leakaudit.storage.run_folders import RunFolder, allocate_run_folder
+from leakaudit.storage.spool import Spool
+from leakaudit.storage.spool_files import Totals
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +85,7 @@ METRICS = {"exact_rate": "exact", "r1": "rouge1", "token_recall": "token_recall"
 
 
 @dataclass(frozen=True)
-class StepNow:
+class StepContext:
     """What only the framework knows of the step that begins."""
 
     step: int
@@ -96,7 +104,7 @@ class StepNow:
 
 
 @dataclass(frozen=True)
-class Stack:
+class TrainerContext:
     """What an adapter knows of the run when it begins."""
 
     framework: str
@@ -120,7 +128,7 @@ class Stack:
     """Sends numbers to the framework's loggers."""
     observe: Observe = "update"
     local_steps: int = 1
-    peers: Peers | None = None
+    peers: ProcessGroup | None = None
 
 
 @dataclass
@@ -131,7 +139,7 @@ class AuditRun:
     spool: Spool
     recorder: Recorder
     side: SideProcess
-    stack: Stack
+    stack: TrainerContext
     model: nn.Module
     """The model itself, out of every wrapper."""
     model_recipe: ModelRecipe
@@ -142,7 +150,7 @@ class AuditRun:
     private: PrivateSgd | None = None
     fit: Fit = field(default_factory=Fit)
     """How the live model differs from the one that its recipe makes."""
-    outside: int = 0
+    unaudited_parameters: int = 0
     started: float = field(default_factory=time.monotonic)
     skipped: int = 0
     """Due steps that came while the one before was still on its way to the disk."""
@@ -176,7 +184,7 @@ class AuditRun:
 
     @classmethod
     def begin(
-        cls, config: AuditConfig, stack: Stack, spool: Spool | None = None, folder: Path | None = None
+        cls, config: AuditConfig, stack: TrainerContext, spool: Spool | None = None, folder: Path | None = None
     ) -> AuditRun:
         """Make the spool, set the hooks, say what will happen.
 
@@ -209,21 +217,21 @@ class AuditRun:
         declared = _declared(config, private)
         facts = _facts(stack, model, declared)
         peers = stack.peers
-        place = Place(folder or config.out_dir.absolute())
+        place = RunFolder(folder or config.out_dir.absolute())
         if spool is None and _writes(peers):
-            spool, place = settle(place.folder, config, stack.tokenizer, training_command())
+            spool, place = allocate_run_folder(place.folder, config, stack.tokenizer, training_command())
         config = config.model_copy(update={"out_dir": place.folder})
         spool = spool or Spool(config.out_dir / "spool")
         try:
             run = cls._begin_in(spool, config, stack, model, recipe, facts, private, fit)
             if _writes(peers):
-                say(_plan(run) + (f"; {place.note}" if place.note else ""))
+                notify(_plan(run) + (f"; {place.note}" if place.note else ""))
                 if more := beyond(fit.foreign, recipe.class_name):
-                    say(more)
-                if more := unmoved(model, movers_of(stack.optimizer)):
-                    say(more)
+                    notify(more)
+                if more := unmoved(model, base_optimizers(stack.optimizer)):
+                    notify(more)
                 if private is None and (why := unused_private_model(stack.model)):
-                    say(why)
+                    notify(why)
                 if run.plan.kept != 0:
                     run.side.begin()
         except BaseException:
@@ -237,7 +245,7 @@ class AuditRun:
         cls,
         spool: Spool,
         config: AuditConfig,
-        stack: Stack,
+        stack: TrainerContext,
         model: nn.Module,
         recipe: ModelRecipe,
         facts: PublicFacts,
@@ -245,7 +253,7 @@ class AuditRun:
         fit: Fit,
     ) -> AuditRun:
         """Set the hooks of a run whose spool is there."""
-        moving = [group for mover in movers_of(stack.optimizer) for group in mover.param_groups]
+        moving = [group for mover in base_optimizers(stack.optimizer) for group in mover.param_groups]
         recorder = Recorder(
             model,
             stack.optimizer,
@@ -278,7 +286,7 @@ class AuditRun:
             plan=Plan.of(config, _policy(config), _steps_of(stack)),
             private=private,
             fit=fit,
-            outside=len(moved - {id(p) for p in model.parameters()}),
+            unaudited_parameters=len(moved - {id(p) for p in model.parameters()}),
         )
         recorder.install()
         return run
@@ -289,7 +297,7 @@ class AuditRun:
         """Return whether the schedule wants a step; a matter of its number alone, so that all processes agree on it."""
         return self.plan.due(step)
 
-    def decide(self, now: Callable[[], StepNow], step: int) -> None:
+    def decide(self, now: Callable[[], StepContext], step: int) -> None:
         """Record the step that begins, if it is due and there is room for it.
 
         Args:
@@ -306,7 +314,7 @@ class AuditRun:
         self.postponed = _fresh_adapters(self.model)
         if self.postponed:
             if _writes(self.stack.peers):
-                say(
+                notify(
                     f"step {step} is not kept: its adapters are at their start, so half of the update is zero; the next step is kept instead"
                 )
             return
@@ -319,7 +327,7 @@ class AuditRun:
             agreed = mine if peers is None else peers.agree(f"step {step}", mine)
         if agreed and manifest is not None:
             self.missed_since = 0
-            self.recorder.arm(step, manifest)
+            self.recorder.start(step, manifest)
         self.blocked_s += time.perf_counter() - start
 
     def _wanted(self, step: int) -> bool:
@@ -354,7 +362,7 @@ class AuditRun:
             logger.warning("step %d was not kept: %s", step, lacking)
         self.too_full += 1
 
-    def _describe(self, now: StepNow) -> Manifest:
+    def _describe(self, now: StepContext) -> Manifest:
         """Note what is public about the step, and how its update comes about, as they are now."""
         clipped = self.stack.observe != "local" and bool(now.max_grad_norm or now.max_grad_value)
         recipe = StepRecipe(
@@ -365,7 +373,7 @@ class AuditRun:
             neftune_alpha=_neftune_alpha(self.model),
             attention=str(getattr(getattr(self.model, "config", None), "_attn_implementation", None) or ""),
             processes=1 if self.stack.peers is None or self.stack.observe == "local" else self.stack.peers.mean_over,
-            outside=self.outside,
+            outside=self.unaudited_parameters,
             patched=patched_parts(self.model),
             note=now.note,
         )
@@ -400,7 +408,7 @@ class AuditRun:
         """Return whether the processes of this run keep no more steps together."""
         if self.stack.peers is None or not self.stack.peers.over:
             return False
-        self.recorder.give_in()
+        self.recorder.stop_recording()
         return True
 
     def after_step(self) -> None:
@@ -437,21 +445,21 @@ class AuditRun:
             reasons += [f"the first that was not kept: {counters.reason}"] if counters.reason else []
             why = f"no step was kept, so there is nothing to report: the run had {counted(steps, 'step')}"
             self._leave_empty("; ".join([why, *reasons]))
-            say("; ".join([why, *reasons]))
+            notify("; ".join([why, *reasons]))
             return
         if self.spool.gone():
             raise SpoolError(f"somebody removed {self.spool.root}")
         self.spool.finish(totals)
-        self.side.see_out()
+        self.side.wait_or_detach()
         self.log_results()
         self.side.stop()
         for line in self.side.outcome():
-            say(line)
+            notify(line)
         kept = [f"{counted(counters.kept, 'step')} kept", *_reasons(totals, self.config)]
         held_up = f"training was held up for {totals.overhead.blocked_s:.2f} s of {totals.overhead.training_s:.1f} s"
-        say("; ".join([*kept, held_up]))
+        notify("; ".join([*kept, held_up]))
         if not self.side.detached and (stays := what_stays(self.spool)):
-            say(stays)
+            notify(stays)
 
     def break_off(self, what: str) -> None:
         """End the audit of a run that an exception ended: what was kept is audited for as long as this process lives."""
@@ -463,9 +471,11 @@ class AuditRun:
             self._leave_empty(f"{what} before a step was kept")
             return
         self.spool.finish(self.totals(None, interrupted=True))
-        say(f"{what}; {counted(self.recorder.counters.kept, 'step was', 'steps were')} kept; {self.side.carry_on()}")
+        notify(
+            f"{what}; {counted(self.recorder.counters.kept, 'step was', 'steps were')} kept; {self.side.continue_detached()}"
+        )
         if stays := what_stays(self.spool):
-            say(stays)
+            notify(stays)
 
     def _leave_empty(self, why: str) -> None:
         """Leave a folder that says why there are no results."""
@@ -477,7 +487,7 @@ class AuditRun:
         """Take everything off a run whose audit is over, without waiting for anything."""
         self._part()
         self.recorder.remove(patience_s=0.0)
-        self.side.dismiss()
+        self.side.terminate()
 
     def _part(self) -> None:
         """Let the other processes go on without this one."""
@@ -544,7 +554,7 @@ class AuditRun:
             logger.warning("leakaudit's numbers are not logged any more: a logger raised %s", type(error).__name__)
 
 
-class Guarded:
+class Adapter:
     """What every adapter is: at most one audited run at a time, and no problem of the audit ever reaches training.
 
     Its state stands in the class until it changes, so that an adapter needs no constructor that could fail.
@@ -567,7 +577,7 @@ class Guarded:
         """Folder of the audit (results.json, report.html), known once training has begun."""
         return self._folder
 
-    def _open(self, stack: Callable[[], Stack]) -> None:
+    def _open(self, stack: Callable[[], TrainerContext]) -> None:
         """Begin a run, or go on with the spool of one that never kept a step."""
         self._off = ""
         spool, folder = self._leave_earlier_run()
@@ -607,7 +617,7 @@ class Guarded:
     def _remind(self) -> None:
         """Say again at the end of training why it was not audited, if it was not."""
         if self._off and self._off != SWITCHED_OFF:
-            say(f"this run was not audited: {self._off}")
+            notify(f"this run was not audited: {self._off}")
 
     def _leave_earlier_run(self) -> tuple[Spool | None, Path | None]:
         """Come away from a run that never came to its end; return its spool and folder if nothing was put into them.
@@ -699,7 +709,7 @@ def _recipe(model: nn.Module, config: AuditConfig) -> tuple[ModelRecipe, AuditCo
         return ModelRecipe(class_name=type(model).__name__), config
 
 
-def _labels_only(stack: Stack, num_labels: int) -> Stack:
+def _labels_only(stack: TrainerContext, num_labels: int) -> TrainerContext:
     """Return a run on arrays as one whose model brings its loss, like those of text; the loop goes on calling its own."""
     return replace(
         stack,
@@ -746,7 +756,7 @@ def auditable(root: nn.Module, source: Source = None) -> tuple[nn.Module, nn.Mod
     names = ", ".join(name.removeprefix(".") for name, _ in found) or "none"
     raise ModelError(
         f"{type(root).__name__} is no model that the side process can rebuild, and inside it {len(found)} were found ({names}); "
-        "one is needed. Name how to make the model with `leakaudit.models.recipe.rebuilt_by(model, 'package.module:function')`, or set "
+        "one is needed. Name how to make the model with `leakaudit.models.factories.rebuilt_by(model, 'package.module:function')`, or set "
         "`schedule: inline`"
     )
 
@@ -775,7 +785,7 @@ def refuse_strategy(name: str, *, fsdp2: bool) -> None:
         raise SnapshotError(reason)
 
 
-def _together(begin: Callable[[Peers | None], AuditRun]) -> AuditRun:
+def _together(begin: Callable[[ProcessGroup | None], AuditRun]) -> AuditRun:
     """Begin in all processes of a distributed run or in none.
 
     Raises:
@@ -799,7 +809,7 @@ def _together(begin: Callable[[Peers | None], AuditRun]) -> AuditRun:
     return run
 
 
-def _among(stack: Stack, peers: Peers | None) -> Stack:
+def _among(stack: TrainerContext, peers: ProcessGroup | None) -> TrainerContext:
     """Return what an adapter knows of a run, with the processes it met.
 
     Processes that train alone stay alone.
@@ -814,7 +824,7 @@ def _among(stack: Stack, peers: Peers | None) -> Stack:
     return replace(stack, peers=peers)
 
 
-def _writes(peers: Peers | None) -> bool:
+def _writes(peers: ProcessGroup | None) -> bool:
     return peers is None or peers.first
 
 
@@ -837,7 +847,7 @@ def _check_plugins(config: AuditConfig) -> None:
     _policy(config)
 
 
-def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> None:
+def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: KeptStep) -> None:
     """Write a kept step into the spool; runs in the recorder's thread and takes everything from `kept`.
 
     Args:
@@ -859,7 +869,7 @@ def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> 
         notes.append(f"{again} forward passes saw a batch that another one had seen")
     recipe = recipe.model_copy(
         update={
-            "loss": "pulls" if kept.tapped else "forward",
+            "loss": "pulls" if kept.has_output_gradients else "forward",
             "loss_scale": kept.loss_scale,
             "training": kept.training,
             "eval_modules": kept.eval_modules,
@@ -907,17 +917,17 @@ def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: Kept) -> 
         parts["rows"] = None if part.index is None or part.values is None else (part.index, part.values)
     parts["manifest"] = manifest
     spool.write(kept.step, frozen=kept.frozen, **parts)
-    say(f"kept step {kept.step} ({len(kept.update)} updates, copied in {kept.copy_seconds * 1000:.0f} ms)")
+    notify(f"kept step {kept.step} ({len(kept.update)} updates, copied in {kept.copy_seconds * 1000:.0f} ms)")
 
 
-def _kept_parts(kept: Kept, part: PartOfStep) -> KeptParts:
+def _kept_parts(kept: KeptStep, part: PartOfStep) -> KeptParts:
     """Describe what is there of a step that was not kept as a whole."""
     gone = tuple(name for name in part.sketches if name not in kept.update and name != part.rows)
     return KeptParts(blocks=BLOCKS, parameters=kept.parameters, rows=part.rows, not_kept=gone)
 
 
 def _parts_to_keep(
-    config: AuditConfig, stack: Stack, model: nn.Module, recipe: ModelRecipe, fit: Fit, recorder: Recorder
+    config: AuditConfig, stack: TrainerContext, model: nn.Module, recipe: ModelRecipe, fit: Fit, recorder: Recorder
 ) -> Parts | None:
     """Return which parts of each step to keep; None to keep all.
 
@@ -935,20 +945,20 @@ def _parts_to_keep(
     if parts is not None:
         rest = [name for name in needs if name not in reading]
         more = f"; attacks that read everything do not run: {', '.join(rest)} (`keep: all` runs them)" if rest else ""
-        say(
+        notify(
             f"a step of this model takes {size / 1e9:.1f} GB; kept is what {' and '.join(reading)} needs of the first {BLOCKS} blocks, and a "
             f"sketch of the rest{more}"
         )
     return parts
 
 
-def _input_shape(kept: Kept) -> tuple[int, ...] | None:
+def _input_shape(kept: KeptStep) -> tuple[int, ...] | None:
     """Return the shape of one example of a batch of arrays."""
     inputs = kept.truth.micro_batches[0].inputs.get("inputs")
     return None if inputs is None else tuple(inputs.shape[1:])
 
 
-def _is_placeholder(kept: Kept) -> bool:
+def _is_placeholder(kept: KeptStep) -> bool:
     """Return whether a batch is one row of zeros and ones: what Opacus' `rand_on_empty` makes of an empty draw."""
     parts = [batch.inputs.get("inputs", batch.inputs["input_ids"]) for batch in kept.truth.micro_batches]
     rows = [row for part in parts for row in part]
@@ -971,7 +981,7 @@ def unused_private_model(model: nn.Module) -> str:
     )
 
 
-def _facts(stack: Stack, model: nn.Module, declared: tuple[DeclaredDefense, ...]) -> PublicFacts:
+def _facts(stack: TrainerContext, model: nn.Module, declared: tuple[DeclaredDefense, ...]) -> PublicFacts:
     """Note what is public about every step of a run."""
     known: dict[str, Any] = {
         "training": True,
@@ -994,7 +1004,7 @@ def _facts(stack: Stack, model: nn.Module, declared: tuple[DeclaredDefense, ...]
         "view": view,
     }
     if stack.observe == "delta":
-        rate = movers_of(stack.optimizer)[0].param_groups[0]["lr"]
+        rate = base_optimizers(stack.optimizer)[0].param_groups[0]["lr"]
         update |= {"local_steps": stack.local_steps, "learning_rate": float(rate)}
     return facts.model_copy(update=update)
 
@@ -1004,7 +1014,7 @@ def _dtype(optimizer: Any, model: nn.Module) -> torch.dtype:
 
     It is the coarsest of the parameters that are trained.
     """
-    moved = {id(p) for mover in movers_of(optimizer) for p in parameters_of(mover)}
+    moved = {id(p) for mover in base_optimizers(optimizer) for p in parameters_of(mover)}
     trained = (p for p in model.parameters() if id(p) in moved)
     return coarsest_dtype(trained) or dtype_of(model)
 
@@ -1048,7 +1058,7 @@ def _reasons(totals: Totals, config: AuditConfig) -> list[str]:
     return [f"{counted(number, 'step')} not kept: {why}" for number, why in totals.not_kept(config)]
 
 
-def _steps_of(stack: Stack) -> int | None:
+def _steps_of(stack: TrainerContext) -> int | None:
     """Return the steps of the run as the audit counts them.
 
     A round of local steps counts once, if the client sends those.

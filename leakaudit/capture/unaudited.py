@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit.config.audit import AuditConfig
-from leakaudit.files.private_files import write_private
+from leakaudit.files.private_files import write_atomic
 from leakaudit.results.not_audited import NOT_AUDITED, NotAudited
-from leakaudit.storage.spool import Place, make_room
+from leakaudit.storage.run_folders import RunFolder, archive_previous
 
 OUT_DIR_LINE = re.compile(r"""^out_dir:\s*(?P<quote>["']?)(?P<folder>.+?)(?P=quote)\s*(?:\s#.*)?$""", re.MULTILINE)
 
 
-def mark(wanted: Path, because: str) -> Place:
+def mark(wanted: Path, because: str) -> RunFolder:
     """Move an earlier audit out of a folder and write there that the latest run was not audited.
 
     Args:
@@ -30,10 +30,10 @@ def mark(wanted: Path, because: str) -> Place:
         SpoolError: `wanted` is a link.
         OSError: it cannot be written.
     """
-    place = make_room(wanted.absolute())
+    place = archive_previous(wanted.absolute())
     place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     note = NotAudited(because=because, when=datetime.now(UTC).isoformat(timespec="seconds"))
-    write_private(place.folder / NOT_AUDITED, note.model_dump_json(by_alias=True, indent=1))
+    write_atomic(place.folder / NOT_AUDITED, note.model_dump_json(by_alias=True, indent=1))
     return place
 
 

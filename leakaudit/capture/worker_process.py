@@ -23,21 +23,20 @@ import leakaudit
 from leakaudit.capture.outcome import outcome
 from leakaudit.capture.worker_progress import Progress
 from leakaudit.config.audit import AuditConfig
+from leakaudit.exit_codes import ExitCode
+from leakaudit.files.private_files import open_to_append
 from leakaudit.results.wording import duration
 from leakaudit.storage.parent_watch import KEY_VARIABLE, PARENT_VARIABLE, yield_processor
-from leakaudit.storage.spool import DEVICE_VARIABLE, MOST_DEATHS, Spool
+from leakaudit.storage.snapshot_queue import MAX_CRASHES
+from leakaudit.storage.spool import DEVICE_VARIABLE, Spool
 
 logger = logging.getLogger(__name__)
 
 RESTARTS = 2
 """How often a dead worker is started again: twice is bad luck, three times is a bug."""
 
-THROUGH_CODES = (0, 130)
-"""Exit codes after which the side process is not started again: through, or asked to stop."""
-NO_DISK_CODE = 5
-"""Exit code of a side process that could not write; it is tried again later, when there may be room."""
-MISUSE_CODE = 2
-"""Exit code of a side process that cannot work like this; trying again would not help."""
+THROUGH_CODES = (ExitCode.PASS, ExitCode.INTERRUPTED)
+"""Exit codes after which the side process is not started again: it is done, or was asked to stop."""
 RETRY_SECONDS = 60.0
 """Before a side process that could not write is tried again. Our choice: checkpoints that fill a disk are cleaned up in minutes."""
 
@@ -188,17 +187,17 @@ class SideProcess:
     def _may_start_again(self) -> bool:
         """Count the death of a worker against the snapshot that it was attacking, or else against the worker.
 
-        A snapshot over which workers died `MOST_DEATHS` times is set aside by the next one, so a few deadly snapshots cost their own
+        A snapshot over which workers died `MAX_CRASHES` times is set aside by the next one, so a few deadly snapshots cost their own
         audit only.
         """
         if self._process is None:
             return True
         snapshot = self._spool.abandoned()
         over = self._deaths_over[snapshot] = self._deaths_over.get(snapshot, 0) + 1 if snapshot else 0
-        if 0 < over <= MOST_DEATHS:
+        if 0 < over <= MAX_CRASHES:
             logger.warning("the audit's side process died over snapshot %s; starting it again", Path(snapshot).stem)
             return True
-        if self._process.returncode == NO_DISK_CODE:
+        if self._process.returncode == ExitCode.ERROR:
             return True
         self._deaths += 1
         if self._deaths > RESTARTS:
@@ -206,7 +205,7 @@ class SideProcess:
         logger.warning("the audit's side process died; starting it again (%d of %d)", self._deaths, RESTARTS)
         return True
 
-    def see_out(self) -> None:
+    def wait_or_detach(self) -> None:
         """Do what the configuration asks for at the end of training: wait with a countdown, detach, or leave the rest to others.
 
         Raises nothing; a Ctrl-C ends the waiting, not the program.
@@ -219,14 +218,16 @@ class SideProcess:
             self._here.finish()
         elif config.at_end == "leave":
             if self._spool.waiting() and self._process is not None:
-                say(f"not waiting for the attacks (`at_end: leave`): {by_hand(self._spool)} runs those that are left")
+                notify(
+                    f"not waiting for the attacks (`at_end: leave`): {by_hand(self._spool)} runs those that are left"
+                )
             self._end_early("")
         elif config.at_end == "detach":
             self._detach()
         else:
             self._wait(config.wait_at_end_s)
 
-    def carry_on(self) -> str:
+    def continue_detached(self) -> str:
         """See to it that what was kept is attacked after training was broken off, without waiting for it.
 
         Returns:
@@ -248,7 +249,7 @@ class SideProcess:
             return later
         return f"the side process goes on with them for as long as this process lives; later, {later}"
 
-    def dismiss(self) -> None:
+    def terminate(self) -> None:
         """Ask the worker to write what it has and go, without waiting for it: training goes on, and its audit does not."""
         self.given_up = self._dismissed = True
         if self._process is not None and self._process.poll() is None:
@@ -257,7 +258,7 @@ class SideProcess:
     def outcome(self) -> list[str]:
         """Return the verdict and where the report is, a line each.
 
-        If there is none, the lines say why. Call it after `see_out`.
+        If there is none, the lines say why. Call it after `wait_or_detach`.
         """
         report = self._log.with_name("report.html")
         if self.detached:
@@ -285,9 +286,9 @@ class SideProcess:
         if self._here is None:
             from leakaudit.audit.inline import InlineAudit
 
-            say(
+            notify(
                 "attacks run in the training process, which waits for them (`schedule: inline`); a model that says how it is made "
-                "(`leakaudit.models.recipe.rebuilt_by`) can be attacked beside training"
+                "(`leakaudit.models.factories.rebuilt_by`) can be attacked beside training"
             )
             self._here = InlineAudit(self._spool, self._model)
         self._here.catch_up()
@@ -324,7 +325,7 @@ class SideProcess:
     def _end_early(self, why: str) -> None:
         """Ask the worker to write its report and go; a Ctrl-C meanwhile ends it at once."""
         if why:
-            say(why)
+            notify(why)
         if self._process is None or self._process.poll() is not None:
             return
         self._process.terminate()
@@ -332,7 +333,7 @@ class SideProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=GRACE_SECONDS)
         except KeyboardInterrupt:
-            say(f"the side process ended without a report; {by_hand(self._spool)} writes it")
+            notify(f"the side process ended without a report; {by_hand(self._spool)} writes it")
             self.stop()
 
     def _detach(self) -> bool:
@@ -348,12 +349,12 @@ class SideProcess:
         try:
             self._tell("detach")
         except OSError:
-            say(f"the side process has died; {by_hand(self._spool)} goes on with what it left")
+            notify(f"the side process has died; {by_hand(self._spool)} goes on with what it left")
             return False
         atexit.unregister(self.stop)
         self._hang_up()
         _detached.append(self._process)
-        say(f"the side process (process {self._process.pid}) goes on alone; its log is {self._log}")
+        notify(f"the side process (process {self._process.pid}) goes on alone; its log is {self._log}")
         self._process, self.detached = None, True
         self.given_up = True  # nothing more is started from here
         return True
@@ -365,32 +366,32 @@ class SideProcess:
         code = None if self._process is None else self._process.returncode
         if code is not None and self._spool.abandoned():
             return False  # one that ends by itself leaves nothing claimed, whatever its code
-        if code == MISUSE_CODE:
+        if code == ExitCode.USAGE:
             self._give_up("the side process cannot work like this")
-        if code == NO_DISK_CODE:
+        if code == ExitCode.ERROR:  # it could not write; later there may be room
             if self._retry_at is None:
                 self._retry_at = time.monotonic() + RETRY_SECONDS
             return time.monotonic() < self._retry_at
-        return code in (*THROUGH_CODES, MISUSE_CODE)
+        return code in (*THROUGH_CODES, ExitCode.USAGE)
 
     def _give_up(self, why: str) -> bool:
         self.given_up = True
         self.why_given_up = f"{why}: see {self._log}"
-        say(f"{self.why_given_up}; no more steps are kept")
+        notify(f"{self.why_given_up}; no more steps are kept")
         return False
 
     def _start(self) -> bool:
         atexit.register(self.stop)
         self._retry_at = None
         self._hang_up()
-        seal = self._spool.seal
+        keys = self._spool.keys
         environment = clean_environment(self._spool.config.threads) | {
             PARENT_VARIABLE: str(os.getpid()),
             DEVICE_VARIABLE: self._trainer_device,
-            KEY_VARIABLE: "1" if seal and seal.identity else "",
+            KEY_VARIABLE: "1" if keys and keys.identity else "",
         }
         try:
-            log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o600)
+            log = open_to_append(self._log)
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "leakaudit", "worker", str(self._spool.root)],
@@ -403,8 +404,8 @@ class SideProcess:
             finally:
                 os.close(log)
             yield_processor(self._process.pid, os.getpid(), self._spool.config.nice)
-            if seal and seal.identity:
-                self._tell(seal.identity)
+            if keys and keys.identity:
+                self._tell(keys.identity)
         except BrokenPipeError:
             pass  # it died at once: the next look starts it again
         except OSError as error:
@@ -428,7 +429,7 @@ class SideProcess:
                 self._process.stdin.close()
 
 
-def say(line: str) -> None:
+def notify(line: str) -> None:
     """Tell the user one thing on stderr; loggers at their default level would swallow it.
 
     Nothing is said where stderr is closed, or a pipe that nobody reads.
@@ -465,7 +466,7 @@ def _countdown() -> Iterator[Callable[[str], None]]:
             print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
         elif last is None or time.monotonic() - last >= LOG_LINE_SECONDS:
             last = time.monotonic()
-            say(line)
+            notify(line)
 
     try:
         yield show

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from leakaudit.errors import ResultsError
-from leakaudit.results.schema import Attempt, AttemptStatus, Battery, load_journal
+from leakaudit.results.journal import load_journal
+from leakaudit.results.schema import Attempt, AttemptStatus, Battery
 from leakaudit.results.wording import counted, duration
 from leakaudit.storage.spool import Spool
 
@@ -57,7 +58,7 @@ class Progress:
         The seconds are None if nothing can be said of them.
         """
         self._read()
-        waiting = [path.stem for path in self._spool.in_order()]
+        waiting = [path.stem for path in self._spool.queue.pending()]
         if self._battery is None:
             return f"the side process is starting, {counted(len(waiting), 'kept step')} to attack", None
         todo = self._todo(waiting, self._battery)

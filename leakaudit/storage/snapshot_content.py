@@ -9,11 +9,11 @@ Letters: B sequences, T tokens of one sequence.
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -81,7 +81,7 @@ def _check_batch(batch: Mapping[str, Tensor], where: str, *, arrays: bool, vocab
     # A process may draw nothing where others draw something (Poisson sampling), so one micro-batch may be empty.
     if not shaped or _is_real(ids) or (ids.shape[-1] == 0 and len(ids) > 0 and not arrays):
         raise _damaged(where, "`input_ids` that are not whole numbers of shape (B, T) or (B, choices, T)", _shape(ids))
-    if vocabulary and ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < vocabulary):
+    if vocabulary and ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < vocabulary):
         raise _damaged(where, "`input_ids` outside the vocabulary", f"an id beyond the {vocabulary} known ones")
     for name, tensor in batch.items():
         if wrong := _wrong(name, tensor, ids):
@@ -192,19 +192,11 @@ def check_size(size: int, where: str) -> None:
     Raises:
         SnapshotDamagedError: says how large it is, and how much memory there is.
     """
-    memory = _physical_memory()
-    if memory and size > memory:
+    memory = psutil.virtual_memory().total
+    if size > memory:
         raise _damaged(
             where, f"a file larger than this machine's memory of {memory / 1e9:.0f} GB", f"{size / 1e9:.0f} GB"
         )
-
-
-def _physical_memory() -> int:
-    """Return the bytes of this machine's memory; 0 where that cannot be told."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return 0
 
 
 def _damaged(where: str, what: str, found: str) -> SnapshotDamagedError:

@@ -31,7 +31,7 @@ def _planted(real: list[tuple[int, int]], tokens: int, positions: int) -> tuple[
     token, position = token.flatten(), position.flatten()
     vectors = words[token] + places[position]
     axes = torch.linalg.svd(vectors, full_matrices=False)
-    coordinates = vectors @ axes.Vh[axes.S > 1e-9 * axes.S[0]].T
+    coordinates = vectors @ axes.Vh[1e-9 * axes.S[0] < axes.S].T
     chosen = torch.tensor([t * positions + p for t, p in real])
     gradients = torch.randn(200, len(real), generator=generator, dtype=torch.float64)
     return coordinates, token, position, gradients @ coordinates[chosen], gradients

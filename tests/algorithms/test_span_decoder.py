@@ -22,9 +22,9 @@ from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep, with_random_state
 from leakaudit.client.truth import Truth
 from leakaudit.errors import AnatomyError
-from leakaudit.models.recipe import Task
+from leakaudit.models.loading import Task
 from leakaudit.models.structure import Norm, anatomy_of, find_tail, prefix_readers
-from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 from leakaudit.plugins.budget import Budget
 from tests.support import tiny
 

@@ -17,7 +17,7 @@ from leakaudit.attacks.span import Span
 from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
 from leakaudit.models.structure import find_anatomy, input_stage_of
-from leakaudit.plugins.attack import Reconstruction
+from leakaudit.plugins.attack_protocol import Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import defenses
 from tests.support import tiny

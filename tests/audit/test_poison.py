@@ -14,9 +14,13 @@ from leakaudit.capture import worker_process as side_process
 from leakaudit.capture.worker_process import SideProcess
 from leakaudit.client.snapshot import Manifest, Provenance
 from leakaudit.config.audit import PluginSpec
-from leakaudit.gate.evaluate import Status, default_policy, evaluate
-from leakaudit.models.recipe import ModelRecipe, state_of
-from leakaudit.results.schema import AttemptStatus, load_results
+from leakaudit.gate.evaluate import evaluate
+from leakaudit.gate.policy import default_policy
+from leakaudit.gate.verdict import Status
+from leakaudit.models.recipe import ModelRecipe
+from leakaudit.models.tensors import state_of
+from leakaudit.results.files import load_results
+from leakaudit.results.schema import AttemptStatus
 from leakaudit.storage.snapshots import write_snapshot
 from leakaudit.storage.spool import Spool
 from tests.audit.test_worker import make, names
@@ -29,7 +33,7 @@ PLUGIN = f"""
 import ctypes, os, signal
 from dataclasses import dataclass
 from typing import ClassVar
-from leakaudit.plugins.attack import APPLIES, Reconstruction
+from leakaudit.plugins.attack_protocol import APPLIES, Reconstruction
 from leakaudit.registry import attack
 
 KINDS = {{
@@ -77,7 +81,7 @@ def put(spool: Spool, number: int, *, deadly: bool) -> None:
     bound: dict[str, Any] = {"batch_size_bound": DEADLY} if deadly else {}
     step = tiny.client_step(model, tiny.bert_tokenizer(), ["the old dog chased a cat ."], [1], **bound)
     write_snapshot(
-        spool.slot(number),
+        spool.snapshot_folder(number),
         update=step.update(),
         weights=state_of(model),
         truth=step.truth,
@@ -105,7 +109,7 @@ def test_the_others_are_audited_and_reported_and_the_results_say_what_was_lost(
 ) -> None:
     """Whatever the exit code of the process."""
     spool, side = poisoned(tmp_path, kind, {1}, 3)
-    side.see_out()
+    side.wait_or_detach()
     side.stop()
     results = load_results(tmp_path / "audit")
     status = {(a.step, a.attack.partition("(")[0]): a.status for a in results.attempts}
@@ -120,7 +124,7 @@ def test_the_others_are_audited_and_reported_and_the_results_say_what_was_lost(
 def test_many_deadly_snapshots_do_not_use_up_the_patience_for_the_others(tmp_path: Path, plugin: None) -> None:
     """Each is charged for its own deaths; a gate counts each as lost and never as clean."""
     spool, side = poisoned(tmp_path, "exit 1", {0, 2}, 4)
-    side.see_out()
+    side.wait_or_detach()
     side.stop()
     results = load_results(tmp_path / "audit")
     ran = {a.step for a in results.attempts if a.attack != "embedding-rows" and a.status is AttemptStatus.RAN}
@@ -150,7 +154,7 @@ def test_a_counter_that_cannot_be_written_does_not_start_workers_without_end(
 ) -> None:
     """The trainer counts for itself."""
     spool = make(tmp_path, 1)
-    claimed = spool.claim()
+    claimed = spool.queue.claim()
     assert claimed is not None
     side = SideProcess(spool)
     monkeypatch.setattr(sys, "executable", "/bin/false")
@@ -172,7 +176,7 @@ def test_a_step_that_nobody_could_open_is_lost_to_the_gate(tmp_path: Path) -> No
 
     spool = make(tmp_path, *range(30))
     for number in range(15, 30):
-        os.truncate(spool.slot(number) / TRUTH, 10)
+        os.truncate(spool.snapshot_folder(number) / TRUTH, 10)
     assert run_worker(spool.root) == 0
     results = load_results(tmp_path / "audit")
     assert len(results.steps) == 30 and [step.n_sequences for step in results.steps[15:]] == [0] * 15

@@ -16,7 +16,7 @@ from torch import Tensor
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.errors import ModelError
 from leakaudit.models.lora import LoraRecipe
-from leakaudit.models.recipe import unwrapped
+from leakaudit.models.wrappers import unwrapped
 from leakaudit.results.schema import VerificationStatus
 from tests.capture.test_rebuilt import llama, with_lora
 from tests.support import tiny

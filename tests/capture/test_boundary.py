@@ -206,7 +206,10 @@ def test_a_defect_is_said_once_with_its_type_and_place_and_what_it_costs(
 ) -> None:
     """One warning for the recorder's part, one for the run's."""
     for name, says in (
-        ("leakaudit/capture/recorder.py::Recorder._copy", "stops recording after a SabotageError at sabotage.py"),
+        (
+            "leakaudit/capture/current_step.py::CurrentStep._copy",
+            "stops recording after a SabotageError at sabotage.py",
+        ),
         ("leakaudit/capture/run.py::AuditRun.decide", "is off for this run: SabotageError at sabotage.py"),
     ):
         found = reached(lambda again, name=name: LOOPS["deferred"].train(tmp_path / f"found {name[-4:]}", again))  # type: ignore[misc]
@@ -310,7 +313,7 @@ def test_no_function_of_an_adapter_can_stop_its_framework(
         wanted = train(tmp_path / "off", error=error)
     assert wanted.error is error
     found = reached(lambda again: train(tmp_path / "reached", again, error=error))
-    homes = ("leakaudit/capture/boundary.py", "leakaudit/capture/run.py::Guarded") if shared else (f"callbacks/{file}",)
+    homes = ("leakaudit/capture/boundary.py", "leakaudit/capture/run.py::Adapter") if shared else (f"callbacks/{file}",)
     targets = [
         c for c in found if name_of(c).startswith(homes) and name_of(c) not in BETWEEN and (file, c) not in _tried
     ]

@@ -21,7 +21,9 @@ import pytest
 from leakaudit.audit.worker import run_worker
 from leakaudit.callbacks.torch_loop import Watch
 from leakaudit.config.audit import PluginSpec
-from leakaudit.results.schema import AttemptStatus, load_journal, load_results
+from leakaudit.results.files import load_results
+from leakaudit.results.journal import load_journal
+from leakaudit.results.schema import AttemptStatus
 from leakaudit.storage.encryption import new_identity
 from leakaudit.storage.spool import Spool
 from tests.audit import test_worker
@@ -161,7 +163,7 @@ if sys.argv[2] == "fork":
         time.sleep(60)
         os._exit(0)
 if sys.argv[2] == "detach":
-    side.see_out()
+    side.wait_or_detach()
 print(side.pid or 0, child, flush=True)
 time.sleep(60)
 """
@@ -194,7 +196,7 @@ def test_a_killed_trainer_takes_its_worker_along_within_three_seconds(tmp_path: 
     assert not spool.attended()
     assert [path.name for path in spool.entries()] == ["000001.run" if moment == "at work" else "000001.ready"]
     with spool.worker_lock():
-        assert spool.deadly() == [] and [path.name for path in spool.entries()] == ["000001.ready"]
+        assert spool.queue.poisonous() == [] and [path.name for path in spool.entries()] == ["000001.ready"]
 
 
 def assert_good_neighbour(worker: int, niceness: int) -> None:

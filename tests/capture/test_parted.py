@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from leakaudit.capture.run import Guarded
+from leakaudit.capture.run import Adapter
 from leakaudit.results.not_audited import NOT_AUDITED
 from tests.support.pair import run_two
 from tests.support.parted_processes import LAYOUTS, LIMIT, scenarios
@@ -37,7 +37,7 @@ class Parted:
 
     def steps(self, name: str) -> list[int]:
         """Return the steps that were kept."""
-        audit = Guarded()
+        audit = Adapter()
         audit._folder = self.folder / name.replace(" ", "-") / "audit"
         return list(kept(audit))
 
@@ -117,7 +117,7 @@ def test_audits_of_the_same_processes_follow_each_other_and_run_at_once(parted: 
     assert parted.steps("sharded adapters") == [1, 2, 3, 4, 5]
     assert parted.lines("two at once") == []
     assert parted.steps("two at once") == [0, 1, 2, 3, 4, 5]
-    audit = Guarded()
+    audit = Adapter()
     audit._folder = parted.folder / "two-at-once" / "second" / "audit"
     assert list(kept(audit)) == [0, 1, 2, 3, 4, 5]
 

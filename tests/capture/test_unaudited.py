@@ -19,8 +19,8 @@ from leakaudit.capture.unaudited import folder_of
 from leakaudit.cli import main
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.errors import ResultsError
+from leakaudit.results.files import load_results, to_json
 from leakaudit.results.not_audited import NOT_AUDITED, refuse_unaudited
-from leakaudit.results.schema import load_results, to_json
 from tests.support import factories, stacks, tiny, tiny_trainer
 
 TOKENIZER = tiny.bert_tokenizer()

@@ -61,7 +61,7 @@ def test_a_side_process_that_is_through_is_not_started_again(
 ) -> None:
     """Nor is one that was asked to stop."""
     side = make(tmp_path, monkeypatch, f"raise SystemExit({code})", wait_at_end_s=20.0)
-    side.see_out()
+    side.wait_or_detach()
     assert side._process.returncode == code and not side.given_up
     first = side.pid
     assert not side.ensure() and side.pid == first
@@ -101,7 +101,7 @@ def test_a_full_disk_is_tried_again_after_a_while_and_at_the_end(
         time.sleep(0.35)
         assert let_it_fail() and not let_it_fail()
     monkeypatch.setattr(side_process, "RETRY_SECONDS", 3600.0)
-    side.see_out()
+    side.wait_or_detach()
     assert side.pid not in started and not side.given_up
     side.stop()
 
@@ -122,7 +122,7 @@ def test_waiting_ends_with_patience_or_ctrl_c_and_asks_for_the_report(
     if interrupt:
         side.ensure()
         monkeypatch.setattr(side_process, "_countdown", Impatient)
-    side.see_out()
+    side.wait_or_detach()
     assert side._process.returncode == -signal.SIGTERM
     said = "not waiting any longer" if interrupt else "out of patience after 0.5 s"
     assert said in capsys.readouterr().err
@@ -147,7 +147,7 @@ def test_a_second_ctrl_c_ends_the_side_process(
         return int(wait(20))
 
     monkeypatch.setattr(process, "wait", ctrl_c)
-    side.see_out()
+    side.wait_or_detach()
     assert process.returncode == -signal.SIGKILL
     assert "ended without a report; `leakaudit worker" in capsys.readouterr().err
 
@@ -164,7 +164,7 @@ def test_a_side_process_told_to_go_is_not_waited_for(tmp_path: Path, monkeypatch
     side.ensure()
     until(lambda: (tmp_path / "audit" / "worker.log").read_text() == "up\n")
     began = time.monotonic()
-    side.dismiss()
+    side.terminate()
     assert time.monotonic() - began < 2.0 and side._process.poll() is None
     side.stop()
     assert not side.ensure()
@@ -175,7 +175,7 @@ def test_deferred_attacks_begin_with_the_end_of_training(tmp_path: Path, monkeyp
     """Not a process before, however many steps were kept."""
     side = make(tmp_path, monkeypatch, "pass", schedule="deferred", wait_at_end_s=20.0)
     assert not side.ensure() and side.pid is None
-    side.see_out()
+    side.wait_or_detach()
     assert side._process.returncode == 0
     side.stop()
 
@@ -183,8 +183,8 @@ def test_deferred_attacks_begin_with_the_end_of_training(tmp_path: Path, monkeyp
 def test_what_is_left_to_others_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another job attacks it; neither the end of training nor an exception starts one here."""
     side = make(tmp_path, monkeypatch, SLEEP, schedule="deferred", at_end="leave")
-    side.ensure(), side.see_out()
-    assert side.carry_on() == f"{by_hand(side._spool)} goes on with them"
+    side.ensure(), side.wait_or_detach()
+    assert side.continue_detached() == f"{by_hand(side._spool)} goes on with them"
     assert side.pid is None
 
 
@@ -194,12 +194,12 @@ def test_leaving_the_rest_to_others_ends_the_worker_with_a_report(
     """It is asked, not killed."""
     side = make(tmp_path, monkeypatch, SLEEP, at_end="leave")
     side.ensure()
-    side.see_out()
+    side.wait_or_detach()
     assert side._process.returncode == -signal.SIGTERM
     side.stop()
 
 
-@pytest.mark.parametrize("ended", ["see_out", "carry_on"])
+@pytest.mark.parametrize("ended", ["wait_or_detach", "continue_detached"])
 def test_a_detached_side_process_is_told_so_and_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ended: str
 ) -> None:
@@ -271,7 +271,7 @@ def test_the_key_of_the_run_goes_through_the_pipe_and_nowhere_else(
     monkeypatch.setattr(subprocess, "Popen", spy)
     side.ensure()
     log = tmp_path / "audit" / "worker.log"
-    until(lambda: side._spool.seal.identity in log.read_text())
+    until(lambda: side._spool.keys.identity in log.read_text())
     side.stop()
     assert log.read_text().startswith("1 AGE-SECRET-KEY-")
     assert not any("SECRET" in value for value in [*seen["command"], *seen["env"].values()])
@@ -325,5 +325,5 @@ def test_the_trainers_signal_handlers_are_left_alone(tmp_path: Path, monkeypatch
         number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR1)
     }
     side = make(tmp_path, monkeypatch, "pass", wait_at_end_s=20.0)
-    side.ensure(), side.see_out(), side.stop()
+    side.ensure(), side.wait_or_detach(), side.stop()
     assert {number: signal.getsignal(number) for number in before} == before

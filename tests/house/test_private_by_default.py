@@ -18,7 +18,7 @@ import pytest
 from leakaudit.capture.worker_process import SideProcess
 from leakaudit.config.audit import PluginSpec
 from leakaudit.models.recipe import ModelRecipe
-from leakaudit.results.schema import load_results
+from leakaudit.results.files import load_results
 from leakaudit.storage.encryption import new_identity
 from leakaudit.storage.parent_watch import KEY_VARIABLE, PARENT_VARIABLE
 from leakaudit.storage.snapshots import read_snapshot
@@ -46,9 +46,9 @@ def everything(folder: Path) -> Iterator[Path]:
 def test_every_file_and_folder_is_private_whatever_the_umask(tmp_path: Path, umask: int) -> None:
     """A whole audit with a kept and a refused snapshot, by a real side process."""
     spool = make(tmp_path, 1, 2, keep_snapshots=True, wait_at_end_s=240.0)
-    (spool.slot(2) / "truth.safetensors").write_bytes(b"short")
+    (spool.snapshot_folder(2) / "truth.safetensors").write_bytes(b"short")
     side = SideProcess(spool)
-    side.see_out()
+    side.wait_or_detach()
     side.stop()
     audit = tmp_path / "audit"
     found = {path.relative_to(audit).as_posix(): stat.S_IMODE(path.lstat().st_mode) for path in everything(audit)}
@@ -87,7 +87,7 @@ def test_label_names_and_a_users_own_keys_are_in_no_file_at_any_log_level(
     monkeypatch.delenv("CI", raising=False)
     spool.write(1, **parts(labelled()))
     side = SideProcess(spool)
-    side.see_out()
+    side.wait_or_detach()
     side.stop()
     assert load_results(tmp_path / "audit").coverage.audited_steps == 1
     assert (tmp_path / "audit" / "worker.log").stat().st_size > 0
@@ -102,7 +102,7 @@ def test_label_names_and_a_users_own_keys_are_in_no_file_at_any_log_level(
 def parts(model: Any) -> dict[str, Any]:
     """Return what `Spool.write` takes."""
     from leakaudit.client.snapshot import Manifest, Provenance
-    from leakaudit.models.recipe import state_of
+    from leakaudit.models.tensors import state_of
 
     step = tiny.client_step(model, tiny.bert_tokenizer(), ["the old dog chased a cat ."], [1])
     return {
@@ -140,8 +140,8 @@ def test_parts_of_a_configuration_are_cleaned_too() -> None:
 
 LOOK = """
 import os, resource, sys
-from leakaudit.storage.parent_watch import leash
-leash()
+from leakaudit.storage.parent_watch import watch_parent
+watch_parent()
 from leakaudit.cli import main
 sys.argv = ["leakaudit", "worker", {spool!r}]
 import leakaudit.audit.worker as worker
@@ -179,7 +179,7 @@ def test_the_training_process_keeps_its_own_limits(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_CORE), ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)
     spool = make(tmp_path, 1, wait_at_end_s=240.0)
     side = SideProcess(spool)
-    side.see_out()
+    side.wait_or_detach()
     side.stop()
     assert (resource.getrlimit(resource.RLIMIT_CORE), ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)) == before
 
@@ -190,7 +190,7 @@ def test_the_key_of_the_run_is_neither_in_the_arguments_nor_in_the_environment(t
     slow = PluginSpec(name="tag", options={"steps": 10_000_000})
     spool = make(tmp_path, finished=False, attacks=(slow,), encrypt_to=(new_identity()[0],), budget_s=60.0)
     spool.write(1, **parts(tiny.bert()))
-    assert spool.seal is not None and spool.seal.identity.startswith("AGE-SECRET-KEY-")
+    assert spool.keys is not None and spool.keys.identity.startswith("AGE-SECRET-KEY-")
     side = SideProcess(spool)
     seen: list[bytes] = []
     popen = subprocess.Popen
@@ -210,7 +210,7 @@ def test_the_key_of_the_run_is_neither_in_the_arguments_nor_in_the_environment(t
     assert len(seen) == 2 and not [text for text in seen if b"AGE-SECRET-KEY" in text]
     assert f"{KEY_VARIABLE}=1".encode() in seen[0]
     written = b"".join(path.read_bytes() for path in everything(tmp_path / "audit") if path.is_file())
-    assert spool.seal.identity.encode() not in written
+    assert spool.keys.identity.encode() not in written
 
 
 def test_a_worker_that_cannot_go_on_quotes_no_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,7 +222,7 @@ def test_a_worker_that_cannot_go_on_quotes_no_message(tmp_path: Path, capsys: py
 
     assert run_worker(make(tmp_path, 1).root, audit_factory=broken) == 1
     said = capsys.readouterr()
-    assert "error: the worker cannot go on: ValueError at" in said.out
+    assert "error: the worker cannot continue: ValueError at" in said.out
     assert CANARIES[0] not in said.out + said.err
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from leakaudit.capture.run import Guarded
+from leakaudit.capture.run import Adapter
 from leakaudit.client.snapshot import Snapshot
 from tests.support.tiny_trainer import kept
 
@@ -70,7 +70,7 @@ class Run:
         self.updates: list[dict[str, Any]] = [torch.load(folder / f"updates-{rank}.pt") for rank in range(2)]
 
     def kept(self, name: str) -> dict[int, Snapshot]:
-        audit = Guarded()
+        audit = Adapter()
         audit._folder = self.folder / name / "audit"
         return kept(audit)
 

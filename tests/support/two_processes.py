@@ -25,8 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.torch_loop import Watch, watch
-from leakaudit.capture import recorder
-from leakaudit.capture.distributed import TorchPeers
+from leakaudit.capture import pass_recorder
+from leakaudit.capture.distributed import TorchProcessGroup
 from tests.support import stacks, tiny
 from tests.support.tiny_trainer import Probe, audit_config, make_trainer, without_side_process
 
@@ -138,23 +138,23 @@ def _whole(gradient: Tensor) -> Tensor:
 @contextlib.contextmanager
 def busy(rank: int) -> Iterator[None]:
     """Let one process say at the end of a step that it cannot keep it, after it has said at its beginning that it can."""
-    real = TorchPeers.agree
+    real = TorchProcessGroup.agree
 
-    def agree(self: TorchPeers, topic: str, yes: bool, limit_s: float | None = None) -> bool:
+    def agree(self: TorchProcessGroup, topic: str, yes: bool, limit_s: float | None = None) -> bool:
         at_the_end = topic.startswith("the end of")
         return real(self, topic, yes and not (at_the_end and dist.get_rank() == rank), limit_s)
 
-    TorchPeers.agree = agree  # type: ignore[method-assign]
+    TorchProcessGroup.agree = agree  # type: ignore[method-assign]
     try:
         yield
     finally:
-        TorchPeers.agree = real  # type: ignore[method-assign]
+        TorchProcessGroup.agree = real  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
 def stumbling(rank: int) -> Iterator[None]:
     """Let one process fail in the middle of recording a step."""
-    module: Any = recorder
+    module: Any = pass_recorder
     real = module.random_states
 
     def fail(like: Any) -> Any:

@@ -105,7 +105,7 @@ class Completion:
         if best is None:
             return None
         best = self._improve(best, options, ends, budget)
-        if not unlikely_too and FITS <= self._off(best) and self._is_close(best):
+        if not unlikely_too and self._off(best) >= FITS and self._is_close(best):
             best = self._improve(best, everything, ends, budget)
         return Completed(best, self._off(best))
 

@@ -21,7 +21,7 @@ from leakaudit.algorithms.span.factoring import both_sides, keys_and_queries, pa
 from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.rank_reduction import FeedForwardSpan, feed_forward_span_of
 from leakaudit.algorithms.span.sequence_gradient import SequenceGradient, sequence_gradients
-from leakaudit.plugins.attack import GuessedSequence
+from leakaudit.plugins.attack_protocol import GuessedSequence
 
 AGREES = 1e-4
 """Largest relative error at which a simulated sequence agrees with the update.
@@ -114,7 +114,7 @@ class Batch:
         noise = noise or {}
         projections = problem.anatomy.projections
         axes = torch.linalg.svd(pairs.inputs, full_matrices=False)
-        basis = axes.Vh[axes.S > 1e-9 * axes.S[0]]  # (R, D): without the directions that rounding added
+        basis = axes.Vh[1e-9 * axes.S[0] < axes.S]  # (R, D): without the directions that rounding added
         coordinates = pairs.inputs @ basis.T
         attribution = Attribution.of(coordinates, pairs.tokens, pairs.positions)
         parts = [p.by_output(problem.seen.update[p.weight]).double() @ basis.T for p in projections]

@@ -26,7 +26,7 @@ from leakaudit.algorithms.padding import padded_batch
 from leakaudit.algorithms.span.subspace import FULL_RANK_MARGIN, span_of
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
-from leakaudit.models.structure import Projection, find_feed_forward, run_until
+from leakaudit.models.structure import Projection, find_down_projection, run_until
 
 SAME = 1e-4
 """Largest relative difference at which tokens that are hidden from each other count as separate.
@@ -141,7 +141,7 @@ def feed_forward_span_of(seen: Observation) -> FeedForwardSpan | None:
     That is where the layer is withheld, noisy or full, or where words cannot be tried side by side.
     """
     try:
-        layer = find_feed_forward(seen.model)
+        layer = find_down_projection(seen.model)
     except AnatomyError:
         return None
     update = seen.update.get(layer.weight)

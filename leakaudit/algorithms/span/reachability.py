@@ -103,7 +103,7 @@ def span_reach(problem: SpanProblem, inside: Pairs, farthest: float, last: froze
 
 def bag_of_words_reach(tokens: Iterable[int]) -> PairReach:
     """Return what a reader could have recovered that names tokens without places."""
-    return PairReach(frozenset((token, 0) for token in tokens), lambda ids: None, position_free=True)
+    return PairReach(frozenset((token, 0) for token in tokens), lambda _: None, position_free=True)
 
 
 def prefix_reach(
@@ -171,7 +171,7 @@ def ranked_reach(problem: SpanProblem, ranked: Pairs, last: frozenset[int] = fro
     kept = Counter(place for _, place in pairs)
     if max(kept.values(), default=0) >= problem.stage.vocabulary:
         return None
-    return _reach(problem, ranked, lambda ids: None, last)
+    return _reach(problem, ranked, lambda _: None, last)
 
 
 def _reach(

@@ -26,7 +26,7 @@ from leakaudit.algorithms.span.subspace import span_of, stacked_update
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.models.structure import Anatomy, anatomy_of, input_stage_of
-from leakaudit.plugins.attack import APPLIES, Applicability, Reconstruction, not_applicable
+from leakaudit.plugins.attack_protocol import APPLIES, Applicability, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
 
 CANDIDATES = 64

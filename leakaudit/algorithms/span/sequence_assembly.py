@@ -27,7 +27,7 @@ from leakaudit.algorithms.span.grouping import by_position, confidence_of
 from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.reachability import span_reach
 from leakaudit.algorithms.span.repair import repair, repair_group
-from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 FARTHEST_INSIDE = 0.03
 """Largest distance at which a pair can be in the span.

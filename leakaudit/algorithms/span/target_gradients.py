@@ -82,12 +82,12 @@ def run_prefixes(seen: Observation, tail: Tail, tokens: Sequence[int], parents: 
     layer, head = seen.model.get_submodule(tail.layer.module), seen.model.get_submodule(tail.head)
     taken: dict[str, Tensor] = {}
 
-    def at_layer(module: object, given: tuple[Tensor, ...], states: Tensor) -> Tensor:
+    def at_layer(_: object, given: tuple[Tensor, ...], states: Tensor) -> Tensor:
         taken["given"] = given[0].detach()
         taken["made"] = states.detach().requires_grad_()
         return taken["made"]
 
-    def at_head(module: object, given: tuple[Tensor, ...], states: Tensor) -> None:
+    def at_head(_: object, given: tuple[Tensor, ...], states: Tensor) -> None:
         taken["features"], taken["logits"] = given[0], states.detach()
 
     handles = [layer.register_forward_hook(at_layer), head.register_forward_hook(at_head)]

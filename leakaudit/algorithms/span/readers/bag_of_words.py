@@ -19,7 +19,7 @@ from leakaudit.algorithms.span.reachability import bag_of_words_reach
 from leakaudit.algorithms.span.residuals import ROUNDING_UNITS, ResidualScale
 from leakaudit.algorithms.span.subspace import stacked_update
 from leakaudit.algorithms.span.unnormalised_inputs import SumScan, widened
-from leakaudit.plugins.attack import Reconstruction
+from leakaudit.plugins.attack_protocol import Reconstruction
 
 CANDIDATES = 2
 """Tokens fitted behind masks, per direction of the span.

@@ -29,8 +29,9 @@ from leakaudit.algorithms.span.reachability import prefix_reach
 from leakaudit.algorithms.span.residuals import ROUNDING_UNITS, ResidualScale
 from leakaudit.algorithms.span.subspace import stacked_update
 from leakaudit.errors import AnatomyError
-from leakaudit.models.structure import CHUNK_BYTES, Projection, prefix_readers, run_until
-from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+from leakaudit.models.structure import Projection, prefix_readers, run_until
+from leakaudit.models.structure.trace import CHUNK_BYTES
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 NEARLY_INSIDE = 0.03
 """Largest distance from the first span at which a token is tried.

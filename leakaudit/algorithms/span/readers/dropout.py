@@ -18,7 +18,7 @@ from leakaudit.algorithms.span.mask_regression import SEARCH_SHARE, Masked, Mask
 from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.reachability import dropout_reach
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 from leakaudit.plugins.budget import Budget
 
 CROWDED, MORE = 0.2, 4

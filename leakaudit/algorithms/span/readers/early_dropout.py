@@ -27,7 +27,7 @@ from leakaudit.algorithms.span.last_tokens import likely_last_tokens
 from leakaudit.algorithms.span.mask_regression import SEARCH_SHARE, find_masked
 from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.unnormalised_inputs import SumScan, widened
-from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 KEEP = 32
 """Tokens per position that are fitted.

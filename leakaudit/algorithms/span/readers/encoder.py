@@ -10,7 +10,7 @@ from dataclasses import replace
 from leakaudit.algorithms.span.candidates import Candidates
 from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.sequence_assembly import count_inside, read_pairs
-from leakaudit.plugins.attack import Reconstruction
+from leakaudit.plugins.attack_protocol import Reconstruction
 
 
 def fits(problem: SpanProblem) -> bool:

@@ -32,7 +32,7 @@ from leakaudit.algorithms.span.sequence_assembly import read_inside
 from leakaudit.algorithms.span.subspace import Basis
 from leakaudit.client.facts import PublicFacts
 from leakaudit.models.structure import Anatomy
-from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 LONGEST = 64
 """Positions that a text is assumed to have. Our choice: every position takes a dimension from the words."""

@@ -30,7 +30,7 @@ from leakaudit.algorithms.span.readers import dropout
 from leakaudit.algorithms.span.sequence_assembly import FARTHEST_INSIDE, read_pairs
 from leakaudit.algorithms.span.subspace import FLOAT32_FLOOR, Basis, span_of, stacked_update
 from leakaudit.models.structure import Anatomy, InputStage
-from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 SCANNED = (64, 160)
 """Positions that texts are assumed to have, first and second try.

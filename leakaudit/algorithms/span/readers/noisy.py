@@ -37,7 +37,7 @@ from leakaudit.algorithms.span.reachability import PairReach, ranked_reach
 from leakaudit.algorithms.span.sentence_moves import SentenceMoves
 from leakaudit.algorithms.span.subspace import soft_span_of
 from leakaudit.algorithms.span.word_scores import WordScores
-from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 MOST_CONFIDENT = 0.99
 """Confidence of a sentence that explains everything. Our choice: 1 is kept for proofs."""
@@ -51,7 +51,7 @@ WIDTHS = (6, 16, 64)
 Chosen on training sentences; see docs/measurements/span_constants.md."""
 
 
-def fits(problem: SpanProblem) -> bool:
+def fits(problem: SpanProblem) -> bool:  # noqa: ARG001  every reader takes the problem
     """Say yes: words can be ranked against every update."""
     return True
 
