@@ -79,7 +79,7 @@ def _most_words_decided(sequence: SequenceScore) -> bool:
 
 
 def _in_reach(sequence: SequenceScore) -> bool:
-    return sequence.long_enough and sequence.fate in ("recovered", "search gave up")
+    return sequence.long_enough and sequence.outcome in ("recovered", "search gave up")
 
 
 EVENTS: dict[str, Event] = {
@@ -129,7 +129,7 @@ EVENTS: dict[str, Event] = {
     ),
     "in_reach": Event(
         happened=_any_sequence(_in_reach),
-        decided=_any_sequence(lambda sequence: sequence.fate is not None),
+        decided=_any_sequence(lambda sequence: sequence.outcome is not None),
         clause="a text of {tokens}+ tokens was in reach of an attack",
         inverted="was a text of {tokens}+ tokens in reach of an attack",
         denial="no text of {tokens}+ tokens was in reach of an attack",

@@ -252,7 +252,7 @@ def _reach(attempts: Iterable[Attempt], rule: Rule) -> dict[str, int]:
             if sequence.exact is None or (_about_long_texts(rule) and not sequence.long_enough):
                 continue
             key = (attempt.step, sequence.id)
-            best[key] = max(best.get(key, 0), REACH.index(sequence.fate or "unknown"))
+            best[key] = max(best.get(key, 0), REACH.index(sequence.outcome or "unknown"))
     return {name: sum(rank == i for rank in best.values()) for i, name in enumerate(REACH)}
 
 

@@ -48,7 +48,14 @@ def _judge(results: Results, policy: Policy, rule: Rule, defense: str, gaps: Gap
     if gaps.broken:
         reasons = [gaps.broken, *(gap for gap in reasons if gap != gaps.broken)]
     finding = Finding(
-        rule, outcome, evidence, status, confidence, where=where(results, defense), min_tokens=results.min_tokens
+        rule,
+        outcome,
+        evidence,
+        status,
+        confidence,
+        where=where(results, defense),
+        min_tokens=results.min_tokens,
+        metric=results.catalogue.metric_label(rule.metric or ""),
     )
     return _verdict(finding, defense, reasons)
 

@@ -44,19 +44,6 @@ def _distinct(value: float, beside: float | None, digits: int) -> str:
     return f"{value:.{digits}f}"
 
 
-_METRIC_WORDS = {
-    "rouge1": "ROUGE-1",
-    "rouge2": "ROUGE-2",
-    "rougeL": "ROUGE-L",
-    "token_recall": "token recall",
-    "token_precision": "token precision",
-    "masked_token_recall": "recall of masked words",
-    "label_accuracy": "label accuracy",
-    "exact": "exact-match rate",
-}
-"""Metric -> its name in a sentence."""
-
-
 @dataclass(frozen=True)
 class Finding:
     """A judged rule, with everything that its sentences need."""
@@ -71,6 +58,8 @@ class Finding:
     """The defence, as the end of a sentence."""
     min_tokens: int
     """Least length of a text that counts."""
+    metric: str = ""
+    """What a reader calls the rule's metric; empty for a rule on an event."""
 
     @property
     def sure(self) -> str:
@@ -149,7 +138,7 @@ def _about_reach(reach: Mapping[str, int]) -> list[str]:
 
 def _about_metric(finding: Finding) -> list[str]:
     rule, outcome, sure = finding.rule, finding.outcome, finding.sure
-    metric = _METRIC_WORDS.get(rule.metric or "", rule.metric or "")
+    metric = finding.metric
     name = {"mean": f"mean {metric}", "p95": f"95th percentile of {metric}", "max": f"highest {metric}"}
     steps = "the one audited client step" if outcome.n == 1 else f"{outcome.n} audited client steps"
     limit = rule.threshold
