@@ -11,10 +11,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 from torch.nn import functional
 
+from leakaudit.client.batches import make_batch, public_facts
 from leakaudit.client.facts import Granted
 from leakaudit.client.observation import Observation
 from leakaudit.client.recipe import StepRecipe
-from leakaudit.client.step import ClientStep, make_batch, public_facts
+from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import Truth
 from leakaudit.models.loading import Task
 
