@@ -29,7 +29,8 @@ depends on one wrong word. Measured; see docs/measurements/span_constants.md."""
 
 
 MOST_ORDERED = 3
-"""Most local steps whose every order is simulated. Our choice: three steps have 6 orders, five have 120."""
+"""Most local steps whose every order is simulated.
+Our choice: three steps have 6 orders, five have 120."""
 
 
 @dataclass(frozen=True)

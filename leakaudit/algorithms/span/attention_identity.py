@@ -32,7 +32,8 @@ STEPS = 30
 Our choice; see docs/measurements/span_constants.md."""
 
 WIDTH, PATIENCE = 3, 2
-"""Choices followed at a time, and steps without improvement after which the search ends. Our choice."""
+"""Choices followed at a time, and steps without improvement after which the search ends.
+Our choice."""
 
 HEADS = 4
 """Heads that are used: those with the largest terms.

@@ -32,7 +32,8 @@ REDUCES = 1e-2
 Chosen on training sentences; see docs/measurements/span_constants.md."""
 
 NOISY = 1.3
-"""Factor over the expected norm of the noise up to which a difference counts as noise. Our choice."""
+"""Factor over the expected norm of the noise up to which a difference counts as noise.
+Our choice."""
 
 FLOOR = 3e-6
 """Share of its first size that subtracting simulated sequences leaves of a gradient.

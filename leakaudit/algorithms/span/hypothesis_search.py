@@ -39,7 +39,8 @@ Our choice: activations of a base-size model stay below half a gigabyte."""
 
 
 MOST_CLASSES = 16
-"""Classes that are told apart by simulation. Our choice: with more, simulating each of them takes too long."""
+"""Classes that are told apart by simulation.
+Our choice: with more, simulating each of them takes too long."""
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,12 @@ EXCHANGES, EXCHANGEABLE = 3, 30
 Our choice: a head of 32 dimensions explains everything from 33 members on."""
 
 SHARE = 0.2
-"""Share of the remaining budget for one search by the attention identity. Our choice."""
+"""Share of the remaining budget for one search by the attention identity.
+Our choice."""
 
 ENDS = 3
-"""Ends of a sequence whose search is run to the end. Our choice: a wrong end mostly shows at once."""
+"""Ends of a sequence whose search is run to the end.
+Our choice: a wrong end mostly shows at once."""
 
 MOST_ROUNDS, MOST_CHANGES = 10, 24
 """Rounds in which a near miss is changed, and single changes simulated per round.

@@ -46,7 +46,8 @@ The next one is used when nothing more is found. Chosen on training sentences; s
 
 
 MOST_INCOMPLETE = 4
-"""Most incomplete guesses. Our choice: with more, they consist of pairs that are not in the batch."""
+"""Most incomplete guesses.
+Our choice: with more, they consist of pairs that are not in the batch."""
 
 
 UNTESTED = 5

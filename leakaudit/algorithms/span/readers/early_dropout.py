@@ -35,7 +35,8 @@ Chosen on training sentences; see docs/measurements/span_constants.md."""
 
 
 EMPTY_POSITIONS = 16
-"""Positions beyond the longest possible sequence that show how near a token comes by chance. Our choice."""
+"""Positions beyond the longest possible sequence that show how near a token comes by chance.
+Our choice."""
 
 
 NEARER = 3.0
