@@ -207,8 +207,8 @@ class AttentionIdentity:
         left, right = self._sides(unknown)  # (H, d + 1, d + 1), (H, d, d)
         total = left @ self._terms[members].sum(0) @ right
         energy = self._own[members].sum() / ((width + 1) * width)
-        gone = torch.where((held >= 0)[:, None, None, None], self._terms[held.clamp_min(0)], 0.0)
-        rest = total - left @ gone @ right  # (n, H, d + 1, d)
+        removed = torch.where((held >= 0)[:, None, None, None], self._terms[held.clamp_min(0)], 0.0)
+        rest = total - left @ removed @ right  # (n, H, d + 1, d)
         shrunk = energy - torch.where(held >= 0, self._own[held.clamp_min(0)], 0.0) / ((width + 1) * width)
         known = self._known[options]
         added = left @ self._terms[options[known]] @ right

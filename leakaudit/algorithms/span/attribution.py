@@ -187,7 +187,7 @@ class _Solver:
         self._ratio = torch.ones(count, width, dtype=torch.float64, device=update.device)
         self._ratio[rows, columns] = attribution.along_position[where] / attribution.along_token[where]
         self.known: list[int] = []
-        """Pairs that are booked, in order."""
+        """Pairs that are assigned, in order."""
         self._gradients: list[Tensor] = []
         self._counts = torch.zeros(width, dtype=torch.long, device=update.device)
         self._by_elimination = torch.zeros(width, dtype=torch.bool, device=update.device)

@@ -55,7 +55,7 @@ class ExplainedSignal:
 
     @property
     def directions(self) -> int:
-        """Number of directions of the span that stand out of the noise."""
+        """Number of directions of the span that are above the noise."""
         return len(self._span.weights)
 
     @cached_property

@@ -283,11 +283,11 @@ class MaskSearch:
     def _project(self, vectors: Tensor) -> Tensor:
         return (vectors @ self._rows.T) @ self._rows
 
-    def _deviations(self, targets: Tensor, turns: int) -> tuple[Tensor, Tensor]:
+    def _deviations(self, targets: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
         """Return deviations (N, D) after some convex iterations, and the dual variable."""
         unit = STIFFNESS * targets.abs().median(dim=1, keepdim=True).values.clamp_min(1e-12)
         wrong, dual = torch.zeros_like(targets), torch.zeros_like(targets)
-        for _ in range(turns):
+        for _ in range(iterations):
             pulled = targets - self._project(targets - wrong + dual) + dual
             wrong = pulled - pulled.clamp(-unit, unit)
             dual = pulled - wrong
