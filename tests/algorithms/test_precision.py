@@ -13,9 +13,10 @@ import torch
 from leakaudit.algorithms.precision import in_single_precision
 from leakaudit.attacks.lamp_cos import LampCos
 from leakaudit.audit.active_server import WidePooler, on_active_server
+from leakaudit.client.batches import make_batch
 from leakaudit.client.facts import Granted
 from leakaudit.client.observation import Observation
-from leakaudit.client.step import ClientStep, make_batch
+from leakaudit.client.step import ClientStep
 from leakaudit.errors import AnatomyError
 from leakaudit.models.array_classifier import save_auxiliary
 from leakaudit.plugins.budget import Budget
