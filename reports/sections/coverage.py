@@ -30,7 +30,7 @@ def section(redacted: RedactedResult) -> Section:
         for (what, word, reason), n in states.items()
     ]
     if verdict.unverified_steps:
-        why = "the observed update does not come from the batch that was kept, so no number is shown for them"
+        why = "the observed update does not come from the kept batch, so no number is shown for them"
         found.append({"what": counted(verdict.unverified_steps, "step"), "why": why})
     if coverage.total_steps:
         unseen = coverage.total_steps - len(results.steps)
@@ -39,7 +39,7 @@ def section(redacted: RedactedResult) -> Section:
             {"what": "other steps of the run", "why": f"{unseen} of {coverage.total_steps} ({share}) were not audited"}
         )
     if coverage.skipped_snapshots:
-        why = "refused, and nobody knows of which step they were"
+        why = "refused, and their steps are unknown"
         found.append({"what": counted(coverage.skipped_snapshots, "snapshot"), "why": why})
     if results.run.interrupted:
         found.append({"what": "the rest of this audit", "why": "it was interrupted"})

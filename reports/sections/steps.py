@@ -109,9 +109,7 @@ def _steps_lead(steps: Sequence[StepRecord], by_step: Mapping[str, Sequence[Atte
         return f"No leak event in {counted(len(steps), 'audited step')}.{reach}{aside}"
     if len(steps) == 1:
         what = {Severity.SENTENCE: "a sentence", Severity.WORDS: "words", Severity.LABELS: "labels"}[worst[leaked[0]]]
-        return (
-            f"One step was audited, step {leaked[0]}, and it leaked {what}. One step says nothing of how often.{aside}"
-        )
+        return f"One step was audited, step {leaked[0]}, and it leaked {what}. One step does not tell how often.{aside}"
     when = (
         f"step {leaked[0]}" if len(leaked) == 1 else f"the first at step {min(leaked)}, the last at step {max(leaked)}"
     )
