@@ -24,6 +24,7 @@ from torch import nn
 from leakaudit.capture.array_batches import array_pass, for_labels, labels_only
 from leakaudit.capture.boundary import entry
 from leakaudit.capture.distributed import BEGIN_SECONDS, check_layout, peers_of
+from leakaudit.capture.entry_sample import own_part
 from leakaudit.capture.fitness import Fit, beyond, check_tensors, fitting, patched_parts
 from leakaudit.capture.kept_step import KeptStep
 from leakaudit.capture.optimizers import base_optimizers, parameters_of, unmoved
@@ -32,16 +33,15 @@ from leakaudit.capture.plan import Plan, room_in_words, time_in_words
 from leakaudit.capture.private_sgd import PrivateSgd, private_sgd
 from leakaudit.capture.process_group import ProcessGroup
 from leakaudit.capture.recorder import Recorder
-from leakaudit.capture.step_facts import believed_bound, believed_divisor, check_words
+from leakaudit.capture.step_facts import check_masked_words, checked_bound, checked_divisor
 from leakaudit.capture.step_tensors import Observe
 from leakaudit.capture.unaudited import folder_of, mark
-from leakaudit.capture.witness import own_part
 from leakaudit.capture.worker_process import SideProcess, attacked_when, notify, what_stays
 from leakaudit.client.array_batches import array_facts
+from leakaudit.client.batches import public_facts
 from leakaudit.client.facts import DeclaredDefense, PublicFacts
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.snapshot import KeptParts, Manifest, Provenance
-from leakaudit.client.step import public_facts
 from leakaudit.client.truth import reading_of
 from leakaudit.config.audit import AuditConfig, load_config
 from leakaudit.config.invocation import training_command
@@ -859,9 +859,9 @@ def _write(spool: Spool, private: bool, foreign: frozenset[str], kept: KeptStep)
     kept = fitting(kept, foreign)
     facts, provenance, recipe = kept.manifest.facts, kept.manifest.provenance, kept.manifest.recipe
     truth = replace(kept.truth, reading=reading_of(facts))
-    check_words(facts, truth)
-    bound, loose = believed_bound(facts, truth)
-    divisor, uneven = believed_divisor(truth)
+    check_masked_words(facts, truth)
+    bound, loose = checked_bound(facts, truth)
+    divisor, uneven = checked_divisor(truth)
     autocast = recipe.autocast or AUTOCAST.get(kept.autocast) if kept.autocast else recipe.autocast
     again = sum(batch.repeated_pass for batch in kept.truth.micro_batches)
     notes = [note for note in (recipe.note, loose, uneven) if note]

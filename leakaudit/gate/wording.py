@@ -1,4 +1,4 @@
-"""The sentences of a verdict: what was seen and what the policy allows, in numbers."""
+"""The sentences of a verdict: what was seen and what the policy allows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from leakaudit.results.wording import counted
 
 
 def percent(value: float, beside: float | None = None) -> str:
-    """Write a share as a percentage, with as many digits as it takes to tell it from `beside`.
+    """Return a share as a percentage, with enough digits to differ from `beside`.
 
     >>> percent(0.11667), percent(0.05), percent(0.0504, beside=0.05), percent(0.0001)
     ('11.7%', '5%', '5.04%', '<0.1%')
@@ -30,7 +30,7 @@ def percent(value: float, beside: float | None = None) -> str:
 
 
 def number(value: float, beside: float | None = None) -> str:
-    """Write a score from 0 to 1 with two digits, or as many as it takes to tell it from `beside`.
+    """Return a score from 0 to 1 with two digits, or enough to differ from `beside`.
 
     >>> number(0.5), number(0.501, beside=0.5)
     ('0.50', '0.501')
@@ -46,7 +46,7 @@ def _distinct(value: float, beside: float | None, digits: int) -> str:
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule that was judged, with all that its sentences say."""
+    """A judged rule, with everything that its sentences need."""
 
     rule: Rule
     outcome: Outcome
@@ -68,7 +68,7 @@ class Finding:
 
 
 def sentences(finding: Finding) -> list[str]:
-    """Say what was seen and what the policy allows, in sentences made of numbers."""
+    """Say what was seen and what the policy allows, in numbers."""
     if finding.outcome.n == 0:
         return [f"There is no evidence {finding.where}: {ended(finding.evidence.problem)} Not tested is not a pass."]
     if finding.rule.event is None:
@@ -115,7 +115,10 @@ def _observed_event(finding: Finding, event: Event) -> str:
 
 
 def _about_reach(reach: Mapping[str, int]) -> list[str]:
-    """Say whether these attacks could have found what did not come back; nothing where no attack can tell."""
+    """Say whether these attacks could have found what did not come back.
+
+    The list is empty if no attack can tell.
+    """
     gave_up, out = reach.get("search gave up", 0), reach.get("out of reach", 0)
     missed = gave_up + out + reach.get("unknown", 0)
     if gave_up:
