@@ -38,10 +38,10 @@ from leakaudit.capture.step_tensors import Observe
 from leakaudit.capture.unaudited import folder_of, mark
 from leakaudit.capture.worker_process import SideProcess, attacked_when, notify, what_stays
 from leakaudit.client.array_batches import array_facts
+from leakaudit.client.batches import public_facts
 from leakaudit.client.facts import DeclaredDefense, PublicFacts
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.snapshot import KeptParts, Manifest, Provenance
-from leakaudit.client.step import public_facts
 from leakaudit.client.truth import reading_of
 from leakaudit.config.audit import AuditConfig, load_config
 from leakaudit.config.invocation import training_command

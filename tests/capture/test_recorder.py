@@ -17,9 +17,9 @@ from leakaudit.capture import copies
 from leakaudit.capture.kept_step import KeptStep
 from leakaudit.capture.optimizers import base_optimizer
 from leakaudit.capture.recorder import Recorder
+from leakaudit.client.batches import public_facts
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.snapshot import Manifest, Provenance
-from leakaudit.client.step import public_facts
 from leakaudit.errors import SnapshotError
 from leakaudit.models.recipe import ModelRecipe
 from tests.support import tiny

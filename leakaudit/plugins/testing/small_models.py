@@ -9,8 +9,9 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 
+from leakaudit.client.batches import make_batch, public_facts
 from leakaudit.client.recipe import StepRecipe
-from leakaudit.client.step import ClientStep, make_batch, public_facts
+from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import Truth
 from leakaudit.models.loading import Task
 
