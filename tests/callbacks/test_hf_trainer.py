@@ -26,8 +26,9 @@ from transformers import (
 from leakaudit.audit.audit import Audit
 from leakaudit.audit.verification import verify
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
+from leakaudit.capture.context import OFF_SWITCH
 from leakaudit.capture.optimizers import innermost
-from leakaudit.capture.run import OFF_SWITCH, AuditRun
+from leakaudit.capture.results_log import ResultsLog
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.config.audit import PluginSpec
@@ -649,7 +650,7 @@ def test_ctrl_c_goes_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     trainer = make_trainer(tmp_path, audit)
     audit.attach(trainer)
     with tiny_trainer.without_side_process():
-        monkeypatch.setattr(AuditRun, "log_results", interrupt)
+        monkeypatch.setattr(ResultsLog, "update", interrupt)
         with pytest.raises(KeyboardInterrupt):
             trainer.train()
         assert json.loads((tmp_path / "audit" / "spool" / "finished.json").read_text())["interrupted"]

@@ -92,7 +92,7 @@ def test_an_exception_in_training_ends_the_audit_and_goes_through(
     with pytest.raises(RuntimeError, match="enough"):
         fit(tmp_path, audit, step)
     assert "training ended with RuntimeError; 2 steps were kept" in capsys.readouterr().err
-    assert audit._run is None and not audit._hooks
+    assert audit._run is None and not audit._counter._hooks
     assert list(kept(audit)) == [0, 1]
 
 

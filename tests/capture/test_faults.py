@@ -213,7 +213,7 @@ def test_a_detached_worker_finishes_when_its_trainer_is_killed(tmp_path: Path) -
     with running([sys.executable, "-c", STARTER, str(spool.root), "detach"]) as trainer:
         assert trainer.stdout is not None
         said = trainer.stdout.readline()  # stderr is in it, too
-        assert "goes on alone" in said
+        assert "continues alone" in said
         worker = int(said.split("(process ")[1].split(")")[0])
         trainer.kill()
         trainer.wait(timeout=60)
@@ -234,8 +234,8 @@ def test_a_detached_worker_finishes_when_its_trainer_is_killed(tmp_path: Path) -
 FULL = """
 import json, os, sys, time
 from pathlib import Path
-from leakaudit.callbacks import side_process
-from tests import mini_trainer
+from leakaudit.capture import worker_restarts
+from tests.support import mini_trainer
 
 folder, full = Path(sys.argv[1]), []
 ballast = folder / "ballast"
@@ -265,7 +265,7 @@ def each(audit, step):
         time.sleep(0.5)
         ballast.unlink()
 
-side_process.RETRY_SECONDS = 0.2
+worker_restarts.RETRY_SECONDS = 0.2
 mini_trainer.train(folder, 18, each)
 left = sorted(path.name for path in (folder / "audit" / "spool").iterdir())
 results = json.loads((folder / "audit" / "results.json").read_text())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from leakaudit.capture.run import Adapter
+from leakaudit.capture.adapter import Adapter
 from leakaudit.results.not_audited import NOT_AUDITED
 from tests.support.pair import run_two
 from tests.support.parted_processes import LAYOUTS, LIMIT, scenarios

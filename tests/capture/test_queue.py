@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from leakaudit.callbacks.torch_loop import Watch, watch
-from leakaudit.capture import run as audit_run
+from leakaudit.capture.context import OFF_SWITCH
 from leakaudit.capture.recorder import Recorder
+from leakaudit.capture.step_writer import StepWriter
 from leakaudit.capture.worker_process import SideProcess
 from leakaudit.config.audit import AuditConfig
 from leakaudit.storage.spool import Spool
@@ -89,13 +90,13 @@ def test_a_step_that_comes_while_the_writer_is_at_work_is_counted_as_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Training does not wait for the disk; a step that never began is not counted."""
-    write = audit_run._write
+    write = StepWriter.__call__
 
     def slowly(*args: Any) -> None:
         time.sleep(1.0)
         write(*args)
 
-    monkeypatch.setattr(audit_run, "_write", slowly)
+    monkeypatch.setattr(StepWriter, "__call__", slowly)
     with idle_worker():
         train(audit_config(tmp_path, at_end="leave"), 4, patience=False)
     assert kept_steps(tmp_path) == [0]
@@ -104,13 +105,13 @@ def test_a_step_that_comes_while_the_writer_is_at_work_is_counted_as_that(
 
 def test_a_run_of_a_few_steps_keeps_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client of federated learning: the next step waits for the disk, because the end of the run would wait for it anyway."""
-    write = audit_run._write
+    write = StepWriter.__call__
 
     def slowly(*args: Any) -> None:
         time.sleep(0.3)
         write(*args)
 
-    monkeypatch.setattr(audit_run, "_write", slowly)
+    monkeypatch.setattr(StepWriter, "__call__", slowly)
     with idle_worker():
         train(AuditConfig(out_dir=tmp_path / "audit", at_end="leave"), 3, patience=False, total=3)
     assert kept_steps(tmp_path) == [0, 1, 2]
@@ -162,7 +163,7 @@ def test_training_is_the_same_with_a_queue_and_without_an_audit(tmp_path: Path) 
         train(audit_config(tmp_path, at_end="leave"), 5, model=with_it)
     torch.manual_seed(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(audit_run.OFF_SWITCH, "1")
+        patch.setenv(OFF_SWITCH, "1")
         train(audit_config(tmp_path / "off"), 5, model=without)
     assert all(torch.equal(a, b) for a, b in zip(with_it.parameters(), without.parameters(), strict=True))
 

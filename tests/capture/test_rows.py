@@ -19,7 +19,7 @@ from leakaudit.audit.verification import defenses_found, verify
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.capture.recorder import Recorder
-from leakaudit.capture.run import refuse_strategy
+from leakaudit.capture.refusals import refuse_strategy
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import Truth
@@ -752,7 +752,7 @@ def test_row_29_a_second_run_has_one_set_of_hooks(tmp_path: Path, ending: str) -
                 run()
         assert watched.folder is not None and list(kept(watched)) == [0, 1]
         shutil.rmtree(watched.folder / "taken")
-        watched._steps = 0
+        watched._counter.number = 0
         with watched:
             run()
     assert list(kept(watched)) == [0, 1]

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.torch_loop import watch
-from leakaudit.capture.run import OFF_SWITCH
+from leakaudit.capture.context import OFF_SWITCH
 from leakaudit.capture.unaudited import folder_of
 from leakaudit.cli import main
 from leakaudit.config.audit import AuditConfig, PluginSpec

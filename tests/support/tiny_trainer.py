@@ -16,7 +16,7 @@ from leakaudit.audit.verification import verify
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.capture import recorder
 from leakaudit.capture import worker_process as side_process
-from leakaudit.capture.run import Adapter
+from leakaudit.capture.adapter import Adapter
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.config.audit import AuditConfig, PluginSpec
