@@ -26,6 +26,7 @@ __all__ = [
     "plan",
     "private_sgd",
     "recorder",
+    "recorder_setup",
     "refusals",
     "remaining_snapshots",
     "results_log",

@@ -8,14 +8,10 @@ only its framework knows (`StepContext`); everything else is seen at the model a
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from torch import nn
 
 from leakaudit.capture.announcements import (
     kept_in_words,
@@ -23,7 +19,7 @@ from leakaudit.capture.announcements import (
     nothing_kept_in_words,
     plan_in_words,
 )
-from leakaudit.capture.array_batches import array_pass, for_labels
+from leakaudit.capture.array_batches import for_labels
 from leakaudit.capture.context import StepContext, TrainerContext
 from leakaudit.capture.describe import RunDescription, audited_model, has_fresh_adapters, recipe_of
 from leakaudit.capture.fitness import beyond
@@ -32,10 +28,10 @@ from leakaudit.capture.notify import notify
 from leakaudit.capture.optimizers import movers_of, unmoved
 from leakaudit.capture.plan import Plan
 from leakaudit.capture.recorder import Recorder
+from leakaudit.capture.recorder_setup import make_recorder
 from leakaudit.capture.refusals import check_run, policy_of, unused_private_model
 from leakaudit.capture.remaining_snapshots import remaining_snapshots
 from leakaudit.capture.results_log import ResultsLog
-from leakaudit.capture.step_writer import StepWriter
 from leakaudit.capture.unaudited import mark
 from leakaudit.capture.worker_process import SideProcess
 from leakaudit.client.snapshot import Manifest
@@ -43,8 +39,6 @@ from leakaudit.config.audit import AuditConfig
 from leakaudit.config.invocation import training_command
 from leakaudit.errors import SpoolError
 from leakaudit.models.array_classifier import ArrayClassifier
-from leakaudit.models.parts import BLOCKS, KEEP_ALL_BYTES, Parts, first_parts
-from leakaudit.registry import attacks
 from leakaudit.results.schema import Overhead
 from leakaudit.results.wording import counted
 from leakaudit.storage.spool import Place, Spool, Totals, settle
@@ -117,9 +111,9 @@ class AuditRun:
         config = config.model_copy(update={"out_dir": place.folder})
         spool = spool or Spool(config.out_dir / "spool")
         try:
-            run = cls._assemble(config, spool, description)
+            run = _with_hooks(config, spool, description)
             if trainer.writes:
-                run._announce(place)
+                _announce(run, place)
                 if run.plan.kept != 0:
                     run.side.begin()
         except BaseException:
@@ -128,38 +122,7 @@ class AuditRun:
             raise
         return run
 
-    @classmethod
-    def _assemble(cls, config: AuditConfig, spool: Spool, description: RunDescription) -> AuditRun:
-        """Set the hooks of a run whose spool is there."""
-        trainer, model = description.trainer, description.model
-        recorder = _recorder(config, spool, description)
-        if parts := _parts_to_keep(config, description, recorder):
-            recorder.keep_only(parts)
-        run = cls(
-            config=config,
-            spool=spool,
-            recorder=recorder,
-            side=SideProcess(spool, trainer_device=str(next(model.parameters()).device), model=model),
-            description=description,
-            plan=Plan.of(config, policy_of(config), trainer.audited_steps),
-            results_log=ResultsLog(config.out_dir / "journal.jsonl", len(config.attacks), trainer.log),
-        )
-        recorder.install()
-        return run
-
-    def _announce(self, place: Place) -> None:
-        """Tell the user the plan, and what of the training is not audited."""
-        step = self.recorder.bytes_of_a_step()
-        plan = plan_in_words(self.plan, self.config, step, self.recorder.bytes_to_write() - step)
-        notify("; ".join(filter(None, [plan, place.note])))
-        for warning in _warnings(self.description):
-            notify(warning)
-
     # ------------------------------------------------------------------ steps
-
-    def due(self, step: int) -> bool:
-        """Return whether the schedule wants a step; it depends on its number alone, so that all processes agree on it."""
-        return self.plan.due(step)
 
     def decide(self, now: Callable[[], StepContext], step: int) -> None:
         """Record the step that begins, if it is due and there is room for it.
@@ -172,7 +135,7 @@ class AuditRun:
             SpoolError: somebody removed the spool.
         """
         self.missed.count_before(step)
-        if self._has_parted() or not (self.due(step) or self.postponed or self.recorder.due_again):
+        if self._has_parted() or not (self.plan.due(step) or self.postponed or self.recorder.due_again):
             return
         start = time.perf_counter()
         self.postponed = has_fresh_adapters(self.description.model)
@@ -341,33 +304,30 @@ class AuditRun:
 # ---------------------------------------------------------------------- beginning
 
 
-def _recorder(config: AuditConfig, spool: Spool, description: RunDescription) -> Recorder:
+def _with_hooks(config: AuditConfig, spool: Spool, description: RunDescription) -> AuditRun:
+    """Return a run whose hooks are set."""
     trainer, model = description.trainer, description.model
-    rate = movers_of(trainer.optimizer)[0].param_groups[0]["lr"] if trainer.observe == "delta" else None
-    return Recorder(
-        model,
-        trainer.optimizer,
-        StepWriter(spool, description.fit.foreign, poisson=description.private is not None),
-        called=trainer.loop_calls,
-        scaler=trainer.scaler,
-        peers=trainer.peers,
-        observe=trainer.observe,
-        local_steps=trainer.local_steps,
-        learning_rate=None if rate is None else float(rate),
-        max_bytes=config.max_spool_gb * 1e9,
-        as_stepped=description.with_current_defenses,
-        beside=description.fit.unlike,
-        withdraw=spool.withdraw,
-        in_place=config.check == "in_place",
-        **_options_for_arrays(model),
+    recorder = make_recorder(config, spool, description)
+    run = AuditRun(
+        config=config,
+        spool=spool,
+        recorder=recorder,
+        side=SideProcess(spool, trainer_device=str(next(model.parameters()).device), model=model),
+        description=description,
+        plan=Plan.of(config, policy_of(config), trainer.audited_steps),
+        results_log=ResultsLog(config.out_dir / "journal.jsonl", len(config.attacks), trainer.log),
     )
+    recorder.install()
+    return run
 
 
-def _options_for_arrays(model: nn.Module) -> dict[str, Any]:
-    """Return recorder arguments for a wrapped array classifier; none for another model."""
-    if not isinstance(model, ArrayClassifier):
-        return {}
-    return {"as_kept": functools.partial(array_pass, num_labels=model.num_labels)}
+def _announce(run: AuditRun, place: Place) -> None:
+    """Tell the user the plan, and what of the training is not audited."""
+    step = run.recorder.bytes_of_a_step()
+    plan = plan_in_words(run.plan, run.config, step, run.recorder.bytes_to_write() - step)
+    notify("; ".join(filter(None, [plan, place.note])))
+    for warning in _warnings(run.description):
+        notify(warning)
 
 
 def _warnings(description: RunDescription) -> Iterator[str]:
@@ -377,27 +337,3 @@ def _warnings(description: RunDescription) -> Iterator[str]:
     yield from filter(None, [unmoved(description.model, movers_of(trainer.optimizer))])
     if description.private is None:
         yield from filter(None, [unused_private_model(trainer.model)])
-
-
-def _parts_to_keep(config: AuditConfig, description: RunDescription, recorder: Recorder) -> Parts | None:
-    """Return which parts of each step to keep; None to keep all.
-
-    Parts are kept if a whole step would be too large, an attack of the configuration reads the first blocks only, and the model can
-    be rebuilt without the others.
-    """
-    trainer, size = description.trainer, recorder.bytes_of_a_step()
-    elsewhere = config.schedule == "inline" or config.server is not None
-    alone = trainer.peers is None and trainer.observe == "update"
-    if config.keep == "all" or size <= KEEP_ALL_BYTES or elsewhere or not alone:
-        return None
-    needs = {spec.name: getattr(attacks.create(spec.name, spec.options), "needs", WHOLE) for spec in config.attacks}
-    reading = [name for name, need in needs.items() if need != WHOLE]
-    parts = first_parts(description.model, description.recipe, description.fit.unlike) if reading else None
-    if parts is not None:
-        rest = [name for name in needs if name not in reading]
-        more = f"; attacks that read everything do not run: {', '.join(rest)} (`keep: all` runs them)" if rest else ""
-        notify(
-            f"a step of this model takes {size / 1e9:.1f} GB; kept is what {' and '.join(reading)} needs of the first {BLOCKS} blocks, and a "
-            f"sketch of the rest{more}"
-        )
-    return parts

@@ -188,7 +188,7 @@ class SideProcess:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
-        self._close_input()
+        close_input(self._process)
 
     def outcome(self) -> list[str]:
         """Return the verdict and where the report is, or why there is none, a line each; for after `wait_or_detach`."""
@@ -248,12 +248,12 @@ class SideProcess:
         if self._process is None:
             return True  # started by hand: it never depended on us
         try:
-            self._tell("detach")
+            tell(self._process, "detach")
         except OSError:
             notify(f"the side process has died; {command_to_continue(self._spool)} continues with what it left")
             return False
         atexit.unregister(self.stop)
-        self._close_input()
+        close_input(self._process)
         _detached.append(self._process)
         notify(f"the side process (process {self._process.pid}) continues alone; its log is {self._log}")
         self._process, self.detached = None, True
@@ -271,33 +271,36 @@ class SideProcess:
     def _start(self) -> bool:
         atexit.register(self.stop)
         self._restarts.started()
-        self._close_input()
+        close_input(self._process)
         try:
             self._process = start_worker(self._spool, self._log, self._trainer_device)
             yield_processor(self._process.pid, os.getpid(), self._spool.config.nice)
             if self._spool.seal and self._spool.seal.identity:
-                self._tell(self._spool.seal.identity)
+                tell(self._process, self._spool.seal.identity)
         except BrokenPipeError:
             pass  # it died at once: the next call of `ensure` starts it again
         except OSError as error:
             return self._give_up(f"no side process can be started ({error.strerror})")
         return True
 
-    def _tell(self, line: str) -> None:
-        """Write a line to the worker. Lines are far shorter than a pipe holds, so this never waits.
 
-        Raises:
-            OSError: the worker has ended.
-        """
-        if self._process is None or self._process.stdin is None:
-            raise BrokenPipeError
-        self._process.stdin.write(f"{line}\n".encode())
-        self._process.stdin.flush()
+def tell(process: subprocess.Popen[bytes], line: str) -> None:
+    """Write a line to a worker. Lines are far shorter than a pipe holds, so this never waits.
 
-    def _close_input(self) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError):  # what could not be written any more
-                self._process.stdin.close()
+    Raises:
+        OSError: the worker has ended.
+    """
+    if process.stdin is None:
+        raise BrokenPipeError
+    process.stdin.write(f"{line}\n".encode())
+    process.stdin.flush()
+
+
+def close_input(process: subprocess.Popen[bytes] | None) -> None:
+    """Close the pipe to a worker, if there is one."""
+    if process is not None and process.stdin is not None:
+        with contextlib.suppress(OSError):  # what could not be written any more
+            process.stdin.close()
 
 
 def start_worker(spool: Spool, log: Path, trainer_device: str) -> subprocess.Popen[bytes]:

@@ -187,6 +187,6 @@ def test_the_side_process_yields_while_training_runs_and_not_afterwards(
     assert os.getpriority(os.PRIO_PROCESS, side.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 7
     if AUTOGROUP.exists():
         assert group() == "7"
-        side._let_it_hurry()
+        side._raise_priority()
         assert group() == "0"
     side.stop()
