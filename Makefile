@@ -46,7 +46,7 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.demo
 	@echo "installing the development tools"
-	$(PIP) altair build hypothesis jsonschema lightning mypy opacus peft pyrage pytest pytest-timeout ruff scikit-learn scipy-stubs types-PyYAML
+	$(PIP) altair build hypothesis jsonschema lightning mypy opacus peft pyrage pytest pytest-timeout ruff scikit-learn scipy-stubs types-PyYAML types-psutil
 	@touch $@
 
 $(VENV)/.integrations: $(VENV)/.dev

@@ -31,7 +31,7 @@ from leakaudit.capture.refusals import auditable, refuse_accelerate, refuse_stra
 from leakaudit.capture.step_facts import loader_bound
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import SnapshotError
-from leakaudit.models.recipe import unwrapped
+from leakaudit.models.wrappers import unwrapped
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
         """Forget a step that the optimizer skipped; start a dead side process again; log what it has found since."""
         if self._run is not None:
             self._control = control
-            self._run.recorder.disarm()  # if it is still armed the optimizer never stepped: an overflow, or a skipped batch
+            self._run.recorder.cancel()  # a step that is still recorded was never made: an overflow, or a skipped batch
             self._after_step()
 
     @entry

@@ -24,7 +24,7 @@ from leakaudit.capture.array_batches import classifier_in, labels_of
 from leakaudit.capture.boundary import entry, last_resort
 from leakaudit.capture.context import Source, StepContext, TrainerContext
 from leakaudit.capture.distributed import peers_of
-from leakaudit.capture.optimizers import movers_of
+from leakaudit.capture.optimizers import base_optimizers
 from leakaudit.capture.refusals import auditable, optimizers_that_move, refuse_strategy
 from leakaudit.capture.step_counter import StepCounter
 
@@ -168,7 +168,7 @@ class LeakAuditCallback(Adapter, Callback):
             step=self._counter.number,
             epoch=float(trainer.current_epoch),
             total_steps=None if self._run is None else self._run.trainer.total_steps,
-            learning_rate=float(movers_of(self._optimizer)[0].param_groups[0]["lr"]),
+            learning_rate=float(base_optimizers(self._optimizer)[0].param_groups[0]["lr"]),
             max_grad_norm=float(bound) if bound and not by_value else None,
             max_grad_value=float(bound) if bound and by_value else None,
         )

@@ -32,10 +32,10 @@ from leakaudit.capture.adapter import Adapter
 from leakaudit.capture.boundary import entry, last_resort
 from leakaudit.capture.context import Source, StepContext, TrainerContext
 from leakaudit.capture.distributed import peers_of
-from leakaudit.capture.optimizers import every_layer, movers_of
-from leakaudit.capture.recorder import Observe
+from leakaudit.capture.optimizers import base_optimizers, every_layer
 from leakaudit.capture.refusals import auditable, check_plain_sgd, refuse_accelerate, refuse_wrapper
 from leakaudit.capture.step_counter import StepCounter
+from leakaudit.capture.step_tensors import Observe
 from leakaudit.errors import SnapshotError
 
 
@@ -160,7 +160,7 @@ class Watch(Adapter):
         return StepContext(
             step=self._counter.number // rounds,
             total_steps=self.total_steps,
-            learning_rate=float(movers_of(self.optimizer)[0].param_groups[0]["lr"]),
+            learning_rate=float(base_optimizers(self.optimizer)[0].param_groups[0]["lr"]),
             max_grad_norm=self.max_grad_norm,
             autocast=getattr(self._accelerator_state(), "mixed_precision", None) or _fabric_precision(self.model),
             kept_rng=not _compiled(self.model),

@@ -3,6 +3,7 @@
     LeakAuditError                  everything this package raises on purpose
       ConfigError                   a YAML file, a policy or a command-line option is wrong
       UnknownPluginError            no attack, defence or metric of that name
+      PluginError                   a plugin's file or package does not register what it should
       ModelError                    a model or tokenizer cannot be loaded or rebuilt
         AnatomyError                a model's parts cannot be found by structure
         LiveModelReachedError       a copy of the model that is trained is not proven to be separate from it
@@ -38,6 +39,10 @@ class ConfigError(LeakAuditError):
 
 class UnknownPluginError(ConfigError):
     """No attack, defence or metric of that name is registered."""
+
+
+class PluginError(LeakAuditError):
+    """A plugin's file or package does not register what it should; the message names it and says what to do."""
 
 
 class ModelError(LeakAuditError):

@@ -13,7 +13,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from leakaudit.gate.evaluate import percent
+from leakaudit.gate.wording import percent
 from leakaudit.reports.charts import SharePoint, share_chart
 from leakaudit.reports.redaction import LabelView, RedactedResult
 from leakaudit.results import bounds as stats

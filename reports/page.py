@@ -25,24 +25,19 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from leakaudit.errors import RedactionError
-from leakaudit.files.private_files import write_private
-from leakaudit.gate.evaluate import (
-    Alternative,
-    EvidencePolicy,
-    Policy,
-    RuleVerdict,
-    Status,
-    Verdict,
-    default_policy,
-    evaluate,
-    number,
-    percent,
-)
+from leakaudit.files.private_files import write_atomic
+from leakaudit.gate.evaluate import evaluate
+from leakaudit.gate.events import EVENTS
+from leakaudit.gate.policy import EvidencePolicy, Policy, default_policy
+from leakaudit.gate.verdict import Alternative, RuleVerdict, Status, Verdict
+from leakaudit.gate.wording import number, percent
 from leakaudit.reports.charts import STATES, RateBar, StepMark, rate_chart, step_chart
 from leakaudit.reports.comparison import compare, outcomes
 from leakaudit.reports.labels import label_section
 from leakaudit.reports.redaction import Recovered, RedactedResult, SequenceView, redact
 from leakaudit.results import bounds as stats
+from leakaudit.results.files import load_results
+from leakaudit.results.journal import load_journal
 from leakaudit.results.recovery import Severity, amount, is_silent, join, severity
 from leakaudit.results.schema import (
     LENGTHS,
@@ -55,10 +50,8 @@ from leakaudit.results.schema import (
     TextMode,
     Verification,
     VerificationStatus,
-    load_journal,
-    load_results,
-    pooled,
 )
+from leakaudit.results.summary import pooled
 from leakaudit.results.wording import counted
 
 BANNERS = {
@@ -76,14 +69,6 @@ _OBSERVED = "none"
 _SEARCHED = ("no leak event", "out of time", "in reach, not found")
 """States of attacks that ran and found nothing that counts."""
 _SHARES = (("rougeL", "ROUGE-L"), ("token_recall", "token recall"), ("label_accuracy", "label accuracy"))
-_EVENTS = {
-    "exact_sentence": "a sentence",
-    "exact_sequence": "a whole text",
-    "all_words": "every word",
-    "most_words": "most words of a text",
-    "in_reach": "a text in reach",
-    "label_counts": "the label counts",
-}
 _FATES = {"search gave up": "in reach, but the search gave up", "out of reach": "not by these attacks"}
 _LEAKS = {
     Severity.SENTENCE: "sentence leaked",
@@ -178,7 +163,7 @@ def write_report(
     )
     if mode is TextMode.FULL and target.parent.stat().st_mode & stat.S_IWOTH and os.name == "posix":
         raise RedactionError(f"{target.parent} can be written to by everybody; write a full report somewhere private")
-    write_private(target, render_html(redacted))
+    write_atomic(target, render_html(redacted))
     return target
 
 
@@ -654,10 +639,10 @@ def _sample_caption(item: Recovered) -> str:
     shares = (("token recall", found.token_recall), ("precision", found.token_precision))
     words = ["word for word"] if found.exact else []
     words += [f"{name} {percent(value)}" for name, value in shares if value is not None]
-    if found.longest_run_share is not None and not found.exact:
-        words.append(f"longest run {percent(found.longest_run_share)} of the text")
-    rouge = (("ROUGE-1", found.r1), ("ROUGE-2", found.r2), ("ROUGE-L", found.rl))
-    words += [f"{name} {value:.2f}" for name, value in rouge if value is not None]
+    if "longest_run" in found.scores and not found.exact:
+        words.append(f"longest run {percent(found.scores['longest_run'])} of the text")
+    rouge = (("ROUGE-1", "rouge1"), ("ROUGE-2", "rouge2"), ("ROUGE-L", "rougeL"))
+    words += [f"{name} {found.scores[metric]:.2f}" for name, metric in rouge if metric in found.scores]
     words += ["words without order"] if found.exact is None and found.token_recall is not None else []
     words += [_FATES[found.fate]] if found.fate in _FATES else []
     late = ", out of time" if item.status is AttemptStatus.BUDGET_EXHAUSTED else ""
@@ -766,9 +751,9 @@ def _rate_lines(firm: Sequence[Attempt], proofs: int, state: str) -> list[str]:
         k, n = len(leaked), len(steps)
         least, most = percent(stats.lower_bound(k, n)), percent(stats.upper_bound(k, n))
         lines.append(f"rate at least {least}" if 2 * k >= n else f"rate at most {most}")
-    events = dict.fromkeys(event for a in finished for event in a.events if event in _EVENTS)
+    events = dict.fromkeys(event for a in finished for event in a.events if event in EVENTS)
     if events:
-        lines.append("leaked: " + ", ".join(_EVENTS[event] for event in events))
+        lines.append("leaked: " + ", ".join(EVENTS[event].noun for event in events))
     if late:
         lines.append(_late_line([a for a in finished if a.step in late], len(late), len(steps)))
     return lines
@@ -857,9 +842,7 @@ def _defense_section(results: Results, verdict: Verdict) -> dict[str, Any]:
             bars.append(RateBar(plain(defense), k / (n + late), lower, upper, note, state))
     limit = rule.threshold if rule.kind == "max_rate" else None
     text = f"{rule.id} allows {percent(limit)}" if limit is not None else ""
-    what = (
-        "a text was in reach" if rule.subject == "in_reach" else f"{_EVENTS.get(rule.subject, rule.subject)} came back"
-    )
+    what = EVENTS[rule.subject].short if rule.subject in EVENTS else f"{rule.subject} came back"
     lead = f"Share of steps in which {what} (rule {rule.id})."
     if any(seen.open for seen in found.values()):
         lead += " A step that was not finished takes no part in the sign test."

@@ -23,20 +23,11 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel
 
 from leakaudit.errors import RedactionError
-from leakaudit.gate.evaluate import Verdict
+from leakaudit.gate.verdict import Verdict
 from leakaudit.results import schema as scores
+from leakaudit.results.journal import JournalEntry, LabelSample, Sample, TokenMatch
 from leakaudit.results.recovery import amount
-from leakaudit.results.schema import (
-    Attempt,
-    AttemptStatus,
-    JournalEntry,
-    LabelSample,
-    Results,
-    Sample,
-    SequenceScore,
-    TextMode,
-    TokenMatch,
-)
+from leakaudit.results.schema import Attempt, AttemptStatus, Results, SequenceScore, TextMode
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -55,6 +46,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "utility",
             "coverage",
             "overhead",
+            "catalogue",
             "min_tokens",
             "digest",
         }
@@ -120,19 +112,13 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
         {
             "id",
             "hmac",
-            "r1",
-            "r2",
-            "rl",
-            "exact",
-            "token_recall",
-            "token_precision",
+            "scores",
             "min_tokens_bucket",
             "long_enough",
             "confidence",
             "proved",
             "reachable",
             "passes",
-            "longest_run_share",
             "strip",
         }
     ),
@@ -144,19 +130,17 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "defense",
             "steps",
             "sequences",
-            "exact_rate",
-            "r1",
-            "r2",
-            "rl",
-            "token_recall",
-            "token_precision",
-            "label_accuracy",
+            "scores",
             "seconds_per_step",
             "status_counts",
             "reachable_tokens",
             "reachable_sequences",
         }
     ),
+    scores.Catalogue: frozenset({"attacks", "defenses", "metrics"}),
+    scores.AttackEntry: frozenset({"label", "meaning", "source", "goal", "threat_model"}),
+    scores.DefenseEntry: frozenset({"label", "meaning", "source"}),
+    scores.MetricEntry: frozenset({"label", "meaning", "source", "level", "higher_is_better"}),
     scores.Controls: frozenset({"positive", "negative"}),
     scores.Control: frozenset({"k", "n", "note"}),
     scores.Utility: frozenset({"defense", "metric", "value", "baseline"}),
@@ -450,7 +434,7 @@ def _gain(found: SequenceScore) -> tuple[float, float, float]:
 
     Exact comes first, then more of the text by any measure, then more of it in order.
     """
-    return float(found.exact or False), amount(found) or 0.0, found.rl or 0.0
+    return float(found.exact or False), amount(found) or 0.0, found.scores.get("rougeL", 0.0)
 
 
 def _recovered(attempt: Attempt, found: SequenceScore, sample: Sample | None, mode: TextMode) -> Recovered:

@@ -19,7 +19,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from leakaudit.plugins.attack import FALSE_EVENTS
+from leakaudit.plugins.attack_protocol import FALSE_EVENTS
 
 GAUSSIAN_RATIO = 2.65
 """Ratio of the 90 % quantile to the median of the entries' magnitudes up to which noise counts as Gaussian. It is 2.44 for Gaussian and 3.32

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from leakaudit.algorithms.above_noise import rows_above_noise
 from leakaudit.client.observation import Observation
-from leakaudit.models.embeddings import word_embedding
-from leakaudit.plugins.attack import APPLIES, Applicability, not_applicable
+from leakaudit.models.structure import word_embedding
+from leakaudit.plugins.attack_protocol import APPLIES, Applicability, not_applicable
 
 
 def can_read_rows(seen: Observation) -> Applicability:

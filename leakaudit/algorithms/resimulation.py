@@ -18,7 +18,7 @@ from leakaudit.algorithms.padding import padded_batch
 from leakaudit.client.facts import IGNORED_LABEL
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
-from leakaudit.plugins.attack import GuessedSequence
+from leakaudit.plugins.attack_protocol import GuessedSequence
 from leakaudit.plugins.budget import Budget
 
 AGREES = 1e-4

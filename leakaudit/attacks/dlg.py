@@ -9,10 +9,7 @@ import torch
 
 from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.run import PlainMatching, match
-from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import Reconstruction
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import Budget, Observation, Reconstruction, attack
 
 
 @attack("dlg")
@@ -24,6 +21,8 @@ class Dlg(PlainMatching):
     Adam with TAG's loss and learning rate, at alpha = 0, and so does `preset=paper`, whose norms are not squared. What else is assumed is `tag`'s.
     """
 
+    label: ClassVar[str] = "DLG"
+    meaning: ClassVar[str] = "Searches for inputs whose gradient is near the observed one, by the L2 distance."
     source: ClassVar[str] = "DLG (Zhu et al. 2019) as in LAMP (Balunovic et al. 2022), Sec. 5 and App. D"
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:

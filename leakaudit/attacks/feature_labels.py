@@ -10,21 +10,24 @@ from torch import Tensor
 
 from leakaudit.algorithms.labels.counts import whole_counts
 from leakaudit.algorithms.labels.feature_roots import (
-    FeedForward,
-    features_into,
-    find_feed_forward,
     find_roots,
-    pulls_behind,
     row_space,
-    run_from,
 )
 from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss
 from leakaudit.algorithms.labels.output_layer import OutputLayer, bias_gradient, find_output_layer, neutral_inputs
-from leakaudit.client.observation import Observation
-from leakaudit.errors import AnatomyError
-from leakaudit.plugins.attack import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.models.structure import FeedForward, features_into, find_last_feed_forward, logit_jacobian, run_from
+from leakaudit.plugins import (
+    APPLIES,
+    FALSE_EVENTS,
+    AnatomyError,
+    Applicability,
+    Budget,
+    Goal,
+    Observation,
+    Reconstruction,
+    attack,
+    not_applicable,
+)
 
 AGREES = 1e-2
 """Relative error up to which the found labels explain the output layer's update. Measured: 1e-3 or less where all is found."""
@@ -62,7 +65,11 @@ class FeatureLabels:
     then p_k is what the model predicts without, and the counts are those nearest to B (mean p - db).
     """
 
-    goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
+    label: ClassVar[str] = "feature labels"
+    meaning: ClassVar[str] = (
+        "Finds every sequence's features in the update and reads its label from them. Where it applies it is exact."
+    )
+    goal: ClassVar[Goal] = "labels"
     source: ClassVar[str] = "derived here; instance-wise labels from features as in iLRG (Ma et al. 2023)"
     false_event_rate: ClassVar[float] = FALSE_EVENTS
     threat_model: ClassVar[str] = "Sees one client's gradient and knows the weights; cross-entropy."
@@ -74,7 +81,7 @@ class FeatureLabels:
         try:
             head_loss(seen)
             dummy = neutral_inputs(seen, torch.Generator().manual_seed(0), examples=2)
-            part = find_feed_forward(seen.model, find_output_layer(seen, frozen=True).module, dummy)
+            part = find_last_feed_forward(seen.model, find_output_layer(seen, frozen=True).module, dummy)
             self._updates(seen, part)
         except AnatomyError as error:
             return not_applicable(str(error))
@@ -88,7 +95,7 @@ class FeatureLabels:
         """
         layer = find_output_layer(seen, frozen=True)
         dummy = neutral_inputs(seen, rng)
-        part = find_feed_forward(seen.model, layer.module, {name: value[:2] for name, value in dummy.items()})
+        part = find_last_feed_forward(seen.model, layer.module, {name: value[:2] for name, value in dummy.items()})
         first, second = self._updates(seen, part)
         inner, outer = row_space(first), row_space(second)
         if len(inner) != len(outer):
@@ -182,7 +189,7 @@ def _from_behind(
     with torch.no_grad():
         u: Tensor = part.activation(inner)  # (N, M)
     pulled = (update.double() @ torch.linalg.pinv(u)).T  # (N, M'): g_k
-    behind = pulls_behind(seen.model, part, x, dummy)  # (N, C, M')
+    behind = logit_jacobian(seen.model, part, x, dummy)  # (N, C, M')
     gradient = (torch.linalg.pinv(behind.transpose(1, 2)) @ pulled[:, :, None])[:, :, 0]  # (N, C)
     again = torch.einsum("nc,ncm->nm", gradient, behind).T @ u
     return gradient, float((again - update).norm() / update.norm())

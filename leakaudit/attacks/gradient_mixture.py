@@ -16,13 +16,10 @@ from leakaudit.algorithms.labels.clipping import scale_is_known
 from leakaudit.algorithms.labels.counts import CountsLabels, batch_size
 from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
 from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_gradient
+from leakaudit.algorithms.labels.llg import can_read
+from leakaudit.algorithms.labels.local_steps import moved
 from leakaudit.algorithms.labels.output_layer import OutputLayer, find_output_layer
-from leakaudit.attacks.llg import can_read
-from leakaudit.attacks.rlu import moved
-from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import Applicability, Reconstruction
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import Applicability, Budget, Observation, Reconstruction, attack
 
 RIDGE = 1e-3
 """Weight of the sum of squared weights against the share of the update that stays unexplained. Our choice: on trained digits anything
@@ -49,6 +46,10 @@ class GradientMixture(CountsLabels):
     auxiliary: Path | None = None
     """Labelled data, as `leakaudit.models.array_classifier.save_auxiliary` writes it. Granted: printed with every score."""
 
+    label: ClassVar[str] = "gradient mixture"
+    meaning: ClassVar[str] = (
+        "Explains the update as a mixture of the gradients of labelled examples; their weights are the label counts."
+    )
     source: ClassVar[str] = "own; the update as a sum over examples is Eq. 12 of LLG (Wainakh et al. 2022)"
     threat_model: ClassVar[str] = (
         "Sees one client's update, knows the weights and has labelled data like the client's; cross-entropy."

@@ -11,11 +11,8 @@ import torch
 from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.lamp import PRESETS, Lamp, Preset, Settings
 from leakaudit.algorithms.matching.run import check_knobs
-from leakaudit.client.observation import Observation
-from leakaudit.models.embeddings import word_embedding
-from leakaudit.plugins.attack import Reconstruction
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.models.structure import word_embedding
+from leakaudit.plugins import Budget, Observation, Reconstruction, attack
 
 LENGTH_WEIGHT, PRIOR_WEIGHT = 25.0, 60.0
 """alpha_reg and alpha_lm of LAMP_L2+L1 (App. D); the presets of our own have the cosine's, relative to the update."""
@@ -33,6 +30,10 @@ class LampL1L2(Lamp):
     alpha: float = 0.01
     """Weight of the L1 term (App. D)."""
 
+    label: ClassVar[str] = "LAMP, L1 + L2"
+    meaning: ClassVar[str] = (
+        "Searches for inputs whose gradient is near the observed one by the L2 and L1 distances, and asks a language model for the order of the words."
+    )
     presets: ClassVar[Mapping[Preset, Settings]] = {
         **PRESETS,
         "paper": replace(PRESETS["paper"], length_weight=LENGTH_WEIGHT, prior_weight=PRIOR_WEIGHT),

@@ -8,23 +8,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.labels.clipping import scale_is_known
+from leakaudit.algorithms.labels.clipping import clipping_factor, scale_is_known
 from leakaudit.algorithms.labels.counts import CountsLabels, batch_size, fewest_of_each, misfit, smallest_batch
 from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
 from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_gradient
+from leakaudit.algorithms.labels.llg import Read, can_read, extract_labels
 from leakaudit.algorithms.labels.output_layer import (
-    Dummy,
     Neutral,
+    NeutralInputs,
     OutputLayer,
     find_output_layer,
     logit_gradient,
     neutral_outputs,
 )
-from leakaudit.attacks.llg import Read, can_read, extract_labels
-from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import Applicability, Reconstruction
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import Applicability, Budget, Observation, Reconstruction, attack
 
 
 @attack("llg-star")
@@ -46,9 +43,11 @@ class LlgStar(CountsLabels):
 
     read: Read = "auto"
     """What is read as the gradient g of a class."""
-    dummy: Dummy = "random"
-    """Dummy pictures; the paper takes zeros for MNIST. Text is always random words."""
+    dummy: NeutralInputs = "random"
+    """NeutralInputs pictures; the paper takes zeros for MNIST. Text is always random words."""
 
+    label: ClassVar[str] = "LLG*"
+    meaning: ClassVar[str] = "Reads the label counts as LLG does, with its constants estimated on dummy inputs."
     source: ClassVar[str] = "LLG* (Wainakh et al. 2022), Algorithm 1, Eq. 8-20; the bias gradient as g is ours"
     threat_model: ClassVar[str] = (
         "Sees one client's update and knows the weights; the output layer is trained with cross-entropy."
@@ -103,14 +102,3 @@ def from_row_sums(gradient: Tensor, sequences: int, probabilities: Tensor, sums:
     impact = float(own.sum()) / (classes * sequences) * (1 + 1 / classes)
     offsets = (probabilities * sums[:, None]).mean(dim=0)  # (C,), g_i of batches full of other labels
     return extract_labels(gradient, sequences, impact, offsets)
-
-
-def clipping_factor(gradient: Tensor, probabilities: Tensor) -> float:
-    """Return the smallest k up to 1 for which no share p_c - g_c / k is negative; 1 if every k will do.
-
-    Args:
-        gradient: (C,) clipped gradient of the logits.
-        probabilities: (C,) what the model predicts for neutral inputs.
-    """
-    factor = float((gradient / probabilities.clamp_min(1e-12)).max())
-    return min(1.0, factor) if factor > 0 else 1.0

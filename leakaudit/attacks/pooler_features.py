@@ -5,7 +5,7 @@ Letters: N candidates, B sequences, T tokens, D hidden size, F features compared
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import permutations
@@ -18,9 +18,10 @@ from torch.nn import functional
 
 from leakaudit.algorithms.labels.output_layer import check_gradient, neutral_inputs, number_of_classes
 from leakaudit.algorithms.matching.batch_shape import equal_lengths, guess_shape
-from leakaudit.algorithms.matching.candidate_gradients import Dummy
+from leakaudit.algorithms.matching.candidate_gradients import Candidate
 from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.feature_refinement import climb
+from leakaudit.algorithms.matching.lamp import COSINE_PRESETS, Lamp, Preset, Settings
 from leakaudit.algorithms.matching.matcher import Matcher
 from leakaudit.algorithms.matching.pooler_moments import (
     Features,
@@ -33,13 +34,8 @@ from leakaudit.algorithms.matching.pooler_moments import (
 from leakaudit.algorithms.matching.run import Recipe, check_knobs, reconstruct, with_knobs
 from leakaudit.algorithms.matching.search import Found, search
 from leakaudit.algorithms.precision import in_single_precision
-from leakaudit.attacks.lamp_cos import LampCos
-from leakaudit.client.observation import Observation
-from leakaudit.errors import AnatomyError
-from leakaudit.models.wide_pooler import find_pooler
-from leakaudit.plugins.attack import Applicability, Reconstruction, not_applicable
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.models.structure import find_pooler
+from leakaudit.plugins import AnatomyError, Applicability, Budget, Observation, Reconstruction, attack, not_applicable
 
 Read = Literal["solve", "span", "paper"]
 Phase = Literal["continuous", "discrete", "both", "words", "none"]
@@ -74,7 +70,7 @@ PUBLISHED = Reading(read="paper", phase="continuous", feature_words=0, attempts=
 
 @attack("pooler-features")
 @dataclass(frozen=True)
-class PoolerFeatures(LampCos):
+class PoolerFeatures(Lamp):
     """LAMP with the pooler's inputs as a second thing to match.
 
     The server widened the pooler (`wide-pooler`), so the third moment of its update tells the features of the sequences apart. Candidates
@@ -100,6 +96,11 @@ class PoolerFeatures(LampCos):
     """Searches at most. A sequence that reproduces its feature is right, so it is held, and while there are others the next search begins
     from noise again. Not in the paper, and only where features were solved for and complete what a search ends with."""
 
+    presets: ClassVar[Mapping[Preset, Settings]] = COSINE_PRESETS
+    label: ClassVar[str] = "pooler features"
+    meaning: ClassVar[str] = (
+        "Reads each sequence's features from the gradient of a pooler that the server has widened, and searches for inputs with these features."
+    )
     source: ClassVar[str] = (
         "Beyond Gradient and Priors (2023), Sec. 4.2, 4.3, App. B, on LAMP (Balunovic et al. 2022); `span` and `solve` are ours"
     )
@@ -213,7 +214,7 @@ def read_features(seen: Observation, sequences: int, read: Read, rng: torch.Gene
         found = features_solved(update, found, lambda z: _slope(activation, z), lengths, mean) or found
     if not found.solved:
         found = Features(signed(found.rows, mean[: found.rows.shape[1]]), found.explained)
-    # A sequence whose label is certain output_gradients at nothing: where all are, the update is zero and so is what it says.
+    # A sequence whose label is certain has no gradient. If all are, the update is zero and holds nothing.
     return replace(found, rows=found.rows[found.rows.norm(dim=1) > 0])
 
 
@@ -266,7 +267,7 @@ class FeatureMatcher(Matcher):
         self._continuous = phase in ("continuous", "both") and len(features) > 0
         self._discrete = phase in ("discrete", "both") and len(features) > 0
 
-    def losses(self, dummy: Dummy) -> Tensor:
+    def losses(self, dummy: Candidate) -> Tensor:
         """Return (N,) what starts and rearrangements are chosen by."""
         losses = super().losses(dummy)
         if not self._discrete:
@@ -274,7 +275,7 @@ class FeatureMatcher(Matcher):
         with torch.no_grad():
             return losses + self._feature_losses(dummy.embeddings).to(losses)
 
-    def losses_and_derivatives(self, dummy: Dummy) -> tuple[Tensor, Dummy]:
+    def losses_and_derivatives(self, dummy: Candidate) -> tuple[Tensor, Candidate]:
         """Return (N,) what embeddings are moved by, and the derivatives."""
         losses, slopes = super().losses_and_derivatives(dummy)
         if not self._continuous:
@@ -344,7 +345,7 @@ class FeatureMatcher(Matcher):
         """Return (N, B, D) what goes into the pooler."""
         candidates = len(embeddings)
         logits, masks = embeddings.new_zeros(candidates, len(self.lengths), 1), embeddings.new_zeros(candidates, 0)
-        placed = self.placed(Dummy(embeddings, logits, masks)).embeddings
+        placed = self.placed(Candidate(embeddings, logits, masks)).embeddings
         parts: dict[int, Tensor] = {}
         for rows, length in equal_lengths(self.lengths):
             each = self._passed(placed[:, rows, :length].flatten(0, 1)).view(candidates, len(rows), -1)

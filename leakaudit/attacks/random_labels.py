@@ -9,11 +9,16 @@ import torch
 
 from leakaudit.algorithms.labels.counts import CountsLabels, batch_size
 from leakaudit.algorithms.labels.output_layer import number_of_classes
-from leakaudit.client.observation import Observation
-from leakaudit.errors import AnatomyError
-from leakaudit.plugins.attack import APPLIES, Applicability, Reconstruction, not_applicable
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import (
+    APPLIES,
+    AnatomyError,
+    Applicability,
+    Budget,
+    Observation,
+    Reconstruction,
+    attack,
+    not_applicable,
+)
 
 
 @attack("random-labels")
@@ -24,6 +29,10 @@ class RandomLabels(CountsLabels):
     Where the number of sequences is not known, it guesses one. An exact hit is chance, and no event.
     """
 
+    label: ClassVar[str] = "random labels"
+    meaning: ClassVar[str] = (
+        "Draws labels at random, without a look at the update: the baseline for every label attack."
+    )
     blind: ClassVar[bool] = True
     """It does not look at the update, so that what it gets right is no sign of an audit that works."""
     source: ClassVar[str] = "random guess of LLG (Wainakh et al. 2022, Sec. 6.1, Baselines)"

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
 from leakaudit.algorithms.span.recover import BEAM, CANDIDATES, can_recover, recover
-from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import FALSE_EVENTS, Applicability, Reconstruction
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import FALSE_EVENTS, Applicability, Budget, Goal, Needs, Observation, Reconstruction, attack
 
 
 @attack("span")
@@ -23,8 +20,12 @@ class Span:
     whole-vocabulary product, dropout, assembly and proof are ours (see the modules).
     """
 
-    goal: ClassVar[Literal["text", "words", "labels"]] = "text"
-    needs: ClassVar[Literal["everything", "named parts"]] = "named parts"
+    label: ClassVar[str] = "span"
+    meaning: ClassVar[str] = (
+        "Tests which sentences lie in the space that a layer's gradient spans. Where it applies it is exact."
+    )
+    goal: ClassVar[Goal] = "text"
+    needs: ClassVar[Needs] = "named parts"
     false_event_rate: ClassVar[float] = FALSE_EVENTS
     source: ClassVar[str] = "Petrov et al., DAGER, NeurIPS 2024, Sec. 4; dropout, assembly and proof: own derivation"
     threat_model: ClassVar[str] = (

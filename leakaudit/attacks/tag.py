@@ -17,10 +17,7 @@ from leakaudit.algorithms.matching.run import (
     check_knobs,
     match,
 )
-from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import Reconstruction
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import Budget, Observation, Reconstruction, attack
 
 
 @attack("tag")
@@ -45,6 +42,8 @@ class Tag(PlainMatching):
     alpha: float = 0.01
     """Weight of the L1 term (LAMP, App. D)."""
 
+    label: ClassVar[str] = "TAG"
+    meaning: ClassVar[str] = "Searches for inputs whose gradient is near the observed one, by the L2 and L1 distances."
     presets: ClassVar[Mapping[PlainPreset, PlainSettings]] = {
         **PLAIN_PRESETS,
         "large": replace(PLAIN_PRESETS["large"], learning_rate=0.01, label_step=0.01),

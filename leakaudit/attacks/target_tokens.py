@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from leakaudit.algorithms.above_noise import heavy_tailed, projection_cut, standing_out
 from leakaudit.algorithms.labels.output_layer import neutral_inputs, noise_in
-from leakaudit.client.observation import Observation
-from leakaudit.errors import AnatomyError
-from leakaudit.plugins.attack import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import (
+    APPLIES,
+    FALSE_EVENTS,
+    AnatomyError,
+    Applicability,
+    Budget,
+    Goal,
+    Observation,
+    Reconstruction,
+    attack,
+    not_applicable,
+)
 
 SHARED_DIRECTION = 0.5
 """Share of the features' energy in their mean from which signs along it are trusted alone. Measured: 0.05 in an untrained GPT-2,
@@ -33,7 +40,7 @@ class TargetTokens:
     Row v of the head's update is mean_t (p_t(v) - [v is the target at t]) a_t over all positions t. Probabilities are never negative,
     so along a direction m that all features a_t share, only a target's row can point backwards (LLG, Property 1, with m in the place
     of the vector of ones). Features of an untrained model share no direction, but there every row without a target is p(v) times about
-    the same vector, and a target's is much longer. Dummy inputs give m and p.
+    the same vector, and a target's is much longer. NeutralInputs inputs give m and p.
 
     Where the head is tied to the word embedding, rows of tokens in the input are moved, too: they belong to the batch all the same.
     The first token of a text is no target and comes only from there. The targets of a masked language model are its masked words.
@@ -45,7 +52,11 @@ class TargetTokens:
     """Under noise: how many of the V tokens may be named by chance, beside others that stand out. Our choice: one word too many. Where
     nothing but noise is there, 99 updates of 100 name no token at all."""
 
-    goal: ClassVar[Literal["text", "words", "labels"]] = "words"
+    label: ClassVar[str] = "target tokens"
+    meaning: ClassVar[str] = (
+        "Reads which tokens a language model was trained to predict from the rows of its output layer's gradient."
+    )
+    goal: ClassVar[Goal] = "words"
     source: ClassVar[str] = (
         "LLG (Wainakh et al. 2022), Property 1, for tokens; the label set from an output layer as in RLG (Dang et al. 2021)"
     )

@@ -1,18 +1,29 @@
-"""The audit of kept steps: attacks and defences meet the true batch here, and nowhere else.
+"""The audit of recorded steps: the only room where attacks and defences meet the true batch.
 
-It may import every room to its left: `client`, `storage`, all plugins, `results`, `gate` and `reports`.
+It may import `client`, `storage`, all plugins, `results`, `gate` and `reports`; only `publish` imports the last two.
 """
 
 __all__ = [
     "active_server",
+    "applied_defenses",
+    "attempt",
     "audit",
+    "battery",
     "canaries",
+    "comparison",
+    "controls",
     "devices",
+    "entries",
     "inline",
     "live_copy",
+    "publish",
+    "results",
     "run_folder",
     "scoring",
     "simulation",
+    "stamp",
+    "state",
+    "step_record",
     "verification",
     "worker",
 ]

@@ -6,16 +6,19 @@ changed model, and its scores are not those of an eavesdropper.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
-from leakaudit.client.facts import DeclaredServer
+from leakaudit.client.facts import DeclaredDefense, DeclaredServer
+from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import SnapshotError
-from leakaudit.models.wide_pooler import Activation, find_pooler, widened
+from leakaudit.models.structure import find_pooler
+from leakaudit.models.wide_pooler import Activation, widened
 from leakaudit.registry import Registry
 
 servers: Registry[Any] = Registry("server", "leakaudit.audit.active_server")
@@ -81,6 +84,29 @@ def on_active_server(step: ClientStep, server: WidePooler) -> ClientStep:
     model, parameters = server.changed(step)
     declared = DeclaredServer(name=server.name, parameters=parameters)
     return replace(step, model=model, facts=step.facts.model_copy(update={"server": declared}))
+
+
+def observation_sent(
+    step: ClientStep, shipped: tuple[DeclaredDefense, ...], generator: Callable[[str], torch.Generator]
+) -> Observation:
+    """Return what a client would send of a step that nobody recorded.
+
+    Args:
+        step: on the server's model.
+        shipped: the defences that the run ships, as the protocol declares them.
+        generator: name of a defence -> the random generator that it draws from.
+
+    Raises:
+        SnapshotError: a declared defence is not registered, so its output is not known.
+    """
+    bare = replace(step, facts=step.facts.model_copy(update={"defenses": ()}))
+    seen = bare.observe()
+    for declared in shipped:
+        defense = declared.known()
+        if defense is None:
+            raise SnapshotError(f"the declared {declared.name} is not registered here, so what it sends is not known")
+        seen = defense(bare, seen, generator(declared.name))
+    return seen
 
 
 def named_server(name: str, options: Mapping[str, Any]) -> WidePooler:

@@ -9,7 +9,6 @@ threads, autocast, gradient mode, attention kernels and the default dtype.
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from leakaudit.audit.live_copy import copier, prove_separate, unchanged
 from leakaudit.audit.worker import Means, audit_one, make_audit, write_results
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.errors import LiveModelReachedError
+from leakaudit.files.private_files import append_line
 from leakaudit.storage.spool import Spool
 
 
@@ -81,12 +81,7 @@ class InlineAudit:
                 write_results(self._spool, self._audit, self._refused, False, self._means)
 
     def _note(self, line: str) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
-        descriptor = os.open(self._spool.root.parent / "worker.log", flags, 0o600)
-        try:
-            os.write(descriptor, f"{line}\n".encode())
-        finally:
-            os.close(descriptor)
+        append_line(self._spool.root.parent / "worker.log", line, sync=False)
 
 
 class _Proven:

@@ -26,7 +26,8 @@ from torch.utils._pytree import tree_leaves
 
 from leakaudit.client.truth import MicroBatch
 from leakaudit.errors import LiveModelReachedError, ModelError, type_and_place
-from leakaudit.models.recipe import ModelRecipe, outputs_of, version_of
+from leakaudit.models.recipe import ModelRecipe
+from leakaudit.models.tensors import outputs_of, version_of
 
 HOOKS = (
     "_forward_hooks",
@@ -54,7 +55,7 @@ def copier(live: nn.Module) -> Callable[[ModelRecipe, Mapping[str, Tensor]], nn.
     class has, the copy has the one of its class.
     """
 
-    def build(recipe: ModelRecipe, weights: Mapping[str, Tensor]) -> nn.Module:
+    def build(_recipe: ModelRecipe, weights: Mapping[str, Tensor]) -> nn.Module:
         try:
             model = copy.deepcopy(live, _not_copied(live))
             for module in model.modules():
@@ -171,7 +172,7 @@ def _refusal(name: str, why: str) -> str:
     return (
         f"a copy of this {name} is not separate from the model that is trained: {why}. Attacks in the training process "
         "(`schedule: inline`) would disturb training. Name how another process can make the model with "
-        "`leakaudit.models.recipe.rebuilt_by(model, 'package.module:function')`, and use `schedule: beside`"
+        "`leakaudit.models.factories.rebuilt_by(model, 'package.module:function')`, and use `schedule: beside`"
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from leakaudit.audit.audit import Unfinished, unfinished
+from leakaudit.audit.state import Unfinished, unfinished
 from leakaudit.errors import ConfigError, SpoolError
 from leakaudit.storage.spool import is_held, make_room, turn
 

@@ -1,4 +1,4 @@
-"""Checks whether an observed update comes from the batch that was kept.
+"""Verification: does an observed update come from the recorded batch?
 
 The step is computed again, and every declared defence says what it may have made of the result.
 """
@@ -6,64 +6,82 @@ The step is computed again, and every declared defence says what it may have mad
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
-from torch import Tensor
 
-from leakaudit.client.facts import DeclaredDefense
-from leakaudit.client.observation import check_finite
+from leakaudit.audit.comparison import Update, UpdateComparison
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import SnapshotError
-from leakaudit.models.recipe import coarsest_dtype
+from leakaudit.models.tensors import coarsest_dtype
 from leakaudit.results.schema import Verification, VerificationStatus
 
 TOLERANCE = {"bf16": 3e-2, "bfloat16": 3e-2, "fp16": 1e-2, "float16": 1e-2}
-"""Relative error up to which a recomputed update counts as the same, by autocast or else the weights' precision. Our choice: autocast steps
-were measured at 5e-3 (bf16) with eager instead of fused attention; a wrong batch is above 0.3."""
+"""Largest relative error at which a recomputed update counts as the same.
+
+By precision: that of autocast, or else that of the weights. Our choice: autocast steps were measured at 5e-3 (bf16) with eager instead of
+fused attention; the update of a wrong batch is above 0.3.
+"""
+
 
 FLOAT32_TOLERANCE = 1e-3
-"""The same for every other precision: float32 steps were measured at 1e-8 to 1e-6."""
+"""The same for every other precision. Float32 steps were measured at 1e-8 to 1e-6."""
+
 
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-"""Relative error that multiplying a gradient of this type by a factor may add: half the distance of two neighbouring numbers."""
+"""Relative rounding error of multiplying a gradient of this dtype by a factor.
+
+It is half the distance of two neighbouring numbers.
+"""
+
 
 NOISE_TOLERANCE = 0.1
-"""Relative error up to which a residual's standard deviation is the declared one."""
+"""Largest relative error of a residual's standard deviation against the declared one.
+
+Our choice.
+"""
+
 
 STANDARD_ERRORS = 5.0
-"""How far the projection of a noised update on the recomputed one may lie from 1, in standard errors: by chance it does so
-once in two million steps, while the update of another batch, hidden in however much noise, projects on less than 1."""
+"""Largest distance of a noised update's projection from 1, in standard errors.
+
+The projection is that on the recomputed update. By chance it lies further away once in two million steps; the update of another batch
+projects on less than 1, whatever the noise.
+"""
+
 
 FACTOR_TOLERANCE = 1e-3
-"""How near a factor must lie to a known one to be given its name. Our choice: two such factors are never that close."""
+"""Largest relative distance of a factor from a known one that names it.
+
+Our choice: two known factors are never that close.
+"""
+
 
 SAME_DIRECTION = 0.2
-"""Cosine between observed and recomputed update below which a step whose random state was not kept is a mismatch. Our
-choice: another dropout mask leaves 0.8 or more at the usual rate of 0.1."""
+"""Smallest cosine between observed and recomputed update of a step without random state.
 
-Update = Mapping[str, Tensor]
+Below it the step is a mismatch. Our choice: another dropout mask leaves 0.8 or more at the usual rate of 0.1.
+"""
 
 
 def verify(
     step: ClientStep, observed: Update, *, repeated: Update | None = None, tolerance: float | None = None
 ) -> Verification:
-    """Compute a step again and stamp the observed update (architecture, honesty rule 2).
+    """Compute a step again and judge the observed update (architecture, honesty rule 2).
 
-    Every declared defence says what it may have made of the recomputed update (`Defense.expected`) and how much noise it adds. What
-    cannot be computed again is `unverifiable`, with the reason in the note; only an update that is known not to come from the
-    batch is a `mismatch`.
+    Every declared defence says what it may have made of the recomputed update (`Defense.expected`) and how much noise it adds. A step
+    that cannot be computed again is `unverifiable`, and the note says why. Only an update that is known not to come from the batch is a
+    `mismatch`.
 
     Args:
-        step: where the update is said to come from.
+        step: the step that the update is said to come from.
         observed: parameter name -> observed update.
-        repeated: the step's update, where it was computed again by other means; None to compute it with `step`.
-        tolerance: relative error up to which the two are one; None for what a rebuilt model needs.
+        repeated: the update of the step computed by other means; None to compute it with `step`.
+        tolerance: largest relative error between equal updates; None for that of a rebuilt model.
     """
     try:
-        return _Stamping(step, observed, repeated, tolerance).stamp()
+        return _Verifier(step, observed, repeated, tolerance).stamp()
     except SnapshotError as error:
         return _unverifiable(f"not recomputed: {error}")
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError, AttributeError) as error:
@@ -71,179 +89,25 @@ def verify(
         return _unverifiable(f"recomputing raised {type(error).__name__}")
 
 
-def relative_error(observed: Update, recomputed: Update) -> float:
-    """Return ||observed - recomputed|| / ||recomputed|| over all entries.
-
-    It is infinite if the second is zero.
-
-    Raises:
-        NonFiniteUpdateError: the second is not finite.
-    """
-    return _Compared.of(observed, recomputed).error
-
-
-def error_up_to_a_factor(observed: Update, recomputed: Update) -> float:
-    """Return the relative error up to the best factor k.
-
-    That is ||observed - k recomputed|| / (k ||recomputed||); it is infinite if k is not above zero.
-
-    Raises:
-        NonFiniteUpdateError: the second is not finite.
-    """
-    found = _Compared.of(observed, recomputed)
-    return found.scaled_error if found.scale > 0 else float("inf")
-
-
-def defenses_found(step: ClientStep, stamp: Verification, observed: Update) -> tuple[DeclaredDefense, ...]:
-    """Return the declared defences that are in the update, with all that is relative to the step or its update filled in.
-
-    Where a step comes out the same when it is computed again without a defence, that defence is not in its update, whatever the
-    protocol says (this happened to users of Opacus who trained through a trainer that stepped the wrong optimizer). Such a step is
-    audited as what it is: undefended, or defended without noise.
-    """
-    left = [(declared, declared.known()) for declared in defenses_left(step, stamp)]
-    return tuple(declared if plugin is None else plugin.settled(step, observed).declared() for declared, plugin in left)
-
-
-def defenses_left(step: ClientStep, stamp: Verification) -> tuple[DeclaredDefense, ...]:
-    """Return the declared defences that are in the update, as the protocol declares them."""
-    found = []
-    for declared in step.facts.defenses:
-        plugin = declared.known()
-        if declared.name in stamp.absent:
-            continue
-        if plugin is None:
-            found.append(declared)
-        elif declared.name not in stamp.noiseless:
-            found += [] if plugin.is_identity() else [declared]
-        elif not plugin.without_noise().is_identity():
-            found.append(plugin.without_noise().declared())
-    return tuple(found)
-
-
 def _unverifiable(note: str, relative_error: float | None = None, scale: float | None = None) -> Verification:
     return Verification(status=VerificationStatus.UNVERIFIABLE, note=note, relative_error=relative_error, scale=scale)
 
 
-PIECE = 1 << 20
-"""Entries that are compared at a time, so that their float64 copies take a few megabytes, whatever the model's size. Our choice."""
-
-
 @dataclass(frozen=True)
-class _Compared:
-    """An observed and a recomputed update, as sums over their entries.
+class _LeftOut:
+    """Declared defences that an expected update leaves out.
 
-    The sums are in float64, and neither update is copied.
+    If the observed update equals the expected one, it does not contain them.
     """
-
-    seen: Update
-    own: Update
-    entries: int
-    seen_norm: float
-    norm: float
-    """Of the recomputed one."""
-    product: float
-    """<seen, own>."""
-    difference: _Moments
-    """Of seen - own."""
-
-    @classmethod
-    def of(cls, observed: Update, recomputed: Update) -> _Compared:
-        check_finite(recomputed)
-        sums = [0.0] * 5
-        for seen, own in _pieces(observed, recomputed):
-            left = seen - own
-            found = torch.stack([seen @ seen, own @ own, seen @ own, left.sum(), left @ left]).tolist()
-            sums = [total + more for total, more in zip(sums, found, strict=True)]
-        entries = sum(tensor.numel() for tensor in recomputed.values())
-        return cls(
-            seen=observed,
-            own=recomputed,
-            entries=entries,
-            seen_norm=math.sqrt(sums[0]),
-            norm=math.sqrt(sums[1]),
-            product=sums[2],
-            difference=_Moments(entries, sums[3], sums[4]),
-        )
-
-    @property
-    def error(self) -> float:
-        """||seen - own|| / ||own||; infinite where own is zero."""
-        return self.difference.norm / self.norm if self.norm else float("inf")
-
-    @property
-    def scale(self) -> float:
-        """K = <seen, own> / <own, own>; 0 where own is zero."""
-        return self.product / self.norm**2 if self.norm else 0.0
-
-    @cached_property
-    def scaled_difference(self) -> _Moments:
-        """Of seen - k own, read from the entries.
-
-        From the sums its square would come out with an error of 1e-8.
-        """
-        total = squares = 0.0
-        for seen, own in _pieces(self.seen, self.own):
-            left = seen - self.scale * own
-            total, squares = total + float(left.sum()), squares + float(left @ left)
-        return _Moments(self.entries, total, squares)
-
-    @property
-    def scaled_error(self) -> float:
-        """||seen - k own|| / (|k| ||own||); infinite where k is zero."""
-        return self.scaled_difference.norm / (abs(self.scale) * self.norm) if self.scale else float("inf")
-
-    @property
-    def cosine(self) -> float:
-        """Between the two; 0 where one of them is zero."""
-        length = self.norm * self.seen_norm
-        return self.product / length if length else 0.0
-
-
-@dataclass(frozen=True)
-class _Moments:
-    """Sums over the entries of a vector."""
-
-    entries: int
-    total: float
-    squares: float
-
-    @property
-    def norm(self) -> float:
-        return math.sqrt(self.squares)
-
-    @property
-    def std(self) -> float:
-        """Standard deviation of the entries, with n - 1 in the denominator.
-
-        It is 0 for a single entry.
-        """
-        spread = self.squares - self.total**2 / max(1, self.entries)
-        return math.sqrt(max(0.0, spread) / max(1, self.entries - 1))
-
-
-def _pieces(observed: Update, recomputed: Update) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the entries of both updates in float64, piece by piece.
-
-    A piece belongs to one parameter.
-    """
-    for name, own in recomputed.items():
-        both = zip(observed[name].flatten().split(PIECE), own.flatten().split(PIECE), strict=True)
-        yield from ((seen.double(), mine.double()) for seen, mine in both)
-
-
-@dataclass(frozen=True)
-class _Gone:
-    """Declared defences that an expected update leaves out; where the observed one is the same, they are not in it."""
 
     absent: tuple[str, ...] = ()
-    """By name, altogether."""
+    """Names of defences that are left out as a whole."""
     noiseless: tuple[str, ...] = ()
-    """By name, their noise."""
+    """Names of defences whose noise is left out."""
 
 
-class _Stamping:
-    """One step that is computed again, and what its declared defences say of it."""
+class _Verifier:
+    """Compares one observed update with what the step and its defences give."""
 
     def __init__(
         self, step: ClientStep, observed: Update, repeated: Update | None = None, tolerance: float | None = None
@@ -261,32 +125,40 @@ class _Stamping:
         plugins = [plugin for plugin in step.facts.known_defenses if plugin is not None]
         self.active = [plugin for plugin in plugins if not plugin.is_identity()]
         self.sigma = 0.0
-        """Standard deviation of the declared noise, in the update's units."""
+        """Standard deviation of the declared noise, in the update's units; set by `_expected`."""
 
     def stamp(self) -> Verification:
+        """Compute the step again and return the first stamp that fits.
+
+        Raises:
+            SnapshotError: the step or an expected update cannot be computed.
+        """
         bare = self.step.update() if self.repeated is None else self.repeated
-        plain = _Compared.of(self.observed, bare)
-        all_absent = _Gone(absent=(*self.unknown, *(plugin.name for plugin in self.active)))
+        plain = UpdateComparison.of(self.observed, bare)
+        all_absent = _LeftOut(absent=(*self.unknown, *(plugin.name for plugin in self.active)))
         try:
-            found = _Compared.of(self.observed, self._expected(bare)) if self.active else plain
+            found = UpdateComparison.of(self.observed, self._expected(bare)) if self.active else plain
         except SnapshotError:
-            if undefended := self._same(plain, all_absent):
+            if undefended := self._stamp_same(plain, all_absent):
                 return undefended
             raise
-        no_noise = _Gone(absent=tuple(self.unknown), noiseless=self._noises())
+        no_noise = _LeftOut(absent=tuple(self.unknown), noiseless=self._noises())
         return (
-            self._empty(found)
-            or self._noised(found)
-            or self._same(found, no_noise)
-            or self._same(plain, all_absent)
-            or self._scaled(found, no_noise, found.scale, found.scaled_error)
-            or self._scaled(plain, all_absent, plain.scale, plain.scaled_error)
-            or self._rescaled(bare, no_noise, (plain.scale, found.scale))
-            or self._different(found)
+            self._stamp_empty(found)
+            or self._stamp_noised(found)
+            or self._stamp_same(found, no_noise)
+            or self._stamp_same(plain, all_absent)
+            or self._stamp_scaled(found, no_noise, found.scale, found.scaled_error)
+            or self._stamp_scaled(plain, all_absent, plain.scale, plain.scaled_error)
+            or self._stamp_rescaled(bare, no_noise, (plain.scale, found.scale))
+            or self._stamp_different(found)
         )
 
-    def _empty(self, found: _Compared) -> Verification | None:
-        """Stamp an update of zeros, or one that should be zero: only where both are, or a defence is unknown, it may be this batch's."""
+    def _stamp_empty(self, found: UpdateComparison) -> Verification | None:
+        """Stamp a step whose observed or recomputed update is all zero.
+
+        It may come from this batch only if both are zero or a declared defence is unknown.
+        """
         empty = [found.seen_norm == 0.0, found.norm == 0.0]
         if not any(empty) or (self.unknown and not empty[0]):
             return None
@@ -297,7 +169,10 @@ class _Stamping:
         )
 
     def _expected(self, bare: Update, factor: float = 1.0) -> Update:
-        """Return what the declared defences make of `factor` times the step's update, without noise; sets `sigma`."""
+        """Return the update that the defences make of `factor` times `bare`, without noise.
+
+        Sets `sigma`.
+        """
         update: Update = bare if factor == 1.0 else {name: factor * gradient for name, gradient in bare.items()}
         sigma = 0.0
         for plugin in self.active:
@@ -310,8 +185,8 @@ class _Stamping:
         """Return the names of the declared defences that add noise."""
         return tuple(plugin.name for plugin in self.active if plugin.added_noise(self.step, self.observed) > 0)
 
-    def _noised(self, found: _Compared) -> Verification | None:
-        """Stamp an update that differs from the expected one as declared noise does."""
+    def _stamp_noised(self, found: UpdateComparison) -> Verification | None:
+        """Stamp an update that differs from the expected one by the declared noise."""
         if not self.sigma or self.unknown:
             return None
         if not _is_noise(found, self.sigma, self.tolerance):
@@ -330,56 +205,70 @@ class _Stamping:
             note=note,
         )
 
-    def _same(self, found: _Compared, gone: _Gone) -> Verification | None:
-        """Stamp an update that is the expected one, from which `gone` is left out."""
+    def _stamp_same(self, found: UpdateComparison, left_out: _LeftOut) -> Verification | None:
+        """Stamp an update that equals the expected one without `left_out`."""
         if found.error > self.tolerance:
             return None
-        gone = self._seen_to_be(gone, found)
+        left_out = self._certainly(left_out, found)
         return Verification(
             status=VerificationStatus.VERIFIED,
             relative_error=found.error,
             scale=1.0,
-            note=self._said(gone),
-            absent=gone.absent,
-            noiseless=gone.noiseless,
+            note=self._missing_note(left_out),
+            absent=left_out.absent,
+            noiseless=left_out.noiseless,
         )
 
-    def _scaled(self, found: _Compared, gone: _Gone, factor: float, error: float) -> Verification | None:
-        """Stamp an update that is `factor` times the expected one up to `error`, from which `gone` is left out."""
+    def _stamp_scaled(
+        self, found: UpdateComparison, left_out: _LeftOut, factor: float, error: float
+    ) -> Verification | None:
+        """Stamp an update that is `factor` times the expected one without `left_out`.
+
+        Args:
+            found: the comparison with the expected update.
+            left_out: defences that the expected update leaves out.
+            factor: observed over expected update.
+            error: relative error that remains with this factor.
+        """
         if factor <= 0 or error > max(self.tolerance, self.rounding):
             return None
-        gone = self._seen_to_be(gone, found)
+        left_out = self._certainly(left_out, found)
         return Verification(
             status=VerificationStatus.SCALED,
             relative_error=error,
             scale=factor,
-            note="; ".join(filter(None, (_why_scaled(self.step, found, factor, self.rounding), self._said(gone)))),
-            absent=gone.absent,
-            noiseless=gone.noiseless,
+            note="; ".join(
+                filter(None, (_why_scaled(self.step, found, factor, self.rounding), self._missing_note(left_out)))
+            ),
+            absent=left_out.absent,
+            noiseless=left_out.noiseless,
         )
 
-    def _seen_to_be(self, gone: _Gone, found: _Compared) -> _Gone:
-        """Return what is gone for certain: not the noise, where the error leaves room for as much as is declared."""
-        room = found.difference.std >= (1 - NOISE_TOLERANCE) * self.sigma
-        return replace(gone, noiseless=()) if self.sigma and room else gone
+    def _certainly(self, left_out: _LeftOut, found: UpdateComparison) -> _LeftOut:
+        """Return the defences that are certainly left out.
 
-    def _said(self, gone: _Gone) -> str:
-        """Say which declared defences are not in the update; empty where all are."""
+        Noise is not, if the error is large enough to hold the declared noise.
+        """
+        room = found.difference.std >= (1 - NOISE_TOLERANCE) * self.sigma
+        return replace(left_out, noiseless=()) if self.sigma and room else left_out
+
+    def _missing_note(self, left_out: _LeftOut) -> str:
+        """Return which declared defences the update lacks; empty if it lacks none."""
         only_noise = {plugin.name for plugin in self.active if plugin.without_noise().is_identity()}
-        whole = [*gone.absent, *(name for name in gone.noiseless if name in only_noise)]
-        missing = [*whole, *(f"noise of {name}" for name in gone.noiseless if name not in only_noise)]
+        whole = [*left_out.absent, *(name for name in left_out.noiseless if name in only_noise)]
+        missing = [*whole, *(f"noise of {name}" for name in left_out.noiseless if name not in only_noise)]
         if not missing:
             return ""
         said = f"the declared {' and '.join(missing)} is not in the update"
         return said if len(whole) < len(self.unknown) + len(self.active) else f"{said}: it was sent undefended"
 
-    def _rescaled(self, bare: Update, gone: _Gone, factors: Sequence[float]) -> Verification | None:
-        """Stamp an update whose gradient was multiplied by a factor before the defences, which do not keep factors.
+    def _stamp_rescaled(self, bare: Update, left_out: _LeftOut, factors: Sequence[float]) -> Verification | None:
+        """Stamp an update whose gradient was scaled before defences that do not keep factors.
 
         Args:
             bare: the step's update without defences.
-            gone: what the expected update leaves out.
-            factors: guesses of the factor; each is made better once, because a defence's own errors are in it.
+            left_out: defences that the expected update leaves out.
+            factors: guesses of the factor; each is refined once, because it contains the defences' own errors.
         """
         if not self.active or any(plugin.resized for plugin in self.active):
             return None
@@ -387,14 +276,14 @@ class _Stamping:
             for _ in range(2):
                 if not 0 < factor < math.inf:
                     break
-                again = _Compared.of(self.observed, self._expected(bare, factor))
-                if stamp := self._scaled(again, gone, factor, again.error):
+                again = UpdateComparison.of(self.observed, self._expected(bare, factor))
+                if stamp := self._stamp_scaled(again, left_out, factor, again.error):
                     return stamp
                 factor *= again.scale
         return None
 
-    def _different(self, found: _Compared) -> Verification:
-        """Stamp an update that is not the expected one, by what is known of the reason."""
+    def _stamp_different(self, found: UpdateComparison) -> Verification:
+        """Stamp an update that differs from the expected one, with the known reason."""
         numbers = (found.error, found.scale) if found.norm else (None, None)
         if self.unknown:
             return _unverifiable(
@@ -402,20 +291,23 @@ class _Stamping:
                 f"cosine {found.cosine:.2f} with the update recomputed without it",
                 *numbers,
             )
-        if self._veiled():
+        if self._noise_is_changed():
             return _unverifiable("the declared noise was changed by a defence that was applied after it", *numbers)
         if self._loses_dropout() and self._same_direction(found):
             return _unverifiable(f"dropout state was not kept; cosine {found.cosine:.2f}", *numbers)
         note = f"cosine {found.cosine:.2f} with the update recomputed from the kept batch"
         return Verification(
             status=VerificationStatus.MISMATCH,
-            note=note + self._if_clipped(found),
+            note=note + self._clipping_hint(found),
             relative_error=numbers[0],
             scale=numbers[1],
         )
 
-    def _if_clipped(self, found: _Compared) -> str:
-        """Say where an unknown factor before the declared noise would explain the update; another batch may do so, too."""
+    def _clipping_hint(self, found: UpdateComparison) -> str:
+        """Return a hint if a factor before the declared noise would explain the update.
+
+        Another batch may explain it as well. Empty otherwise.
+        """
         if not self.sigma or found.scale <= STANDARD_ERRORS * self.sigma / found.norm:
             return ""
         left = found.scaled_difference.std
@@ -426,7 +318,7 @@ class _Stamping:
             "batch: give `max_grad_norm` if the loop clips"
         )
 
-    def _veiled(self) -> bool:
+    def _noise_is_changed(self) -> bool:
         """Return whether a defence without noise was applied after one with noise."""
         noisy = [plugin.added_noise(self.step, self.observed) > 0 for plugin in self.active]
         return any(noisy) and not all(noisy[noisy.index(True) :])
@@ -439,17 +331,21 @@ class _Stamping:
             and not _repeats_dropout(self.step)
         )
 
-    def _same_direction(self, found: _Compared) -> bool:
-        """Return whether the two share a direction, under noise as far as it lets that be seen."""
+    def _same_direction(self, found: UpdateComparison) -> bool:
+        """Return whether the two updates share a direction, as far as noise shows it."""
         if not self.sigma:
             return found.cosine >= SAME_DIRECTION
         return found.scale + STANDARD_ERRORS * self.sigma / found.norm >= SAME_DIRECTION
 
 
-def _why_scaled(step: ClientStep, found: _Compared, k: float, rounding: float) -> str:
-    """Name the factor `k` if trainers are known for it.
+def _why_scaled(step: ClientStep, found: UpdateComparison, k: float, rounding: float) -> str:
+    """Return the usual reason for a factor `k`, empty if there is none.
 
-    It may be off by the rounding of a gradient that it multiplied.
+    Args:
+        step: the step with its number of micro-batches and processes.
+        found: the comparison with the expected update.
+        k: the factor.
+        rounding: relative error of `k`, from the rounding of the gradient that it multiplied.
     """
     windows, processes = len(step.truth.micro_batches), step.recipe.processes
     norm = found.seen_norm
@@ -466,19 +362,17 @@ def _why_scaled(step: ClientStep, found: _Compared, k: float, rounding: float) -
     exponent = math.log2(1 / k)
     if step.recipe.autocast == "fp16" and exponent >= 1 and abs(exponent - round(exponent)) <= FACTOR_TOLERANCE:
         return f"one over 2^{round(exponent)}, as of a GradScaler that the audit was not told of"
-    # The factor is rounded as well as what it multiplies.
+    # Both the factor and the gradient are rounded.
     if k < 1 and abs(norm - round_norm) <= max(FACTOR_TOLERANCE, 2 * rounding) * round_norm:
         return f"as if clipped to a norm of {round_norm:g}"
     return ""
 
 
-def _is_noise(found: _Compared, sigma: float, tolerance: float) -> bool:
-    """Return whether the difference is noise of `sigma`.
+def _is_noise(found: UpdateComparison, sigma: float, tolerance: float) -> bool:
+    """Return whether the difference is independent noise of `sigma`.
 
-    It has to be as large as declared, and unrelated to the update.
-
-    Independent noise projects on the update g with the standard deviation sigma / |g| in units of g. Without this second
-    look, noise far above the signal would hide an update of another batch.
+    It must be as large as declared and unrelated to the update: independent noise projects on the update g with the standard deviation
+    sigma / |g| in units of g. Without the second condition, noise far above the signal would hide the update of another batch.
 
     Args:
         found: the observed and the recomputed update.
@@ -491,7 +385,10 @@ def _is_noise(found: _Compared, sigma: float, tolerance: float) -> bool:
 
 
 def _repeats_dropout(step: ClientStep) -> bool:
-    """Return whether the kept random states give the client's dropout masks again, on the kind of device that drew them."""
+    """Return whether the recorded random states reproduce the dropout masks here.
+
+    They do so only on the kind of device that drew the masks.
+    """
     if not step.recipe.kept_rng:
         return False
     here = next(step.model.parameters()).device.type

@@ -19,7 +19,8 @@ from types import FrameType
 from typing import Any
 
 from leakaudit.errors import ConfigError, LeakAuditError, SnapshotSealedError, type_and_place
-from leakaudit.results.schema import JournalEntry
+from leakaudit.exit_codes import ExitCode
+from leakaudit.results.journal import JournalEntry
 from leakaudit.storage.encryption import IDENTITY_VARIABLE
 from leakaudit.storage.parent_watch import PARENT_VARIABLE, leash, yield_processor
 from leakaudit.storage.retention import purge_old_runs
@@ -60,7 +61,7 @@ def run_worker(
     identities: Sequence[str] = (),
     idle_limit_s: float | None = None,
     audit_factory: Callable[..., Any] | None = None,
-) -> int:
+) -> ExitCode:
     """Audit the snapshots of a spool until its trainer is through, or is known to be dead.
 
     Args:
@@ -72,7 +73,8 @@ def run_worker(
         audit_factory: makes the `Audit`; replaced in tests.
 
     Returns:
-        Exit code: 0 done, 1 an error of its own, 2 no key fits, 5 the results or the journal could not be written, 130 interrupted.
+        PASS when it is done, CRASH for an error of its own, USAGE where no key fits, ERROR where results or journal cannot be written,
+        INTERRUPTED where it was asked to stop.
 
     Raises:
         SpoolError: no spool there, or another worker is at work on it.
@@ -97,16 +99,16 @@ def run_worker(
                 import_what_attacks_need()
             if not once and not _wait_for_the_first(spool, audit_file, means):
                 means.say("no step was kept: nothing to attack and nothing to report")
-                return 0
+                return ExitCode.PASS
             audit = (audit_factory or make_audit)(spool, audit_file, means)
             return _loop(spool, audit_file, audit, means, once=once)
     except KeyboardInterrupt:
-        return 130  # while starting: nothing was claimed
+        return ExitCode.INTERRUPTED  # while starting: nothing was claimed
     except LeakAuditError:
         raise
     except Exception as error:  # a traceback would quote its message, which may hold private values
         _print(f"error: the worker cannot go on: {type_and_place(error)}")
-        return 1
+        return ExitCode.CRASH
     finally:
         signal.signal(signal.SIGTERM, previous)
 
@@ -159,7 +161,7 @@ def _has_journal(spool: Spool) -> bool:
     return (spool.root.parent / "journal.jsonl").exists()
 
 
-def _loop(spool: Spool, audit_file: AuditFile, audit: Any, means: Means, *, once: bool) -> int:
+def _loop(spool: Spool, audit_file: AuditFile, audit: Any, means: Means, *, once: bool) -> ExitCode:
     keep = audit_file.config.keep_snapshots
     interrupted, interrupted_trainer, refused = False, False, 0
     for path in spool.deadly():
@@ -194,7 +196,7 @@ def _loop(spool: Spool, audit_file: AuditFile, audit: Any, means: Means, *, once
         if claimed is not None:
             spool.give_back(claimed)  # whoever has the key can go on with it
         means.say(f"error: {error}")
-        return 2
+        return ExitCode.USAGE
     except OSError as error:
         _no_more_asking()
         if claimed is not None:
@@ -203,15 +205,14 @@ def _loop(spool: Spool, audit_file: AuditFile, audit: Any, means: Means, *, once
             means.say(
                 f"error: cannot go on ({error.strerror or type(error).__name__}); free some space, then start again"
             )
-            return 5
-    return write_results(
-        spool, audit, refused, interrupted or interrupted_trainer, means, code_if_stopped=130 if interrupted else 0
-    )
+            return ExitCode.ERROR
+    done = ExitCode.INTERRUPTED if interrupted else ExitCode.PASS
+    return write_results(spool, audit, refused, interrupted or interrupted_trainer, means, code=done)
 
 
 def write_results(
-    spool: Spool, audit: Any, refused: int, interrupted: bool, means: Means, *, code_if_stopped: int = 0
-) -> int:
+    spool: Spool, audit: Any, refused: int, interrupted: bool, means: Means, *, code: ExitCode = ExitCode.PASS
+) -> ExitCode:
     """Write results, verdict and report; say in one line why, if that does not work.
 
     Args:
@@ -220,10 +221,10 @@ def write_results(
         refused: snapshots that could not be audited, of which nobody knows what step they were.
         interrupted: training or audit did not come to its end.
         means: of the worker.
-        code_if_stopped: exit code where everything could be written.
+        code: exit code where everything could be written.
 
     Returns:
-        Exit code: that one, 5 if something could not be written, 130 if it was interrupted meanwhile.
+        `code`, ERROR if something could not be written, INTERRUPTED if it was interrupted meanwhile.
     """
     totals = spool.totals() or Totals()
     spool.tidy()
@@ -238,15 +239,15 @@ def write_results(
     except LeakAuditError as error:
         means.say(f"error: {error}")
     except KeyboardInterrupt:
-        return 130
+        return ExitCode.INTERRUPTED
     except Exception as error:
         means.say(f"error: the results cannot be written: {type_and_place(error)}")
     else:
         means.say(f"results.json and report.html are in {spool.root.absolute().parent}")
         if not (interrupted or totals.interrupted or spool.entries() or spool.gone()):
             spool.forget_salt()  # nothing is left that could be added under the same key
-        return code_if_stopped
-    return code_if_stopped or 5
+        return code
+    return code or ExitCode.ERROR
 
 
 def _is_overdue(last_news: float, means: Means) -> bool:
@@ -337,7 +338,7 @@ def _hash_key(means: Means, salt: str) -> bytes:
     return hmac.new(means.identities[0].encode(), f"leakaudit keyed hashes {salt}".encode(), hashlib.sha256).digest()
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 

@@ -19,11 +19,11 @@ from leakaudit.capture.context import (
 )
 from leakaudit.capture.distributed import BEGIN_SECONDS, check_layout, peers_of
 from leakaudit.capture.notify import notify
-from leakaudit.capture.recorder import ProcessGroup
+from leakaudit.capture.process_group import ProcessGroup
 from leakaudit.capture.run import AuditRun
 from leakaudit.capture.unaudited import folder_of, mark
 from leakaudit.errors import LeakAuditError, PeersError, type_and_place
-from leakaudit.models.recipe import unwrapped
+from leakaudit.models.wrappers import unwrapped
 from leakaudit.storage.spool import Spool
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from leakaudit.client.truth import MicroBatch
 from leakaudit.config.audit import LABEL_ATTACKS, AuditConfig
 from leakaudit.errors import SnapshotError
 from leakaudit.models.array_classifier import ArrayClassifier, public_loss
-from leakaudit.models.recipe import unwrapped
+from leakaudit.models.wrappers import unwrapped
 
 LABELS = "labels"
 

@@ -12,7 +12,7 @@ from torch import nn
 from leakaudit.capture.array_batches import labels_only
 from leakaudit.capture.context import StepContext, TrainerContext
 from leakaudit.capture.fitness import Fit, patched_parts
-from leakaudit.capture.optimizers import movers_of, parameters_of
+from leakaudit.capture.optimizers import base_optimizers, parameters_of
 from leakaudit.capture.private_sgd import PrivateSgd, private_sgd
 from leakaudit.capture.witness import own_part
 from leakaudit.client.array_batches import array_facts
@@ -23,8 +23,10 @@ from leakaudit.client.step import public_facts
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.errors import ModelError, SnapshotError
 from leakaudit.models.array_classifier import ArrayClassifier, NoText, array_recipe
-from leakaudit.models.recipe import ModelRecipe, coarsest_dtype, dtype_of, plain_name, unwrapped
+from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.structure import dropout_rates
+from leakaudit.models.tensors import coarsest_dtype, dtype_of
+from leakaudit.models.wrappers import plain_name, unwrapped
 from leakaudit.registry import defenses
 
 AUTOCAST_DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16"}
@@ -67,7 +69,7 @@ class RunDescription:
         fit = Fit() if config.schedule == "inline" else Fit.of(model, recipe)
         private = private_sgd(trainer.optimizer)
         declared = declared_defenses(config.shipped_defense, private)
-        moved = {id(p) for mover in movers_of(trainer.optimizer) for p in parameters_of(mover) if p.requires_grad}
+        moved = {id(p) for mover in base_optimizers(trainer.optimizer) for p in parameters_of(mover) if p.requires_grad}
         return cls(
             trainer=trainer,
             model=model,
@@ -242,7 +244,7 @@ def run_facts(trainer: TrainerContext, model: nn.Module, declared: tuple[Declare
     if trainer.observe == "update" and trainer.peers is not None:
         update["view"] = "reduced"
     if trainer.observe == "delta":
-        rate = movers_of(trainer.optimizer)[0].param_groups[0]["lr"]
+        rate = base_optimizers(trainer.optimizer)[0].param_groups[0]["lr"]
         update |= {"local_steps": trainer.local_steps, "learning_rate": float(rate)}
     return facts.model_copy(update=update)
 
@@ -261,7 +263,7 @@ def declared_defenses(shipped: PluginSpec, private: PrivateSgd | None) -> tuple[
 
 def _update_dtype(optimizer: Any, model: nn.Module) -> torch.dtype:
     """Return the type in which the update is computed: the coarsest of the parameters that are trained."""
-    moved = {id(p) for mover in movers_of(optimizer) for p in parameters_of(mover)}
+    moved = {id(p) for mover in base_optimizers(optimizer) for p in parameters_of(mover)}
     trained = (p for p in model.parameters() if id(p) in moved)
     return coarsest_dtype(trained) or dtype_of(model)
 

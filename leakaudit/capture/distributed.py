@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # torch leaves it out of `__all__`
 
 from leakaudit.capture.agreement import MEETING, Agreement, Settled
-from leakaudit.capture.recorder import END_OF
+from leakaudit.capture.process_group import END_OF
 from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.errors import PeersError, SnapshotError
 from leakaudit.storage.snapshots import tensors_of, truth_of

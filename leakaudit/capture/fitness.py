@@ -14,12 +14,15 @@ import torch
 from torch import nn
 
 from leakaudit.capture.boundary import Hook
-from leakaudit.capture.recorder import Kept
+from leakaudit.capture.kept_step import KeptStep
 from leakaudit.errors import ModelError, SnapshotError
 from leakaudit.models.lora import rebuild_lora
-from leakaudit.models.module_parts import put_parts, replaced_parts
-from leakaudit.models.module_settings import Settings, changed_settings, settings_of, unlike_buffers, unstored_buffers
-from leakaudit.models.recipe import ModelRecipe, blank_model, plain_name, state_of, tied_names
+from leakaudit.models.rebuilding import blank_model
+from leakaudit.models.recipe import ModelRecipe
+from leakaudit.models.replaced_modules import put_modules, replaced_modules
+from leakaudit.models.tensors import state_of, tied_names
+from leakaudit.models.unstored_state import Settings, changed_buffers, changed_settings, settings_of, unstored_buffers
+from leakaudit.models.wrappers import plain_name
 from leakaudit.storage.safetensors_stream import DTYPES
 
 
@@ -73,10 +76,10 @@ class Fit:
         if blank is None:
             return cls(unlike=frozenset(live) if recipe.made_by else frozenset())
         here = {plain_name(f"{name}.")[:-1]: module for name, module in model.named_modules()}
-        parts = replaced_parts(here, dict(blank.named_modules()))
+        parts = replaced_modules(here, dict(blank.named_modules()))
         with torch.device("meta"):
-            put_parts(blank, parts)
-        unlike = unlike_buffers(live, unstored_buffers(blank))
+            put_modules(blank, parts)
+        unlike = changed_buffers(live, unstored_buffers(blank))
         return cls(_foreign(model, recipe, blank), unlike, parts, settings_of(blank))
 
     def settings(self, model: nn.Module) -> Settings:
@@ -137,7 +140,7 @@ def _parameters_without_values() -> Iterator[None]:
     So a large model takes no memory.
     """
 
-    def emptied(module: nn.Module, name: str, parameter: Any) -> Any:
+    def emptied(_module: nn.Module, _name: str, parameter: Any) -> Any:
         if parameter is None or parameter.is_meta:
             return None
         return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
@@ -177,7 +180,7 @@ def _foreign(model: nn.Module, recipe: ModelRecipe, blank: nn.Module) -> frozens
     return frozenset(here) - frozenset(made) - aliases
 
 
-def fitting(kept: Kept, foreign: frozenset[str]) -> Kept:
+def fitting(kept: KeptStep, foreign: frozenset[str]) -> KeptStep:
     """Return a step without what its model, made again, has no place for: that transmits nothing.
 
     Args:

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from leakaudit.capture.boundary import Hook, around, entry
 from leakaudit.capture.calls import Call, Surroundings, copied
-from leakaudit.models.recipe import outputs_of, unwrapped
+from leakaudit.models.tensors import outputs_of
+from leakaudit.models.wrappers import unwrapped
 
 MOST_BYTES = 512_000_000
 """Most that is held in a step of what arrives at the outputs, in bytes. Our choice: logits of 2,000 tokens over 60,000 words fit; where
@@ -70,8 +71,6 @@ class Pass:
     autocast: torch.dtype | None = None
     too_large: bool = False
     """More arrived at its outputs than may be held: a loss of one's own over a large vocabulary."""
-    tapped: bool = False
-    """Whether output_gradients were looked out for; if so, a pass without any was not part of the update."""
     stepped: bool = False
     """A local step was made of it: emptying the gradients afterwards does not undo that."""
     repeated_pass: bool = False
@@ -127,7 +126,7 @@ class Pass:
         return {path: pull for path, pull in found.items() if pull.dim() == 0} if scalar else found
 
 
-class Tap:
+class ForwardHooks:
     """Records the forward passes of one module, with what the loss sends back to them."""
 
     def __init__(
@@ -163,6 +162,16 @@ class Tap:
         """Whether calls of `model.forward`, which pass by every hook, are recorded as well."""
         self.holds_everything = False
         """Whether a gradient at an output is held even where a loss inside the model came first."""
+        self.due_again = False
+        """Whether the next step is to be recorded, because the last one lacked something that is held from then on."""
+
+    def watch_forward(self) -> None:
+        """Record calls of `model.forward` from the next step on."""
+        self.watches_forward = self.due_again = True
+
+    def hold_everything(self) -> None:
+        """Hold all gradients at the outputs from the next step on."""
+        self.holds_everything = self.due_again = True
 
     def open(self) -> None:
         """Set the hooks; a second call changes nothing."""
@@ -231,7 +240,6 @@ class Tap:
             options={name: value for name, value in named.items() if isinstance(value, bool | int | float)},
             num_items=None if items is None else torch.as_tensor(items).detach().to("cpu", copy=True),
             autocast=_autocast(next(module.parameters()).device),
-            tapped=True,
         )
         seen.call = Call.of(args, kwargs, {id(named[name]): copy for name, copy in seen.inputs.items()})
         seen.surroundings = Surroundings.now()

@@ -23,14 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leakaudit.audit.verification import (
-    FLOAT32_TOLERANCE,
-    ROUNDING,
-    TOLERANCE,
-    error_up_to_a_factor,
-    relative_error,
-    verify,
-)
+from leakaudit.audit.comparison import error_up_to_a_factor, relative_error
+from leakaudit.audit.verification import FLOAT32_TOLERANCE, ROUNDING, TOLERANCE, verify
 from leakaudit.capture.forward_hooks import MOST_BYTES, Backward, Pass, sums
 from leakaudit.capture.users_state import HOOKS, UsersState, keep_only
 from leakaudit.capture.witness import few_entries
@@ -38,7 +32,7 @@ from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import MicroBatch
 from leakaudit.errors import NonFiniteUpdateError, SnapshotError
-from leakaudit.models.recipe import outputs_of, version_of
+from leakaudit.models.tensors import outputs_of, version_of
 from leakaudit.results.schema import Verification, VerificationStatus
 
 IN_PLACE_TOLERANCE = 1e-6

@@ -18,7 +18,7 @@ from torch import nn
 from leakaudit.capture.boundary import entry
 from leakaudit.capture.witness import own_part
 from leakaudit.errors import SnapshotError
-from leakaudit.models.recipe import plain_name
+from leakaudit.models.wrappers import plain_name
 
 WRAPPERS = ("original_optimizer", "optimizer", "_optimizer")
 """Attributes under which Opacus, Accelerate and Lightning keep the optimizer they wrap. They are looked up in the instance, because
@@ -43,17 +43,17 @@ def layers_of(optimizer: Any) -> list[Any]:
         layers.append(inside[0])
 
 
-def movers_of(optimizer: Any) -> list[torch.optim.Optimizer]:
+def base_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
     """Return the optimizers that move the weights, out of every wrapper and container.
 
     Args:
         optimizer: one, wrapped or not, or a list, tuple or mapping of them.
     """
     if (given := _given(optimizer)) is not None:
-        return [mover for one in given for mover in movers_of(one)]
+        return [mover for one in given for mover in base_optimizers(one)]
     last = layers_of(optimizer)[-1]
     inside = [one for one in _inside(last) if one is not last]
-    return [mover for one in inside for mover in movers_of(one)] if len(inside) > 1 else [last]
+    return [mover for one in inside for mover in base_optimizers(one)] if len(inside) > 1 else [last]
 
 
 def every_layer(optimizer: Any) -> Iterator[Any]:
@@ -66,9 +66,9 @@ def every_layer(optimizer: Any) -> Iterator[Any]:
             yield from every_layer(inner)
 
 
-def innermost(optimizer: Any) -> torch.optim.Optimizer:
+def base_optimizer(optimizer: Any) -> torch.optim.Optimizer:
     """Return the first of the optimizers that move the weights."""
-    return movers_of(optimizer)[0]
+    return base_optimizers(optimizer)[0]
 
 
 def parameters_of(optimizer: Any) -> list[nn.Parameter]:

@@ -11,23 +11,17 @@ from pydantic import ValidationError
 
 from leakaudit.errors import ResultsError
 from leakaudit.files.strict_json import read_bounded
-from leakaudit.gate.evaluate import SHIPPED, RuleVerdict, Status, Verdict, number
+from leakaudit.gate.events import EVENTS
+from leakaudit.gate.policy import SHIPPED
+from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
+from leakaudit.gate.wording import number
+from leakaudit.results.files import load_results
 from leakaudit.results.recovery import in_words, recovered
-from leakaudit.results.schema import Results, StepRecord, VerificationStatus, load_results
+from leakaudit.results.schema import Results, StepRecord, VerificationStatus
 from leakaudit.results.wording import counted
 
 MAX_VERDICT_BYTES = 16 * 2**20
 """Of `verdict.json`. Our choice: a policy of a thousand rules takes a tenth of it."""
-
-_LEAKED = {
-    "exact_sentence": "leaked a sentence",
-    "exact_sequence": "leaked a whole text",
-    "all_words": "leaked every word of the batch",
-    "most_words": "leaked most words of a text",
-    "in_reach": "had a text in reach of an attack",
-    "label_counts": "leaked its label counts",
-}
-"""Event of a rule -> what a step did that had it."""
 
 
 def outcome(folder: Path) -> tuple[str, ...]:
@@ -69,8 +63,8 @@ def headline(verdict: Verdict, results: Results) -> str:
 def _numbers(rule: RuleVerdict) -> str:
     if rule.k is None:
         return f"{rule.subject} is {number(rule.observed or 0.0, rule.threshold)}, the policy allows {number(rule.threshold)}"
-    leaked = _LEAKED.get(rule.subject, f"had the event {rule.subject}")
-    return f"{rule.k} of {counted(rule.n, 'step')} {leaked}"
+    event = EVENTS.get(rule.subject)
+    return f"{rule.k} of {counted(rule.n, 'step')} {event.verb if event else f'had the event {rule.subject}'}"
 
 
 def unchecked_steps(results: Results) -> str:

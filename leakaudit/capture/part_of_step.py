@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from leakaudit.capture.sketch import sketch
-from leakaudit.models.parts import Parts
+from leakaudit.models.first_blocks import Parts
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from itertools import islice
 from math import ceil
 
 from leakaudit.config.audit import MAX_COUNT, AuditConfig
-from leakaudit.gate.evaluate import Policy, Rule
+from leakaudit.gate.policy import Policy, Rule
 from leakaudit.results import bounds as stats
 from leakaudit.results.wording import counted, duration, ordinal
 
@@ -35,7 +35,7 @@ _MOST_STEPS = 10_000_000
 def steps_to_pass(policy: Policy) -> int:
     """Return the fewest clean steps with which a policy can pass.
 
-    >>> from leakaudit.gate.evaluate import default_policy
+    >>> from leakaudit.gate.policy import default_policy
     >>> steps_to_pass(default_policy())
     59
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from leakaudit.capture.optimizers import every_layer, movers_of
+from leakaudit.capture.optimizers import base_optimizers, every_layer
 from leakaudit.client.facts import DeclaredDefense
 from leakaudit.errors import SnapshotError
 
@@ -58,7 +58,7 @@ def private_sgd(optimizer: Any) -> PrivateSgd | None:
                     f"{name} does not clip each example's whole gradient to one bound, so its step cannot be repeated; use "
                     "`clipping='flat'` and `grad_sample_mode='hooks'` of Opacus to audit"
                 )
-            if (several := len(movers_of(optimizer))) > 1:
+            if (several := len(base_optimizers(optimizer))) > 1:
                 raise SnapshotError(
                     f"{name} is one of {several} optimizers, so only a part of the update is clipped and noised; train all parameters with "
                     "one private optimizer to audit"

@@ -10,12 +10,12 @@ from torch import nn
 from leakaudit.capture.array_batches import array_pass
 from leakaudit.capture.describe import RunDescription
 from leakaudit.capture.notify import notify
-from leakaudit.capture.optimizers import movers_of
+from leakaudit.capture.optimizers import base_optimizers
 from leakaudit.capture.recorder import Recorder
 from leakaudit.capture.step_writer import StepWriter
 from leakaudit.config.audit import AuditConfig
 from leakaudit.models.array_classifier import ArrayClassifier
-from leakaudit.models.parts import BLOCKS, KEEP_ALL_BYTES, Parts, first_parts
+from leakaudit.models.first_blocks import BLOCKS, KEEP_ALL_BYTES, Parts, first_parts
 from leakaudit.registry import attacks
 from leakaudit.storage.spool import Spool
 
@@ -32,7 +32,7 @@ def make_recorder(config: AuditConfig, spool: Spool, description: RunDescription
         description: of the run.
     """
     trainer, model = description.trainer, description.model
-    rate = movers_of(trainer.optimizer)[0].param_groups[0]["lr"] if trainer.observe == "delta" else None
+    rate = base_optimizers(trainer.optimizer)[0].param_groups[0]["lr"] if trainer.observe == "delta" else None
     recorder = Recorder(
         model,
         trainer.optimizer,

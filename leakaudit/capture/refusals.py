@@ -9,12 +9,13 @@ from torch import nn
 
 from leakaudit.capture.context import Source, TrainerContext, configuration
 from leakaudit.capture.fitness import check_tensors
-from leakaudit.capture.optimizers import movers_of, parameters_of
+from leakaudit.capture.optimizers import base_optimizers, parameters_of
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import ModelError, SnapshotError
-from leakaudit.gate.evaluate import Policy, default_policy, load_policy
+from leakaudit.gate.policy import Policy, default_policy, load_policy
 from leakaudit.models.lora import refuse_prompts
-from leakaudit.models.recipe import can_rebuild, unwrapped
+from leakaudit.models.recipe import can_rebuild
+from leakaudit.models.wrappers import unwrapped
 from leakaudit.plugins.names import registered_names
 from leakaudit.registry import attacks, defenses
 
@@ -74,7 +75,7 @@ def check_plain_sgd(optimizer: Any) -> None:
     Raises:
         SnapshotError: several optimizers, another one than SGD, or one with momentum, weight decay or several learning rates.
     """
-    movers = movers_of(optimizer)
+    movers = base_optimizers(optimizer)
     if len(movers) > 1:
         raise SnapshotError(f"`observe='delta'` is for one optimizer; {len(movers)} were given")
     (mover,) = movers
@@ -97,7 +98,9 @@ def optimizers_that_move(model: nn.Module, optimizers: Sequence[Any]) -> list[An
         SnapshotError: no optimizer moves it.
     """
     mine = {id(p) for p in model.parameters()}
-    found = [one for one in optimizers if any(id(p) in mine for mover in movers_of(one) for p in parameters_of(mover))]
+    found = [
+        one for one in optimizers if any(id(p) in mine for mover in base_optimizers(one) for p in parameters_of(mover))
+    ]
     if not found:
         raise SnapshotError(
             f"none of {len(optimizers)} optimizers moves the model that is audited; one has to, so that there is an update to audit"
@@ -134,7 +137,7 @@ def auditable(root: nn.Module, source: Source = None) -> tuple[nn.Module, nn.Mod
     raise ModelError(
         f"{type(root).__name__} is no model that the side process can rebuild, and inside it {len(found)} were found "
         f"({', '.join(found) or 'none'}); one is needed. Name how to make the model with "
-        "`leakaudit.models.recipe.rebuilt_by(model, 'package.module:function')`, or set `schedule: inline`"
+        "`leakaudit.models.factories.rebuilt_by(model, 'package.module:function')`, or set `schedule: inline`"
     )
 
 

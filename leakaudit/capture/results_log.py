@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from leakaudit.results.schema import Attempt, Score, load_journal
+from leakaudit.results.journal import load_journal
+from leakaudit.results.schema import Attempt, Score
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from leakaudit.capture.describe import RunDescription, audited_model, has_fresh_
 from leakaudit.capture.fitness import beyond
 from leakaudit.capture.missed_steps import MissedSteps
 from leakaudit.capture.notify import notify
-from leakaudit.capture.optimizers import movers_of, unmoved
+from leakaudit.capture.optimizers import base_optimizers, unmoved
 from leakaudit.capture.plan import Plan
 from leakaudit.capture.recorder import Recorder
 from leakaudit.capture.recorder_setup import make_recorder
@@ -154,7 +154,7 @@ class AuditRun:
             agreed = mine if peers is None else peers.agree(f"step {step}", mine)
         if agreed and manifest is not None:
             self.missed.since_kept = 0
-            self.recorder.arm(step, manifest)
+            self.recorder.start(step, manifest)
         self.blocked_s += time.perf_counter() - start
 
     def _wanted(self, step: int) -> bool:
@@ -177,7 +177,7 @@ class AuditRun:
         """Return whether the processes of this run keep no more steps together."""
         if self.trainer.peers is None or not self.trainer.peers.over:
             return False
-        self.recorder.give_in()
+        self.recorder.stop_recording()
         return True
 
     def after_step(self) -> None:
@@ -334,6 +334,6 @@ def _warnings(description: RunDescription) -> Iterator[str]:
     """Yield a sentence on each thing of the training that is not audited as the user may expect."""
     trainer = description.trainer
     yield from filter(None, [beyond(description.fit.foreign, description.recipe.class_name)])
-    yield from filter(None, [unmoved(description.model, movers_of(trainer.optimizer))])
+    yield from filter(None, [unmoved(description.model, base_optimizers(trainer.optimizer))])
     if description.private is None:
         yield from filter(None, [unused_private_model(trainer.model)])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from leakaudit.capture.optimizers import movers_of
+from leakaudit.capture.optimizers import base_optimizers
 from leakaudit.capture.run import AuditRun
 
 
@@ -27,7 +27,7 @@ class StepCounter:
             stepped: called after each optimizer has moved the weights, but not for steps that a `GradScaler` skips.
         """
         self.number = number
-        self._hooks = [mover.register_step_post_hook(stepped) for mover in movers_of(optimizer)]
+        self._hooks = [mover.register_step_post_hook(stepped) for mover in base_optimizers(optimizer)]
 
     def count(self, run: AuditRun | None) -> bool:
         """Count a step once all optimizers that share the model have stepped.

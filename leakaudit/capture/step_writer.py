@@ -11,16 +11,16 @@ import torch
 
 from leakaudit.capture.describe import AUTOCAST_DTYPES
 from leakaudit.capture.fitness import fitting
+from leakaudit.capture.kept_step import KeptStep
 from leakaudit.capture.notify import notify
 from leakaudit.capture.part_of_step import PartOfStep
-from leakaudit.capture.recorder import Kept
 from leakaudit.capture.step_facts import believed_bound, believed_divisor, check_words
 from leakaudit.client.facts import PublicFacts
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.snapshot import KeptParts, Manifest
 from leakaudit.client.truth import reading_of
 from leakaudit.errors import SnapshotError
-from leakaudit.models.parts import BLOCKS
+from leakaudit.models.first_blocks import BLOCKS
 from leakaudit.storage.spool import Spool
 
 AUTOCAST: Mapping[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -40,7 +40,7 @@ class StepWriter:
     poisson: bool = False
     """Whether the optimizer is one of Opacus, whose loaders put a batch of nobody's data in place of an empty draw."""
 
-    def __call__(self, kept: Kept) -> None:
+    def __call__(self, kept: KeptStep) -> None:
         """Write a step.
 
         Raises:
@@ -61,7 +61,7 @@ class StepWriter:
         self._write(kept, _manifest(kept, recipe, facts))
         notify(f"kept step {kept.step} ({len(kept.update)} updates, copied in {kept.copy_seconds * 1000:.0f} ms)")
 
-    def _facts(self, kept: Kept, recipe: StepRecipe, bound: int | None, divisor: float | None) -> PublicFacts:
+    def _facts(self, kept: KeptStep, recipe: StepRecipe, bound: int | None, divisor: float | None) -> PublicFacts:
         """Return the public facts with what the step showed.
 
         Args:
@@ -86,7 +86,7 @@ class StepWriter:
             }
         )
 
-    def _write(self, kept: Kept, manifest: Manifest) -> None:
+    def _write(self, kept: KeptStep, manifest: Manifest) -> None:
         parts: dict[str, Any] = {"update": kept.update, "weights": kept.weights, "truth": kept.truth}
         if (part := kept.part) is not None:
             manifest = manifest.model_copy(update={"parts": _kept_parts(kept, part)})
@@ -96,7 +96,7 @@ class StepWriter:
         self.spool.write(kept.step, frozen=kept.frozen, manifest=manifest, **parts)
 
 
-def _recipe(kept: Kept, notes: list[str]) -> StepRecipe:
+def _recipe(kept: KeptStep, notes: list[str]) -> StepRecipe:
     """Return the recipe of a step with what its forward passes showed.
 
     Args:
@@ -110,7 +110,7 @@ def _recipe(kept: Kept, notes: list[str]) -> StepRecipe:
         said.append(f"{repeated} forward passes saw a batch that another one had seen")
     return recipe.model_copy(
         update={
-            "loss": "pulls" if kept.tapped else "forward",
+            "loss": "pulls" if kept.has_output_gradients else "forward",
             "loss_scale": kept.loss_scale,
             "training": kept.training,
             "eval_modules": kept.eval_modules,
@@ -120,7 +120,7 @@ def _recipe(kept: Kept, notes: list[str]) -> StepRecipe:
     )
 
 
-def _manifest(kept: Kept, recipe: StepRecipe, facts: PublicFacts) -> Manifest:
+def _manifest(kept: KeptStep, recipe: StepRecipe, facts: PublicFacts) -> Manifest:
     provenance = kept.manifest.provenance.model_copy(
         update={
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -134,19 +134,19 @@ def _manifest(kept: Kept, recipe: StepRecipe, facts: PublicFacts) -> Manifest:
     )
 
 
-def _kept_parts(kept: Kept, part: PartOfStep) -> KeptParts:
+def _kept_parts(kept: KeptStep, part: PartOfStep) -> KeptParts:
     """Describe what is kept of a step that was not kept as a whole."""
     omitted = tuple(name for name in part.sketches if name not in kept.update and name != part.rows)
     return KeptParts(blocks=BLOCKS, parameters=kept.parameters, rows=part.rows, not_kept=omitted)
 
 
-def _input_shape(kept: Kept) -> tuple[int, ...] | None:
+def _input_shape(kept: KeptStep) -> tuple[int, ...] | None:
     """Return the shape of one example of a batch of arrays; None for text."""
     inputs = kept.truth.micro_batches[0].inputs.get("inputs")
     return None if inputs is None else tuple(inputs.shape[1:])
 
 
-def _is_placeholder(kept: Kept) -> bool:
+def _is_placeholder(kept: KeptStep) -> bool:
     """Return whether a batch is one row of zeros and ones: what Opacus' `rand_on_empty` makes of an empty draw."""
     parts = [batch.inputs.get("inputs", batch.inputs["input_ids"]) for batch in kept.truth.micro_batches]
     rows = [row for part in parts for row in part]

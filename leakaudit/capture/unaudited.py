@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit.config.audit import AuditConfig
-from leakaudit.files.private_files import write_private
+from leakaudit.files.private_files import write_atomic
 from leakaudit.results.not_audited import NOT_AUDITED, NotAudited
 from leakaudit.storage.spool import Place, make_room
 
@@ -33,7 +33,7 @@ def mark(wanted: Path, because: str) -> Place:
     place = make_room(wanted.absolute())
     place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     note = NotAudited(because=because, when=datetime.now(UTC).isoformat(timespec="seconds"))
-    write_private(place.folder / NOT_AUDITED, note.model_dump_json(by_alias=True, indent=1))
+    write_atomic(place.folder / NOT_AUDITED, note.model_dump_json(by_alias=True, indent=1))
     return place
 
 

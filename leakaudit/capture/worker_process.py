@@ -19,7 +19,9 @@ from leakaudit.capture.outcome import outcome
 from leakaudit.capture.remaining_snapshots import command_to_continue
 from leakaudit.capture.worker_environment import clean_environment
 from leakaudit.capture.worker_progress import Progress
-from leakaudit.capture.worker_restarts import MISUSE_CODE, Restarts
+from leakaudit.capture.worker_restarts import Restarts
+from leakaudit.exit_codes import ExitCode
+from leakaudit.files.private_files import open_to_append
 from leakaudit.results.wording import duration
 from leakaudit.storage.parent_watch import KEY_VARIABLE, PARENT_VARIABLE, yield_processor
 from leakaudit.storage.spool import DEVICE_VARIABLE, Spool
@@ -108,7 +110,7 @@ class SideProcess:
         code = None if self._process is None else self._process.returncode
         if code is not None and self._spool.abandoned():
             return False  # a worker that ends by itself leaves nothing claimed, whatever its code
-        if code == MISUSE_CODE:
+        if code == ExitCode.USAGE:
             self._give_up("the side process cannot work with this configuration")
         return self._restarts.through(code)
 
@@ -119,7 +121,7 @@ class SideProcess:
 
             notify(
                 "attacks run in the training process, which waits for them (`schedule: inline`); a model that says how it is made "
-                "(`leakaudit.models.recipe.rebuilt_by`) can be attacked beside training"
+                "(`leakaudit.models.factories.rebuilt_by`) can be attacked beside training"
             )
             self._inline = InlineAudit(self._spool, self._model)
         self._inline.catch_up()
@@ -319,7 +321,7 @@ def start_worker(spool: Spool, log: Path, trainer_device: str) -> subprocess.Pop
         DEVICE_VARIABLE: trainer_device,
         KEY_VARIABLE: "1" if spool.seal and spool.seal.identity else "",
     }
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    output = open_to_append(log)
     try:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "leakaudit", "worker", str(spool.root)],

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from leakaudit.errors import ResultsError
-from leakaudit.results.schema import Attempt, AttemptStatus, Battery, load_journal
+from leakaudit.results.journal import load_journal
+from leakaudit.results.schema import Attempt, AttemptStatus, Battery
 from leakaudit.results.wording import counted, duration
 from leakaudit.storage.spool import Spool
 

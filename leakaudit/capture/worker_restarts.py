@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from leakaudit.exit_codes import ExitCode
 from leakaudit.storage.spool import MOST_DEATHS
 
 logger = logging.getLogger(__name__)
@@ -14,12 +15,8 @@ logger = logging.getLogger(__name__)
 RESTARTS = 2
 """Times that a dead worker is started again. Our choice: twice is bad luck, three times is a bug."""
 
-THROUGH_CODES = (0, 130)
-"""Exit codes of a worker that is finished, or was asked to stop; it is not started again."""
-NO_DISK_CODE = 5
-"""Exit code of a worker that could not write; it is started again later, when there may be room."""
-MISUSE_CODE = 2
-"""Exit code of a worker that refuses its configuration; to start it again would not help."""
+THROUGH_CODES = (ExitCode.PASS, ExitCode.INTERRUPTED)
+"""Exit codes of a worker that is done, or was asked to stop; it is not started again."""
 RETRY_SECONDS = 60.0
 """Seconds before a worker that could not write is started again. Our choice: checkpoints that fill a disk are cleaned up in minutes."""
 
@@ -49,11 +46,11 @@ class Restarts:
         Args:
             code: its exit code; None where none was started.
         """
-        if code == NO_DISK_CODE:
+        if code == ExitCode.ERROR:  # it could not write; later there may be room
             if self._retry_at is None:
                 self._retry_at = time.monotonic() + RETRY_SECONDS
             return time.monotonic() < self._retry_at
-        return code in (*THROUGH_CODES, MISUSE_CODE)
+        return code in (*THROUGH_CODES, ExitCode.USAGE)
 
     def allowed(self, code: int, snapshot: str) -> bool:
         """Count the death of a worker; return whether another one may be started.
@@ -71,7 +68,7 @@ class Restarts:
                 "the audit's side process died while it attacked snapshot %s; starting it again", Path(snapshot).stem
             )
             return True
-        if code == NO_DISK_CODE:
+        if code == ExitCode.ERROR:
             return True
         self.deaths += 1
         if self.deaths > RESTARTS:

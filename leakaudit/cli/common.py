@@ -17,6 +17,7 @@ from click.core import ParameterSource
 
 from leakaudit.config.invocation import PATH, TEXT
 from leakaudit.errors import LeakAuditError, ResultsError, SnapshotError
+from leakaudit.exit_codes import ExitCode
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,14 +55,14 @@ def clear_errors(command: Callable[P, R]) -> Callable[P, R]:
         try:
             return command(*args, **kwargs)
         except LeakAuditError as error:
-            code = 5 if isinstance(error, ResultsError | SnapshotError) else 2
+            code = ExitCode.ERROR if isinstance(error, ResultsError | SnapshotError) else ExitCode.USAGE
             if kwargs.get("as_json"):
-                click.echo(json.dumps({"error": type(error).__name__, "message": str(error), "exit": code}))
+                click.echo(json.dumps({"error": type(error).__name__, "message": str(error), "exit": int(code)}))
             click.echo(f"error: {error}", err=True)
             sys.exit(code)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
-            sys.exit(130)
+            sys.exit(ExitCode.INTERRUPTED)
 
     return guarded
 

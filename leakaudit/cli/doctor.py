@@ -1,20 +1,29 @@
-"""Checks of this machine and a configuration, ending with a positive control: a known sentence read out of a tiny model."""
+"""`leakaudit doctor`: checks of this machine and a configuration.
+
+The last check is a positive control: an attack recovers a known sentence from a tiny model.
+"""
 
 from __future__ import annotations
 
+import json
 import platform
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import click
+
+from leakaudit.cli.common import EXISTING, clear_errors
 from leakaudit.errors import LeakAuditError
+from leakaudit.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from leakaudit.config.audit import AuditConfig
-    from leakaudit.gate.evaluate import Policy
+    from leakaudit.gate.policy import Policy
 
 LOW_DISK_GIB = 2.0
 """Free space below which a warning is due. A snapshot of a 110M-parameter model takes 0.8 GiB, and one is in flight at a time."""
@@ -60,7 +69,7 @@ def _device() -> Check:
 
 def _configuration(path: Path | None) -> Iterator[Check]:
     from leakaudit.config.audit import AuditConfig, load_config
-    from leakaudit.gate.evaluate import default_policy, load_policy
+    from leakaudit.gate.policy import default_policy, load_policy
     from leakaudit.plugins.names import registered_names
     from leakaudit.registry import attacks, defenses
     from leakaudit.storage.encryption import parse_recipients
@@ -169,3 +178,18 @@ def _tiny_encoder(texts: tuple[str, ...]) -> tuple[Any, Any]:
         torch.manual_seed(0)
         model = BertForSequenceClassification._from_config(config, attn_implementation="eager")
     return model.eval(), tokenizer
+
+
+@click.command(short_help="Check this machine and a configuration.")
+@click.option("--config", "config_path", type=EXISTING, help="YAML of the audit to check as well.")
+@click.option("--json", "as_json", is_flag=True, help="Print the checks as one JSON document.")
+@clear_errors
+def doctor(config_path: Path | None, as_json: bool) -> None:
+    """Check this machine and a configuration, and recover a known sentence from a tiny model: exit 0 or 2."""
+    checks = examine(config_path)
+    if as_json:
+        click.echo(json.dumps([vars(check) for check in checks], indent=1))
+    else:
+        for check in checks:
+            click.echo(f"{check.state:5} {check.sentence}")
+    sys.exit(ExitCode.USAGE if any(check.state == "fail" for check in checks) else ExitCode.PASS)

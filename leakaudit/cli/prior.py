@@ -26,7 +26,7 @@ def prior() -> None:
 @clear_errors
 def list_command(as_json: bool) -> None:
     """List the priors: what each is, what an attacker must have for it, where it comes from."""
-    from leakaudit.cli import catalogue
+    from leakaudit.cli.catalogue import catalogue
 
     catalogue("priors", ("knows", "source"), as_json)
 
@@ -72,7 +72,7 @@ def train(
     The perplexity that is printed is that of texts which were kept from training.
     """
     from leakaudit.algorithms.language_models.training import held_out, save_causal_lm, train_causal_lm
-    from leakaudit.models.recipe import load_tokenizer
+    from leakaudit.models.loading import load_tokenizer
     from leakaudit.plugins.prior_loading import read_texts
     from leakaudit.priors.ngram import build_ngram, write_ngram
 
@@ -99,8 +99,8 @@ def train(
 def _judged(prior_path: Path, tokenizer: Any, texts: list[str]) -> float:
     """Return a prior's perplexity on texts, ends of texts included."""
     from leakaudit.algorithms.language_models.training import perplexity
-    from leakaudit.plugins.prior import tokenizer_vocabulary
     from leakaudit.plugins.prior_loading import load_prior
+    from leakaudit.plugins.prior_protocol import tokenizer_vocabulary
 
     scorer = load_prior(str(prior_path), vocabulary=tokenizer_vocabulary(tokenizer))
     ids = [row for row in tokenizer(texts, add_special_tokens=False)["input_ids"] if row]
@@ -136,9 +136,9 @@ def score(what: str, tokenizer: Path, text: Path | None, sentences: tuple[str, .
     import math
 
     from leakaudit.algorithms.language_models.training import perplexity
-    from leakaudit.models.recipe import load_tokenizer
-    from leakaudit.plugins.prior import tokenizer_vocabulary
+    from leakaudit.models.loading import load_tokenizer
     from leakaudit.plugins.prior_loading import load_prior, read_texts
+    from leakaudit.plugins.prior_protocol import tokenizer_vocabulary
 
     if text is not None and sentences:
         raise ConfigError("give sentences or --text, not both")

@@ -12,7 +12,7 @@ from leakaudit.cli.common import say
 from leakaudit.results.wording import counted, duration
 
 if TYPE_CHECKING:
-    from leakaudit.results.schema import JournalEntry
+    from leakaudit.results.journal import JournalEntry
 
 PLAIN_LINE_SECONDS = 30.0
 """Off a terminal, progress is one line per this many seconds: enough to see it live in a log, few enough to read."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from leakaudit.cli.common import EXISTING, IDENTITY_HELP, clear_errors
+from leakaudit.config.duration import length_of
 from leakaudit.errors import ConfigError
+from leakaudit.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from leakaudit.storage.retention import Item, Purged
     from leakaudit.storage.spool import Spool
-
-UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
 
 def spool_of(path: Path) -> Path:
@@ -41,22 +40,16 @@ def private_keys(path: Path | None) -> tuple[str, ...]:
     return identities_in(sys.stdin.read(), "stdin") if str(path) == "-" else read_identities(path)
 
 
-def duration(text: str) -> timedelta:
-    """Read `7d`, `12h`, `30m` or `90s`.
+def _age(text: str) -> timedelta:
+    """Read the value of `--older-than`.
 
     Raises:
-        ConfigError: anything else.
-
-    >>> duration("1.5h")
-    datetime.timedelta(seconds=5400)
+        ConfigError: it is not a length of time.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([dhms])", text.strip())
-    if not found:
-        raise ConfigError(f"--older-than {text!r}: expected a number and a unit, such as 7d, 12h or 30m")
     try:
-        return timedelta(**{UNITS[found[2]]: float(found[1])})
-    except OverflowError:
-        raise ConfigError(f"--older-than {text[:40]!r}: is longer than a calendar has days") from None
+        return length_of(text.strip())
+    except ValueError as error:
+        raise ConfigError(f"--older-than: {error}") from None
 
 
 def _open(path: Path) -> Spool:
@@ -180,7 +173,7 @@ def verify(audit: Path, identity: Path | None, as_json: bool) -> None:
         note = "" if keys or not sealed else f"; {sealed} encrypted and not opened, which takes --identity"
         problems_found = "1 problem" if len(found) == 1 else f"{len(found)} problems"
         click.echo(f"{counted(checked)} checked, {problems_found}{note}")
-    sys.exit(5 if found else 0)
+    sys.exit(ExitCode.ERROR if found else ExitCode.PASS)
 
 
 @snapshots.command(short_help="Remove them, and with the last one the key of the hashes.")
@@ -208,7 +201,7 @@ def purge(
     if older_than is not None and (everything or steps):
         raise ConfigError("--older-than does not go with --all or --step, which remove whatever the age")
     spool = _open(audit)
-    limit = timedelta(days=spool.config.retention_days) if older_than is None else duration(older_than)
+    limit = timedelta(days=spool.config.retention_days) if older_than is None else _age(older_than)
     whatever = everything or bool(steps)
     done = purge_snapshots(
         spool,

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
+from leakaudit.exit_codes import stopped_by
+
 SAME_REQUEST_SECONDS = 1.0
 """A signal that comes so soon after the first is the same request: `timeout` and a closed terminal send two at once. Our choice;
 a person who presses Ctrl-C again takes longer to see that nothing happened."""
@@ -32,7 +34,7 @@ def exit_code(stop: KeyboardInterrupt) -> int:
     >>> exit_code(KeyboardInterrupt()), exit_code(Stopped(15))
     (130, 143)
     """
-    return 128 + (stop.number if isinstance(stop, Stopped) else int(signal.SIGINT))
+    return stopped_by(stop.number if isinstance(stop, Stopped) else signal.SIGINT)
 
 
 class Request:
@@ -57,7 +59,7 @@ class Request:
         """From here on results are written, which is what a first signal asks for: only a second one ends that."""
         self._finishing = True
 
-    def receive(self, number: int, frame: FrameType | None) -> None:
+    def receive(self, number: int, _frame: FrameType | None) -> None:
         """Stop the command at the first signal, and the process at a later one.
 
         Raises:
@@ -71,7 +73,7 @@ class Request:
                 raise Stopped(number)
         elif time.monotonic() - self._at >= SAME_REQUEST_SECONDS:
             _show_cursor()
-            os._exit(128 + number)  # finished attempts are in the journal
+            os._exit(stopped_by(number))  # finished attempts are in the journal
 
 
 @contextlib.contextmanager

@@ -12,8 +12,9 @@ from leakaudit.client.facts import PublicFacts
 from leakaudit.client.truth import MicroBatch
 from leakaudit.errors import DataError
 from leakaudit.models.array_classifier import ArrayClassifier
-from leakaudit.models.recipe import Vocabulary, tied_names
 from leakaudit.models.structure import dropout_rates
+from leakaudit.models.tensors import tied_names
+from leakaudit.models.vocabulary import Vocabulary
 
 
 def array_batch(inputs: Tensor, labels: Tensor) -> MicroBatch:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from leakaudit.errors import ConfigError
-from leakaudit.models.recipe import Vocabulary
+from leakaudit.models.vocabulary import Vocabulary
 from leakaudit.registry import defenses
 
 IGNORED_LABEL = -100
@@ -27,7 +27,7 @@ class DeclaredDefense(Facts):
     parameters: dict[str, float | int | str | bool] = {}
 
     def known(self) -> Any:
-        """Return the registered `leakaudit.plugins.defense.Defense` with these knobs; None where there is none that has them.
+        """Return the registered `leakaudit.plugins.defense_protocol.Defense` with these knobs; None where there is none that has them.
 
         A protocol outside this project may declare what no plugin implements. Whoever asks then knows nothing about the update:
         any part of it may be noise, and any of its zeros may have been put there.

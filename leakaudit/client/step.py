@@ -16,8 +16,10 @@ from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.errors import DataError, SnapshotError
-from leakaudit.models.recipe import Task, outputs_of, tied_names, vocabulary_of
+from leakaudit.models.loading import Task
 from leakaudit.models.structure import dropout_rates
+from leakaudit.models.tensors import outputs_of, tied_names
+from leakaudit.models.vocabulary import vocabulary_of
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from leakaudit.client.observation import Observation, check_finite
-from leakaudit.client.step import ClientStep
-from leakaudit.errors import SnapshotError
-from leakaudit.plugins.defense import Defense
-from leakaudit.registry import defense
+from leakaudit.plugins import ClientStep, Defense, Observation, SnapshotError, check_finite, defense
 
 
 @defense("dp-sgd")
@@ -39,6 +35,8 @@ class DpSgd(Defense):
     """Processes over whose clipped gradients the update is the mean, with noise added by one of them, as Opacus does it; as many as
     the step had where it is not given."""
 
+    label: ClassVar[str] = "DP-SGD"
+    meaning: ClassVar[str] = "Clips the gradient of every example and adds Gaussian noise to their sum."
     identity: ClassVar[Mapping[str, Any]] = {"noise_multiplier": 0.0, "max_grad_norm": math.inf}
     resized: ClassVar[bool] = True
     per_example: ClassVar[bool] = True

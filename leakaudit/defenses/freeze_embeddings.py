@@ -9,10 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from leakaudit.client.observation import Observation
-from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense import Defense
-from leakaudit.registry import defense
+from leakaudit.plugins import ClientStep, Defense, Observation, defense
 
 
 @defense("freeze-embeddings")
@@ -27,6 +24,8 @@ class FreezeEmbeddings(Defense):
     tables: Literal["all", "words", "none"] = "all"
     """`all`: word, position and token-type tables. `words`: the word embedding only. `none`: no defence."""
 
+    label: ClassVar[str] = "frozen embeddings"
+    meaning: ClassVar[str] = "Sends no update of the embedding tables."
     identity: ClassVar[Mapping[str, Any]] = {"tables": "none"}
     source: ClassVar[str] = "FILM (Gupta et al. 2022, Sec. 5); LAMP (Balunovic et al. 2022, App. A.1) assumes it"
     protects: ClassVar[str] = (

@@ -7,10 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from leakaudit.client.observation import Observation
-from leakaudit.client.step import ClientStep
-from leakaudit.plugins.noise_scale import AdditiveNoise
-from leakaudit.registry import defense
+from leakaudit.plugins import AdditiveNoise, ClientStep, Observation, defense
 
 
 @defense("gaussian-noise")
@@ -23,6 +20,8 @@ class GaussianNoise(AdditiveNoise):
     does. This is no differential privacy: nothing bounds what one sequence contributes.
     """
 
+    label: ClassVar[str] = "Gaussian noise"
+    meaning: ClassVar[str] = "Adds independent Gaussian noise to every entry of the update."
     source: ClassVar[str] = "LAMP (Balunovic et al. 2022, Sec. 5, Table 5); Zhu et al. 2019"
     protects: ClassVar[str] = "Blurs every entry of the update for everybody who sees it."
     cost: ClassVar[str] = "Slower and worse training, growing with the scale."

@@ -8,10 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakaudit.client.observation import Observation
-from leakaudit.client.step import ClientStep
-from leakaudit.plugins.noise_scale import AdditiveNoise
-from leakaudit.registry import defense
+from leakaudit.plugins import AdditiveNoise, ClientStep, Observation, defense
 
 
 @defense("laplace-noise")
@@ -22,6 +19,8 @@ class LaplaceNoise(AdditiveNoise):
     `scale` means what it means for `gaussian-noise`, so that the two can be compared: equal scales have equal variance.
     """
 
+    label: ClassVar[str] = "Laplace noise"
+    meaning: ClassVar[str] = "Adds independent Laplace noise to every entry of the update."
     source: ClassVar[str] = "Zhu et al. 2019 (Deep Leakage from Gradients), Sec. 5.1: Gaussian and Laplacian noise"
     protects: ClassVar[str] = "Blurs every entry of the update for everybody who sees it."
     cost: ClassVar[str] = "Slower and worse training, growing with the scale."

@@ -8,10 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from leakaudit.client.observation import Observation
-from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense import Defense
-from leakaudit.registry import defense
+from leakaudit.plugins import ClientStep, Defense, Observation, defense
 
 
 @defense("none")
@@ -19,6 +16,8 @@ from leakaudit.registry import defense
 class NoDefense(Defense):
     """What an eavesdropper of the real run saw. Every other defence is compared with it."""
 
+    label: ClassVar[str] = "no defence"
+    meaning: ClassVar[str] = "Sends the update as the run ships it."
     identity: ClassVar[Mapping[str, Any]] = {}
     source: ClassVar[str] = "the step as it was recorded"
     protects: ClassVar[str] = "Nothing beyond what the training run does anyway."

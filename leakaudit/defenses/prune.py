@@ -10,10 +10,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from leakaudit.client.observation import Observation
-from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense import Defense
-from leakaudit.registry import defense
+from leakaudit.plugins import ClientStep, Defense, Observation, defense
 
 Choice = Literal["magnitude", "random"]
 
@@ -37,6 +34,8 @@ class Prune(Defense):
     choose: Choice = "magnitude"
     """Which entries go: the smallest, or each with probability `share`."""
 
+    label: ClassVar[str] = "pruning"
+    meaning: ClassVar[str] = "Sends only the largest entries of the update, or random ones, and zero for the others."
     identity: ClassVar[Mapping[str, Any]] = {"share": 0.0}
     zeroed: ClassVar[bool] = True
     source: ClassVar[str] = (

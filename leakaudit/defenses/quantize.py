@@ -9,11 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from leakaudit.client.observation import Observation
-from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense import Defense
-from leakaudit.plugins.entry_uncertainty import uncertainties
-from leakaudit.registry import defense
+from leakaudit.plugins import ClientStep, Defense, Observation, defense, uncertainties
 
 EXACT_BITS = 32
 """As many bits as the update has: nothing to quantise."""
@@ -31,6 +27,8 @@ class Quantize(Defense):
     bits: int = 8
     """Bits an entry, sign included, 2 to 16; 32 leaves the update alone."""
 
+    label: ClassVar[str] = "quantisation"
+    meaning: ClassVar[str] = "Rounds every entry of the update at random to one of a few evenly spaced values."
     identity: ClassVar[Mapping[str, Any]] = {"bits": EXACT_BITS}
     source: ClassVar[str] = "after QSGD (Alistarh et al. 2017); levels relative to the largest magnitude: our choice"
     protects: ClassVar[str] = "Hides small differences; with few bits most small entries become zero."

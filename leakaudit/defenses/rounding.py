@@ -9,11 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from leakaudit.client.observation import Observation
-from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense import Defense
-from leakaudit.plugins.entry_uncertainty import uncertainties
-from leakaudit.registry import defense
+from leakaudit.plugins import ClientStep, Defense, Observation, defense, uncertainties
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -31,6 +27,8 @@ class Round(Defense):
     dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
     """Format on the wire; fp32 leaves the update alone."""
 
+    label: ClassVar[str] = "rounding"
+    meaning: ClassVar[str] = "Sends the update in a shorter floating-point format."
     identity: ClassVar[Mapping[str, Any]] = {"dtype": "fp32"}
     source: ClassVar[str] = "common practice; formats: IEEE 754 binary16, bfloat16"
     protects: ClassVar[str] = "Hides the last digits of every entry."

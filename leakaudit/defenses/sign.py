@@ -9,11 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from leakaudit.client.observation import Observation, root_mean_square
-from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense import Defense
-from leakaudit.plugins.entry_uncertainty import uncertainties
-from leakaudit.registry import defense
+from leakaudit.plugins import ClientStep, Defense, Observation, defense, root_mean_square, uncertainties
 
 NEAR_ZERO = 10.0
 """Multiples of its error below which an entry may have either sign. Our choice: the tolerance bounds the error of all entries together,
@@ -31,6 +27,8 @@ class Sign(Defense):
     entries: Literal["all", "none"] = "all"
     """`none`: no defence."""
 
+    label: ClassVar[str] = "signs"
+    meaning: ClassVar[str] = "Sends only the sign of every entry of the update."
     identity: ClassVar[Mapping[str, Any]] = {"entries": "none"}
     resized: ClassVar[bool] = True
     source: ClassVar[str] = "signSGD (Bernstein et al. 2018, Algorithm 1)"

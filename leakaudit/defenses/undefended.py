@@ -8,10 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from leakaudit.client.observation import Observation, check_finite
-from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense import Defense
-from leakaudit.registry import defense
+from leakaudit.plugins import ClientStep, Defense, Observation, check_finite, defense
 
 
 @defense("undefended")
@@ -22,6 +19,8 @@ class Undefended(Defense):
     Beside the update as it was sent it shows what the defence buys. Where the run declares none, it is the update itself.
     """
 
+    label: ClassVar[str] = "undefended"
+    meaning: ClassVar[str] = "Takes the defence of the run away, to show what that defence hides."
     identity: ClassVar[Mapping[str, Any]] = {}
     source: ClassVar[str] = "the step as it was recorded, computed again"
     protects: ClassVar[str] = "Nothing: it takes the run's own defence off."

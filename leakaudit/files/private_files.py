@@ -1,6 +1,6 @@
-"""Files that only their owner may read.
+"""Files that only their owner may read (mode 0600), opened without following a link.
 
-The standard library only, so that reports can use it without torch.
+It needs the standard library only, so that reports can use it without torch.
 """
 
 from __future__ import annotations
@@ -9,13 +9,82 @@ import os
 from pathlib import Path
 
 
-def write_private(path: Path, text: str) -> None:
-    """Write `text` to `path` atomically, readable by its owner only (0600)."""
+def create(path: Path) -> int:
+    """Create a new file and return its descriptor, open for writing.
+
+    Raises:
+        FileExistsError: something exists at `path`, be it a link that leads nowhere.
+        OSError: the file cannot be created.
+    """
+    return _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+
+
+def open_to_append(path: Path) -> int:
+    """Open a file for appending, create it where it does not exist, and return its descriptor.
+
+    Raises:
+        OSError: the file cannot be opened, or is a link.
+    """
+    return _open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
+def open_to_lock(path: Path) -> int:
+    """Open a file as it is, create it where it does not exist, and return its descriptor; locking is the caller's.
+
+    Raises:
+        OSError: the file cannot be opened, or is a link.
+    """
+    return _open(path, os.O_RDWR | os.O_CREAT)
+
+
+def append_line(path: Path, line: str, *, sync: bool = True) -> None:
+    """Append `line` and a line feed: the whole line or, on a full disk, nothing.
+
+    A process that is killed leaves at most one incomplete line, the last one.
+
+    Args:
+        path: the file; it is created where it does not exist.
+        line: text without a line feed.
+        sync: whether to wait until the line is on the disk.
+
+    Raises:
+        OSError: the line cannot be written; the file is as it was.
+    """
+    descriptor = open_to_append(path)
+    try:
+        before = os.fstat(descriptor).st_size
+        try:
+            write_all(descriptor, (line + "\n").encode())
+            if sync:
+                os.fsync(descriptor)
+        except OSError:
+            os.ftruncate(descriptor, before)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, data: bytes | memoryview) -> None:
+    """Write all of `data`; `os.write` alone may write a part when the disk is nearly full.
+
+    Raises:
+        OSError: the disk is full, or fails.
+    """
+    left = memoryview(data)
+    while len(left):
+        left = left[os.write(descriptor, left) :]
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace the file at `path` by one that holds `text`; a reader sees the old file or the whole new one.
+
+    Raises:
+        OSError: the file cannot be written; what was at `path` is still there.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    descriptor = _open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(descriptor, 0o600)  # the umask may have taken more away than it should
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -23,3 +92,11 @@ def write_private(path: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _open(path: Path, flags: int) -> int:
+    """Open `path` with mode 0600 where it is created; a link is refused on systems that can."""
+    descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    if flags & (os.O_EXCL | os.O_TRUNC):
+        os.fchmod(descriptor, 0o600)  # a umask may remove more than it should
+    return descriptor

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from leakaudit.plugins.metric import LabelCounts
-from leakaudit.registry import metric
+from leakaudit.plugins import LabelCounts, Level, label_success_rate, metric
 
 
 @metric("label_accuracy")
@@ -18,13 +17,12 @@ class LabelAccuracy:
     is taken, so that neither leaving labels out nor naming more than there are can pay.
     """
 
+    label: ClassVar[str] = "label accuracy"
+    meaning: ClassVar[str] = "Share of the labels of a batch that were recovered."
     higher_is_better: ClassVar[bool] = True
-    level: ClassVar[Literal["sequence", "step"]] = "step"
+    level: ClassVar[Level] = "step"
     source: ClassVar[str] = "attack success rate of LLG (Wainakh et al. 2022, Sec. 6.1)"
 
     def __call__(self, counts: LabelCounts) -> float | None:
         """Return the share, None if the batch has no labels."""
-        if not sum(counts.true):
-            return None
-        hits = sum(min(true, guess) for true, guess in zip(counts.true, counts.guess, strict=True))
-        return hits / max(sum(counts.true), sum(counts.guess))
+        return label_success_rate(counts)

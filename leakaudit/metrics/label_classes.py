@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from leakaudit.plugins.metric import LabelCounts
-from leakaudit.registry import metric
+from leakaudit.plugins import LabelCounts, Level, metric
 
 
 @metric("label_classes")
@@ -17,8 +16,12 @@ class LabelClasses:
     Classes that are neither in the batch nor in the guess are left out, so that many classes do not make a guess better.
     """
 
+    label: ClassVar[str] = "label accuracy by class"
+    meaning: ClassVar[str] = (
+        "How well the number of examples of each class was recovered, every class counting the same; 1 is all."
+    )
     higher_is_better: ClassVar[bool] = True
-    level: ClassVar[Literal["sequence", "step"]] = "step"
+    level: ClassVar[Level] = "step"
     source: ClassVar[str] = "ours; per-class error, weighed by class where `label_accuracy` weighs by label"
 
     def __call__(self, counts: LabelCounts) -> float | None:

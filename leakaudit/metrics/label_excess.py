@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from leakaudit.metrics.label_accuracy import LabelAccuracy
-from leakaudit.plugins.metric import LabelCounts
-from leakaudit.registry import metric
+from leakaudit.plugins import LabelCounts, Level, label_success_rate, metric
 
 
 @metric("label_excess")
@@ -20,19 +18,21 @@ class LabelExcess:
     better than that, or worse; 1 is perfect.
     """
 
+    label: ClassVar[str] = "labels above chance"
+    meaning: ClassVar[str] = "How far label accuracy lies above that of random labels: 0 is chance, 1 is all labels."
     higher_is_better: ClassVar[bool] = True
-    level: ClassVar[Literal["sequence", "step"]] = "step"
+    level: ClassVar[Level] = "step"
     source: ClassVar[str] = "ours, on the random guess of LLG (Wainakh et al. 2022, Sec. 6.1)"
 
     def __call__(self, counts: LabelCounts) -> float | None:
         """Return the excess, None if the batch has no labels or there is one class only."""
-        if not sum(counts.true):
+        rate = label_success_rate(counts)
+        if rate is None:
             return None
         expected = chance(counts.true)
-        accuracy = LabelAccuracy()(counts)
-        if accuracy is None or expected >= 1.0:
+        if expected >= 1.0:
             return None
-        return max(0.0, (accuracy - expected) / (1.0 - expected))
+        return max(0.0, (rate - expected) / (1.0 - expected))
 
 
 def chance(true: tuple[int, ...]) -> float:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from leakaudit.plugins.metric import LabelCounts
-from leakaudit.registry import metric
+from leakaudit.plugins import LabelCounts, Level, metric
 
 
 @metric("label_hellinger")
@@ -18,8 +17,12 @@ class LabelHellinger:
     It compares distributions: a guess of half as many labels in the right proportions is perfect.
     """
 
+    label: ClassVar[str] = "label distribution"
+    meaning: ClassVar[str] = (
+        "How near the recovered distribution of the labels is to the true one (1 minus the Hellinger distance)."
+    )
     higher_is_better: ClassVar[bool] = True
-    level: ClassVar[Literal["sequence", "step"]] = "step"
+    level: ClassVar[Level] = "step"
     source: ClassVar[str] = "LLG (Wainakh et al. 2022, Sec. 6.1, Metrics)"
 
     def __call__(self, counts: LabelCounts) -> float | None:

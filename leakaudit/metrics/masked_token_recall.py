@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from leakaudit.plugins.metric import Pair
-from leakaudit.registry import metric
+from leakaudit.plugins import Level, Pair, metric
 
 
 @metric("masked_token_recall")
@@ -26,8 +25,10 @@ class MaskedTokenRecall:
     takes its place.
     """
 
+    label: ClassVar[str] = "recall of masked words"
+    meaning: ClassVar[str] = "Share of the words hidden by a mask that were recovered."
     higher_is_better: ClassVar[bool] = True
-    level: ClassVar[Literal["sequence", "step"]] = "sequence"
+    level: ClassVar[Level] = "sequence"
     source: ClassVar[str] = "our definition; `token_recall` over the masked tokens alone"
 
     def __call__(self, pair: Pair) -> float | None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from leakaudit.plugins.metric import Pair, clipped_overlap
-from leakaudit.registry import metric
+from leakaudit.plugins import Level, Pair, clipped_overlap, metric
 
 
 @metric("token_precision")
@@ -19,8 +18,13 @@ class TokenPrecision:
     can be right or wrong, so there is no number. For attacks that guess a bag of tokens `bag_precision` takes its place.
     """
 
+    label: ClassVar[str] = "token precision"
+    meaning: ClassVar[str] = (
+        "Share of the recovered tokens that are right. A guess of every word has full recall and no precision."
+    )
+    needs_guess: ClassVar[bool] = True
     higher_is_better: ClassVar[bool] = True
-    level: ClassVar[Literal["sequence", "step"]] = "sequence"
+    level: ClassVar[Level] = "sequence"
     source: ClassVar[str] = "precision of FILM (Gupta et al. 2022, Sec. 6.3), here with counts"
 
     def __call__(self, pair: Pair) -> float | None:

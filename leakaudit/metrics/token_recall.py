@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from leakaudit.plugins.metric import Pair, clipped_overlap
-from leakaudit.registry import metric
+from leakaudit.plugins import Level, Pair, clipped_overlap, metric
 
 
 @metric("token_recall")
@@ -18,8 +17,10 @@ class TokenRecall:
     For attacks that guess a bag of tokens `bag_recall` takes its place, since a bag does not say how often.
     """
 
+    label: ClassVar[str] = "token recall"
+    meaning: ClassVar[str] = "Share of the true tokens that were recovered, in any order."
     higher_is_better: ClassVar[bool] = True
-    level: ClassVar[Literal["sequence", "step"]] = "sequence"
+    level: ClassVar[Level] = "sequence"
     source: ClassVar[str] = "recall of FILM (Gupta et al. 2022, Sec. 6.3), here with counts"
 
     def __call__(self, pair: Pair) -> float | None:

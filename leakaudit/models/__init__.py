@@ -5,6 +5,6 @@ It may import `errors` only. No hub, no network.
     from leakaudit.models import model_factory, rebuilt_by     # for a model that the audit cannot rebuild by itself
 """
 
-from leakaudit.models.recipe import model_factory, rebuilt_by
+from leakaudit.models.factories import model_factory, rebuilt_by
 
 __all__ = ["model_factory", "rebuilt_by"]

@@ -22,8 +22,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from leakaudit.errors import DataError, ModelError
-from leakaudit.files.private_files import write_private
-from leakaudit.models.recipe import ModelRecipe, blank_model, load_tokenizer, model_factory
+from leakaudit.files.private_files import write_atomic
+from leakaudit.models.factories import model_factory
+from leakaudit.models.loading import load_tokenizer
+from leakaudit.models.rebuilding import blank_model
+from leakaudit.models.recipe import ModelRecipe
 
 NO_TEXT = "no_text.json"
 """File that stands in a tokenizer's folder where batches hold no text."""
@@ -80,18 +83,18 @@ class ArrayClassifier(nn.Module):
 class NoText:
     """Stands where a tokenizer would: batches of arrays have no tokens to decode."""
 
-    def decode(self, ids: Sequence[int], **_: Any) -> str:
+    def decode(self, _ids: Sequence[int], **_: Any) -> str:
         """Return the text of no tokens."""
         return ""
 
-    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
+    def convert_ids_to_tokens(self, _ids: Sequence[int]) -> list[str]:
         """Return no tokens."""
         return []
 
     def save_pretrained(self, folder: Path) -> None:
         """Leave a note in the place of a tokenizer."""
         folder.mkdir(mode=0o700)
-        write_private(folder / NO_TEXT, "{}\n")
+        write_atomic(folder / NO_TEXT, "{}\n")
 
 
 def reader_in(folder: Path) -> Any:

@@ -6,28 +6,18 @@ Letters: B sequences, D features going into the pooler, F its outputs, C classes
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from leakaudit.errors import AnatomyError
-from leakaudit.models.recipe import ModelRecipe, blank_model, model_factory, rebuilt_by
+from leakaudit.models.factories import model_factory, rebuilt_by
+from leakaudit.models.rebuilding import blank_model
+from leakaudit.models.recipe import ModelRecipe
+from leakaudit.models.structure import find_pooler
 
 Activation = Literal["selu", "cube+square"]
-
-
-@dataclass(frozen=True)
-class Pooler:
-    """Where a model's pooler stands, by module name."""
-
-    dense: str
-    """Linear layer (F, D) that reads one row a sequence."""
-    activation: str
-    """Module that follows it."""
-    head: str
-    """Output layer (C, F)."""
 
 
 class CubePlusSquare(nn.Module):
@@ -39,44 +29,6 @@ class CubePlusSquare(nn.Module):
 
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"selu": nn.SELU, "cube+square": CubePlusSquare}
-
-
-def find_pooler(model: nn.Module, classes: int) -> Pooler:
-    """Find the pooler by a traced forward pass; the model is left as it was.
-
-    It is the last linear layer before the output layer that reads one row a sequence, with an activation of its own as a module.
-
-    Args:
-        model: a sequence classifier in eval mode.
-        classes: C.
-
-    Raises:
-        AnatomyError: there is no such layer; says what was looked for and what was found.
-    """
-    calls = _calls(model)
-    layers = [
-        (place, name, module) for place, (name, module, _, _) in enumerate(calls) if isinstance(module, nn.Linear)
-    ]
-    heads = [entry for entry in layers if entry[2].out_features == classes]
-    if not heads:
-        raise AnatomyError(
-            f"looked for an output layer with {classes} outputs and found none among {len(layers)} linear layers"
-        )
-    place, head, layer = heads[-1]
-    before = [(n, name) for n, name, module in layers if n < place and module.out_features == layer.in_features]
-    if not before or calls[before[-1][0]][2].dim() != 2:
-        raise AnatomyError(
-            f"looked for a pooler, a linear layer with {layer.in_features} outputs that reads one row a sequence before {head!r}, "
-            "and found none"
-        )
-    at, dense = before[-1]
-    made = calls[at][3]
-    follows = next((name for name, module, given, _ in calls[at + 1 :] if given is made), None)
-    if follows is None or follows == head:
-        raise AnatomyError(
-            f"the pooler {dense!r} has no activation that is a module of its own, so it cannot be exchanged"
-        )
-    return Pooler(dense, follows, head)
 
 
 def widened(
@@ -152,25 +104,3 @@ def _linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 def _place(model: nn.Module, name: str, module: nn.Module) -> None:
     parent, _, own = name.rpartition(".")
     setattr(model.get_submodule(parent), own, module)
-
-
-def _calls(model: nn.Module) -> list[tuple[str, nn.Module, Tensor, Tensor]]:
-    """Return (name, module, what it was given, what it made) of every leaf module in the order of a small forward pass."""
-    calls: list[tuple[str, nn.Module, Tensor, Tensor]] = []
-    names = {module: name for name, module in model.named_modules() if not list(module.children())}
-
-    def note(module: nn.Module, given: tuple[Any, ...], made: Any) -> None:
-        if given and isinstance(given[0], Tensor) and isinstance(made, Tensor):
-            calls.append((names[module], module, given[0], made))
-
-    hooks = [module.register_forward_hook(note) for module in names]
-    try:
-        ids = torch.arange(4, device=next(model.parameters()).device)[None]
-        with torch.no_grad():
-            model(input_ids=ids, attention_mask=torch.ones_like(ids))
-    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
-        raise AnatomyError(f"{type(model).__name__} cannot be run on four tokens ({type(error).__name__})") from None
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return calls

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from leakaudit.client.observation import root_mean_square
 from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense import Defense
+from leakaudit.plugins.defense_protocol import Defense
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch import nn
 from leakaudit.config.audit import PluginSpec
 from leakaudit.errors import ConfigError, DataError
 from leakaudit.files.json_lines import numbered_lines, numbered_objects, text_of
-from leakaudit.models.recipe import Vocabulary
-from leakaudit.plugins.prior import Prior, Scorer
+from leakaudit.models.vocabulary import Vocabulary
+from leakaudit.plugins.prior_protocol import Prior, Scorer
 from leakaudit.registry import priors
 
 

@@ -15,11 +15,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from torch import Tensor, nn
 
-from leakaudit.algorithms.language_models.kneser_ney import KneserNey, Order
-from leakaudit.errors import PriorError
-from leakaudit.models.recipe import Vocabulary, tokens_digest
-from leakaudit.plugins.prior import check_same_tokens, words_of
-from leakaudit.registry import prior
+from leakaudit.algorithms.language_models.kneser_ney import KneserNey, NgramOrder
+from leakaudit.models.vocabulary import tokens_digest
+from leakaudit.plugins import PriorError, Vocabulary, check_same_tokens, prior, words_of
 
 SCHEMA = "leakaudit.ngram/1"
 
@@ -127,11 +125,11 @@ def read_ngram(path: Path) -> tuple[KneserNey, str]:
             facts: Any = json.loads((file.metadata() or {})["leakaudit"])
             if facts["schema"] != SCHEMA:
                 raise PriorError(f"{path}: is of schema {facts['schema']!r}, this version reads {SCHEMA!r}")
-            orders: list[Order] = []
+            orders: list[NgramOrder] = []
             for n in range(1, facts["orders"] + 1):
                 counts = file.get_tensor(f"{n}/counts").astype(np.int64)
                 shorter = len(orders[-1].keys) if orders else 1
-                orders.append(Order(file.get_tensor(f"{n}/keys"), counts, shorter))
+                orders.append(NgramOrder(file.get_tensor(f"{n}/keys"), counts, shorter))
             return KneserNey(tuple(orders), int(facts["size"])), str(facts["digest"])
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise PriorError(f"{path}: is no n-gram model of ours ({type(error).__name__})") from None

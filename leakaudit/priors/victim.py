@@ -8,10 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from leakaudit.errors import PriorError
-from leakaudit.models.recipe import Vocabulary
-from leakaudit.priors.causal_lm import TokenScorer
-from leakaudit.registry import prior
+from leakaudit.algorithms.language_models.token_scorer import TokenScorer
+from leakaudit.plugins import PriorError, Vocabulary, prior
 
 LOOKED_BACK = 1e-4
 """How far two logits may differ, relative to the largest, at a place before the token in which two texts differ. Our choice:

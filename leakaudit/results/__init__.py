@@ -3,4 +3,15 @@
 It may import `files`.
 """
 
-__all__ = ["bounds", "consistency", "not_audited", "recovery", "schema", "wording"]
+__all__ = [
+    "bounds",
+    "consistency",
+    "files",
+    "former_keys",
+    "journal",
+    "not_audited",
+    "recovery",
+    "schema",
+    "summary",
+    "wording",
+]

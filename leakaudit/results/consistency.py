@@ -17,6 +17,8 @@ from math import isclose
 from statistics import fmean
 from typing import Any
 
+from leakaudit.results import former_keys
+from leakaudit.results.files import OWN_VERSION, minor_version
 from leakaudit.results.recovery import LEAST_SHARE
 from leakaudit.results.schema import (
     Attempt,
@@ -26,10 +28,10 @@ from leakaudit.results.schema import (
     Score,
     SequenceScore,
     StepRecord,
+    Summary,
     VerificationStatus,
-    minor_version,
-    summarise,
 )
+from leakaudit.results.summary import summarise
 
 EVENTS = ("exact_sentence", "exact_sequence", "all_words", "most_words", "label_counts")
 """Events that an attempt can name. The gate derives `in_reach` from the sequences."""
@@ -38,15 +40,8 @@ WORST_ERROR = 0.5
 CLOCK_SLACK = timedelta(hours=1)
 """How far two clocks, or one before and after it was set, may be apart."""
 
-_OF_SEQUENCES = {
-    "rouge1": "r1",
-    "rouge2": "r2",
-    "rougeL": "rl",
-    "exact": "exact",
-    "token_recall": "token_recall",
-    "token_precision": "token_precision",
-}
-"""Metric -> its field in a sequence's score."""
+_IN_ORDER = ("rouge1", "rouge2", "rougeL", "exact")
+"""Metrics of guessed sequences in every version; a bag of words has none of them."""
 _BUCKET = re.compile(r"(0|[1-9][0-9]{0,8})(?:-([1-9][0-9]{0,8}))?")
 _NUMBERS = re.compile(r"\([^()]*\)")
 """What stands behind a defence's name, see `battery._with_strength`."""
@@ -162,32 +157,40 @@ def _attempt(attempt: Attempt, results: Results) -> Iterator[str]:
     if (attempt.status is AttemptStatus.BUDGET_EXHAUSTED) != (attempt.stop == "budget"):
         yield f"{name} has the status {attempt.status} and stopped for {attempt.stop or 'no reason'!r}"
     yield from (f"{name} names the event {event!r} twice" for event in _twice(attempt.events))
-    strange = sorted(set(attempt.events) - set(EVENTS)) if minor_version(results) <= 2 else []
+    strange = sorted(set(attempt.events) - set(EVENTS)) if minor_version(results) <= OWN_VERSION[1] else []
     yield from (f"{name} names the event {event!r}, which does not exist" for event in strange)
-    yield from (f"{name}: {problem}" for problem in (*_scores(attempt), *_reach(attempt), *_events(attempt, results)))
+    yield from (
+        f"{name}: {problem}" for problem in (*_scores(attempt, results), *_reach(attempt), *_events(attempt, results))
+    )
 
 
-def _scores(attempt: Attempt) -> Iterator[str]:
+def _scores(attempt: Attempt, results: Results) -> Iterator[str]:
     """Compute the scores of an attempt again from its sequences."""
     guessed = any(sequence.exact is not None for sequence in attempt.sequences)
-    for metric, field in _OF_SEQUENCES.items():
-        values = _values(attempt.sequences, field)
+    for metric in _sequence_metrics(results):
+        values = [sequence.scores[metric] for sequence in attempt.sequences if metric in sequence.scores]
         if guessed or metric == "token_precision":
             yield from _mean(metric, attempt.scores.get(metric), values)
         elif metric == "token_recall":
             yield from _bag(attempt.scores.get(metric), values)
-        elif values or isinstance(attempt.scores.get(metric), Score):
+        elif values or (metric in _IN_ORDER and isinstance(attempt.scores.get(metric), Score)):
             yield f"{metric} is scored, but no sequence was guessed"
     whole = attempt.scores.get("label_exact")
     if isinstance(whole, Score) and _at_least(attempt, "label_exact", 1.0) != _at_least(attempt, "label_accuracy", 1.0):
         yield f"label_exact is {whole.value:g}, but the label accuracy contradicts it"
     for sequence in attempt.sequences:
-        if sequence.exact and {sequence.r1, sequence.r2, sequence.rl, sequence.token_precision} - {None, 1.0}:
+        if sequence.exact and {sequence.scores.get(name, 1.0) for name in (*_IN_ORDER, "token_precision")} != {1.0}:
             yield f"sequence {sequence.id} is exact, but its scores are not 1"
         if sequence.exact and sequence.token_recall != 1.0:
             yield f"sequence {sequence.id} is exact, but its token recall is not 1"
         if sequence.exact is not None and sequence.token_recall is None:
             yield f"sequence {sequence.id} was guessed, but has no token recall"
+
+
+def _sequence_metrics(results: Results) -> list[str]:
+    """Return the metrics that score sequences: those of the catalogue, and the few that every version knows."""
+    described = [name for name, entry in results.catalogue.metrics.items() if entry.level == "sequence"]
+    return list(dict.fromkeys([*_IN_ORDER, "token_recall", "token_precision", *described]))
 
 
 def _mean(metric: str, found: Measured | None, values: Sequence[float]) -> Iterator[str]:
@@ -335,21 +338,28 @@ def _bounds(bucket: str) -> tuple[int, int] | None:
 def _summaries(results: Results) -> Iterator[str]:
     """Compute the summaries again from the attempts."""
     try:
-        wanted = [summary.model_dump() for summary in summarise(results.attempts)]
+        wanted = [_figures(summary, results) for summary in summarise(results.attempts)]
     except (ValueError, OverflowError):  # numbers so large that their mean is none
         yield "the attempts hold numbers from which no summary can be computed"
         return
-    found = [summary.model_dump() for summary in results.summaries]
+    found = [_figures(summary, results) for summary in results.summaries]
     if len(wanted) != len(found):
         yield f"there are {len(found)} summaries of {len(wanted)} pairs of attack and defence"
         return
     for one, other in zip(found, wanted, strict=True):
-        differ = [key for key in other if not _same(one[key], other[key])]
+        differ = [key for key in {**other, **one} if not _same(one.get(key), other.get(key))]
         if differ:
             yield (
-                f"the summary of {one['attack']} under {one['defense']} says {differ[0]} {_shown(one[differ[0]])}, "
-                f"but the attempts give {_shown(other[differ[0]])}"
+                f"the summary of {one['attack']} under {one['defense']} says {differ[0]} {_shown(one.get(differ[0]))}, "
+                f"but the attempts give {_shown(other.get(differ[0]))}"
             )
+
+
+def _figures(summary: Summary, results: Results) -> dict[str, Any]:
+    """Return the figures of a summary by name: before 1.3 it held a few metrics only."""
+    metrics = summary.scores if minor_version(results) >= 3 else former_keys.OF_SUMMARIES.values()
+    fields = {name: getattr(summary, name) for name in Summary.model_fields if name != "scores"}
+    return fields | {metric: summary.scores.get(metric) for metric in metrics}
 
 
 def _controls(results: Results) -> Iterator[str]:

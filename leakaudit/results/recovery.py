@@ -71,13 +71,13 @@ def amount(found: SequenceScore) -> float | None:
     In order it is ROUGE-L. In any order it is the harmonic mean of recall and precision, so that a bag of the whole vocabulary is worth
     nothing. Where the precision is unknown (results before 1.2) a bag counts by its recall.
     """
-    recall, precision = found.token_recall, found.token_precision
+    recall, precision, in_order = found.token_recall, found.token_precision, found.scores.get("rougeL")
     if recall is None:
-        return found.rl
+        return in_order
     if precision is None:
-        return found.rl if found.rl is not None else recall
+        return recall if in_order is None else in_order
     words = 2 * recall * precision / (recall + precision) if recall + precision else 0.0
-    return max(words, found.rl or 0.0)
+    return max(words, in_order or 0.0)
 
 
 def is_silent(step: StepRecord, attempts: Iterable[Attempt]) -> bool:
@@ -163,4 +163,4 @@ def _precise(found: SequenceScore) -> bool:
     """
     if found.token_precision is not None:
         return found.token_precision >= LEAST_SHARE
-    return (found.rl or 0.0) >= LEAST_SHARE
+    return (found.scores.get("rougeL") or 0.0) >= LEAST_SHARE

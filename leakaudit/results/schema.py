@@ -1,4 +1,4 @@
-"""The results of an audit: what `results.json` holds, schema `leakaudit.results/1.2`.
+"""The results of an audit: what `results.json` holds, schema `leakaudit.results/1.3`.
 
 Numbers are fractions from 0 to 1. A number that does not exist is a `Missing` with its reason, never a zero.
 This file is written in text mode `hash`: no text, no token ids, no label names, no class counts. What a masked or full
@@ -7,27 +7,31 @@ report shows beyond that stands in the private journal (`journal.jsonl`, mode 06
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-import json
-from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
-from pydantic_core import to_json as as_json_text
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
-from leakaudit.errors import ResultsError
-from leakaudit.files.json_lines import split_lines
-from leakaudit.files.strict_json import parse_json, place, read_bounded, short
-from leakaudit.results.not_audited import refuse_unaudited
+from leakaudit.results import former_keys
+from leakaudit.results.former_keys import read_into_scores, written_from_scores
 
-SCHEMA = "leakaudit.results/1.2"
-"""1.1 added what was in reach: of attempts, sequences and summaries. 1.2 added the digest, which it requires, the precision of
-a sequence, the number of sentences of a step and the declared defences. A reader of an earlier version ignores what it does not
-know, and an earlier file is read as without. Whoever adds a key raises the version: a file of this version or an earlier one
-that holds an unknown key is refused."""
+SCHEMA = "leakaudit.results/1.3"
+"""Version of the schema.
+
+1.1 added what was in reach, of attempts, sequences and summaries. 1.2 added the digest, which it requires, the precision of a
+sequence, the number of sentences of a step and the declared defences. 1.3 added the catalogue, and `scores` of sequences and
+summaries with every metric; `former_keys.py` holds the keys that these replace.
+
+A reader of an earlier version ignores the keys that it does not know. In an earlier file, new keys have their defaults. Whoever
+adds a key raises the version: a file of this version or an earlier one with an unknown key is refused."""
 
 
 Fraction = Annotated[FiniteFloat, Field(ge=0.0, le=1.0)]
@@ -110,7 +114,7 @@ class VerificationStatus(StrEnum):
         return self is not VerificationStatus.MISMATCH
 
 
-class _Model(BaseModel):
+class ResultsModel(BaseModel):
     """What all parts of the results have in common.
 
     Keys that a later version added are left out; `load_results` refuses unknown keys in files of this version and before.
@@ -119,7 +123,7 @@ class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Score(_Model):
+class Score(ResultsModel):
     """One measured number."""
 
     value: Fraction
@@ -127,7 +131,7 @@ class Score(_Model):
     """How many sequences (or labels) it is the mean over."""
 
 
-class Missing(_Model):
+class Missing(ResultsModel):
     """Why there is no number."""
 
     missing: str
@@ -136,7 +140,7 @@ class Missing(_Model):
 Measured = Score | Missing
 
 
-class Verification(_Model):
+class Verification(ResultsModel):
     """The stamp a snapshot gets before it is attacked."""
 
     status: VerificationStatus
@@ -155,7 +159,7 @@ class Verification(_Model):
     """Which model computed the step again: the client's own, before the optimizer moved it, or the one that the attacks get."""
 
 
-class StepRecord(_Model):
+class StepRecord(ResultsModel):
     """One audited client step. Sizes are given as ranges (see `LENGTHS`)."""
 
     id: str
@@ -179,25 +183,16 @@ class StepRecord(_Model):
     """Sequences that are long enough for a sentence event; None in results before 1.2, and for arrays 0."""
 
 
-class SequenceScore(_Model):
+class SequenceScore(ResultsModel):
     """How much of one true sequence an attack recovered. Pairs are matched one-to-one within the batch."""
 
     id: str
     hmac: str
     """HMAC-SHA-256 of the true token ids under the run's key, 64 bits in hex."""
-    r1: Fraction | None
-    r2: Fraction | None
-    rl: Fraction | None
-    exact: bool | None
-    token_recall: Fraction | None
-    token_precision: Fraction | None = None
-    """Share of the guessed tokens that stand in the true sequence, with counts; for a bag of tokens, share of the bag that stands
-    anywhere in the batch. None in results before 1.2."""
+    scores: dict[str, Fraction] = {}
+    """Name of a sequence-level metric -> number. A metric without a number for this sequence is absent."""
     longest_run: int | None = None
     """Tokens of the longest run. Read from results before 1.2 and no longer written, because it is a length."""
-    longest_run_share: Fraction | None = None
-    """Longest run of consecutive tokens of the true sequence found in the guess, as a share of the sequence; None in a
-    bag-of-tokens attack."""
     strip: Strip | None = None
     """Which parts of the sequence came back; None in text mode hash, and in results before 1.2."""
     min_tokens_bucket: str
@@ -212,6 +207,34 @@ class SequenceScore(_Model):
     """Share of its tokens, special ones aside, that were among the attack's candidates at their place; None where unknown."""
     passes: bool | None = None
     """Whether the true sequence would have passed the attack's own test; None where it has no test, or where unknown."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_former_keys(cls, data: Any) -> Any:
+        return read_into_scores(data, former_keys.OF_SEQUENCES)
+
+    @model_serializer(mode="wrap")
+    def _with_former_keys(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        former = written_from_scores(self.scores, former_keys.OF_SEQUENCES)
+        return {**write(self), **former, "exact": self.exact}
+
+    @property
+    def exact(self) -> bool | None:
+        """Whether the sequence was recovered exactly; None where no sequence was guessed."""
+        return None if (found := self.scores.get("exact")) is None else found == 1.0
+
+    @property
+    def token_recall(self) -> float | None:
+        """Share of the true tokens that were recovered, in any order."""
+        return self.scores.get("token_recall")
+
+    @property
+    def token_precision(self) -> float | None:
+        """Share of the guessed tokens that stand in the true sequence, with counts.
+
+        For a bag of tokens it is the share of the bag that stands anywhere in the batch. None in results before 1.2.
+        """
+        return self.scores.get("token_precision")
 
     @property
     def fate(self) -> Literal["recovered", "search gave up", "out of reach"] | None:
@@ -228,7 +251,7 @@ class SequenceScore(_Model):
         return "search gave up" if in_reach else "out of reach"
 
 
-class Attempt(_Model):
+class Attempt(ResultsModel):
     """One attack on one step under one defence."""
 
     step: str
@@ -253,8 +276,7 @@ class Attempt(_Model):
     guessed is true. `label_counts`: the class counts came back exactly, and the attack could tell them from chance."""
     sequences: tuple[SequenceScore, ...] = ()
     scores: dict[str, Measured] = {}
-    """Metric name -> number or reason: `rouge1`, `rouge2`, `rougeL`, `exact`, `token_recall`, `token_precision`, `masked_token_recall`,
-    `label_accuracy`."""
+    """Name of a metric -> number, or why there is none. Every registered metric has an entry where the attack ran."""
     facts: dict[str, FiniteFloat] = {}
     """What the attack says of itself, by name: `rank`, `candidates`, `loss`..."""
     reachable_tokens: Measured | None = None
@@ -274,7 +296,7 @@ class Attempt(_Model):
         return bool(self.events)
 
 
-class Control(_Model):
+class Control(ResultsModel):
     """k of n control steps. A positive control must be recovered, a negative one must not."""
 
     k: Count = 0
@@ -282,14 +304,14 @@ class Control(_Model):
     note: str = ""
 
 
-class Controls(_Model):
+class Controls(ResultsModel):
     """Both controls of the audit."""
 
     positive: Control = Control(note="not run")
     negative: Control = Control(note="not run")
 
 
-class Summary(_Model):
+class Summary(ResultsModel):
     """One attack under one defence over all attacked steps.
 
     Numbers are fractions, or None where there is no number.
@@ -303,22 +325,25 @@ class Summary(_Model):
     steps: Count
     """Steps with a scored attempt."""
     sequences: Count
-    exact_rate: Fraction | None
-    r1: Fraction | None
-    r2: Fraction | None
-    rl: Fraction | None
-    token_recall: Fraction | None
-    label_accuracy: Fraction | None
+    scores: dict[str, Fraction] = {}
+    """Name of a metric -> its mean. A metric that measured nothing is absent."""
     seconds_per_step: Amount | None
     """Median over scored attempts."""
     status_counts: dict[str, Count]
     reachable_tokens: Fraction | None = None
     reachable_sequences: Fraction | None = None
-    token_precision: Fraction | None = None
-    """None where nothing was named, and in results before 1.2."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_former_keys(cls, data: Any) -> Any:
+        return read_into_scores(data, former_keys.OF_SUMMARIES)
+
+    @model_serializer(mode="wrap")
+    def _with_former_keys(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {**write(self), **written_from_scores(self.scores, former_keys.OF_SUMMARIES)}
 
 
-class Utility(_Model):
+class Utility(ResultsModel):
     """What a defence costs the model, where somebody measured it."""
 
     defense: str
@@ -327,14 +352,14 @@ class Utility(_Model):
     baseline: FiniteFloat | None = None
 
 
-class NotTested(_Model):
+class NotTested(ResultsModel):
     """One thing the audit says nothing about."""
 
     what: str
     why: str
 
 
-class Coverage(_Model):
+class Coverage(ResultsModel):
     """What was not tested, and which attacks known to the tool did not run."""
 
     not_tested: tuple[NotTested, ...] = ()
@@ -346,7 +371,7 @@ class Coverage(_Model):
     total_steps: Count | None = None
 
 
-class Battery(_Model):
+class Battery(ResultsModel):
     """Which battery ran: its name, version, members and a digest over all knobs."""
 
     name: str = "custom"
@@ -358,7 +383,7 @@ class Battery(_Model):
     """Seconds each attempt was allowed."""
 
 
-class RunInfo(_Model):
+class RunInfo(ResultsModel):
     """Where, when and with what."""
 
     id: str
@@ -375,7 +400,7 @@ class RunInfo(_Model):
     interrupted: bool = False
 
 
-class Subject(_Model):
+class Subject(ResultsModel):
     """What was audited."""
 
     model: str
@@ -387,7 +412,7 @@ class Subject(_Model):
     artifacts: tuple[dict[str, str], ...] = ()
 
 
-class ThreatModel(_Model):
+class ThreatModel(ResultsModel):
     """Who the adversary is, what it sees and what it knows."""
 
     adversary: str = "honest-but-curious server"
@@ -396,7 +421,7 @@ class ThreatModel(_Model):
     granted: tuple[str, ...] = ()
 
 
-class Regime(_Model):
+class Regime(ResultsModel):
     """The circumstances that decide which attack can work."""
 
     dtype: str = "float32"
@@ -413,7 +438,7 @@ class Regime(_Model):
     """Names of the defences that the run declares; every step's `shipped_defense` is made of these. None in results before 1.2."""
 
 
-class Overhead(_Model):
+class Overhead(ResultsModel):
     """What the audit cost the training run, in its own process.
 
     Attacks in a side process are not counted.
@@ -432,7 +457,56 @@ class Overhead(_Model):
     """What the kept steps took on the disk in all, in units of 10^6 bytes."""
 
 
-class Results(_Model):
+class AttackEntry(ResultsModel):
+    """What an attack says of itself."""
+
+    label: str
+    """What a reader calls it, such as `TAG`."""
+    meaning: str
+    """What it does, in a sentence for a glossary."""
+    source: str
+    """Paper, section, equation."""
+    goal: Literal["text", "words", "labels"]
+    """What it recovers: whole sequences, a bag of words, or class counts."""
+    threat_model: str
+    """Who sees what, and what has to hold, in a sentence."""
+
+
+class DefenseEntry(ResultsModel):
+    """What a defence says of itself."""
+
+    label: str
+    meaning: str
+    """What it does to the update, in a sentence for a glossary."""
+    source: str
+
+
+class MetricEntry(ResultsModel):
+    """What a metric says of itself."""
+
+    label: str
+    meaning: str
+    """What it measures, in a sentence for a glossary."""
+    source: str
+    level: Literal["sequence", "step"]
+    """Whether it scores one sequence, or the label counts of a step."""
+    higher_is_better: bool
+    """Whether a higher number means that more leaked."""
+
+
+class Catalogue(ResultsModel):
+    """The attacks, defences and metrics that took part, by the names that the results use. Empty in results before 1.3."""
+
+    attacks: dict[str, AttackEntry] = {}
+    defenses: dict[str, DefenseEntry] = {}
+    metrics: dict[str, MetricEntry] = {}
+
+    def metric_label(self, name: str) -> str:
+        """Return what a reader calls a metric: its label, or its name where the catalogue does not hold it."""
+        return self.metrics[name].label if name in self.metrics else name
+
+
+class Results(ResultsModel):
     """One audit. `leakaudit schema results` prints the JSON Schema of this class."""
 
     schema_: str = Field(default=SCHEMA, alias="schema")
@@ -447,268 +521,11 @@ class Results(_Model):
     utility: tuple[Utility, ...] = ()
     coverage: Coverage = Coverage()
     overhead: Overhead = Overhead()
+    catalogue: Catalogue = Catalogue()
     min_tokens: Annotated[int, Field(ge=1)] = 8
     """Tokens a sequence must have to count as a sentence in `exact_sentence`."""
     digest: str | None = None
     """`sha256:` over everything else in the file: shows that the file is as it was written. It guards against accidents, not
-    against somebody who computes it anew; for that, sign the file. None in results before 1.2, and before they are sealed."""
+    against somebody who computes it anew; for that, sign the file. None in results before 1.2, and before they are with_digest."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
-
-
-class TokenMatch(StrEnum):
-    """What a masked sample says about one token of a recovered or a true sequence."""
-
-    BIGRAM = "b"
-    """Correct, and part of a correct bigram."""
-    UNIGRAM = "u"
-    """Correct token."""
-    WRONG = "."
-
-
-class Sample(_Model):
-    """One recovered-against-true pair of the private journal. `text` fields are None unless the run's mode is full."""
-
-    step: str
-    attack: str
-    defense: str
-    sequence: str
-    """Id of its `SequenceScore`."""
-    true_pattern: str
-    """One `TokenMatch` a token of the true sequence, special tokens left out."""
-    guess_pattern: str | None
-    """The same for the guess; None for an attack that guesses a bag of tokens."""
-    true_tokens: tuple[str, ...] | None = None
-    """Display strings, one a token; joined without a space where `continues` says so."""
-    guess_tokens: tuple[str, ...] | None = None
-
-
-class LabelSample(_Model):
-    """True against recovered class counts of one step, for the private journal. Class names only in mode full."""
-
-    step: str
-    attack: str
-    defense: str
-    true_counts: tuple[int, ...]
-    guess_counts: tuple[int, ...]
-    names: tuple[str, ...] | None = None
-
-
-class JournalEntry(_Model):
-    """One line of `journal.jsonl`: a finished attempt and what may be shown of it."""
-
-    attempt: Attempt
-    samples: tuple[Sample, ...] = ()
-    labels: LabelSample | None = None
-
-
-def load_results(path: Path) -> Results:
-    """Read and check `results.json`; see `read_results`."""
-    return read_results(path)[0]
-
-
-def read_results(path: Path) -> tuple[Results, str]:
-    """Read `results.json` as strictly as a policy is read.
-
-    Args:
-        path: the file, or the folder that holds it.
-
-    Returns:
-        The results, and the SHA-256 of the file in hex.
-
-    Raises:
-        ResultsError: the file is missing, is no strict JSON, does not fit the schema, is of another major version, holds a key
-            that its version does not know, or was changed after it was written; or the latest run in its folder was not audited.
-    """
-    if path.is_dir():
-        path = path / "results.json"
-    refuse_unaudited(path.parent)
-    try:
-        raw = read_bounded(path)
-        data = parse_json(raw)
-    except FileNotFoundError:
-        raise ResultsError(f"{path}: no such file; `leakaudit run` or `leakaudit simulate` writes one") from None
-    except (OSError, ValueError, MemoryError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise ResultsError(
-            f"{path}: {why or type(error).__name__}; was the audit interrupted, or the file edited?"
-        ) from None
-    try:
-        return _results_of(data), hashlib.sha256(raw).hexdigest()
-    except ValueError as error:
-        raise ResultsError(f"{path}: {error}") from None
-
-
-def _results_of(data: Any) -> Results:
-    """Turn strict JSON data into results.
-
-    Raises:
-        ValueError: says why not.
-    """
-    schema = data.get("schema") if isinstance(data, dict) else None
-    if not isinstance(schema, str) or not schema.startswith("leakaudit.results/"):
-        raise ValueError("is not a leakaudit results file (no `schema: leakaudit.results/1.x`)")
-    version = _version(schema)
-    if version is None or version[0] != 1:
-        raise ValueError(f"schema {short(schema)[1:-1]}; this version reads leakaudit.results/1.x. Upgrade leakaudit.")
-    try:
-        # JSON's strict mode is the one that takes a list for a tuple and a word for an enum, but no text for a number
-        results = Results.model_validate_json(as_json_text(data), strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = short(".".join(str(part) for part in first["loc"]))[1:-1]
-        raise ValueError(f"does not fit {SCHEMA}: {where}: {first['msg']} ({error.error_count()} problems)") from None
-    if version <= _OWN:
-        for problem in _unknown_keys(data, results.model_dump(mode="json", by_alias=True), ()):
-            raise ValueError(problem)
-    if results.digest is None and version >= _SEALED:
-        raise ValueError(f"has no digest, which {schema} requires: it was changed after it was written")
-    if results.digest is not None and results.digest != digest_of(data):
-        raise ValueError("was changed after it was written: its content does not have the digest that it names")
-    return results
-
-
-def _version(schema: str) -> tuple[int, int] | None:
-    major, dot, minor = schema.removeprefix("leakaudit.results/").partition(".")
-    known = all(part.isascii() and part.isdigit() and len(part) < 5 for part in (major, minor))
-    return (int(major), int(minor)) if dot and known else None
-
-
-_OWN = (1, 2)
-
-
-_SEALED = (1, 2)
-"""First version that requires a digest."""
-
-
-def minor_version(results: Results) -> int:
-    """Return the x of `leakaudit.results/1.x`."""
-    version = _version(results.schema_)
-    return version[1] if version else _OWN[1]
-
-
-def _unknown_keys(data: Any, read: Any, path: tuple[str | int, ...]) -> Iterator[str]:
-    """Yield a sentence for each key of `data` that was not understood.
-
-    `read` is what was understood of it.
-    """
-    if isinstance(data, dict) and isinstance(read, dict):
-        for key, value in data.items():
-            if key in read:
-                yield from _unknown_keys(value, read[key], (*path, key))
-                continue
-            near = difflib.get_close_matches(key, read, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            yield f"unknown key {short(key)} {place(path)}{hint}"
-    elif isinstance(data, list) and isinstance(read, list):
-        for index, (value, understood) in enumerate(zip(data, read, strict=True)):
-            yield from _unknown_keys(value, understood, (*path, index))
-
-
-def digest_of(data: Mapping[str, Any]) -> str:
-    """Return the digest of results as plain JSON data, whatever digest they name.
-
-    SHA-256 over the JSON text with sorted keys, without spaces, in ASCII; a number without a fraction is written as a whole one,
-    so that a tool that prints 1.0 as 1 changes nothing.
-    """
-    content = {key: _canonical(value) for key, value in data.items() if key != "digest"}
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-
-
-def _canonical(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _canonical(below) for key, below in value.items()}
-    if isinstance(value, list):
-        return [_canonical(below) for below in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def sealed(results: Results) -> Results:
-    """Return `results` with their digest."""
-    return results.model_copy(update={"digest": digest_of(results.model_dump(mode="json", by_alias=True))})
-
-
-def load_journal(path: Path) -> list[JournalEntry]:
-    """Read `journal.jsonl`; a last line torn by a killed worker is left out, a missing file is an empty journal.
-
-    Raises:
-        ResultsError: a line other than the last one cannot be read.
-    """
-    if not path.exists():
-        return []
-    lines = split_lines(path.read_bytes())
-    entries = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            entries.append(JournalEntry.model_validate_json(line))
-        except ValidationError:
-            if number == len(lines):
-                break  # a worker was killed while it wrote: that attempt is repeated
-            raise ResultsError(f"{path}: line {number} of {len(lines)} cannot be read") from None
-    return entries
-
-
-def to_json(results: Results) -> dict[str, Any]:
-    """Return `results` as plain JSON data, with their digest.
-
-    The digest is computed anew from what they hold.
-    """
-    return sealed(results).model_dump(mode="json", by_alias=True)
-
-
-def summarise(attempts: Iterable[Attempt]) -> tuple[Summary, ...]:
-    """Return one `Summary` per attack and defence, in order of first appearance.
-
-    Means weigh every sequence alike, and label accuracy every label; attempts that did not score add to
-    `status_counts` only. An attempt that ran out of budget still counts with the best guess it had.
-    """
-    groups: dict[tuple[str, str], list[Attempt]] = {}
-    for attempt in attempts:
-        groups.setdefault((attempt.attack, attempt.defense), []).append(attempt)
-    return tuple(_summarise_group(attack, defense, group) for (attack, defense), group in groups.items())
-
-
-def _summarise_group(attack: str, defense: str, attempts: list[Attempt]) -> Summary:
-    scored = [a for a in attempts if any(isinstance(s, Score) for s in a.scores.values())]
-    seconds = sorted(a.wall_s for a in scored)
-    middle = len(seconds) // 2
-    median = None
-    if seconds:
-        median = seconds[middle] if len(seconds) % 2 else (seconds[middle - 1] + seconds[middle]) / 2
-    counts: dict[str, int] = {}
-    for attempt in attempts:
-        counts[attempt.status.value] = counts.get(attempt.status.value, 0) + 1
-    return Summary(
-        attack=attack,
-        defense=defense,
-        steps=len(scored),
-        sequences=sum(len(a.sequences) for a in scored),
-        exact_rate=_pooled(scored, "exact"),
-        r1=_pooled(scored, "rouge1"),
-        r2=_pooled(scored, "rouge2"),
-        rl=_pooled(scored, "rougeL"),
-        token_recall=_pooled(scored, "token_recall"),
-        label_accuracy=_pooled(scored, "label_accuracy"),
-        seconds_per_step=median,
-        status_counts=counts,
-        reachable_tokens=pooled(a.reachable_tokens for a in scored),
-        reachable_sequences=pooled(a.reachable_sequences for a in scored),
-        token_precision=_pooled(scored, "token_precision"),
-    )
-
-
-def _pooled(attempts: list[Attempt], metric: str) -> float | None:
-    """Return the mean of `metric` over everything the attempts scored, or None where nothing was."""
-    return pooled(a.scores.get(metric) for a in attempts)
-
-
-def pooled(measured: Iterable[Measured | None]) -> float | None:
-    """Return the mean of the numbers among `measured`, each weighed by its `n`, or None where there is none.
-
-    >>> pooled([Score(value=1.0, n=3), Missing(missing="no test"), Score(value=0.0)])
-    0.75
-    """
-    found = [score for score in measured if isinstance(score, Score)]
-    weight = sum(score.n for score in found)
-    return sum(score.value * score.n for score in found) / weight if weight else None

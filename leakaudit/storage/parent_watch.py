@@ -15,6 +15,8 @@ import threading
 import time
 from pathlib import Path
 
+from leakaudit.exit_codes import ExitCode
+
 PARENT_VARIABLE = "LEAKAUDIT_PARENT_PID"
 """Environment of a worker that a trainer started: the process whose death ends it."""
 KEY_VARIABLE = "LEAKAUDIT_KEY_ON_INPUT"
@@ -22,8 +24,6 @@ KEY_VARIABLE = "LEAKAUDIT_KEY_ON_INPUT"
 
 ORPHANED = "orphaned"
 """File that a worker leaves in the spool when it goes because its trainer is gone: no death to be held against a snapshot."""
-ORPHANED_CODE = 4
-"""Exit code of such a worker."""
 
 POLL_SECONDS = 0.5
 """Between two looks at the parent: a killed trainer's worker is gone within a few of these."""
@@ -140,4 +140,5 @@ class Leash:
         if self.spool is not None:
             with contextlib.suppress(OSError):
                 (self.spool / ORPHANED).touch(mode=0o600)
-        os._exit(ORPHANED_CODE)  # at once: finished attempts are in the journal, the snapshot stays for another worker
+        # at once: finished attempts are in the journal, and the snapshot stays for another worker
+        os._exit(ExitCode.ORPHANED)

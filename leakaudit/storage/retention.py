@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit.errors import LeakAuditError, SpoolError
-from leakaudit.files.private_files import write_private
+from leakaudit.files.private_files import write_atomic
 from leakaudit.files.strict_json import parse_json, read_bounded
 from leakaudit.storage.spool import HOLD, MAX_JSON_BYTES, STATES, Spool, size_of
 
@@ -144,10 +144,10 @@ def hold(spool: Spool, steps: tuple[int, ...], reason: str, *, now: datetime) ->
     chosen = _chosen(spool, steps)
     for folder in [item.path for item in chosen] if steps else [spool.root]:
         try:
-            write_private(folder / HOLD, text)
+            write_atomic(folder / HOLD, text)
         except FileNotFoundError:  # the worker has renamed it since
             (again,) = _chosen(spool, (int(folder.stem),))
-            write_private(again.path / HOLD, text)
+            write_atomic(again.path / HOLD, text)
     return chosen
 
 
@@ -325,7 +325,7 @@ def _destroy_key(spool: Spool) -> bool:
         return salted
     if not isinstance(state, dict) or not state.get("key"):
         return salted
-    write_private(path, json.dumps(state | {"key": ""}))
+    write_atomic(path, json.dumps(state | {"key": ""}))
     return True
 
 

@@ -81,7 +81,7 @@ def _check_batch(batch: Mapping[str, Tensor], where: str, *, arrays: bool, vocab
     # A process may draw nothing where others draw something (Poisson sampling), so one micro-batch may be empty.
     if not shaped or _is_real(ids) or (ids.shape[-1] == 0 and len(ids) > 0 and not arrays):
         raise _damaged(where, "`input_ids` that are not whole numbers of shape (B, T) or (B, choices, T)", _shape(ids))
-    if vocabulary and ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < vocabulary):
+    if vocabulary and ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < vocabulary):
         raise _damaged(where, "`input_ids` outside the vocabulary", f"an id beyond the {vocabulary} known ones")
     for name, tensor in batch.items():
         if wrong := _wrong(name, tensor, ids):

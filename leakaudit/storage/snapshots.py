@@ -24,8 +24,9 @@ from leakaudit.client.snapshot import BASE, MANIFEST, OBSERVED, SCHEMA, TRUTH, M
 from leakaudit.client.truth import MicroBatch, Truth, reading_of
 from leakaudit.errors import ModelError, SnapshotDamagedError, SnapshotError, SnapshotVersionError
 from leakaudit.files.strict_json import parse_json, read_bounded
-from leakaudit.models.parts import fill_missing, first_blocks
-from leakaudit.models.recipe import ModelRecipe, build_model
+from leakaudit.models.first_blocks import fill_missing, first_blocks
+from leakaudit.models.rebuilding import build_model
+from leakaudit.models.recipe import ModelRecipe
 from leakaudit.storage.digests import digest_of
 from leakaudit.storage.snapshot_content import MAX_MANIFEST_BYTES, check_manifest, check_size, check_truth, check_update
 from leakaudit.storage.snapshot_files import Base, link_base, read_tensors, stored_name, write_tensors, write_text
@@ -325,7 +326,7 @@ def _checked_rows(
     index, values, table = rows.get("index"), rows.get("values"), weights.get(name)
     if index is not None and values is not None and table is not None:
         shaped = values.shape == (len(index), *table.shape[1:]) if index.dim() == 1 else False
-        inside = not index.numel() or (0 <= int(index.min()) and int(index.max()) < len(table))
+        inside = not index.numel() or (int(index.min()) >= 0 and int(index.max()) < len(table))
         if shaped and inside and index.dtype == torch.int64 and values.is_floating_point():
             return index, values
     raise SnapshotDamagedError(f"{folder}: the rows of {name!r} in {OBSERVED} do not fit the table")

@@ -37,7 +37,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import SnapshotError, SpoolError
-from leakaudit.files.private_files import write_private
+from leakaudit.files.private_files import write_atomic
 from leakaudit.files.strict_json import parse_json, read_bounded
 from leakaudit.results.not_audited import NOT_AUDITED
 from leakaudit.results.schema import Battery, Overhead
@@ -190,7 +190,7 @@ class Spool:
                 raise SpoolError(f"{root}: is not empty; give another `out_dir`, or remove what an earlier run left")
             root.chmod(0o700)
             spool._hold_trainer_lock()
-            write_private(root / ".gitignore", "*\n")
+            write_atomic(root / ".gitignore", "*\n")
             tokenizer.save_pretrained(root / "tokenizer")
             keep_private(root / "tokenizer")
             audit = AuditFile(
@@ -200,7 +200,7 @@ class Spool:
                 command=command,
                 salt=secrets.token_hex(32) if config.encrypt_to else "",
             )
-            write_private(root / "audit.json", audit.model_dump_json(by_alias=True, indent=1))
+            write_atomic(root / "audit.json", audit.model_dump_json(by_alias=True, indent=1))
         except OSError as error:
             raise SpoolError(
                 f"{root}: cannot be written ({error.strerror}); set `out_dir` to a folder that can"
@@ -431,7 +431,7 @@ class Spool:
     def finish(self, totals: Totals) -> None:
         """Tell the worker that no more snapshots will come."""
         self.forget_base()
-        write_private(self.root / "finished.json", totals.model_dump_json(indent=1))
+        write_atomic(self.root / "finished.json", totals.model_dump_json(indent=1))
 
     # ------------------------------------------------------------------ the worker's side
 
@@ -519,7 +519,7 @@ class Spool:
 
         The trainer then can say how many are to come.
         """
-        write_private(self.root / BATTERY, battery.model_dump_json(indent=1))
+        write_atomic(self.root / BATTERY, battery.model_dump_json(indent=1))
 
     def battery(self) -> Battery | None:
         """Return which attempts are made on each snapshot.
@@ -557,7 +557,7 @@ class Spool:
         if not audit.salt:
             return False
         emptied = audit.model_copy(update={"salt": ""})
-        write_private(self.root / "audit.json", emptied.model_dump_json(by_alias=True, indent=1))
+        write_atomic(self.root / "audit.json", emptied.model_dump_json(by_alias=True, indent=1))
         return True
 
     def held(self, snapshot: Path) -> bool:
@@ -580,7 +580,7 @@ class Spool:
         """Get a snapshot that cannot be audited out of the way; it is only kept where snapshots are kept, with the reason."""
         if keep or self.held(claimed):
             with contextlib.suppress(OSError):
-                write_private(claimed / REASON, json.dumps({"reason": reason or "it could not be audited"}))
+                write_atomic(claimed / REASON, json.dumps({"reason": reason or "it could not be audited"}))
             _replace(claimed, claimed.with_suffix(".bad"))
         else:
             shutil.rmtree(claimed, ignore_errors=True)
@@ -691,7 +691,7 @@ def _count_death(counter: Path) -> int:
     except (OSError, ValueError):
         deaths = 1
     with contextlib.suppress(OSError):
-        write_private(counter, str(deaths))
+        write_atomic(counter, str(deaths))
     return deaths
 
 

@@ -15,7 +15,7 @@ from leakaudit.algorithms.matching import matcher as matching_engine
 from leakaudit.algorithms.matching import target_factors as matching_target
 from leakaudit.algorithms.matching import token_refinement as matching_words
 from leakaudit.algorithms.matching.batch_shape import guess_shape, public_tokens
-from leakaudit.algorithms.matching.candidate_gradients import Dummy, joined
+from leakaudit.algorithms.matching.candidate_gradients import Candidate, joined
 from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.matcher import Matcher
 from leakaudit.algorithms.matching.permutations import (
@@ -87,7 +87,7 @@ def _of_one_sentence() -> tuple[Matcher, tuple[int, ...]]:
     return Matcher(seen, (len(ids),), Objective("cosine")), ids
 
 
-def _defined(matcher: Matcher, seen: Observation, dummy: Dummy) -> float:
+def _defined(matcher: Matcher, seen: Observation, dummy: Candidate) -> float:
     """Return an objective straight from its definition, on gradients by automatic differentiation, for one candidate."""
     what = matcher.objective
     names = [*(m.name for m in matcher.gradients.matrices), *(v.name for v in matcher.gradients.vectors)]
@@ -195,7 +195,7 @@ def test_an_objectives_derivative_is_its_finite_difference(what: str) -> None:
     seen.model.double()
     seen = replace(seen, update={name: update.double() for name, update in seen.update.items()})
     matcher = Matcher(seen, LENGTHS, OBJECTIVES[what], length_weight=0.7)
-    dummy = Dummy(*(part.double() for part in matcher.random(2, _rng(2))))
+    dummy = Candidate(*(part.double() for part in matcher.random(2, _rng(2))))
     _, slopes = matcher.losses_and_derivatives(dummy)
     step, tolerance = 1e-5, 1e-2 if OBJECTIVES[what].l1 else 1e-5
     for part in ("embeddings", "label_logits"):
@@ -295,7 +295,7 @@ def test_running_out_of_memory_halves_the_candidates_run_at_once(monkeypatch: py
     expected = matcher.losses(dummy)
     pairs = type(matcher.gradients).pairs
 
-    def scarce(self: Any, dummy: Dummy, *, differentiable: bool) -> Any:
+    def scarce(self: Any, dummy: Candidate, *, differentiable: bool) -> Any:
         if len(dummy.embeddings) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return pairs(self, dummy, differentiable=differentiable)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.algorithms.span.candidates import Candidates, Scan, distances
-from leakaudit.algorithms.span.grouping import COMPLETE, Evidence, Group, Witness, assemble
+from leakaudit.algorithms.span.grouping import COMPLETE, AttentionEvidence, AttentionFactors, Group, assemble
 from leakaudit.algorithms.span.mask_regression import MaskSearch, find_masked
 from leakaudit.algorithms.span.subspace import span_of
 from leakaudit.models.structure import Head, anatomy_of, input_stage_of
@@ -125,7 +125,9 @@ def test_what_a_sequence_lacks_is_found_when_it_is_looked_for_again() -> None:
         assert min(float((vector - true).abs().max()) for true in planted[token]) < 1e-6
 
 
-def _planted_attention(sizes: list[int], heads: int = 6, width: int = 24) -> tuple[Witness, Tensor, list[set[int]]]:
+def _planted_attention(
+    sizes: list[int], heads: int = 6, width: int = 24
+) -> tuple[AttentionFactors, Tensor, list[set[int]]]:
     """Plant sequences: dq and dk are combinations of the own sequence's keys and queries, dq's coefficients sum to 0."""
     generator = _generator(9)
     count = sum(sizes)
@@ -137,15 +139,15 @@ def _planted_attention(sizes: list[int], heads: int = 6, width: int = 24) -> tup
     a -= same * a.sum(2, keepdim=True) / same.sum(1)[None, :, None]
     b = torch.randn(heads, count, count, generator=generator, dtype=torch.float64) * same
     one, zero = torch.ones(heads, count, 1).double(), torch.zeros(heads, count, 1).double()
-    witness = Witness(torch.cat([keys, one], 2), queries, torch.cat([a @ keys, zero], 2), b @ queries)
+    factors = AttentionFactors(torch.cat([keys, one], 2), queries, torch.cat([a @ keys, zero], 2), b @ queries)
     positions = torch.cat([torch.arange(size) for size in sizes])
-    return witness, positions, [set((owner == s).nonzero().flatten().tolist()) for s in range(len(sizes))]
+    return factors, positions, [set((owner == s).nonzero().flatten().tolist()) for s in range(len(sizes))]
 
 
 def test_planted_sequences_are_assembled_exactly() -> None:
     """Four sequences of different lengths, one of each row, none of another's."""
-    witness, positions, truth = _planted_attention([5, 9, 7, 12])
-    groups = assemble(witness, positions, beam=8, budget=Budget(600))
+    factors, positions, truth = _planted_attention([5, 9, 7, 12])
+    groups = assemble(factors, positions, beam=8, budget=Budget(600))
     assert sorted(map(sorted, (group.members for group in groups))) == sorted(map(sorted, truth))
     assert all(group.residual < 1e-8 for group in groups)
     for group in groups:
@@ -154,29 +156,29 @@ def test_planted_sequences_are_assembled_exactly() -> None:
 
 def test_a_sequence_longer_than_the_head_is_found_by_elimination() -> None:
     """Thirty keys explain anything in a head of 24: the shorter sequences are found first, the rest is the long one."""
-    witness, positions, truth = _planted_attention([6, 30])
-    groups = assemble(witness, positions, beam=8, budget=Budget(600))
+    factors, positions, truth = _planted_attention([6, 30])
+    groups = assemble(factors, positions, beam=8, budget=Budget(600))
     assert sorted(map(sorted, (group.members for group in groups))) == sorted(map(sorted, truth))
 
 
 def test_a_sequence_ends_with_what_closes_it() -> None:
     """Told the last rows, nothing is added behind them, and no sequence stops before."""
-    witness, positions, truth = _planted_attention([5, 9, 7, 12])
+    factors, positions, truth = _planted_attention([5, 9, 7, 12])
     closing = torch.zeros(len(positions), dtype=torch.bool)
     closing[[max(rows) for rows in truth]] = True
-    groups = assemble(witness, positions, beam=8, budget=Budget(600), closing=closing)
+    groups = assemble(factors, positions, beam=8, budget=Budget(600), closing=closing)
     assert sorted(map(sorted, (group.members for group in groups))) == sorted(map(sorted, truth))
     wrong = torch.zeros(len(positions), dtype=torch.bool)
     wrong[[2, 7]] = True  # the third places of two sequences: then they are cut short, and nothing explains them
-    for group in assemble(witness, positions, beam=8, budget=Budget(600), closing=wrong):
+    for group in assemble(factors, positions, beam=8, budget=Budget(600), closing=wrong):
         places = positions[[row for row in group.members if wrong[row]]].tolist()
         assert all(place == int(positions[list(group.members)].max()) for place in places)
 
 
 def test_a_wrong_member_is_exchanged_for_the_one_that_explains_the_others() -> None:
     """Two of nine members belong to another sequence; one exchange at a time puts the right ones back."""
-    witness, positions, truth = _planted_attention([9, 9])
-    evidence = Evidence(witness.vectors, witness.updates, torch.arange(18), positions)
+    factors, positions, truth = _planted_attention([9, 9])
+    evidence = AttentionEvidence(factors.vectors, factors.updates, torch.arange(18), positions)
     wrong = list(range(9))
     wrong[3], wrong[6] = 12, 15
     mended = evidence.exchanged(Group(tuple(wrong), 1.0), times=3)
@@ -187,12 +189,12 @@ def test_a_wrong_member_is_exchanged_for_the_one_that_explains_the_others() -> N
 
 def test_one_bad_witness_in_three_does_not_hide_a_whole_sequence() -> None:
     """A token that stands in two places has a sum for its update; the others' word is enough."""
-    witness, positions, truth = _planted_attention([6, 6])
-    updates = witness.updates.clone()
+    factors, positions, truth = _planted_attention([6, 6])
+    updates = factors.updates.clone()
     updates[:, 2] += updates[:, 9]
     known = torch.full((12,), -1)
     known[[1, 2, 4]] = torch.tensor([1, 2, 4])
-    evidence = Evidence(witness.vectors, updates, known, positions)
+    evidence = AttentionEvidence(factors.vectors, updates, known, positions)
     best = evidence.grow([1], torch.ones(12, dtype=torch.bool), beam=8, longest=12)[0]
     assert set(best.members) == truth[0]
     assert best.residual < COMPLETE
@@ -200,9 +202,9 @@ def test_one_bad_witness_in_three_does_not_hide_a_whole_sequence() -> None:
 
 def test_a_used_up_budget_assembles_nothing_and_does_not_hang() -> None:
     """The caller then falls back on positions."""
-    witness, positions, _ = _planted_attention([5, 5])
+    factors, positions, _ = _planted_attention([5, 5])
     ticks = iter(float(i) for i in range(10_000))
-    assert assemble(witness, positions, beam=8, budget=Budget(0.5, clock=lambda: next(ticks))) == []
+    assert assemble(factors, positions, beam=8, budget=Budget(0.5, clock=lambda: next(ticks))) == []
 
 
 def test_heads_partition_the_features_of_the_projections() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.span.attention_identity import BALANCED, Balance
+from leakaudit.algorithms.span.attention_identity import SATISFIED, AttentionIdentity
 from leakaudit.plugins.budget import Budget
 
 HEADS, WIDTH, LENGTH = 4, 8, 12
@@ -39,12 +39,12 @@ def _two() -> tuple[Tensor, Tensor, Tensor]:
 def test_the_marks_of_a_sequence_add_up_to_zero() -> None:
     """And those of a sequence with one member of another do not."""
     vectors, updates, places = _two()
-    balance = Balance(vectors, updates, torch.ones(2 * LENGTH, dtype=torch.bool), places)
+    identity = AttentionIdentity(vectors, updates, torch.ones(2 * LENGTH, dtype=torch.bool), places)
     whole = torch.arange(LENGTH)
-    assert balance.imbalance(whole) < BALANCED
+    assert identity.violation(whole) < SATISFIED
     wrong = whole.clone()
     wrong[5] += LENGTH
-    assert balance.imbalance(wrong) > 1e-3
+    assert identity.violation(wrong) > 1e-3
 
 
 def test_members_of_unknown_update_are_left_out() -> None:
@@ -53,12 +53,12 @@ def test_members_of_unknown_update_are_left_out() -> None:
     known = torch.ones(2 * LENGTH, dtype=torch.bool)
     known[[3, 3 + LENGTH]] = False
     updates[:, [3, 3 + LENGTH]] = torch.nan
-    balance = Balance(vectors, updates, known, places)
+    identity = AttentionIdentity(vectors, updates, known, places)
     whole = torch.arange(LENGTH)
-    assert balance.imbalance(whole) < BALANCED
+    assert identity.violation(whole) < SATISFIED
     wrong = whole.clone()
     wrong[3] += LENGTH
-    assert balance.imbalance(wrong) > 1e-3
+    assert identity.violation(wrong) > 1e-3
 
 
 def test_a_search_finds_the_members_of_one_sequence_among_two() -> None:
@@ -66,26 +66,26 @@ def test_a_search_finds_the_members_of_one_sequence_among_two() -> None:
     vectors, updates, places = _two()
     known = torch.ones(2 * LENGTH, dtype=torch.bool)
     known[[0, 4, 4 + LENGTH]] = False
-    balance = Balance(vectors, updates, known, places)
+    identity = AttentionIdentity(vectors, updates, known, places)
     start = list(range(LENGTH))
     for place in (2, 5, 7):
         start[place] += LENGTH
     start[4] = start[9] = -1
     budget, everything = Budget(600), torch.ones(2 * LENGTH, dtype=torch.bool)
-    better = balance.improve(start, everything, budget)
-    choice = balance.search(better.options, everything, budget)
+    better = identity.improve(start, everything, budget)
+    choice = identity.search(better.options, everything, budget)
     assert choice.options == tuple(range(LENGTH))
-    assert choice.imbalance < BALANCED
+    assert choice.violation < SATISFIED
 
 
 def test_nothing_is_tried_beyond_the_budget() -> None:
     """A spent budget returns the start."""
     vectors, updates, places = _two()
-    balance = Balance(vectors, updates, torch.ones(2 * LENGTH, dtype=torch.bool), places)
+    identity = AttentionIdentity(vectors, updates, torch.ones(2 * LENGTH, dtype=torch.bool), places)
     now = [0.0]
     budget = Budget(1.0, clock=lambda: now[0])
     now[0] = 2.0
     start = [LENGTH + 1 if place == 1 else place for place in range(LENGTH)]
     everything = torch.ones(2 * LENGTH, dtype=torch.bool)
-    assert balance.improve(start, everything, budget).options == tuple(start)
-    assert balance.search(start, everything, budget).options == tuple(start)
+    assert identity.improve(start, everything, budget).options == tuple(start)
+    assert identity.search(start, everything, budget).options == tuple(start)

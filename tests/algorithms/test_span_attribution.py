@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.span.attribution import Ledger, isolate, whitening
-from leakaudit.algorithms.span.sequence_gradient import contributions
+from leakaudit.algorithms.span.attribution import Attribution, isolate, whitening
+from leakaudit.algorithms.span.sequence_gradient import sequence_gradients
 from leakaudit.models.structure import anatomy_of
 from tests.support import tiny
 
@@ -30,7 +30,7 @@ def _planted(real: list[tuple[int, int]], tokens: int, positions: int) -> tuple[
     token, position = token.flatten(), position.flatten()
     vectors = words[token] + places[position]
     axes = torch.linalg.svd(vectors, full_matrices=False)
-    coordinates = vectors @ axes.Vh[axes.S > 1e-9 * axes.S[0]].T
+    coordinates = vectors @ axes.Vh[1e-9 * axes.S[0] < axes.S].T
     chosen = torch.tensor([t * positions + p for t, p in real])
     gradients = torch.randn(200, len(real), generator=generator, dtype=torch.float64)
     return coordinates, token, position, gradients @ coordinates[chosen], gradients
@@ -62,20 +62,20 @@ REAL = [(0, 0), (1, 1), (2, 2), (3, 3), (4, 1), (5, 2), (6, 3), (7, 0), (7, 3)]
 def test_a_token_that_occurs_once_is_entered_at_its_own_position() -> None:
     """All 32 pairs lie in the span of the nine; the two columns of the ledger tell which are real."""
     coordinates, token, position, update, _ = _planted(REAL, tokens=8, positions=4)
-    ledger = Ledger.of(coordinates, token, position)
-    assert ledger.sound and bool(ledger.readable.all())
-    entries = ledger.settle(update, torch.ones(len(token), dtype=torch.bool))
-    found = {(int(token[row]), int(position[row])) for row in entries.settled.nonzero().flatten()}
+    attribution = Attribution.of(coordinates, token, position)
+    assert attribution.all_readable and bool(attribution.readable.all())
+    assignments = attribution.solve(update, torch.ones(len(token), dtype=torch.bool))
+    found = {(int(token[row]), int(position[row])) for row in assignments.assigned.nonzero().flatten()}
     assert found == set(REAL)
-    assert not bool(entries.open.any())
+    assert not bool(assignments.open.any())
 
 
 def test_a_token_that_occurs_twice_is_told_apart_by_what_is_left_at_its_places() -> None:
     """All others at one of its places are known, so the rest there is its own; and what that leaves of its gradient is at the other."""
     coordinates, token, position, update, gradients = _planted(REAL, tokens=8, positions=4)
-    entries = Ledger.of(coordinates, token, position).settle(update, torch.ones(len(token), dtype=torch.bool))
+    assignments = Attribution.of(coordinates, token, position).solve(update, torch.ones(len(token), dtype=torch.bool))
     for (t, p), gradient in zip(REAL, gradients.T, strict=True):
-        found = entries.gradients[:, entries.own[t * 4 + p]]
+        found = assignments.gradients[:, assignments.own[t * 4 + p]]
         assert float((found - gradient).norm() / gradient.norm()) < 1e-9
 
 
@@ -87,18 +87,18 @@ def test_where_too_much_is_unknown_coefficients_still_point_to_real_pairs() -> N
     """Nothing that is not there is booked as sure, and open pairs that are real have larger coefficients than others."""
     coordinates, token, position, update, _ = _planted(TWICE, tokens=9, positions=4)
     live = ~((token == 0) & (position == 0))  # a pair out of the question, so that its place stays open
-    entries = Ledger.of(coordinates, token, position).settle(update, live)
-    sure = {(int(token[row]), int(position[row])) for row in entries.sure.nonzero().flatten()}
-    assert sure <= set(TWICE)
-    assert (0, 0) not in sure
+    assignments = Attribution.of(coordinates, token, position).solve(update, live)
+    certain = {(int(token[row]), int(position[row])) for row in assignments.certain.nonzero().flatten()}
+    assert certain <= set(TWICE)
+    assert (0, 0) not in certain
 
 
 def test_pairs_that_are_out_of_the_question_are_not_settled() -> None:
     """A token whose true pair was excluded finds no other."""
     coordinates, token, position, update, _ = _planted(REAL, tokens=8, positions=4)
     live = ~((token == 1) & (position == 1))
-    entries = Ledger.of(coordinates, token, position).settle(update, live)
-    assert not bool(entries.settled[token == 1].any())
+    assignments = Attribution.of(coordinates, token, position).solve(update, live)
+    assert not bool(assignments.assigned[token == 1].any())
 
 
 def test_the_sequences_of_a_batch_add_up_to_its_update() -> None:
@@ -117,7 +117,7 @@ def test_the_sequences_of_a_batch_add_up_to_its_update() -> None:
     handle.remove()
     total = torch.zeros(())
     for row, (part, sequence) in enumerate(
-        zip(contributions(seen, anatomy.projections, sequences), sequences, strict=True)
+        zip(sequence_gradients(seen, anatomy.projections, sequences), sequences, strict=True)
     ):
         weights = (probabilities[row] - torch.nn.functional.one_hot(torch.tensor(labels[row]), 3)) / len(texts)
         gradients = torch.einsum("c,clf->lf", weights[1:], part.gradients)
@@ -132,7 +132,7 @@ def test_pairs_without_ghosts_are_entered_one_by_one() -> None:
     chosen = torch.tensor([t * 4 + p for t, p in [(0, 0), (1, 1), (2, 1), (2, 2), (3, 3)]])
     axes = torch.linalg.svd(coordinates[chosen], full_matrices=False).Vh
     real = coordinates[chosen] @ axes.T
-    ledger = Ledger.of(real, token[chosen], position[chosen])
+    attribution = Attribution.of(real, token[chosen], position[chosen])
     gradients = torch.randn(200, 5, generator=_generator(2), dtype=torch.float64)
-    entries = ledger.settle(gradients @ real, torch.ones(5, dtype=torch.bool))
-    assert bool(entries.settled.all())
+    assignments = attribution.solve(gradients @ real, torch.ones(5, dtype=torch.bool))
+    assert bool(assignments.assigned.all())

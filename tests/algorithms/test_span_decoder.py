@@ -14,7 +14,7 @@ from leakaudit.algorithms.resimulation import prove
 from leakaudit.algorithms.span.candidates import distances
 from leakaudit.algorithms.span.readers.decoder import PrefixRunner
 from leakaudit.algorithms.span.readers.early_dropout import widened
-from leakaudit.algorithms.span.residuals import ROUNDING_UNITS, Ruler
+from leakaudit.algorithms.span.residuals import ROUNDING_UNITS, ResidualScale
 from leakaudit.algorithms.span.subspace import stacked_update
 from leakaudit.attacks.span import Span
 from leakaudit.client.facts import DeclaredDefense
@@ -22,9 +22,9 @@ from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep, with_random_state
 from leakaudit.client.truth import Truth
 from leakaudit.errors import AnatomyError
-from leakaudit.models.recipe import Task
+from leakaudit.models.loading import Task
 from leakaudit.models.structure import Norm, anatomy_of, find_tail, prefix_readers
-from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 from leakaudit.plugins.budget import Budget
 from tests.support import tiny
 
@@ -132,12 +132,12 @@ def test_the_ruler_tells_one_wrong_word_from_rounding() -> None:
     seen = step.observe()
     anatomy = anatomy_of(seen.model)
     group = next(g for g in prefix_readers(seen.model) if "mlp" in g[0].module)
-    ruler = Ruler.of(stacked_update(seen.update, replace(anatomy, projections=group)))
+    scale = ResidualScale.of(stacked_update(seen.update, replace(anatomy, projections=group)))
     runner = PrefixRunner(seen.model, group[0].module)
 
     def distance(ids: Sequence[int]) -> float:
         (_, _, given), *_ = runner.extend(torch.tensor([ids[:-1]], dtype=torch.long), torch.tensor([ids[-1]]))
-        return float(ruler(given))
+        return float(scale(given))
 
     (ids, *_) = step.truth.sequences()
     assert max(distance(ids[:length]) for length in range(1, len(ids))) < ROUNDING_UNITS

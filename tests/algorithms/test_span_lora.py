@@ -18,7 +18,7 @@ from leakaudit.client.step import ClientStep, make_batch, public_facts
 from leakaudit.client.truth import Truth
 from leakaudit.models.lora import add_lora, is_adapter
 from leakaudit.models.structure import anatomy_of, input_stage_of
-from leakaudit.plugins.attack import Reconstruction
+from leakaudit.plugins.attack_protocol import Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.results.schema import VerificationStatus
 from tests.support import tiny

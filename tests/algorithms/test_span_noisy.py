@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.algorithms.span import subspace as span_basis
-from leakaudit.algorithms.span.hypothesis_search import Hypothesis, Simulation, climb
+from leakaudit.algorithms.span.hypothesis_search import Hypothesis, Simulation, local_search
 from leakaudit.algorithms.span.soft_ranking import Ranking
 from leakaudit.algorithms.span.sparse_regression import JointFit
 from leakaudit.algorithms.span.subspace import filled_in, noise_of, soft_span_of
@@ -17,7 +17,7 @@ from leakaudit.attacks.span import Span
 from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
 from leakaudit.models.structure import find_anatomy, input_stage_of
-from leakaudit.plugins.attack import Reconstruction
+from leakaudit.plugins.attack_protocol import Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import defenses
 from tests.support import tiny
@@ -79,7 +79,7 @@ def test_a_climb_ends_at_the_true_sentence() -> None:
     start = Hypothesis((*truth[:3], truth[3] + 1, *truth[4:6], truth[6] + 1, *truth[7:]), 2)
     words = list(range(5, len(tiny.VOCABULARY)))
     everything = [words if position in (3, 5, 6) else [] for position in range(len(truth))]
-    found = climb(
+    found = local_search(
         Simulation(step.observe()),
         start,
         moves=lambda base: [],

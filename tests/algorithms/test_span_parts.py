@@ -84,14 +84,14 @@ def test_the_update_factors_into_the_gradients_that_autograd_gave_each_token(kin
     anatomy = find_anatomy(step.model)
     made, wanted = _outputs_and_gradients(step, [p.module for p in anatomy.projections])
     weights = {name: parameter.detach() for name, parameter in step.model.named_parameters()}
-    witness = factor(step.observe().update, weights, anatomy, _true_inputs(step))
-    assert witness is not None
+    factors = factor(step.observe().update, weights, anatomy, _true_inputs(step))
+    assert factors is not None
     size = float(wanted.abs().max())
     for number, head in enumerate(anatomy.heads):
-        assert torch.allclose(witness.queries[number].T, made[head.query], atol=1e-5)
-        assert torch.allclose(witness.keys[number, :, :-1].T, made[head.key], atol=1e-5)
-        assert torch.allclose(witness.query_updates[number, :, :-1].T, wanted[head.query], atol=1e-2 * size)
-        assert torch.allclose(witness.key_updates[number].T, wanted[head.key], atol=1e-2 * size)
+        assert torch.allclose(factors.queries[number].T, made[head.query], atol=1e-5)
+        assert torch.allclose(factors.keys[number, :, :-1].T, made[head.key], atol=1e-5)
+        assert torch.allclose(factors.query_updates[number, :, :-1].T, wanted[head.query], atol=1e-2 * size)
+        assert torch.allclose(factors.key_updates[number].T, wanted[head.key], atol=1e-2 * size)
 
 
 def test_factoring_needs_every_projection() -> None:

@@ -10,8 +10,14 @@ import pytest
 import torch
 
 from leakaudit.algorithms.span.candidates import Candidates
-from leakaudit.algorithms.span.problem import Scene, scene_of
-from leakaudit.algorithms.span.reachability import bag_reach, clean_reach, masked_reach, prefix_reach, ranked_reach
+from leakaudit.algorithms.span.problem import SpanProblem, span_problem_of
+from leakaudit.algorithms.span.reachability import (
+    bag_of_words_reach,
+    dropout_reach,
+    prefix_reach,
+    ranked_reach,
+    span_reach,
+)
 from leakaudit.algorithms.span.readers.encoder import FARTHEST_INSIDE
 from leakaudit.attacks.span import Span
 from leakaudit.client.observation import Observation
@@ -58,13 +64,13 @@ def _step(
     return ClientStep(model, Truth((batch,)), StepRecipe(training=training), facts)
 
 
-def _scene(seen: Observation, keep: int = 64, budget: float = 60.0, max_positions: int = 0) -> Scene:
+def _problem(seen: Observation, keep: int = 64, budget: float = 60.0, max_positions: int = 0) -> SpanProblem:
     rng = torch.Generator().manual_seed(0)
-    return scene_of(seen, keep=keep, beam=8, max_positions=max_positions, rng=rng, budget=Budget(budget))
+    return span_problem_of(seen, keep=keep, beam=8, max_positions=max_positions, rng=rng, budget=Budget(budget))
 
 
-def _inside(scene: Scene) -> Candidates:
-    pairs = scene.scan()
+def _inside(problem: SpanProblem) -> Candidates:
+    pairs = problem.scan()
     return pairs.take((pairs.distance < FARTHEST_INSIDE).nonzero().flatten())
 
 
@@ -77,8 +83,8 @@ def _pairs(*pairs: tuple[int, int]) -> Candidates:
 def test_every_true_sequence_of_a_clean_update_is_in_reach_and_passes() -> None:
     """Two sentences, dropout off, nothing granted."""
     step = _step(_model())
-    scene = _scene(step.observe())
-    reach = clean_reach(scene, _inside(scene), FARTHEST_INSIDE)
+    problem = _problem(step.observe())
+    reach = span_reach(problem, _inside(problem), FARTHEST_INSIDE)
     for ids in step.truth.sequences():
         assert all(reach.tokens(ids)) and reach.passes(ids) is True
 
@@ -86,8 +92,8 @@ def test_every_true_sequence_of_a_clean_update_is_in_reach_and_passes() -> None:
 def test_a_token_of_another_batch_is_not_in_reach_and_its_sequence_does_not_pass() -> None:
     """One word replaced: that token only, and the sequence as a whole."""
     step = _step(_model())
-    scene = _scene(step.observe())
-    reach = clean_reach(scene, _inside(scene), FARTHEST_INSIDE)
+    problem = _problem(step.observe())
+    reach = span_reach(problem, _inside(problem), FARTHEST_INSIDE)
     (ids, _) = step.truth.sequences()
     wrong = (*ids[:3], tiny.VOCABULARY["fish"], *ids[4:])
     assert reach.tokens(wrong) == tuple(place != 3 for place in range(len(ids)))
@@ -98,9 +104,9 @@ def test_a_token_of_another_batch_is_not_in_reach_and_its_sequence_does_not_pass
 def test_the_second_block_refuses_sequences_mixed_from_true_pairs(kind: str) -> None:
     """Each pair lies in the first block's span, so only a block that reads the whole sequence can tell."""
     step = _step(_model(kind))
-    scene = _scene(step.observe())
-    inside = _inside(scene)
-    reach = clean_reach(scene, inside, FARTHEST_INSIDE, last=frozenset(range(len(tiny.VOCABULARY))))
+    problem = _problem(step.observe())
+    inside = _inside(problem)
+    reach = span_reach(problem, inside, FARTHEST_INSIDE, last=frozenset(range(len(tiny.VOCABULARY))))
     one, other = step.truth.sequences()
     mixed = (*one[:4], *other[4:])
     assert all(reach.tokens(mixed)) and reach.passes(mixed) is False
@@ -111,8 +117,8 @@ def test_the_second_block_refuses_sequences_mixed_from_true_pairs(kind: str) -> 
 def test_without_a_second_block_the_first_ones_span_decides(kind: str, layers: int, frozen: str) -> None:
     """It is frozen, or not there: then the mixed sequence passes, as it would in the attack."""
     step = _step(_model(kind, layers), frozen=frozen)
-    scene = _scene(step.observe())
-    reach = clean_reach(scene, _inside(scene), FARTHEST_INSIDE, last=frozenset(range(len(tiny.VOCABULARY))))
+    problem = _problem(step.observe())
+    reach = span_reach(problem, _inside(problem), FARTHEST_INSIDE, last=frozenset(range(len(tiny.VOCABULARY))))
     one, other = step.truth.sequences()
     assert reach.passes((*one[:4], *other[4:])) is True
     assert reach.passes((*one[:3], tiny.VOCABULARY["fish"], *one[4:])) is False
@@ -125,17 +131,17 @@ def test_a_second_block_behind_dropout_is_not_asked() -> None:
     step = _step(model, training=True)
     seen = step.observe()
     assert any(seen.facts.dropout.values())
-    scene = _scene(seen)
-    assert scene.dropout == 0.0
-    reach = clean_reach(scene, _inside(scene), FARTHEST_INSIDE)
+    problem = _problem(seen)
+    assert problem.dropout == 0.0
+    reach = span_reach(problem, _inside(problem), FARTHEST_INSIDE)
     assert [reach.passes(ids) for ids in step.truth.sequences()] == [True, True]
 
 
 def test_a_sequence_longer_than_the_attack_looks_does_not_pass() -> None:
     """The attack scans so many positions and no more; asking further must not fail either."""
     step = _step(_model())
-    scene = _scene(step.observe(), max_positions=8)
-    reach = clean_reach(scene, _inside(scene), FARTHEST_INSIDE)
+    problem = _problem(step.observe(), max_positions=8)
+    reach = span_reach(problem, _inside(problem), FARTHEST_INSIDE)
     (ids, _) = step.truth.sequences()
     assert len(ids) > 8 and reach.passes(ids) is False
     assert reach.tokens(ids) == tuple(place < 8 for place in range(len(ids)))
@@ -145,65 +151,65 @@ def test_a_sequence_longer_than_the_attack_looks_does_not_pass() -> None:
 def test_the_last_token_of_a_language_model_is_in_reach_by_other_evidence_only() -> None:
     """It predicts nothing and gets no gradient; the rest of the sequence does."""
     step = _step(_model("gpt2"))
-    scene = _scene(step.observe())
+    problem = _problem(step.observe())
     (ids, _) = step.truth.sequences()
-    blind = clean_reach(scene, _inside(scene), FARTHEST_INSIDE)
+    blind = span_reach(problem, _inside(problem), FARTHEST_INSIDE)
     assert blind.tokens(ids) == tuple(place < len(ids) - 1 for place in range(len(ids)))
     assert blind.passes(ids) is False
-    told = clean_reach(scene, _inside(scene), FARTHEST_INSIDE, last=frozenset({ids[-1]}))
+    told = span_reach(problem, _inside(problem), FARTHEST_INSIDE, last=frozenset({ids[-1]}))
     assert all(told.tokens(ids)) and told.passes(ids) is True
 
 
 def test_inputs_without_positions_are_in_reach_wherever_they_stand() -> None:
     """A bag: the token is what was found, its place nobody knows, and nothing tests a sequence."""
-    reach = bag_reach([7, 9])
+    reach = bag_of_words_reach([7, 9])
     assert reach.tokens((9, 8, 7)) == (True, False, True) and reach.passes((9, 7)) is None
 
 
 def test_where_only_images_are_spanned_the_pairs_are_the_test() -> None:
     """As with adapters at their start: the span of the inputs themselves is empty and says nothing."""
-    scene = _scene(_step(_model()).observe())
-    blind = replace(scene, basis=replace(scene.basis, vectors=scene.basis.vectors[:0]))
-    reach = clean_reach(blind, _pairs((5, 0), (6, 1)), FARTHEST_INSIDE)
+    problem = _problem(_step(_model()).observe())
+    blind = replace(problem, basis=replace(problem.basis, vectors=problem.basis.vectors[:0]))
+    reach = span_reach(blind, _pairs((5, 0), (6, 1)), FARTHEST_INSIDE)
     assert (reach.passes((5, 6)), reach.passes((5, 7))) == (True, False)
 
 
 def test_behind_masks_a_sequence_passes_if_each_of_its_pairs_was_found() -> None:
     """All fitted pairs are candidates; what was fitted and not found is refused."""
-    scene = _scene(_step(_model()).observe())
-    reach = masked_reach(scene, _pairs((5, 0), (6, 1), (8, 1)), _pairs((5, 0), (6, 1)), all_tried=True)
+    problem = _problem(_step(_model()).observe())
+    reach = dropout_reach(problem, _pairs((5, 0), (6, 1), (8, 1)), _pairs((5, 0), (6, 1)), all_tried=True)
     assert reach.tokens((5, 8)) == (True, True) and reach.tokens((9, 6)) == (False, True)
     assert [reach.passes(ids) for ids in ((5, 6), (5, 8), (9, 6))] == [True, False, False]
 
 
 def test_behind_masks_nothing_is_refused_that_there_was_no_time_to_try() -> None:
     """A search that was cut short knows what it found, and nothing of the rest."""
-    scene = _scene(_step(_model()).observe())
-    reach = masked_reach(scene, _pairs((5, 0), (6, 1), (8, 1)), _pairs((5, 0), (6, 1)), all_tried=False)
+    problem = _problem(_step(_model()).observe())
+    reach = dropout_reach(problem, _pairs((5, 0), (6, 1), (8, 1)), _pairs((5, 0), (6, 1)), all_tried=False)
     assert (reach.passes((5, 6)), reach.passes((5, 8))) == (True, None)
 
 
 def test_ranked_pairs_are_candidates_without_a_test() -> None:
     """Nothing passes or fails."""
-    scene = _scene(_step(_model()).observe())
-    reach = ranked_reach(scene, _pairs((5, 0), (6, 1)))
+    problem = _problem(_step(_model()).observe())
+    reach = ranked_reach(problem, _pairs((5, 0), (6, 1)))
     assert reach is not None
     assert reach.tokens((5, 5)) == (True, False) and reach.passes((5, 6)) is None
 
 
 def test_a_ranking_that_ruled_out_nothing_says_nothing() -> None:
     """All tokens of a small vocabulary were kept: that every true one is among them is no finding."""
-    scene = _scene(_step(_model()).observe(), keep=len(tiny.VOCABULARY))
+    problem = _problem(_step(_model()).observe(), keep=len(tiny.VOCABULARY))
     everything = _pairs(*((token, place) for token in range(len(tiny.VOCABULARY)) for place in range(2)))
-    assert ranked_reach(scene, everything) is None
+    assert ranked_reach(problem, everything) is None
 
 
 def test_asking_leaves_no_trace() -> None:
     """Neither in the reach nor in the model: the same questions again, in another order, get the same answers."""
     step = _step(_model())
     seen = step.observe()
-    scene = _scene(seen)
-    reach = clean_reach(scene, _inside(scene), FARTHEST_INSIDE)
+    problem = _problem(seen)
+    reach = span_reach(problem, _inside(problem), FARTHEST_INSIDE)
     one, other = step.truth.sequences()
     questions = [one, (*one[:4], *other[4:]), other]
     before = {name: p.detach().clone() for name, p in seen.model.named_parameters()}
@@ -216,7 +222,7 @@ def test_asking_leaves_no_trace() -> None:
 
 def test_a_sequence_grown_word_by_word_passes_if_its_prefixes_do() -> None:
     """The test gets the sequence as far as it has a gradient, never a longer one than the model takes, and no empty one."""
-    scene = _scene(_step(_model("gpt2")).observe())
+    problem = _problem(_step(_model("gpt2")).observe())
     asked: list[list[int]] = []
 
     def test(ids: torch.Tensor) -> bool:
@@ -224,7 +230,7 @@ def test_a_sequence_grown_word_by_word_passes_if_its_prefixes_do() -> None:
         return ids.tolist() == [5, 6]
 
     allowed = {0: torch.tensor([5]), 1: torch.tensor([6, 7])}
-    reach = prefix_reach(scene, allowed, test, last=[9])
+    reach = prefix_reach(problem, allowed, test, last=[9])
     assert reach.tokens((5, 7, 9)) == (True, True, True) and reach.tokens((6, 6, 8)) == (False, True, False)
     assert (reach.passes((5, 6, 9)), reach.passes((5, 7, 9)), reach.passes((5, 6, 8))) == (True, False, False)
     assert reach.passes((5,) * (tiny.POSITIONS + 2)) is False and reach.passes((9,)) is False

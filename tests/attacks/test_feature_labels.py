@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from leakaudit.algorithms.labels.feature_roots import find_feed_forward, row_space
+from leakaudit.algorithms.labels.feature_roots import row_space
 from leakaudit.algorithms.labels.output_layer import neutral_inputs
 from leakaudit.attacks.feature_labels import FeatureLabels
 from leakaudit.audit.simulation.texts import read_examples
@@ -21,7 +21,8 @@ from leakaudit.client.step import ClientStep, make_batch, public_facts
 from leakaudit.client.truth import Truth
 from leakaudit.errors import AnatomyError
 from leakaudit.models.array_classifier import ArrayClassifier
-from leakaudit.models.recipe import load_model, load_tokenizer
+from leakaudit.models.loading import load_model, load_tokenizer
+from leakaudit.models.structure import find_last_feed_forward
 from leakaudit.plugins.budget import Budget
 from tests.support import tiny
 
@@ -142,7 +143,7 @@ def test_the_feed_forward_part_is_found_by_structure() -> None:
     """The last block's, with the normalisation before it as the place where features enter."""
     seen = tiny.observe(["a dog"], model=_trained())
     model: Any = seen.model
-    part = find_feed_forward(
+    part = find_last_feed_forward(
         model, model.classifier, neutral_inputs(seen, torch.Generator().manual_seed(0), examples=2)
     )
     block = model.bert.encoder.layer[1]

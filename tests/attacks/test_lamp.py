@@ -212,7 +212,12 @@ def test_the_paper_preset_takes_every_step_and_every_round(kind: Any) -> None:
     seen = _seen(labels=(1,), lengths=(7,))
     attack = kind(preset="paper", learning_rate=1e-12, **knobs)
     guess = attack(seen, _rng(), Budget(600))
-    assert (guess.stop, guess.diagnostics["steps"], guess.diagnostics["rounds"], guess.diagnostics["seated"]) == ("done", 7, 3, 0)
+    assert (guess.stop, guess.diagnostics["steps"], guess.diagnostics["rounds"], guess.diagnostics["seated"]) == (
+        "done",
+        7,
+        3,
+        0,
+    )
     recipe = attack.recipe(seen, Objective())
     matcher = Matcher(seen, (7,), Objective(), relative=recipe.relative, start_scale=recipe.start_scale)
     start = matcher.random(200, _rng()).embeddings

@@ -15,7 +15,7 @@ from leakaudit.client.observation import Observation
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.step import ClientStep, make_batch, public_facts, with_random_state
 from leakaudit.client.truth import Truth
-from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 from leakaudit.plugins.budget import Budget
 from tests.support import tiny
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leakaudit.audit.scoring.assignment import match
-from leakaudit.metrics.rouge import rouge_f
-from leakaudit.plugins.attack import GuessedSequence
+from leakaudit.plugins.attack_protocol import GuessedSequence
+from leakaudit.plugins.overlap import rouge_f
 
 WORDS = ["zero", "one", "two", "three", "four", "five"]
 SPECIAL = frozenset({0})

@@ -25,26 +25,17 @@ from leakaudit.client.snapshot import Provenance, Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import AnatomyError, ConfigError, ResultsError
-from leakaudit.gate.evaluate import Verdict
+from leakaudit.gate.verdict import Verdict
 from leakaudit.models.recipe import ModelRecipe
-from leakaudit.plugins.attack import APPLIES, Applicability, GuessedSequence, Reconstruction, not_applicable
+from leakaudit.plugins.attack_protocol import APPLIES, Applicability, GuessedSequence, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
-from leakaudit.plugins.defense import Defense
+from leakaudit.plugins.defense_protocol import Defense
 from leakaudit.registry import attack, attacks, defense, defenses
 from leakaudit.reports import write_report
 from leakaudit.results.consistency import contradictions
-from leakaudit.results.schema import (
-    AttemptStatus,
-    JournalEntry,
-    Missing,
-    Results,
-    Score,
-    TextMode,
-    Verification,
-    VerificationStatus,
-    load_journal,
-    load_results,
-)
+from leakaudit.results.files import load_results
+from leakaudit.results.journal import JournalEntry, load_journal
+from leakaudit.results.schema import AttemptStatus, Missing, Results, Score, TextMode, Verification, VerificationStatus
 from tests.support import tiny
 
 TEXTS = ("the old dog chased a small red horse near the river", "one bird never ate two big fish today")
@@ -366,7 +357,7 @@ def test_a_crash_is_an_error_with_type_and_place_and_without_its_message(tmp_pat
     found = _attempts(audit)
     crashed = found["st-000000", "fake-raises", "none"].attempt
     assert crashed.status is AttemptStatus.ERROR
-    assert crashed.reason.startswith("ValueError at test_battery.py:")
+    assert crashed.reason.startswith("ValueError at test_audit.py:")
     assert crashed.scores == {} and crashed.sequences == () and crashed.events == ()
     assert found["st-000000", "fake-guess", "none"].attempt.status is AttemptStatus.RAN
     audit.finish()
@@ -386,7 +377,12 @@ def test_an_attack_that_does_not_apply_says_why_and_has_no_numbers(tmp_path: Pat
     assert (entry.attempt.status, entry.attempt.reason) == (AttemptStatus.NOT_APPLICABLE, reason)
     (summary,) = audit.finish().summaries
     assert summary.status_counts == {"not_applicable": 1}
-    assert (summary.steps, summary.exact_rate, summary.rl, summary.label_accuracy) == (0, None, None, None)
+    assert (
+        summary.steps,
+        summary.scores.get("exact"),
+        summary.scores.get("rougeL"),
+        summary.scores.get("label_accuracy"),
+    ) == (0, None, None, None)
 
 
 def test_an_attack_that_ran_out_of_budget_is_scored_by_its_best_guess(tmp_path: Path) -> None:
@@ -414,7 +410,7 @@ def test_a_defense_that_fails_costs_its_own_cells_only(tmp_path: Path) -> None:
         "fake-halves": {AttemptStatus.RAN},
     }
     broken = _attempts(audit)["st-000000", "fake-labels", "fake-broken"].attempt
-    assert broken.reason.startswith("RuntimeError at test_battery.py:") and SECRET not in broken.reason
+    assert broken.reason.startswith("RuntimeError at test_audit.py:") and SECRET not in broken.reason
 
 
 def test_an_audit_that_a_gpu_has_no_room_for_goes_on_on_the_cpu(
@@ -427,7 +423,7 @@ def test_an_audit_that_a_gpu_has_no_room_for_goes_on_on_the_cpu(
     audit.step(_snapshot(1))
     assert [e.attempt.status for e in audit.entries] == [AttemptStatus.RAN] * 4
     assert _Fake.calls.count("greedy") == 3 and audit.device.type == "cpu"
-    assert caplog.text.count("the GPU has no room for the audit of step 0: going on on the CPU") == 1
+    assert caplog.text.count("the GPU has no room for the audit of step 0: continuing on the CPU") == 1
     assert SECRET not in caplog.text
     _Fake.calls.clear()
     (tmp_path / "cpu").mkdir()
@@ -449,7 +445,9 @@ def test_a_snapshot_that_does_not_fit_its_batch_is_not_attacked(tmp_path: Path) 
     results = audit.finish()
     (record,) = results.steps
     assert record.verification.status is VerificationStatus.MISMATCH
-    assert all(s.exact_rate is None and s.rl is None and s.steps == 0 for s in results.summaries)
+    assert all(
+        s.scores.get("exact") is None and s.scores.get("rougeL") is None and s.steps == 0 for s in results.summaries
+    )
     assert results.controls.positive.n == 0
 
 
@@ -629,8 +627,14 @@ def test_what_does_not_exist_is_missing_with_its_reason_and_null_in_the_summary(
     assert isinstance(text.scores["label_accuracy"], Missing)
     assert isinstance(labels.scores["rougeL"], Missing)
     by_attack = {summary.attack: summary for summary in audit.finish().summaries}
-    assert by_attack["fake-guess"].label_accuracy is None and by_attack["fake-guess"].rl is not None
-    assert by_attack["fake-labels"].rl is None and by_attack["fake-labels"].label_accuracy is not None
+    assert (
+        by_attack["fake-guess"].scores.get("label_accuracy") is None
+        and by_attack["fake-guess"].scores.get("rougeL") is not None
+    )
+    assert (
+        by_attack["fake-labels"].scores.get("rougeL") is None
+        and by_attack["fake-labels"].scores.get("label_accuracy") is not None
+    )
 
 
 def test_what_is_granted_is_recorded_with_the_score(tmp_path: Path) -> None:
@@ -672,7 +676,7 @@ def test_a_reach_that_fails_is_missing_and_the_scores_stand(tmp_path: Path) -> N
     broken, silent = (entry.attempt for entry in audit.entries)
     assert broken.status is AttemptStatus.RAN and isinstance(broken.scores["rouge1"], Score)
     assert isinstance(broken.reachable_tokens, Missing)
-    assert re.fullmatch(r".* failed: ValueError at test_battery\.py:\d+", broken.reachable_tokens.missing)
+    assert re.fullmatch(r".* failed: ValueError at test_audit\.py:\d+", broken.reachable_tokens.missing)
     assert SECRET not in (tmp_path / "run" / "journal.jsonl").read_text()
     assert {(s.reachable, s.passes) for s in broken.sequences} == {(None, None)}
     assert silent.reachable_tokens == Missing(missing="the attack does not say what it could have reached")
@@ -707,7 +711,7 @@ def test_results_fit_the_published_schema_and_load_again(finished: tuple[Path, R
     folder, results = finished
     raw = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator(Results.model_json_schema(by_alias=True)).validate(raw)
-    assert raw["schema"] == "leakaudit.results/1.2"
+    assert raw["schema"] == "leakaudit.results/1.3"
     assert load_results(folder) == results
     assert {a.status for a in results.attempts} == set(AttemptStatus) - {AttemptStatus.SKIPPED}
     assert results.coverage.audited_steps == 2
@@ -864,8 +868,8 @@ def test_an_attempt_that_was_written_when_a_signal_came_is_in_the_results(tmp_pa
     """A signal may come between the line in the journal and the note of it."""
     audit = _audit(tmp_path, "fake-guess")
     audit.step(_snapshot(0))
-    audit._entries.clear()
+    audit._journal.entries.clear()
     assert len(audit.finish(interrupted=True).attempts) == 1
-    audit._entries.clear()
+    audit._journal.entries.clear()
     audit.catch_up()
     assert len(audit.entries) == 1

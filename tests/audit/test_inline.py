@@ -20,7 +20,8 @@ from leakaudit.callbacks.torch_loop import watch
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.errors import ModelError
 from leakaudit.models.recipe import ModelRecipe, can_rebuild
-from leakaudit.results.schema import AttemptStatus, VerificationStatus, load_results
+from leakaudit.results.files import load_results
+from leakaudit.results.schema import AttemptStatus, VerificationStatus
 from leakaudit.storage.encryption import new_identity
 from tests.support import tiny
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leakaudit.audit.scoring.patterns import bag_pattern, strip, token_pattern
-from leakaudit.plugins.metric import clipped_overlap
+from leakaudit.plugins.overlap import clipped_overlap
 from leakaudit.results.schema import STRIP_CELLS
 
 

@@ -14,9 +14,13 @@ from leakaudit.capture import worker_restarts
 from leakaudit.capture.worker_process import SideProcess
 from leakaudit.client.snapshot import Manifest, Provenance
 from leakaudit.config.audit import PluginSpec
-from leakaudit.gate.evaluate import Status, default_policy, evaluate
-from leakaudit.models.recipe import ModelRecipe, state_of
-from leakaudit.results.schema import AttemptStatus, load_results
+from leakaudit.gate.evaluate import evaluate
+from leakaudit.gate.policy import default_policy
+from leakaudit.gate.verdict import Status
+from leakaudit.models.recipe import ModelRecipe
+from leakaudit.models.tensors import state_of
+from leakaudit.results.files import load_results
+from leakaudit.results.schema import AttemptStatus
 from leakaudit.storage.snapshots import write_snapshot
 from leakaudit.storage.spool import Spool
 from tests.audit.test_worker import make, names
@@ -29,7 +33,7 @@ PLUGIN = f"""
 import ctypes, os, signal
 from dataclasses import dataclass
 from typing import ClassVar
-from leakaudit.plugins.attack import APPLIES, Reconstruction
+from leakaudit.plugins.attack_protocol import APPLIES, Reconstruction
 from leakaudit.registry import attack
 
 KINDS = {{

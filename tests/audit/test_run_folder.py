@@ -88,12 +88,12 @@ def halved(given: tuple[Path, Path], tmp_path: Path) -> Path:
     out = tmp_path / "out"
     code = (
         "import os, signal, sys\n"
-        "from leakaudit import battery\n"
-        "append = battery.Audit._append\n"
+        "from leakaudit.audit.state import Journal\n"
+        "append = Journal.append\n"
         "def killed(self, entry):\n"
         "    append(self, entry)\n"
         "    len(self.entries) == 5 and os.kill(os.getpid(), signal.SIGKILL)\n"
-        "battery.Audit._append = killed\n"
+        "Journal.append = killed\n"
         "from leakaudit.cli import main\n"
         "main()\n"
     )
@@ -173,7 +173,7 @@ def test_a_state_that_cannot_be_read_moves_aside(given: tuple[Path, Path], tmp_p
 
 def test_a_folder_that_another_audit_holds_is_refused(given: tuple[Path, Path], tmp_path: Path) -> None:
     """Two audits must not write one journal."""
-    from leakaudit.audit.audit import Unfinished
+    from leakaudit.audit.state import Unfinished
     from leakaudit.storage.spool import make_room
 
     out = tmp_path / "out"

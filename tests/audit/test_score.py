@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from leakaudit.audit.scoring.score import Scored, score
-from leakaudit.plugins.attack import GuessedSequence, Reconstruction
-from leakaudit.plugins.metric import LabelCounts
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
+from leakaudit.plugins.metric_protocol import LabelCounts
 from leakaudit.registry import metrics
 from leakaudit.results.schema import Missing, Score
 from tests.support import tiny

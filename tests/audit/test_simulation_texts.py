@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from leakaudit.audit.simulation.texts import Example, Simulation, Simulator, batches, frozen_parameters, read_examples
+from leakaudit.audit.simulation.texts import Example, Simulator, batches, frozen_parameters, read_examples
 from leakaudit.audit.verification import verify
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
+from leakaudit.config.simulation import Simulation
 from leakaudit.errors import ConfigError, DataError, ModelError
 from leakaudit.results.schema import VerificationStatus
 from tests.support import tiny

@@ -18,8 +18,10 @@ from leakaudit.audit.worker import DIED_OVER, run_worker
 from leakaudit.client.snapshot import OBSERVED, Manifest, Provenance, Snapshot
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.errors import ConfigError, ResultsError, SpoolError
-from leakaudit.models.recipe import ModelRecipe, state_of
-from leakaudit.results.schema import load_journal, load_results
+from leakaudit.models.recipe import ModelRecipe
+from leakaudit.models.tensors import state_of
+from leakaudit.results.files import load_results
+from leakaudit.results.journal import load_journal
 from leakaudit.storage.parent_watch import PARENT_VARIABLE
 from leakaudit.storage.snapshots import write_snapshot
 from leakaudit.storage.spool import MOST_DEATHS, Spool, Totals

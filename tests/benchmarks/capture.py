@@ -116,7 +116,7 @@ class Written:
         assert run is not None
         self.seconds: list[float] = []
         self.once, self.each = 0, 0
-        real, spool = run.recorder._write, run.spool
+        real, spool = run.recorder.writer.write, run.spool
 
         def write(kept: Any) -> None:
             start = time.perf_counter()
@@ -127,7 +127,7 @@ class Written:
                 self.each, self.once = size_of(claimed), spool.used_bytes() - size_of(claimed)
                 spool.release(claimed, keep=False)
 
-        run.recorder._write = write
+        run.recorder.writer.write = write
 
 
 def unkept(watched: Watch, times: int = 10_000) -> float:
@@ -138,8 +138,8 @@ def unkept(watched: Watch, times: int = 10_000) -> float:
     watched._counter.number = 1
     start = time.perf_counter()
     for _ in range(times):
-        run.recorder._before_step(None, (), {})
-        run.recorder._after_step(None, (), {})
+        run.recorder.current.before_step(None, (), {})
+        run.recorder.current.after_step(None, (), {})
         watched._stepped()
     return (time.perf_counter() - start) / times
 

@@ -29,9 +29,11 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from leakaudit.audit.simulation.texts import Simulation, Simulator
-from leakaudit.models.recipe import Task
-from leakaudit.results.schema import Attempt, summarise
+from leakaudit.audit.simulation.texts import Simulator
+from leakaudit.config.simulation import Simulation
+from leakaudit.models.loading import Task
+from leakaudit.results.schema import Attempt
+from leakaudit.results.summary import summarise
 from tests.benchmarks.span import attempts_of, in_percent
 
 hf: Any = transformers
@@ -219,7 +221,7 @@ def main() -> None:
             ratio = f"{fmean(tokens) / HIDDEN:.2f} (at most {max(tokens) / HIDDEN:.2f})"
             print(
                 f"| {data.parent.name} {data.stem} | {s.shape} | {s.task} | {s.mode} | {s.batch_size} | {found.sequences} "
-                f"| {ratio} | {in_percent((found.exact_rate, found.token_recall))} | {median(a.wall_s for a in attempts):.2f} |",
+                f"| {ratio} | {in_percent((found.scores.get('exact'), found.scores.get('token_recall')))} | {median(a.wall_s for a in attempts):.2f} |",
                 flush=True,
             )
 

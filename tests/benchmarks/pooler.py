@@ -22,11 +22,13 @@ from torch.nn import functional
 from leakaudit.attacks.pooler_features import Read, read_features
 from leakaudit.audit.active_server import named_server, on_active_server
 from leakaudit.audit.audit import Audit
-from leakaudit.audit.simulation.texts import Simulation, Simulator
+from leakaudit.audit.simulation.texts import Simulator
 from leakaudit.client.step import ClientStep
 from leakaudit.config.audit import AuditConfig, PluginSpec
-from leakaudit.models.wide_pooler import find_pooler
-from leakaudit.results.schema import Score, TextMode, summarise
+from leakaudit.config.simulation import Simulation
+from leakaudit.models.structure import find_pooler
+from leakaudit.results.schema import Score, TextMode
+from leakaudit.results.summary import summarise
 from tests.benchmarks.span import arguments, in_percent
 
 SERVERS = (
@@ -130,7 +132,15 @@ def texts_table(options: object) -> None:
                         seconds.append(time.process_time() - began)
                     attempts += [entry.attempt for entry in audit.entries]
             (row,) = summarise(attempts)
-            rates = in_percent((row.r1, row.r2, row.rl, row.exact_rate, row.token_recall))
+            rates = in_percent(
+                (
+                    row.scores.get("rouge1"),
+                    row.scores.get("rouge2"),
+                    row.scores.get("rougeL"),
+                    row.scores.get("exact"),
+                    row.scores.get("token_recall"),
+                )
+            )
             scores = [a.scores.get("semantic_similarity") for a in attempts]
             likeness = [score.value for score in scores if isinstance(score, Score)]
             meaning = f"{100 * fmean(likeness):.1f}" if likeness else "-"

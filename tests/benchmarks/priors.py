@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from leakaudit.algorithms.language_models.training import perplexity
-from leakaudit.models.recipe import load_tokenizer
-from leakaudit.plugins.prior import Scorer, tokenizer_vocabulary
+from leakaudit.models.loading import load_tokenizer
 from leakaudit.plugins.prior_loading import load_prior, read_texts
+from leakaudit.plugins.prior_protocol import Scorer, tokenizer_vocabulary
 
 CANDIDATES = 200
 """Of one text in one round of LAMP, Algorithm 1."""

@@ -18,9 +18,11 @@ from transformers import AutoConfig
 
 from leakaudit.audit.audit import Audit
 from leakaudit.audit.devices import choose_device
-from leakaudit.audit.simulation.texts import Simulation, Simulator
+from leakaudit.audit.simulation.texts import Simulator
 from leakaudit.config.audit import AuditConfig, PluginSpec
-from leakaudit.results.schema import Attempt, Summary, TextMode, summarise
+from leakaudit.config.simulation import Simulation
+from leakaudit.results.schema import Attempt, Summary, TextMode
+from leakaudit.results.summary import summarise
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,13 @@ def main() -> None:
             continue
         tokens: list[int] = []
         found = measure(s, options.model, options.data, options.sentences, options.seeds, options.device, tokens)
-        rates = (found.exact_rate, found.token_recall, found.rl, found.reachable_tokens, found.reachable_sequences)
+        rates = (
+            found.scores.get("exact"),
+            found.scores.get("token_recall"),
+            found.scores.get("rougeL"),
+            found.reachable_tokens,
+            found.reachable_sequences,
+        )
         frozen = ", ".join(s.freeze) or "nothing"
         print(
             f"| {s.mode} | {frozen} | {s.batch_size} | {found.sequences} | {fmean(tokens) / hidden:.2f} | {in_percent(rates)} "

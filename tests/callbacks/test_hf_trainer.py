@@ -27,15 +27,16 @@ from leakaudit.audit.audit import Audit
 from leakaudit.audit.verification import verify
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.capture.context import OFF_SWITCH
-from leakaudit.capture.optimizers import innermost
+from leakaudit.capture.optimizers import base_optimizer
 from leakaudit.capture.results_log import ResultsLog
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.config.audit import PluginSpec
-from leakaudit.models.recipe import state_of
+from leakaudit.models.tensors import state_of
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attacks
-from leakaudit.results.schema import VerificationStatus, load_journal
+from leakaudit.results.journal import load_journal
+from leakaudit.results.schema import VerificationStatus
 from leakaudit.storage.snapshot_files import write_tensors
 from leakaudit.storage.snapshots import read_manifest, read_snapshot, write_snapshot
 from leakaudit.storage.spool import Spool
@@ -474,7 +475,7 @@ def test_the_hooks_are_gone_after_training(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, audit)
     with tiny_trainer.without_side_process():
         trainer.train()
-    optimizer = innermost(trainer.optimizer)
+    optimizer = base_optimizer(trainer.optimizer)
     assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
     assert not trainer.model._forward_pre_hooks
 
@@ -582,7 +583,7 @@ def test_a_full_disk_costs_one_warning_and_no_training(
             raise OSError(28, os.strerror(28))
         return write_tensors(path, *rest)
 
-    monkeypatch.setattr("leakaudit.client.snapshot.write_tensors", write)
+    monkeypatch.setattr("leakaudit.storage.snapshots.write_tensors", write)
     with caplog.at_level(logging.WARNING):
         found = train(tmp_path, max_steps=4)
     assert list(found) == [2, 3]

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.errors import ModelError
-from leakaudit.models.lora import LoraRecipe
-from leakaudit.models.recipe import unwrapped
+from leakaudit.models.lora import LoraRecipe, adapted
+from leakaudit.models.wrappers import unwrapped
 from leakaudit.results.schema import VerificationStatus
 from tests.capture.test_rebuilt import llama, with_lora
 from tests.support import tiny
@@ -151,7 +151,6 @@ def test_a_recipe_takes_no_setting_that_names_code() -> None:
     """A recipe is read from a file, and peft imports what `megatron_core` names."""
     with pytest.raises(ValueError, match="no setting 'megatron_core'"):
         LoraRecipe(rank=2, targets=("q_proj",), alpha=2.0, settings={"megatron_core": "os"})
+    model = unwrapped(REFUSED["LoHa"][0]())
     with pytest.raises(ModelError, match="kind LOHA"):
-        from leakaudit.models.lora import adapted
-
-        adapted(unwrapped(REFUSED["LoHa"][0]()))
+        adapted(model)

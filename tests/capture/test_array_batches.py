@@ -14,8 +14,8 @@ import torch
 from click.testing import CliRunner
 from torch import Tensor, nn
 
+from leakaudit.audit.applied_defenses import defenses_found
 from leakaudit.audit.audit import Audit
-from leakaudit.audit.verification import defenses_found
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback as TrainerAudit
 from leakaudit.callbacks.lightning_trainer import LeakAuditCallback as LightningAudit
 from leakaudit.callbacks.torch_loop import watch
@@ -26,8 +26,9 @@ from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.config.audit import LABEL_ATTACKS, AuditConfig
 from leakaudit.models.array_classifier import ArrayClassifier, reader_in
-from leakaudit.models.recipe import rebuilt_by
-from leakaudit.results.schema import AttemptStatus, Score, VerificationStatus, load_results
+from leakaudit.models.factories import rebuilt_by
+from leakaudit.results.files import load_results
+from leakaudit.results.schema import AttemptStatus, Score, VerificationStatus
 from tests.support import array_models
 from tests.support.array_models import CLASSES
 from tests.support.stacks import _quiet_lightning

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from leakaudit.audit.verification import defenses_found
+from leakaudit.audit.applied_defenses import defenses_found
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep

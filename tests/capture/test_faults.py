@@ -21,7 +21,9 @@ import pytest
 from leakaudit.audit.worker import run_worker
 from leakaudit.callbacks.torch_loop import Watch
 from leakaudit.config.audit import PluginSpec
-from leakaudit.results.schema import AttemptStatus, load_journal, load_results
+from leakaudit.results.files import load_results
+from leakaudit.results.journal import load_journal
+from leakaudit.results.schema import AttemptStatus
 from leakaudit.storage.encryption import new_identity
 from leakaudit.storage.spool import Spool
 from tests.audit import test_worker

@@ -12,7 +12,8 @@ from torch import nn
 
 from leakaudit.audit.worker import run_worker
 from leakaudit.callbacks.torch_loop import watch
-from leakaudit.results.schema import VerificationStatus, load_results
+from leakaudit.results.files import load_results
+from leakaudit.results.schema import VerificationStatus
 from tests.support import tiny
 
 TOKENIZER = tiny.bert_tokenizer()

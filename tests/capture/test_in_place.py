@@ -17,14 +17,15 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
-from leakaudit.audit import audit as battery
+from leakaudit.audit.stamp import stamp_of
 from leakaudit.callbacks.torch_loop import watch
-from leakaudit.capture import in_place, recorder
+from leakaudit.capture import copies, in_place, in_place_check
 from leakaudit.capture.in_place import Repetition
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.registry import attacks
-from leakaudit.results.schema import Verification, VerificationStatus, load_results
+from leakaudit.results.files import load_results
+from leakaudit.results.schema import Verification, VerificationStatus
 from leakaudit.storage.snapshots import read_manifest
 from tests.support import stacks, tiny
 from tests.support.in_place_cases import Training, said_to_be_plain, without_audit
@@ -319,7 +320,7 @@ def test_a_step_is_no_evidence_where_attacks_are_given_another_model(
     found, _ = KINDS[kind].run(tmp_path)
     snapshot = found[0]
     client = ClientStep(snapshot.observation.model, snapshot.truth, snapshot.recipe, snapshot.observation.facts)
-    seen = battery._stamp(snapshot, client)
+    seen = stamp_of(snapshot, client)
     assert seen.status is status
     assert status is VERIFIED or "another model than the client's" in seen.note
 
@@ -360,7 +361,7 @@ def test_a_step_is_no_evidence_where_a_part_of_the_model_was_patched_to_compute_
     assert_to_the_bit(found)
     snapshot = found[0]
     client = ClientStep(snapshot.observation.model, snapshot.truth, snapshot.recipe, snapshot.observation.facts)
-    seen = battery._stamp(snapshot, client)
+    seen = stamp_of(snapshot, client)
     assert seen.status is status
     assert status is VERIFIED or "without the hooks and functions on its parts" in seen.note
 
@@ -369,7 +370,7 @@ def test_the_battery_takes_the_stamp_and_does_not_compute_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The report says where the step was checked, and what that took."""
-    monkeypatch.setattr("leakaudit.audit.audit.verify", lambda *a: pytest.fail("computed again"))
+    monkeypatch.setattr("leakaudit.audit.stamp.verify", lambda *a: pytest.fail("computed again"))
     config = {"schedule": "inline", "attacks": ("idlg",), "controls": 0}
     model = tiny.bert(dropout=0.1).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -404,7 +405,7 @@ def test_a_step_whose_gradients_are_large_is_not_repeated(tmp_path: Path, monkey
     """A second set of them could end the training: the side process checks such a step."""
     with without_audit(monkeypatch):
         _, wanted = Training().run(tmp_path / "off")
-    monkeypatch.setattr(recorder, "POOL_BYTES", 1_000)
+    monkeypatch.setattr(copies, "POOL_BYTES", 1_000)
     found, left = Training().run(tmp_path / "on")
     assert [snapshot.checked for snapshot in found.values()] == [None] * 3
     assert all("a repetition would need as much again" in one.provenance.not_in_place for one in found.values())
@@ -505,7 +506,7 @@ def test_nothing_is_left_changed_whatever_happens(
             monkeypatch.delenv(CALLED_AGAIN)
             seen["after"] = _everything(model, optimizer)
 
-    monkeypatch.setattr(recorder, "check", checked)
+    monkeypatch.setattr(in_place_check, "check", checked)
     batch = stacks.classes(count=1)[0]
     with (
         without_side_process(),

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from leakaudit.callbacks.torch_loop import watch
-from leakaudit.capture import recorder
+from leakaudit.capture import copies
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.config.audit import PluginSpec
 from leakaudit.results.schema import VerificationStatus
@@ -418,7 +418,7 @@ def test_a_step_too_large_for_a_copy_is_written_once_its_optimizers_are_known(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is written before the optimizer steps; of optimizers that are not torch's own, or several, one step is watched first."""
-    monkeypatch.setattr(recorder, "POOL_BYTES", 0)
+    monkeypatch.setattr(copies, "POOL_BYTES", 0)
     ran = both(tmp_path, WRONG[kind][0] if kind in WRONG else RIGHT[kind])
     assert_right(ran, {"sgd": EVERY, "noise in place": []}.get(kind, EVERY[1:]))
     assert ("must see one step of this optimizer to the end first" in caplog.text) is (kind != "sgd")
@@ -428,7 +428,7 @@ def test_a_step_that_turns_out_wrong_after_it_was_written_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its optimizer was plain in the steps before; the update on the disk is not what it sent."""
-    monkeypatch.setattr(recorder, "POOL_BYTES", 0)
+    monkeypatch.setattr(copies, "POOL_BYTES", 0)
     ran = both(tmp_path, lambda model: LatelyPrivate(model.parameters()))
     assert 2 not in ran.kept and max(ran.kept, default=0) <= 1
     assert "was written and removed again, because it is not what the client sends" in caplog.text

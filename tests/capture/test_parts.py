@@ -16,9 +16,10 @@ from leakaudit.capture import recorder_setup
 from leakaudit.capture.sketch import distance
 from leakaudit.client.snapshot import BASE, OBSERVED, Snapshot
 from leakaudit.errors import SnapshotDamagedError
-from leakaudit.models.parts import first_parts
+from leakaudit.models.first_blocks import first_parts
 from leakaudit.models.recipe import ModelRecipe
-from leakaudit.results.schema import AttemptStatus, Score, VerificationStatus, load_results
+from leakaudit.results.files import load_results
+from leakaudit.results.schema import AttemptStatus, Score, VerificationStatus
 from leakaudit.storage.snapshot_files import read_tensors, write_tensors
 from leakaudit.storage.snapshots import read_snapshot
 from tests.support import tiny

@@ -11,7 +11,7 @@ from leakaudit.capture import plan
 from leakaudit.capture.plan import GROWTH, LEAST_DISTANCE, LEAST_STEPS, Plan, steps_to_pass
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.gate import evaluate as gate
-from leakaudit.gate.evaluate import EvidencePolicy, Policy, Rule, default_policy
+from leakaudit.gate.policy import EvidencePolicy, Policy, Rule, default_policy
 from tests.support.factories import NOW, audit
 
 

@@ -18,9 +18,11 @@ from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.capture.fitness import Fit
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.errors import ModelError
-from leakaudit.models.module_settings import unstored_buffers
-from leakaudit.models.parts import first_parts
-from leakaudit.models.recipe import ModelRecipe, build_model, state_of
+from leakaudit.models.first_blocks import first_parts
+from leakaudit.models.rebuilding import build_model
+from leakaudit.models.recipe import ModelRecipe
+from leakaudit.models.tensors import state_of
+from leakaudit.models.unstored_state import unstored_buffers
 from leakaudit.results.schema import VerificationStatus
 from leakaudit.storage.snapshots import build_first_blocks
 from tests.support import tiny

@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leakaudit.capture import recorder as recorder_module
-from leakaudit.capture.optimizers import innermost
-from leakaudit.capture.recorder import Kept, Recorder
+from leakaudit.capture import copies
+from leakaudit.capture.kept_step import KeptStep
+from leakaudit.capture.optimizers import base_optimizer
+from leakaudit.capture.recorder import Recorder
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.snapshot import Manifest, Provenance
 from leakaudit.client.step import public_facts
@@ -44,13 +45,12 @@ class Loop:
         self.model = tiny.bert().train()
         self.manifest = manifest(self.model)
         self.optimizer = make(self.model.parameters(), lr=0.1, **options)
-        self.written: list[Kept] = []
+        self.written: list[KeptStep] = []
         self.recorder = Recorder(self.model, self.optimizer, write or self.written.append)
         self.recorder.install()
 
     def forward(self, ids: Tensor = IDS) -> Any:
         inputs = {"input_ids": ids, "labels": torch.zeros(len(ids), dtype=torch.long)}
-        self.recorder.micro_batch(inputs)
         return self.model(**inputs).loss
 
     def update(self) -> dict[str, Tensor]:
@@ -58,17 +58,16 @@ class Loop:
 
     def step(self, number: int = 0) -> dict[str, Tensor]:
         """Make one recorded step; return the gradient that the optimizer got."""
-        self.recorder.arm(number, self.manifest)
+        self.recorder.start(number, self.manifest)
         self.optimizer.zero_grad()
         self.forward().backward()
         update = self.update()
         self.optimizer.step()
         return update
 
-    def wait(self) -> list[Kept]:
+    def wait(self) -> list[KeptStep]:
         while self.recorder.writing():
-            assert self.recorder._writer is not None
-            self.recorder._writer.join(timeout=10)
+            self.recorder.written(10)
         return self.written
 
 
@@ -106,7 +105,7 @@ def test_a_closure_is_run_before_the_copy_is_made() -> None:
             seen.update(loop.update())
             return loss
 
-        loop.recorder.arm(1, loop.manifest)
+        loop.recorder.start(1, loop.manifest)
         loss = loop.optimizer.step(closure=closure) if keyword else loop.optimizer.step(closure)
         assert isinstance(loss, Tensor)
         kept = loop.wait()[1]
@@ -126,8 +125,7 @@ def test_a_closure_that_is_run_again_and_again_is_recorded_at_its_first_run() ->
         runs.append(loop.update())
         return loss
 
-    loop.recorder.arm(0, loop.manifest)
-    loop.recorder.micro_batch({"input_ids": IDS, "labels": torch.zeros(1, dtype=torch.long)})
+    loop.recorder.start(0, loop.manifest)
     loop.optimizer.step(closure)
     assert len(runs) > 1
     assert len(loop.wait()) == 1
@@ -138,7 +136,7 @@ def test_row_9_the_scale_of_a_grad_scaler_is_taken_out_for_fused_optimizers() ->
     """They unscale inside their step, after our hook."""
     loop = Loop(torch.optim.AdamW, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    loop.recorder.arm(0, loop.manifest)
+    loop.recorder.start(0, loop.manifest)
     loss = loop.forward()
     scaler.scale(loss).backward()
     scaled = loop.update()
@@ -152,14 +150,14 @@ def test_row_10_a_step_that_the_scaler_skips_leaves_no_batch_behind() -> None:
     loop = Loop()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     for step, bad in ((0, True), (1, False)):
-        loop.recorder.arm(step, loop.manifest)
+        loop.recorder.start(step, loop.manifest)
         loop.optimizer.zero_grad()
         scaler.scale(loop.forward()).backward()
         if bad:
             next(loop.model.parameters()).grad.fill_(float("inf"))  # type: ignore[union-attr]
         scaler.step(loop.optimizer)
         scaler.update()
-        loop.recorder.disarm()
+        loop.recorder.cancel()
     kept = loop.wait()
     assert [k.step for k in kept] == [1]
     assert len(kept[0].truth.micro_batches) == 1
@@ -168,15 +166,15 @@ def test_row_10_a_step_that_the_scaler_skips_leaves_no_batch_behind() -> None:
 def test_row_4_what_happens_after_the_hook_does_not_reach_the_copy() -> None:
     """Weights, gradients and the batch are overwritten in place while the writer still waits."""
     gate = threading.Event()
-    written: list[Kept] = []
+    written: list[KeptStep] = []
 
-    def slow(kept: Kept) -> None:
+    def slow(kept: KeptStep) -> None:
         gate.wait(10)
         written.append(kept)
 
     loop = Loop(write=slow)
     ids = IDS.clone()
-    loop.recorder.arm(0, loop.manifest)
+    loop.recorder.start(0, loop.manifest)
     loop.forward(ids).backward()
     update = loop.update()
     loop.optimizer.step()
@@ -197,7 +195,7 @@ def test_a_step_is_dropped_while_the_last_one_is_still_written() -> None:
     gate = threading.Event()
     written: list[int] = []
 
-    def slow(kept: Kept) -> None:
+    def slow(kept: KeptStep) -> None:
         gate.wait(10)
         written.append(kept.step)
 
@@ -214,10 +212,10 @@ def test_a_step_is_dropped_while_the_last_one_is_still_written() -> None:
 def test_buffers_are_there_before_the_first_step() -> None:
     """The first copy goes into memory that was touched already, as every later one."""
     loop = Loop()
-    before = {name: buffer.data_ptr() for name, buffer in loop.recorder._buffers.items()}
+    before = {name: buffer.data_ptr() for name, buffer in loop.recorder.buffers.tensors.items()}
     loop.step()
     loop.wait()
-    assert before and before == {name: buffer.data_ptr() for name, buffer in loop.recorder._buffers.items()}
+    assert before and before == {name: buffer.data_ptr() for name, buffer in loop.recorder.buffers.tensors.items()}
 
 
 def test_buffers_are_reused_from_step_to_step() -> None:
@@ -239,12 +237,11 @@ def test_parameters_that_the_optimizer_does_not_move_are_frozen_or_the_step_is_n
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not frozen or name.startswith("classifier"))
     optimizer = torch.optim.SGD(head, lr=0.1)
-    written: list[Kept] = []
+    written: list[KeptStep] = []
     recorder = Recorder(model, optimizer, written.append)
     recorder.install()
-    recorder.arm(0, manifest(model))
+    recorder.start(0, manifest(model))
     inputs = {"input_ids": IDS, "labels": torch.tensor([1])}
-    recorder.micro_batch(inputs)
     model(**inputs).loss.backward()
     optimizer.step()
     recorder.remove()
@@ -270,22 +267,23 @@ def test_sparse_gradients_are_kept_as_dense_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "drop_gradients", "message"),
+    ("inputs", "drop_gradients", "message"),
     [
-        (torch.zeros(0, 5, dtype=torch.long), False, "its batch was empty"),
-        (None, False, "has no `input_ids`"),
-        (IDS, True, "held no gradient when it stepped"),
+        ({"input_ids": torch.zeros(0, 5, dtype=torch.long)}, False, "its batch was empty"),
+        ({"labels": torch.zeros(1)}, False, "has no `input_ids`"),
+        ({"input_ids": IDS}, True, "held no gradient when it stepped"),
     ],
 )
 def test_a_step_that_nothing_can_be_said_about_counts_as_failed(
-    ids: Tensor | None, drop_gradients: bool, message: str, caplog: pytest.LogCaptureFixture
+    inputs: dict[str, Tensor], drop_gradients: bool, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One warning names what is missing; the recorder goes on with the next step."""
+    """One warning names what is missing; the recorder continues with the next step."""
     loop = Loop()
+    forward = loop.model.forward
+    loop.model.forward = lambda **given: forward(input_ids=IDS, labels=torch.tensor([1]))  # whatever it is called with
     for step in range(2):
-        loop.recorder.arm(step, loop.manifest)
-        loop.recorder.micro_batch({"labels": torch.zeros(1)} if ids is None else {"input_ids": ids})
-        loop.model(input_ids=IDS, labels=torch.tensor([1])).loss.backward()
+        loop.recorder.start(step, loop.manifest)
+        loop.model(**inputs).loss.backward()
         if drop_gradients:
             loop.optimizer.zero_grad()
         loop.optimizer.step()
@@ -301,7 +299,7 @@ def test_a_writer_that_fails_for_a_known_reason_is_tried_again() -> None:
     """A full disk may have room at the next step."""
     answers = [SnapshotError("no space"), None]
 
-    def write(kept: Kept) -> None:
+    def write(kept: KeptStep) -> None:
         answer = answers.pop(0)
         if answer is not None:
             raise answer
@@ -317,7 +315,7 @@ def test_a_writer_that_fails_for_a_known_reason_is_tried_again() -> None:
 def test_anything_unforeseen_ends_the_recording_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     """One warning with the type; its message might quote the batch."""
 
-    def write(kept: Kept) -> None:
+    def write(kept: KeptStep) -> None:
         raise ValueError("the old dog")
 
     loop = Loop(write=write)
@@ -336,7 +334,7 @@ def test_a_copy_that_fails_does_not_reach_the_optimizer(monkeypatch: pytest.Monk
     def fail(*args: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(loop.recorder, "_into_buffer", fail)
+    monkeypatch.setattr(loop.recorder.buffers, "into_buffer", fail)
     before = next(loop.model.parameters()).detach().clone()
     loop.step()
     assert loop.recorder.disabled
@@ -373,8 +371,8 @@ def test_wrappers_are_looked_through(name: str) -> None:
             return getattr(vars(self)[name], attribute)
 
     inner = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
-    assert innermost(Wrapper(Wrapper(inner))) is inner
-    assert innermost(inner) is inner
+    assert base_optimizer(Wrapper(Wrapper(inner))) is inner
+    assert base_optimizer(inner) is inner
 
 
 def test_a_disk_that_is_stuck_does_not_hold_up_the_end_of_training(caplog: pytest.LogCaptureFixture) -> None:
@@ -386,7 +384,7 @@ def test_a_disk_that_is_stuck_does_not_hold_up_the_end_of_training(caplog: pytes
     loop.recorder.remove(patience_s=0.1)
     assert time.monotonic() - start < 5.0
     assert "the last kept step is still not on the disk after 0.1 s" in caplog.text
-    assert loop.recorder._writer is not None and loop.recorder._writer.daemon
+    assert loop.recorder.writer.thread is not None and loop.recorder.writer.thread.daemon
     stuck.set()
 
 
@@ -394,10 +392,10 @@ def test_a_loop_that_calls_another_object_than_it_was_said_is_told_so(caplog: py
     """The update is there, its batch was not seen: nothing is kept rather than an update without a truth."""
     model = tiny.bert().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    written: list[Kept] = []
+    written: list[KeptStep] = []
     recorder = Recorder(model, optimizer, written.append, called=nn.Sequential(model))
     recorder.install()
-    recorder.arm(0, manifest(model))
+    recorder.start(0, manifest(model))
     model(input_ids=IDS, labels=torch.tensor([1])).loss.backward()
     optimizer.step()
     recorder.remove()
@@ -421,7 +419,7 @@ def test_the_model_is_walked_once_for_a_copy(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(loop.model, "named_parameters", to_the_end)
     monkeypatch.setattr(loop.model, "state_dict", whole_state)
-    loop.recorder.arm(0, loop.manifest)
+    loop.recorder.start(0, loop.manifest)
     loop.forward().backward()
     loop.optimizer.step()
     assert walks == ["names"]
@@ -433,11 +431,11 @@ def test_a_step_that_is_too_large_for_the_pool_is_written_while_the_optimizer_wa
 ) -> None:
     """From where it is, with no buffers beside it; training and what is written are the same to the bit."""
     runs = []
-    for limit in (recorder_module.POOL_BYTES, 0):
-        monkeypatch.setattr(recorder_module, "POOL_BYTES", limit)
+    for limit in (copies.POOL_BYTES, 0):
+        monkeypatch.setattr(copies, "POOL_BYTES", limit)
         written: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
 
-        def write(kept: Kept, written: Any = written) -> None:
+        def write(kept: KeptStep, written: Any = written) -> None:
             written.append(
                 ({n: g.clone() for n, g in kept.update.items()}, {n: w.clone() for n, w in kept.weights.items()})
             )
@@ -447,7 +445,7 @@ def test_a_step_that_is_too_large_for_the_pool_is_written_while_the_optimizer_wa
             loop.step(number)
             while loop.recorder.writing():
                 loop.recorder.written()
-        runs.append((written, dict(loop.model.named_parameters()), loop.recorder._buffers))
+        runs.append((written, dict(loop.model.named_parameters()), loop.recorder.buffers.tensors))
     (pooled, one, buffers), (direct, two, none) = runs
     assert buffers and not none
     assert same(one, two)
@@ -459,10 +457,10 @@ def test_a_model_can_be_copied_and_saved_while_a_step_is_recorded() -> None:
     """Averaged weights are made by `deepcopy`. A copy has our hooks, which record nothing of it."""
     model = tiny.bert().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    written: list[Kept] = []
+    written: list[KeptStep] = []
     recorder = Recorder(model, optimizer, written.append, called=model)
     recorder.install()
-    recorder.arm(0, manifest(model))
+    recorder.start(0, manifest(model))
     inputs = {"input_ids": IDS, "labels": torch.tensor([1])}
     model(**inputs).loss.backward()
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -476,13 +474,13 @@ def test_a_step_that_ends_before_all_its_optimizers_stepped_is_counted(caplog: p
     """As a trainer does that says when a step ends."""
     model = tiny.bert().train()
     optimizers = [torch.optim.SGD(model.classifier.parameters(), lr=0.1), torch.optim.Adam(model.bert.parameters())]  # type: ignore[union-attr]
-    written: list[Kept] = []
+    written: list[KeptStep] = []
     recorder = Recorder(model, optimizers, written.append, called=model)
     recorder.install()
-    recorder.arm(0, manifest(model))
+    recorder.start(0, manifest(model))
     model(input_ids=IDS, labels=torch.tensor([1])).loss.backward()
     optimizers[0].step()
-    recorder.disarm()
+    recorder.cancel()
     recorder.remove()
     assert not written and recorder.counters.failed == 1
     assert "the step ended before Adam had stepped" in caplog.text

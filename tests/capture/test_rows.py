@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from leakaudit.audit.applied_defenses import defenses_found
 from leakaudit.audit.audit import Audit
-from leakaudit.audit.verification import defenses_found, verify
+from leakaudit.audit.verification import verify
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.capture.recorder import Recorder
@@ -714,14 +715,13 @@ def test_row_28_a_copy_from_the_gpu_is_not_torn() -> None:
     written: list[Any] = []
     recorder = Recorder(model, optimizer, lambda kept: written.append(copy.deepcopy(dict(kept.weights))))
     recorder.install()
-    recorder._side = torch.cuda.Stream()
+    recorder.buffers.stream = torch.cuda.Stream()
     for step in range(5):
-        recorder.arm(step, manifest(model))
+        recorder.start(step, manifest(model))
         inputs = {"input_ids": torch.tensor([[2, 6, 9, 7, 3]]).cuda(), "labels": torch.tensor([1]).cuda()}
-        recorder.micro_batch(inputs)
         model(**inputs).loss.backward()
         want = {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
-        with torch.cuda.stream(recorder._side):
+        with torch.cuda.stream(recorder.buffers.stream):
             torch.cuda._sleep(50_000_000)
         optimizer.step()
         recorder.remove()
@@ -742,11 +742,14 @@ def test_row_29_a_second_run_has_one_set_of_hooks(tmp_path: Path, ending: str) -
             optimizer.step()
             optimizer.zero_grad()
 
+    def break_off() -> None:
+        run()
+        raise RuntimeError("enough")
+
     with without_side_process():
         if ending == "raised":
             with pytest.raises(RuntimeError, match="enough"), watched:
-                run()
-                raise RuntimeError("enough")
+                break_off()
         else:
             with watched:
                 run()

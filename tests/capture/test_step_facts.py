@@ -24,7 +24,7 @@ from leakaudit.client.snapshot import Snapshot
 from leakaudit.config.audit import PluginSpec
 from leakaudit.metrics.label_accuracy import LabelAccuracy
 from leakaudit.plugins.budget import Budget
-from leakaudit.plugins.metric import LabelCounts
+from leakaudit.plugins.metric_protocol import LabelCounts
 from leakaudit.reports.page import cell_for
 from leakaudit.results.schema import Score, VerificationStatus
 from tests.support import tiny

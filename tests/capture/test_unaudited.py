@@ -19,8 +19,8 @@ from leakaudit.capture.unaudited import folder_of
 from leakaudit.cli import main
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.errors import ResultsError
+from leakaudit.results.files import load_results, to_json
 from leakaudit.results.not_audited import NOT_AUDITED, refuse_unaudited
-from leakaudit.results.schema import load_results, to_json
 from tests.support import factories, stacks, tiny, tiny_trainer
 
 TOKENIZER = tiny.bert_tokenizer()
@@ -69,11 +69,14 @@ def test_results_of_an_earlier_run_never_stand_for_a_run_that_was_not_audited(
         monkeypatch.setenv(OFF_SWITCH, "1")
     if why == "an unknown key":
         config = {"out_dir": str(audited), "evry_n_steps": 3}
-    error = ValueError("mine") if why == "interrupted at once" else None
-    try:
-        _train(config, tokenizer=None if why == "no tokenizer" else TOKENIZER, error=error)
-    except ValueError as mine:
-        assert mine is error
+    tokenizer = None if why == "no tokenizer" else TOKENIZER
+    if why == "interrupted at once":
+        error = ValueError("mine")
+        with pytest.raises(ValueError, match="mine") as raised:
+            _train(config, tokenizer=tokenizer, error=error)
+        assert raised.value is error
+    else:
+        _train(config, tokenizer=tokenizer, error=None)
     assert not (audited / "results.json").exists()
     assert (audited.with_name("audit.1") / "results.json").is_file()
     code, said = _gate(audited)

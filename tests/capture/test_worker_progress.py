@@ -12,10 +12,14 @@ import pytest
 from leakaudit.capture.outcome import outcome
 from leakaudit.capture.worker_progress import Progress
 from leakaudit.config.audit import AuditConfig
-from leakaudit.files.private_files import write_private
-from leakaudit.gate.evaluate import default_policy, evaluate, to_json
-from leakaudit.results.schema import Attempt, AttemptStatus, Battery, JournalEntry, Results, VerificationStatus, sealed
-from leakaudit.results.schema import to_json as results_json
+from leakaudit.files.private_files import write_atomic
+from leakaudit.gate.evaluate import evaluate
+from leakaudit.gate.policy import default_policy
+from leakaudit.gate.verdict import to_json
+from leakaudit.results.files import to_json as results_json
+from leakaudit.results.files import with_digest
+from leakaudit.results.journal import JournalEntry
+from leakaudit.results.schema import Attempt, AttemptStatus, Battery, Results, VerificationStatus
 from leakaudit.storage.spool import Spool
 from tests.support import tiny
 from tests.support.factories import NOW, attempt, audit, results, step
@@ -95,10 +99,10 @@ def test_an_attempt_that_crashed_says_nothing_of_the_time(spool: Spool) -> None:
 
 def written(folder: Path, found: Results) -> Path:
     folder.mkdir()
-    found = sealed(found)
-    write_private(folder / "results.json", json.dumps(results_json(found)))
+    found = with_digest(found)
+    write_atomic(folder / "results.json", json.dumps(results_json(found)))
     verdict = evaluate(found, default_policy(), now=NOW)
-    write_private(folder / "verdict.json", json.dumps(to_json(verdict)))
+    write_atomic(folder / "verdict.json", json.dumps(to_json(verdict)))
     return folder
 
 

@@ -23,7 +23,8 @@ from leakaudit.client.truth import MicroBatch
 from leakaudit.config.audit import PluginSpec
 from leakaudit.errors import ModelError
 from leakaudit.models.recipe import ModelRecipe
-from leakaudit.results.schema import AttemptStatus, VerificationStatus, load_results
+from leakaudit.results.files import load_results
+from leakaudit.results.schema import AttemptStatus, VerificationStatus
 from tests.support import matrix, stacks, tiny
 from tests.support.stacks import STACKS, Case
 from tests.support.tiny_trainer import audit_config

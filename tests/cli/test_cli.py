@@ -15,10 +15,12 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from leakaudit.cli import _specs, _with_options, main
+from leakaudit.cli import main
+from leakaudit.cli.battery import specs_of, with_options
 from leakaudit.client.snapshot import Manifest, Provenance
 from leakaudit.client.step import ClientStep
-from leakaudit.models.recipe import ModelRecipe, state_of
+from leakaudit.models.recipe import ModelRecipe
+from leakaudit.models.tensors import state_of
 from leakaudit.storage.snapshots import write_snapshot
 from tests.support import tiny
 
@@ -39,6 +41,7 @@ SUMMARY_KEYS = {
     "steps",
     "sequences",
     "exact_rate",
+    "scores",
     "r1",
     "r2",
     "rl",
@@ -263,7 +266,7 @@ def test_bad_data_is_a_usage_error_that_names_the_line(
 
 def test_one_plugin_may_be_tried_with_different_knobs() -> None:
     """Each keeps its own; an option that names it goes to all of them."""
-    specs = _with_options(_specs("tag(steps=3),tag(steps=5),span"), ("tag.alpha=0.5",))
+    specs = with_options(specs_of("tag(steps=3),tag(steps=5),span"), ("tag.alpha=0.5",))
     assert [spec.label for spec in specs] == ["tag(steps=3, alpha=0.5)", "tag(steps=5, alpha=0.5)", "span"]
 
 
@@ -643,12 +646,12 @@ def test_a_step_recipe_is_what_a_client_step_needs(spool: Path) -> None:
 
 def test_simulate_tries_the_attacks_of_the_callback_unless_others_are_asked_for() -> None:
     """One list, in the configuration; the help shows it, and that for batches without text."""
-    from leakaudit.cli import _battery
+    from leakaudit.cli.battery import battery_of_data
     from leakaudit.config.audit import DEFAULT_ATTACKS, LABEL_ATTACKS, AuditConfig
 
-    assert _battery(None, Path("texts.jsonl")) == DEFAULT_ATTACKS == AuditConfig().attacks
-    assert _battery(None, Path("arrays.safetensors")) == LABEL_ATTACKS
-    assert [spec.name for spec in _battery("span,tag", Path("texts.jsonl"))] == ["span", "tag"]
+    assert battery_of_data(None, Path("texts.jsonl")) == DEFAULT_ATTACKS == AuditConfig().attacks
+    assert battery_of_data(None, Path("arrays.safetensors")) == LABEL_ATTACKS
+    assert [spec.name for spec in battery_of_data("span,tag", Path("texts.jsonl"))] == ["span", "tag"]
     said = "".join(CliRunner().invoke(main, ["simulate", "--help"]).output.split())
     for specs in (DEFAULT_ATTACKS, LABEL_ATTACKS):
         assert ",".join(spec.name for spec in specs) in said

@@ -15,7 +15,7 @@ from rich.console import Console
 from leakaudit.cli import main
 from leakaudit.gate import evaluate as gate
 from leakaudit.reports import print_verdict
-from leakaudit.results import schema as scores
+from leakaudit.results.files import digest_of, to_json
 from leakaudit.results.schema import Results
 from tests.support.factories import NOW, audit, policy
 
@@ -33,7 +33,7 @@ def run(*arguments: object) -> Result:
 
 def write(folder: Path, found: Results) -> Path:
     path = folder / "results.json"
-    path.write_text(json.dumps(scores.to_json(found), indent=1), encoding="utf-8")
+    path.write_text(json.dumps(to_json(found), indent=1), encoding="utf-8")
     return path
 
 
@@ -51,13 +51,13 @@ def rules_on_sentences(folder: Path) -> Path:
     ("raw", "message"),
     [
         (b"[" * 100_000 + b"]" * 100_000, "nested more than 30 levels deep"),
-        (b'{"schema": "leakaudit.results/1.2", "min_tokens": ' + b"9" * 5_000 + b"}", "a whole number of 5000 digits"),
-        (rb'{"schema": "leakaudit.results/1.2", "run": "\ud800"}', "half a surrogate pair"),
+        (b'{"schema": "leakaudit.results/1.3", "min_tokens": ' + b"9" * 5_000 + b"}", "a whole number of 5000 digits"),
+        (rb'{"schema": "leakaudit.results/1.3", "run": "\ud800"}', "half a surrogate pair"),
         (b"\xff\xfe", "is not UTF-8 text"),
         (b"", "not readable as JSON"),
-        (b'{"schema": "leakaudit.results/1.2", "min_tokens": NaN}', "NaN is not a finite number"),
+        (b'{"schema": "leakaudit.results/1.3", "min_tokens": NaN}', "NaN is not a finite number"),
         (b'{"schema": "leakaudit.results/1.' + b"9" * 5_000 + b'"}', "this version reads leakaudit.results/1.x"),
-        (b'{"schema": "leakaudit.results/1.2"}', "does not fit leakaudit.results/1.2: run: Field required"),
+        (b'{"schema": "leakaudit.results/1.3"}', "does not fit leakaudit.results/1.3: run: Field required"),
     ],
 )
 def test_a_hostile_file_is_an_error_in_one_sentence(tmp_path: Path, raw: bytes, message: str) -> None:
@@ -73,7 +73,7 @@ def test_a_hostile_file_is_an_error_in_one_sentence(tmp_path: Path, raw: bytes, 
 @pytest.mark.parametrize("value", ["true", '"0.5"', "-1", "1.5", "1e400", "[0.5]", "NaN"])
 def test_a_score_is_a_number_from_0_to_1(tmp_path: Path, value: str) -> None:
     """Neither a word nor yes, and not below nothing."""
-    data = scores.to_json(audit(0, 60))
+    data = to_json(audit(0, 60))
     data["attempts"][0]["scores"]["rougeL"]["value"] = "HERE"
     text = json.dumps(data).replace('"HERE"', value)
     (tmp_path / "results.json").write_text(text)
@@ -98,7 +98,7 @@ def test_a_score_is_a_number_from_0_to_1(tmp_path: Path, value: str) -> None:
 )
 def test_types_are_strict_and_counts_are_none_below_zero(tmp_path: Path, old: str, new: str) -> None:
     """Booleans are no numbers, numbers are no booleans, and text is neither."""
-    text = json.dumps(scores.to_json(audit(0, 60)))
+    text = json.dumps(to_json(audit(0, 60)))
     assert old in text
     (tmp_path / "results.json").write_text(text.replace(old, new, 1))
     done = run(tmp_path, "-q")
@@ -120,7 +120,7 @@ def test_a_file_that_was_changed_after_it_was_written_is_an_error(tmp_path: Path
     )
     assert run(tmp_path, "--policy", rules_on_sentences(tmp_path)).exit_code == 0
     path.write_text(json.dumps({key: value for key, value in data.items() if key != "digest"}))
-    assert "has no digest, which leakaudit.results/1.2 requires" in run(tmp_path, "-q").stdout
+    assert "has no digest, which leakaudit.results/1.3 requires" in run(tmp_path, "-q").stdout
     verdict = json.loads((tmp_path / "verdict.json").read_text())
     assert verdict["verdict"] == "ERROR"  # not the PASS of before
 
@@ -144,9 +144,9 @@ def test_an_unknown_key_is_an_error_in_a_file_of_this_version(
     tmp_path: Path, edit: dict[str, object], message: str
 ) -> None:
     """A key that is misspelt is a key that is missing; files of later versions may hold more."""
-    data = scores.to_json(audit(0, 60))
+    data = to_json(audit(0, 60))
     data["attempts"][0] |= edit
-    data["digest"] = scores.digest_of(data)
+    data["digest"] = digest_of(data)
     (tmp_path / "results.json").write_text(json.dumps(data))
     done = run(tmp_path, "-q")
     assert done.exit_code == 5 and message in done.stdout

@@ -15,8 +15,8 @@ import torch
 from leakaudit.algorithms.language_models.training import Progress, frame, held_out, perplexity, train_causal_lm
 from leakaudit.cli import main
 from leakaudit.errors import PriorError
-from leakaudit.plugins.prior import tokenizer_vocabulary
 from leakaudit.plugins.prior_loading import load_prior
+from leakaudit.plugins.prior_protocol import tokenizer_vocabulary
 from tests.support import tiny
 
 

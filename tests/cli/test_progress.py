@@ -13,7 +13,7 @@ import pytest
 from leakaudit.cli import threads
 from leakaudit.cli.progress import Pace, plan, shown
 from leakaudit.cli.threads import idle_cores, idle_of, threads_to_take
-from leakaudit.results.schema import JournalEntry
+from leakaudit.results.journal import JournalEntry
 from tests.support import factories
 
 PAIRS = [(attack, defense) for defense in ("none", "round") for attack in ("span", "tag")]

@@ -83,7 +83,8 @@ def test_no_option_of_simulate_reaches_a_file(secret: Path, tmp_path: Path) -> N
 def test_no_argument_of_run_reaches_a_file(secret: Path, tmp_path: Path) -> None:
     """A path of a snapshot is private as well."""
     from leakaudit.client.snapshot import Manifest, Provenance
-    from leakaudit.models.recipe import ModelRecipe, state_of
+    from leakaudit.models.recipe import ModelRecipe
+    from leakaudit.models.tensors import state_of
     from leakaudit.storage.snapshots import write_snapshot
 
     model = tiny.bert(seed=1)

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from leakaudit.algorithms.labels.clipping import scale_is_known
-from leakaudit.audit.verification import STANDARD_ERRORS, defenses_found, verify
+from leakaudit.audit.applied_defenses import defenses_found
+from leakaudit.audit.verification import STANDARD_ERRORS, verify
 from leakaudit.client.facts import DeclaredDefense
 from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
 from leakaudit.defenses.dp_sgd import DpSgd
-from leakaudit.plugins.defense import Defense
+from leakaudit.plugins.defense_protocol import Defense
 from leakaudit.registry import defenses
 from leakaudit.results.schema import Verification, VerificationStatus
 from tests.support import tiny

@@ -8,11 +8,12 @@ from pathlib import Path
 import click
 import pytest
 
-from leakaudit.audit.simulation.texts import MAX_CLASSES, read_examples
+from leakaudit.audit.simulation.texts import read_examples
 from leakaudit.cli import main
+from leakaudit.config.simulation import MAX_CLASSES
 from leakaudit.errors import DataError
 from leakaudit.plugins.prior_loading import read_texts
-from leakaudit.results.schema import JournalEntry, Sample, load_journal
+from leakaudit.results.journal import JournalEntry, Sample, load_journal
 from tests.support import factories
 
 BREAKS = ("\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e")

@@ -16,11 +16,24 @@ from hypothesis import strategies as st
 from leakaudit import registry
 from leakaudit.errors import ConfigError
 from leakaudit.gate import evaluate as gate
-from leakaudit.gate.evaluate import Status, Verdict
+from leakaudit.gate.policy import default_policy, load_policy
+from leakaudit.gate.verdict import Status, Verdict, to_json
+from leakaudit.gate.wording import percent
 from leakaudit.plugins import names as catalogue
 from leakaudit.results import bounds as stats
 from leakaudit.results.schema import Attempt, AttemptStatus, Results, Score, StepRecord, VerificationStatus
-from tests.support.factories import NOW, attempt, audit, changed, of_sequences, policy, results, sequence, step
+from tests.support.factories import (
+    NOW,
+    attempt,
+    audit,
+    changed,
+    of_sequences,
+    policy,
+    results,
+    sequence,
+    step,
+    with_scores,
+)
 
 RED_LINE = {"id": "red-line", "severity": "critical", "event": "exact_sentence", "max_count": 0}
 RATE = {"id": "rate", "event": "exact_sentence", "max_rate": 0.05}
@@ -319,7 +332,7 @@ def test_a_text_of_which_no_attack_can_tell_is_not_called_out_of_reach() -> None
 
 def test_an_attack_that_named_nothing_is_a_clean_step_for_most_words() -> None:
     """Without a guess there is no precision, and without recall no precision is needed."""
-    silent = sequence(recall=0.0, bag=True).model_copy(update={"token_precision": None})
+    silent = with_scores(sequence(recall=0.0, bag=True), token_precision=None)
     attempts = [of_sequences(attempt(i, "bag", kind="bag", recall=0.0), [silent]) for i in range(60)]
     rule = {"id": "most", "event": "most_words", "max_rate": 0.05}
     verdict = judge(results([step(i) for i in range(60)], attempts), rule)
@@ -349,19 +362,19 @@ def test_no_pass_above_the_limit_and_no_fail_below_it(leaks: int, clean: int, li
     upper, lower = stats.upper_bound(leaks, leaks + clean), stats.lower_bound(leaks, leaks + clean)
     assert (verdict.verdict is Status.PASS) == (leaks + clean > 0 and upper <= limit)
     assert (verdict.verdict is Status.FAIL) == (lower > limit)
-    assert verdict.exit_code == gate.exit_code(verdict) == {"PASS": 0, "FAIL": 3, "INCONCLUSIVE": 4}[verdict.verdict]
+    assert verdict.exit_code == verdict.verdict.exit_code == {"PASS": 0, "FAIL": 3, "INCONCLUSIVE": 4}[verdict.verdict]
 
 
 def test_a_verdict_survives_its_own_json() -> None:
     """`verdict.json` read back is the same verdict."""
     verdict = judge(audit(7, 53), RED_LINE, RATE)
-    assert Verdict.model_validate(gate.to_json(verdict)) == verdict
-    assert gate.to_json(verdict)["schema"] == "leakaudit.verdict/1"
+    assert Verdict.model_validate(to_json(verdict)) == verdict
+    assert to_json(verdict)["schema"] == "leakaudit.verdict/1"
 
 
 def test_the_default_policy_fails_on_one_sentence_and_says_what_a_pass_takes() -> None:
     """Used where no policy is given."""
-    default = gate.default_policy()
+    default = default_policy()
     assert gate.evaluate(audit(1, 2), default, now=NOW).verdict is Status.FAIL
     assert gate.evaluate(audit(0, 3), default, now=NOW).verdict is Status.INCONCLUSIVE
     told = [reached(i, passes=False) for i in range(59)]
@@ -457,7 +470,7 @@ def eight(number: int) -> StepRecord:
 def test_the_headline_says_what_came_back_beside_the_rule_that_decides() -> None:
     """No whole sentence, and yet every word of eight texts and all labels: that is no clean step."""
     found = results([eight(0)], words(0))
-    verdict = gate.evaluate(found, gate.default_policy(), now=NOW)
+    verdict = gate.evaluate(found, default_policy(), now=NOW)
     assert verdict.sentence.startswith("1 client step audited: no sentence of 8+ tokens was recovered exactly")
     assert "But every word of 8 of 8 texts and all labels came back." in verdict.sentence
     assert "leak seen" not in verdict.sentence
@@ -467,7 +480,7 @@ def test_the_headline_says_what_came_back_beside_the_rule_that_decides() -> None
 
 def test_the_built_in_policy_judges_words_overlap_and_reach_at_level_error() -> None:
     """Sixty steps that give words, most of the text or an open search away do not pass, whatever became of the sentences."""
-    default = gate.default_policy()
+    default = default_policy()
     steps = [step(i) for i in range(60)]
 
     def verdict(attempts: list[Attempt], steps: list[StepRecord] = steps) -> tuple[Status, set[str]]:
@@ -490,7 +503,7 @@ def test_the_built_in_policy_judges_words_overlap_and_reach_at_level_error() -> 
 def test_a_chance_overlap_in_one_step_does_not_fail_the_built_in_policy() -> None:
     """Unrelated short texts share half of their words now and then, so one step above 0.5 is no proof."""
     attempts = [reached(i, passes=False, recall=0.6 if i == 0 else 0.1, long_enough=i > 0) for i in range(100)]
-    found = gate.evaluate(results([step(i) for i in range(100)], attempts), gate.default_policy(), now=NOW)
+    found = gate.evaluate(results([step(i) for i in range(100)], attempts), default_policy(), now=NOW)
     assert found.verdict is Status.PASS
 
 
@@ -520,13 +533,13 @@ def test_a_policy_is_read_from_yaml(tmp_path: Path) -> None:
     """The digest depends on the content, not on the layout."""
     path = tmp_path / "gate.yaml"
     path.write_text(POLICY)
-    found = gate.load_policy(path)
+    found = load_policy(path)
     assert found.rules[1].scope.attacks == ("tag", "span")
     assert found.rules[1].max_value == 0.35
     path.write_text("# a comment\n" + POLICY.replace("{min_steps: 60, max_age: 7d}", "{max_age: 7d, min_steps: 60}"))
-    assert gate.load_policy(path).digest == found.digest
+    assert load_policy(path).digest == found.digest
     path.write_text(POLICY.replace("min_steps: 60", "min_steps: 61"))
-    assert gate.load_policy(path).digest != found.digest
+    assert load_policy(path).digest != found.digest
 
 
 @pytest.mark.parametrize(
@@ -542,7 +555,7 @@ def test_a_policy_is_read_from_yaml(tmp_path: Path) -> None:
         ),
         ("exact_sentence", "exact_sentense", r"gate\.yaml:10: rules\[0\]\.event: input should be 'exact_sentence'"),
         ("id: overlap", "id: no-verbatim", "two rules are called 'no-verbatim'"),
-        ("max_age: 7d", "max_age: a week", r"gate\.yaml:4: .*write a whole number and m, h or d, such as 7d"),
+        ("max_age: 7d", "max_age: a week", r"gate\.yaml:4: .*write a number and d, h, m or s, such as 7d"),
         ("leakaudit.policy/1", "leakaudit.policy/2", r"gate\.yaml:1: schema: input should be 'leakaudit\.policy/1'"),
         (
             "    severity: critical\n",
@@ -557,7 +570,7 @@ def test_a_mistake_in_a_policy_is_named(tmp_path: Path, old: str, new: str, mess
     path = tmp_path / "gate.yaml"
     path.write_text(POLICY.replace(old, new, 1))
     with pytest.raises(ConfigError, match=message):
-        gate.load_policy(path)
+        load_policy(path)
 
 
 @pytest.mark.parametrize(
@@ -600,7 +613,7 @@ def test_a_wrong_name_is_one_error_with_its_line(tmp_path: Path, old: str, new: 
     path = tmp_path / "gate.yaml"
     path.write_text(POLICY.replace(old, new, 1))
     with pytest.raises(ConfigError) as caught:
-        gate.load_policy(path, catalogue.names_for(audit(0, 1)))
+        load_policy(path, catalogue.names_for(audit(0, 1)))
     said = re.sub(r"('exact_sentence'), .*;", r"\1, ...;", str(caught.value))
     assert said.splitlines() == [f"{path}:{problem}" for problem in problems]
 
@@ -610,9 +623,9 @@ def test_a_name_may_be_one_of_ours_of_the_results_or_of_another_package(tmp_path
     path = tmp_path / "gate.yaml"
     path.write_text(POLICY.replace("[tag, span]", "[dlg, theirs]").replace("shipped", "prune(share=0.99)"))
     theirs = results([step(0)], [attempt(0, "theirs")])
-    assert gate.load_policy(path, catalogue.names_for(theirs)).rules[1].scope.attacks == ("dlg", "theirs")
+    assert load_policy(path, catalogue.names_for(theirs)).rules[1].scope.attacks == ("dlg", "theirs")
     with pytest.raises(ConfigError, match="the attack 'theirs' is unknown; known: "):
-        gate.load_policy(path, catalogue.own_names())
+        load_policy(path, catalogue.own_names())
 
 
 def test_every_registered_name_is_known_without_importing_it() -> None:
@@ -620,7 +633,7 @@ def test_every_registered_name_is_known_without_importing_it() -> None:
     own = catalogue.own_names()
     for kind in ("attacks", "defenses", "metrics"):
         registered = {n for n, plugin in getattr(registry, kind) if plugin.__module__.startswith("leakaudit.")}
-        assert getattr(own, kind) - {"semantic_similarity"} == registered
+        assert getattr(own, kind) == registered
 
 
 def test_a_step_in_reach_of_a_search_that_gave_up_is_judged() -> None:
@@ -650,7 +663,7 @@ def test_most_words_of_a_sentence_are_judged() -> None:
             judge(results(steps, [attempt(i, recall=0.4, kind=kind) for i in range(60)]), rule).verdict is Status.PASS
         )
     unknown = [
-        of_sequences(a, [s.model_copy(update={"token_precision": None}) for s in a.sequences])
+        of_sequences(a, [with_scores(s, token_precision=None) for s in a.sequences])
         for a in (attempt(i, recall=11 / 12) for i in range(60))
     ]
     assert judge(results(steps, unknown), rule).rules[0].n == 0
@@ -676,7 +689,7 @@ def test_a_verdict_repeats_the_digest_of_its_results() -> None:
 )
 def test_percentages_tell_apart_what_differs(value: float, beside: float | None, expected: str) -> None:
     """A bound just above the limit is not printed as the limit."""
-    assert gate.percent(value, beside) == expected
+    assert percent(value, beside) == expected
 
 
 def test_the_gate_runs_without_torch() -> None:

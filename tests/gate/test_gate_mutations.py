@@ -14,8 +14,8 @@ import pytest
 from leakaudit.errors import ResultsError
 from leakaudit.files.strict_json import walk
 from leakaudit.gate import evaluate as gate
-from leakaudit.gate.evaluate import Status
-from leakaudit.results import schema as scores
+from leakaudit.gate.verdict import Status
+from leakaudit.results.files import digest_of, read_results, to_json
 from tests.support.factories import NOW
 from tests.support.leaking import CASES, LEAKS
 
@@ -30,7 +30,7 @@ def judge(folder: Path, text: str, case: str) -> Status:
     path = folder / "results.json"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     try:
-        found, sha256 = scores.read_results(path)
+        found, sha256 = read_results(path)
     except ResultsError as error:
         assert "\n" not in str(error)
         return Status.ERROR
@@ -38,13 +38,13 @@ def judge(folder: Path, text: str, case: str) -> Status:
 
 
 def written(case: str) -> Data:
-    return copy.deepcopy(scores.to_json(CASES[case][0]))
+    return copy.deepcopy(to_json(CASES[case][0]))
 
 
 def resealed(data: Any) -> str:
     """Return the text of edited results whose digest fits again."""
     if isinstance(data, dict) and "digest" in data:
-        data["digest"] = scores.digest_of(data)
+        data["digest"] = digest_of(data)
     return json.dumps(data)
 
 
@@ -183,9 +183,9 @@ def test_no_edit_with_a_fitting_digest_passes(tmp_path: Path, case: str) -> None
 @pytest.mark.parametrize("case", CASES)
 def test_an_edit_without_a_fitting_digest_is_an_error(tmp_path: Path, case: str) -> None:
     """An accident: whatever was changed, the file is not the one that was written."""
-    before = scores.digest_of(written(case))
+    before = digest_of(written(case))
     for name, data in list(edits(case, seed=16))[:40]:
-        if isinstance(data, dict) and (scores.digest_of(data) != before or data.get("digest") != before):
+        if isinstance(data, dict) and (digest_of(data) != before or data.get("digest") != before):
             assert judge(tmp_path, json.dumps(data), case) is Status.ERROR, name
 
 

@@ -20,7 +20,9 @@ from transformers import TrainerCallback
 from leakaudit.audit.worker import run_worker
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.config.audit import PluginSpec
-from leakaudit.results.schema import AttemptStatus, VerificationStatus, load_journal, load_results
+from leakaudit.results.files import load_results
+from leakaudit.results.journal import load_journal
+from leakaudit.results.schema import AttemptStatus, VerificationStatus
 from tests.support import tiny
 from tests.support.processes import alive, until
 from tests.support.tiny_trainer import TEXTS, audit_config, make_trainer
@@ -63,13 +65,13 @@ def test_a_run_is_audited_to_a_report_that_keeps_the_secret(
     assert {record.verification.status for record in results.steps} == {VerificationStatus.VERIFIED}
     assert [a.status for a in results.attempts] == [AttemptStatus.RAN] * 4
     summaries = {summary.attack: summary for summary in results.summaries}
-    assert summaries["span"].exact_rate is not None and summaries["span"].exact_rate >= 0.5
-    assert summaries["embedding-rows"].token_recall == 1.0
+    assert summaries["span"].scores["exact"] >= 0.5
+    assert summaries["embedding-rows"].scores.get("token_recall") == 1.0
     assert results.controls.positive is not None and results.controls.positive.n == 1
     assert results.coverage.total_steps == 6 and results.overhead.blocked_s > 0.0
     assert json.loads((folder / "verdict.json").read_text())["verdict"] == "FAIL"
     logged = [entry["leakaudit/exact_rate"] for entry in trainer.state.log_history if "leakaudit/step" in entry]
-    assert sum(logged) / 2 == summaries["span"].exact_rate
+    assert sum(logged) / 2 == summaries["span"].scores.get("exact")
 
     left = sorted(path.name for path in spool.iterdir())
     assert left == [

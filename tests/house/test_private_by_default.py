@@ -18,7 +18,7 @@ import pytest
 from leakaudit.capture.worker_process import SideProcess
 from leakaudit.config.audit import PluginSpec
 from leakaudit.models.recipe import ModelRecipe
-from leakaudit.results.schema import load_results
+from leakaudit.results.files import load_results
 from leakaudit.storage.encryption import new_identity
 from leakaudit.storage.parent_watch import KEY_VARIABLE, PARENT_VARIABLE
 from leakaudit.storage.snapshots import read_snapshot
@@ -102,7 +102,7 @@ def test_label_names_and_a_users_own_keys_are_in_no_file_at_any_log_level(
 def parts(model: Any) -> dict[str, Any]:
     """Return what `Spool.write` takes."""
     from leakaudit.client.snapshot import Manifest, Provenance
-    from leakaudit.models.recipe import state_of
+    from leakaudit.models.tensors import state_of
 
     step = tiny.client_step(model, tiny.bert_tokenizer(), ["the old dog chased a cat ."], [1])
     return {

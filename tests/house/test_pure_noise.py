@@ -28,7 +28,7 @@ from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import AnatomyError
 from leakaudit.models.array_classifier import save_auxiliary
-from leakaudit.plugins.attack import FALSE_EVENTS
+from leakaudit.plugins.attack_protocol import FALSE_EVENTS
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attacks, defenses
 from tests.support import tiny

@@ -5,17 +5,15 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.house.imports import FACE, ROOT, Import, face, imports, imports_of, modules
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
+    "exit_codes": frozenset(),
     "registry": frozenset({"errors"}),
     "files": frozenset({"errors"}),
     "results": frozenset({"errors", "files"}),
@@ -23,8 +21,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "client": frozenset({"errors", "registry", "results", "models"}),
     "config": frozenset({"errors", "files", "results"}),
     "plugins": frozenset({"errors", "registry", "files", "results", "models", "client", "config"}),
-    "gate": frozenset({"errors", "files", "results", "config", "plugins"}),
-    "storage": frozenset({"errors", "files", "results", "models", "client", "config"}),
+    "gate": frozenset({"errors", "exit_codes", "files", "results", "config", "plugins"}),
+    "storage": frozenset({"errors", "exit_codes", "files", "results", "models", "client", "config"}),
     "reports": frozenset({"errors", "files", "results", "gate"}),
     "algorithms": frozenset({"errors", "models", "client", "plugins"}),
     "attacks": frozenset({"errors", "registry", "models", "client", "plugins", "algorithms"}),
@@ -32,16 +30,17 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "priors": frozenset({"errors", "registry", "models", "plugins", "algorithms"}),
     "metrics": frozenset({"errors", "registry", "plugins"}),
     "audit": frozenset(
-        {"errors", "registry", "files", "results", "models", "client", "config", "plugins", "gate", "storage"}
-        | {"reports", "algorithms", "attacks", "defenses", "priors", "metrics"}
+        {"errors", "exit_codes", "registry", "files", "results", "models", "client", "config", "plugins", "gate"}
+        | {"storage", "reports", "algorithms", "attacks", "defenses", "priors", "metrics"}
     ),
     "capture": frozenset(
-        {"errors", "registry", "files", "results", "models", "client", "config", "plugins", "gate", "storage", "audit"}
+        {"errors", "exit_codes", "registry", "files", "results", "models", "client", "config", "plugins", "gate"}
+        | {"storage", "audit"}
     ),
     "callbacks": frozenset({"errors", "models", "config", "capture"}),
     "cli": frozenset(
-        {"errors", "registry", "files", "results", "models", "client", "config", "plugins", "gate", "storage"}
-        | {"reports", "algorithms", "attacks", "defenses", "priors", "metrics", "audit", "capture"}
+        {"errors", "exit_codes", "registry", "files", "results", "models", "client", "config", "plugins", "gate"}
+        | {"storage", "reports", "algorithms", "attacks", "defenses", "priors", "metrics", "audit", "capture"}
     ),
     "__main__": frozenset({"cli", "storage"}),
 }
@@ -51,14 +50,15 @@ ONLY: dict[str, dict[str, frozenset[str]]] = {
     "algorithms": {"client": frozenset({"facts", "observation"})},
     "attacks": {"client": frozenset({"facts", "observation"})},
     "gate": {"plugins": frozenset({"names"})},
-    "capture": {"audit": frozenset({"inline", "verification"})},
+    "capture": {"audit": frozenset({"comparison", "inline", "verification"})},
 }
 """Room -> a room that it may import in part -> modules of that. A client's step and its batch are private: no attack can name them."""
 
-WITHOUT_TORCH = frozenset({"errors", "registry", "files", "results", "config", "gate", "reports"})
+WITHOUT_TORCH = frozenset({"errors", "exit_codes", "registry", "files", "results", "config", "gate", "reports"})
 """Rooms for machines without torch."""
 
-PLUGIN_FOLDERS = ("attacks", "defenses", "metrics", "priors")
+PLUGIN_FOLDERS = {"attacks": "attack", "defenses": "defense", "metrics": "metric", "priors": "prior"}
+"""Folder -> the decorator that registers its plugins."""
 
 MODEL_CODE = frozenset({"torch", "transformers", "accelerate", "safetensors", "lightning", "opacus", "tokenizers"})
 """Libraries that the rooms without torch do without: each of them is, or imports, torch."""
@@ -82,95 +82,6 @@ LIGHT = (
     "leakaudit.results.schema",
 )
 """Modules whose import loads no torch."""
-
-
-@dataclass(frozen=True)
-class Import:
-    """One import statement: who, what, where."""
-
-    importer: str
-    target: str
-    """Module that is imported."""
-    name: str | None
-    """Name that is taken from it; None for `import target`."""
-    file: Path
-    line: int
-    late: bool
-    """Inside a function."""
-    typing_only: bool
-    """Under `if TYPE_CHECKING`."""
-
-    def __str__(self) -> str:
-        """Return file, line and statement."""
-        what = f"from {self.target} import {self.name}" if self.name else f"import {self.target}"
-        return f"{self.file.relative_to(ROOT)}:{self.line}: {what}"
-
-
-@cache
-def _modules() -> dict[str, Path]:
-    """Return module name -> file, for every module of the package, through the two links."""
-    found = {}
-    for path in _python_files(ROOT / "leakaudit"):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-def _python_files(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.iterdir()):
-        if path.is_dir():  # follows the links, which `rglob` does not
-            yield from _python_files(path)
-        elif path.suffix == ".py":
-            yield path
-
-
-def _imports_of(source: str, importer: str, file: Path, modules: dict[str, Path]) -> Iterator[Import]:
-    """Yield every import in a source, function-local ones and `import_module("...")` with a constant included."""
-
-    def visit(node: ast.AST, late: bool, typing_only: bool) -> Iterator[Import]:
-        def here(target: str, name: str | None, line: int) -> Import:
-            return Import(importer, target, name, file, line, late, typing_only)
-
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield here(alias.name, None, node.lineno)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file}:{node.lineno}: relative import"
-            for alias in node.names:
-                below = f"{node.module}.{alias.name}"
-                target, name = (below, None) if below in modules else (str(node.module), alias.name)
-                yield here(target, name, node.lineno)
-        elif isinstance(node, ast.Call) and _is_dynamic_import(node):
-            constant = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
-            if isinstance(constant, str):
-                yield here(constant, None, node.lineno)
-        inner = late or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            for statement in node.body:
-                yield from visit(statement, inner, True)
-            for statement in node.orelse:
-                yield from visit(statement, inner, typing_only)
-            return
-        for child in ast.iter_child_nodes(node):
-            yield from visit(child, inner, typing_only)
-
-    yield from visit(ast.parse(source), False, False)
-
-
-def _is_dynamic_import(node: ast.Call) -> bool:
-    called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    return called in ("import_module", "__import__")
-
-
-@cache
-def _imports() -> tuple[Import, ...]:
-    """Return every import statement of the package."""
-    modules = _modules()
-    return tuple(
-        found
-        for module, path in modules.items()
-        for found in _imports_of(path.read_text(encoding="utf-8"), module, path, modules)
-    )
 
 
 def _room(module: str) -> str | None:
@@ -198,19 +109,21 @@ def _allowed(found: Import) -> bool:
         return True
     if there not in MAY_IMPORT[here]:
         return False
+    if found.target == FACE:
+        return False  # as a whole it holds names from rooms that are closed to this one
     part = ONLY.get(here, {}).get(there)
     return part is None or found.target.split(".")[2:3] in [[name] for name in part]
 
 
 def test_every_module_stands_in_a_room() -> None:
     """A new room must be given a place in the table before it can import anything."""
-    homeless = sorted({room for module in _modules() if (room := _room(module)) and room not in MAY_IMPORT})
+    homeless = sorted({room for module in modules() if (room := _room(module)) and room not in MAY_IMPORT})
     assert not homeless, f"rooms without a row in MAY_IMPORT of {Path(__file__).name}: {', '.join(homeless)}"
 
 
 def test_rooms_import_only_the_rooms_they_may() -> None:
     """Data moves one way; imports inside functions and for type checking count, too."""
-    _report(_wrong_rooms(_imports()), "these imports leave their room (see MAY_IMPORT and ONLY):")
+    _report(_wrong_rooms(imports()), "these imports leave their room (see MAY_IMPORT and ONLY):")
 
 
 def test_no_circle_of_rooms() -> None:
@@ -226,7 +139,7 @@ def test_rooms_for_machines_without_torch_never_import_it() -> None:
     """Gate and report run where no model library is installed, so not even a function may ask for one."""
     broken = [
         found
-        for found in _imports()
+        for found in imports()
         if _room(found.importer) in WITHOUT_TORCH and found.target.split(".")[0] in MODEL_CODE and not found.typing_only
     ]
     _report(broken, "these rooms run without torch:")
@@ -236,7 +149,7 @@ def test_the_command_line_imports_heavy_things_inside_the_command_that_needs_the
     """`leakaudit --help` and `gate` must not wait for torch."""
     broken = [
         found
-        for found in _imports()
+        for found in imports()
         if _room(found.importer) == "cli"
         and not found.late
         and not found.typing_only
@@ -258,8 +171,8 @@ def test_importing_it_loads_neither_torch_nor_transformers(module: str) -> None:
 
 def test_a_callbacks_file_knows_one_framework_and_what_adapters_share_none() -> None:
     """Adapters stay thin and installable one by one."""
-    for module in (name for name in _modules() if _room(name) == "callbacks"):
-        mine = [f for f in _imports() if f.importer == module and f.target.split(".")[0] in FRAMEWORKS]
+    for module in (name for name in modules() if _room(name) == "callbacks"):
+        mine = [f for f in imports() if f.importer == module and f.target.split(".")[0] in FRAMEWORKS]
         known = {found.target.split(".")[0] for found in mine}
         known -= {companion for framework in known for companion in COMPANIONS.get(framework, ())}
         limit = 0 if module == "leakaudit.callbacks" else 1
@@ -268,19 +181,19 @@ def test_a_callbacks_file_knows_one_framework_and_what_adapters_share_none() -> 
 
 def test_nobody_imports_the_two_linked_folders_under_their_top_level_names() -> None:
     """`import reports` works by accident from the root, and would be a second copy of each module."""
-    broken = [found for found in _imports() if found.target.split(".")[0] in ("callbacks", "reports")]
+    broken = [found for found in imports() if found.target.split(".")[0] in ("callbacks", "reports")]
     _report(broken, "import leakaudit.callbacks and leakaudit.reports instead:")
 
 
 def test_no_adapter_is_called_like_a_framework() -> None:
     """A file called `lightning.py` would shadow the framework it adapts."""
-    names = {module.rsplit(".", 1)[-1] for module in _modules() if _room(module) == "callbacks"}
+    names = {module.rsplit(".", 1)[-1] for module in modules() if _room(module) == "callbacks"}
     assert not names & FRAMEWORKS
 
 
 def test_no_private_name_crosses_a_module() -> None:
     """What another module needs has a public name."""
-    broken = [found for found in _imports() if _ours(found.target) and found.name and _private(found.name)]
+    broken = [found for found in imports() if _ours(found.target) and found.name and _private(found.name)]
     _report(broken, "make these names public, or move what uses them:")
 
 
@@ -288,19 +201,47 @@ def _private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
-PACKAGES = [name for name, path in _modules().items() if path.name == "__init__.py" and name != "leakaudit"]
+def _registers(tree: ast.Module) -> list[str]:
+    """Return the decorator of every class of a module that is registered, such as `attack` for `@attack("span")`."""
+    calls = (d for node in tree.body if isinstance(node, ast.ClassDef) for d in node.decorator_list)
+    names = [call.func.id for call in calls if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)]
+    return [name for name in names if name in PLUGIN_FOLDERS.values()]
+
+
+@pytest.mark.parametrize(("folder", "kind"), PLUGIN_FOLDERS.items())
+def test_a_plugin_folder_holds_plugins_and_nothing_else(folder: str, kind: str) -> None:
+    """Each file registers exactly one plugin of the folder's kind; what several share stands elsewhere."""
+    inside = {name: path for name, path in modules().items() if name.startswith(f"leakaudit.{folder}.")}
+    found = {name: _registers(ast.parse(path.read_text(encoding="utf-8"))) for name, path in inside.items()}
+    wrong = {name: registered for name, registered in found.items() if registered != [kind]}
+    assert not wrong, f"these files do not register exactly one {kind}: {wrong}"
+    assert inside.keys() == {f"leakaudit.{folder}.{name}" for name in _members(f"leakaudit.{folder}")}
+
+
+def test_no_plugin_imports_another_one_of_its_kind() -> None:
+    """Each can be read, changed and deleted alone."""
+    broken = [f for f in imports() if _room(f.importer) in PLUGIN_FOLDERS and _room(f.target) == _room(f.importer)]
+    _report(broken, "move what these share out of the plugin folder:")
+
+
+PACKAGES = [name for name, path in modules().items() if path.name == "__init__.py" and name != "leakaudit"]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_lists_what_is_there(package: str) -> None:
     """`__all__` is sorted. It names what the package imports, or, if it imports nothing, its modules."""
-    tree = ast.parse(_modules()[package].read_text(encoding="utf-8"))
+    tree = ast.parse(modules()[package].read_text(encoding="utf-8"))
     listed = next(
         (ast.literal_eval(n.value) for n in tree.body if isinstance(n, ast.Assign) and _binds(n, "__all__")), None
     )
     assert listed is not None, f"{package} has no __all__"
-    assert listed == sorted(listed)
-    assert set(listed) in ({*_public(tree)}, _members(package), {"main"} if package == "leakaudit.cli" else set())
+    assert listed == sorted(listed, key=_as_ruff_sorts)
+    assert set(listed) in (_public(tree), _members(package), {"main"} if package == "leakaudit.cli" else set(face()))
+
+
+def _as_ruff_sorts(name: str) -> tuple[bool, bool, str]:
+    """Put constants first, then classes, then the rest (its rule RUF022)."""
+    return not name.isupper(), not name[0].isupper(), name
 
 
 def _binds(node: ast.Assign, name: str) -> bool:
@@ -320,7 +261,7 @@ def _public(tree: ast.Module) -> set[str]:
 
 def _members(package: str) -> set[str]:
     """Return the modules and packages right inside a package."""
-    return {name.rsplit(".", 1)[-1] for name in _modules() if name.rpartition(".")[0] == package}
+    return {name.rsplit(".", 1)[-1] for name in modules() if name.rpartition(".")[0] == package}
 
 
 SMUGGLED = """
@@ -332,19 +273,24 @@ def attack(seen):
     from leakaudit.client.truth import Truth
     import leakaudit.audit.audit
     import_module("leakaudit.defenses.prune")
+    from leakaudit.plugins import Budget, ClientStep
+    from leakaudit import plugins
 """
 
 
 def test_the_walker_sees_late_dynamic_and_type_checking_imports() -> None:
     """A walker that misses some kind of import would pass everything."""
     file = ROOT / "leakaudit" / "attacks" / "smuggler.py"
-    modules = {**_modules(), "leakaudit.attacks.smuggler": file}
-    found = tuple(_imports_of(SMUGGLED, "leakaudit.attacks.smuggler", file, modules))
+    known = frozenset({*modules(), "leakaudit.attacks.smuggler"})
+    found = tuple(imports_of(SMUGGLED, "leakaudit.attacks.smuggler", file, known))
     assert [(f.target, f.name, f.line, f.late) for f in found if _ours(f.target)] == [
         ("leakaudit.metrics.exact", None, 4, False),
         ("leakaudit.client.truth", "Truth", 7, True),
         ("leakaudit.audit.audit", None, 8, True),
         ("leakaudit.defenses.prune", None, 9, True),
+        ("leakaudit.plugins.budget", "Budget", 10, True),
+        ("leakaudit.client.step", "ClientStep", 10, True),
+        ("leakaudit.plugins", None, 11, True),
     ]
     wrong = [str(f) for f in _wrong_rooms(found)]
     assert wrong == [
@@ -352,4 +298,6 @@ def test_the_walker_sees_late_dynamic_and_type_checking_imports() -> None:
         "leakaudit/attacks/smuggler.py:7: from leakaudit.client.truth import Truth",
         "leakaudit/attacks/smuggler.py:8: import leakaudit.audit.audit",
         "leakaudit/attacks/smuggler.py:9: import leakaudit.defenses.prune",
+        "leakaudit/attacks/smuggler.py:10: from leakaudit.client.step import ClientStep",
+        "leakaudit/attacks/smuggler.py:11: import leakaudit.plugins",
     ]

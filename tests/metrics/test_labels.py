@@ -11,7 +11,7 @@ from leakaudit.metrics.label_classes import LabelClasses
 from leakaudit.metrics.label_exact import LabelExact
 from leakaudit.metrics.label_excess import LabelExcess, chance
 from leakaudit.metrics.label_hellinger import LabelHellinger
-from leakaudit.plugins.metric import LabelCounts
+from leakaudit.plugins.metric_protocol import LabelCounts
 
 
 def test_one_wrong_label_is_not_exact() -> None:

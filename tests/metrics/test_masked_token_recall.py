@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from leakaudit.audit.scoring.score import score
 from leakaudit.metrics.masked_token_recall import MaskedTokenRecall
-from leakaudit.plugins.attack import GuessedSequence, Reconstruction
-from leakaudit.plugins.metric import Pair
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
+from leakaudit.plugins.metric_protocol import Pair
 from leakaudit.results.schema import Missing, Score
 from tests.support import tiny
 

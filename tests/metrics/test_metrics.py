@@ -6,10 +6,13 @@ import pytest
 
 from leakaudit.metrics.exact import Exact
 from leakaudit.metrics.label_accuracy import LabelAccuracy
-from leakaudit.metrics.longest_run import LongestRun, longest_common_run
-from leakaudit.metrics.rouge import Rouge1, Rouge2, RougeL
+from leakaudit.metrics.longest_run import LongestRun
+from leakaudit.metrics.rouge1 import Rouge1
+from leakaudit.metrics.rouge2 import Rouge2
+from leakaudit.metrics.rouge_l import RougeL
 from leakaudit.metrics.token_recall import TokenRecall, bag_recall
-from leakaudit.plugins.metric import LabelCounts, Pair
+from leakaudit.plugins.metric_protocol import LabelCounts, Pair
+from leakaudit.plugins.overlap import longest_common_run
 
 
 def _texts(true: str, guess: str) -> Pair:

@@ -10,8 +10,8 @@ import torch
 from leakaudit.audit.scoring.score import ONLY_WORDS, Scored, score, with_similarity
 from leakaudit.errors import ModelError
 from leakaudit.metrics.semantic_similarity import SemanticSimilarity
-from leakaudit.plugins.attack import GuessedSequence, Reconstruction
-from leakaudit.plugins.metric import Pair
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
+from leakaudit.plugins.metric_protocol import Pair
 from leakaudit.results.schema import Score
 from tests.support import tiny
 

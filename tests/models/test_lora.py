@@ -9,8 +9,10 @@ import torch
 
 from leakaudit.errors import ConfigError, ModelError
 from leakaudit.models.lora import adapted, add_lora
-from leakaudit.models.recipe import ModelRecipe, build_model, state_of
+from leakaudit.models.rebuilding import build_model
+from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.structure import find_anatomy
+from leakaudit.models.tensors import state_of
 from tests.support import tiny
 
 pytest.importorskip("peft")

@@ -12,20 +12,13 @@ import torch
 from torch import nn
 
 from leakaudit.errors import ModelError
-from leakaudit.models.recipe import (
-    MOVED,
-    ModelRecipe,
-    Vocabulary,
-    build_model,
-    load_model,
-    load_tokenizer,
-    plain_name,
-    rebuilt_by,
-    state_of,
-    tied_names,
-    unwrapped,
-    vocabulary_of,
-)
+from leakaudit.models.factories import MOVED, rebuilt_by
+from leakaudit.models.loading import load_model, load_tokenizer
+from leakaudit.models.rebuilding import build_model
+from leakaudit.models.recipe import ModelRecipe
+from leakaudit.models.tensors import state_of, tied_names
+from leakaudit.models.vocabulary import Vocabulary, vocabulary_of
+from leakaudit.models.wrappers import plain_name, unwrapped
 from tests.support import norm_model, tiny
 
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from leakaudit.client.observation import Observation
-from leakaudit.models.recipe import Vocabulary, vocabulary_of
-from leakaudit.plugins.attack import Attack, Reconstruction
+from leakaudit.models.vocabulary import Vocabulary, vocabulary_of
+from leakaudit.plugins.attack_protocol import Attack, Reconstruction
 from leakaudit.plugins.budget import Budget
-from leakaudit.plugins.defense import Defense
-from leakaudit.plugins.metric import LabelCounts, Pair
-from leakaudit.plugins.prior import Prior, Scorer
+from leakaudit.plugins.defense_protocol import Defense
+from leakaudit.plugins.metric_protocol import LabelCounts, Pair
 from leakaudit.plugins.prior_loading import load_prior
+from leakaudit.plugins.prior_protocol import Prior, Scorer
 from leakaudit.priors.ngram import build_ngram, write_ngram
 from leakaudit.registry import attacks, defenses, metrics, priors
 from tests.support import tiny
@@ -74,6 +74,13 @@ def _same_state(one: dict[str, Any], two: dict[str, Any]) -> bool:
     )
 
 
+def _can_be_shown(plugin: Any) -> None:
+    """Hold a plugin to a label without full stop and a meaning that is a sentence, both its own."""
+    assert plugin.label and len(plugin.label) <= 30 and not plugin.label.endswith(".")
+    assert plugin.meaning[0].isupper() and plugin.meaning.endswith(".")
+    assert {"label", "meaning"} <= vars(plugin).keys()
+
+
 @pytest.mark.parametrize(("name", "attack"), list(attacks))
 def test_an_attack_is_a_frozen_dataclass_that_says_what_it_is(name: str, attack: Any) -> None:
     """Goal, source and threat model are printed with every score."""
@@ -81,6 +88,7 @@ def test_an_attack_is_a_frozen_dataclass_that_says_what_it_is(name: str, attack:
     assert isinstance(attack(), Attack)
     assert attack.goal in get_args(get_type_hints(Attack)["goal"].__args__[0])
     assert attack.source and attack.threat_model and attack.__doc__
+    _can_be_shown(attack)
     assert getattr(attack, "needs", "everything") in ("everything", "named parts")
 
 
@@ -172,6 +180,7 @@ def test_a_defense_is_a_frozen_dataclass_that_says_what_it_is(name: str, defense
     assert defense.__dataclass_params__.frozen
     assert isinstance(defense(), Defense)
     assert defense.source and defense.protects and defense.cost and defense.__doc__
+    _can_be_shown(defense)
 
 
 @pytest.mark.parametrize(("name", "defense"), list(defenses))
@@ -224,6 +233,7 @@ def test_a_metric_is_a_frozen_dataclass_that_says_what_it_is(name: str, metric: 
     assert metric.__dataclass_params__.frozen
     assert metric.level in ("sequence", "step")
     assert metric.source and metric.__doc__
+    _can_be_shown(metric)
 
 
 @pytest.mark.parametrize(("name", "prior"), list(priors))

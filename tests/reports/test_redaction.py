@@ -17,19 +17,17 @@ from leakaudit.errors import RedactionError
 from leakaudit.gate import evaluate as gate
 from leakaudit.reports import redact, render_html
 from leakaudit.reports.redaction import PUBLIC, RedactedResult, allowed, clean_command, runs
+from leakaudit.results.journal import JournalEntry, Sample, TokenMatch
 from leakaudit.results.schema import (
     LENGTHS,
     Attempt,
     AttemptStatus,
-    JournalEntry,
     Results,
-    Sample,
     SequenceScore,
     TextMode,
-    TokenMatch,
     VerificationStatus,
 )
-from tests.support.factories import NOW, attempt, journal_entry, policy, results, step
+from tests.support.factories import NOW, attempt, journal_entry, policy, results, step, with_scores
 
 CANARIES = ["Zwetschgenkuchen", "Ærøskøbing-7", "+49 171 5550199", 'q"uo<te>&tail', "квартира"]
 NAMES = ["Borreliosis-canary", "Tetanus-canary"]
@@ -117,8 +115,8 @@ def test_the_masked_report_needs_no_journal() -> None:
 def test_the_length_in_results_of_before_is_not_shown() -> None:
     """A run of 21 tokens beside "exact" is the length of the text."""
     found, _ = audited()
-    old = (
-        found.attempts[0].sequences[0].model_copy(update={"longest_run": 21, "longest_run_share": None, "strip": None})
+    old = with_scores(found.attempts[0].sequences[0], longest_run=None).model_copy(
+        update={"longest_run": 21, "strip": None}
     )
     before = found.model_copy(update={"attempts": (found.attempts[0].model_copy(update={"sequences": (old,)}),)})
     page = render_html(redact(before, [], gate.evaluate(before, policy(), now=NOW)))
@@ -146,7 +144,7 @@ def test_the_attack_that_got_most_by_any_measure_is_shown() -> None:
 
     def best(precision: float) -> str:
         rows = attempt(0, "embedding-rows", kind="bag", recall=1.0)
-        bag = tuple(s.model_copy(update={"token_precision": precision}) for s in rows.sequences)
+        bag = tuple(with_scores(s, token_precision=precision) for s in rows.sequences)
         found = results([step(0)], [rows.model_copy(update={"sequences": bag}), attempt(0, "tag", recall=0.07)])
         return redact(found, [], gate.evaluate(found, policy(), now=NOW)).sequences[0].recovered[0].attack
 

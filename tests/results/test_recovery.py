@@ -6,7 +6,7 @@ import pytest
 
 from leakaudit.results.recovery import Recovery, Severity, in_words, is_silent, join, recovered, severity
 from leakaudit.results.schema import Attempt, VerificationStatus
-from tests.support.factories import attempt, results, sequence, step
+from tests.support.factories import attempt, results, sequence, step, with_scores
 
 
 def got(
@@ -14,7 +14,7 @@ def got(
 ) -> Attempt:
     """Build an attempt on one text with the recall and precision of its words."""
     found = sequence(recall=recall, bag=bag, long_enough=long_enough)
-    found = found.model_copy(update={"token_precision": precision} | ({} if bag else {"exact": False}))
+    found = with_scores(found, token_precision=precision, **({} if bag else {"exact": 0.0}))
     return attempt(0, "rows").model_copy(update={"sequences": (found,), "events": (), **extra})
 
 

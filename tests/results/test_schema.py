@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -13,8 +14,13 @@ from leakaudit.errors import ResultsError
 from leakaudit.files import private_files
 from leakaudit.results import schema as scores
 from leakaudit.results.consistency import contradictions
+from leakaudit.results.files import digest_of, load_results, to_json
+from leakaudit.results.journal import load_journal
 from leakaudit.results.schema import AttemptStatus, Missing, Score
-from tests.support.factories import attempt, audit, journal_entry, results, step
+from leakaudit.results.summary import summarise
+from tests.support.factories import attempt, audit, journal_entry, results, step, with_scores
+
+NOTHING = Missing(missing="nothing to measure")
 
 
 def save(path: Path, data: object) -> Path:
@@ -25,17 +31,17 @@ def save(path: Path, data: object) -> Path:
 def test_results_survive_their_own_json(tmp_path: Path) -> None:
     """Written and read back, from the file or from its folder."""
     found = audit(1, 2)
-    save(tmp_path / "results.json", scores.to_json(found))
-    assert scores.load_results(tmp_path) == scores.load_results(tmp_path / "results.json") == found
+    save(tmp_path / "results.json", to_json(found))
+    assert load_results(tmp_path) == load_results(tmp_path / "results.json") == found
 
 
 def test_a_later_minor_version_is_read_and_a_later_major_one_is_not(tmp_path: Path) -> None:
     """1.x only adds keys; 2.0 may mean something else."""
-    data = scores.to_json(audit(1, 2)) | {"schema": "leakaudit.results/1.7", "news": 1}
-    data["digest"] = scores.digest_of(data)
-    assert scores.load_results(save(tmp_path / "results.json", data)).schema_ == "leakaudit.results/1.7"
+    data = to_json(audit(1, 2)) | {"schema": "leakaudit.results/1.7", "news": 1}
+    data["digest"] = digest_of(data)
+    assert load_results(save(tmp_path / "results.json", data)).schema_ == "leakaudit.results/1.7"
     with pytest.raises(ResultsError, match=r"schema leakaudit\.results/2\.0; this version reads .*1\.x\. Upgrade"):
-        scores.load_results(save(tmp_path / "results.json", data | {"schema": "leakaudit.results/2.0"}))
+        load_results(save(tmp_path / "results.json", data | {"schema": "leakaudit.results/2.0"}))
 
 
 @pytest.mark.parametrize(
@@ -43,20 +49,20 @@ def test_a_later_minor_version_is_read_and_a_later_major_one_is_not(tmp_path: Pa
     [
         ("{", "not readable as JSON"),
         ("[]", "is not a leakaudit results file"),
-        ('{"schema": "leakaudit.results/1.0"}', "does not fit leakaudit.results/1.2: run: Field required"),
+        ('{"schema": "leakaudit.results/1.0"}', "does not fit leakaudit.results/1.3: run: Field required"),
     ],
 )
 def test_a_broken_results_file_is_named(tmp_path: Path, text: str, message: str) -> None:
     """The message says what is wrong, without a traceback."""
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(ResultsError, match=message):
-        scores.load_results(tmp_path)
+        load_results(tmp_path)
 
 
 def test_a_missing_results_file_says_what_writes_one(tmp_path: Path) -> None:
     """The way out is in the message."""
     with pytest.raises(ResultsError, match="`leakaudit run` or `leakaudit simulate` writes one"):
-        scores.load_results(tmp_path)
+        load_results(tmp_path)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -77,18 +83,18 @@ def test_a_journal_torn_in_its_last_line_loses_that_line_only(tmp_path: Path) ->
     path = tmp_path / "journal.jsonl"
     whole = journal_entry(attempt(0, leaks=True), ["a", "b"]).model_dump_json()
     path.write_text(f"{whole}\n{whole[:40]}")
-    assert [entry.attempt.step for entry in scores.load_journal(path)] == ["st-000000"]
+    assert [entry.attempt.step for entry in load_journal(path)] == ["st-000000"]
     path.write_text(f"{whole[:40]}\n{whole}\n")
     with pytest.raises(ResultsError, match="line 1 of 2 cannot be read"):
-        scores.load_journal(path)
-    assert scores.load_journal(tmp_path / "none.jsonl") == []
+        load_journal(path)
+    assert load_journal(tmp_path / "none.jsonl") == []
 
 
 def test_private_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     """Mode 0600, written whole, nothing left beside it."""
     path = tmp_path / "private.txt"
-    private_files.write_private(path, "first")
-    private_files.write_private(path, "second")
+    private_files.write_atomic(path, "first")
+    private_files.write_atomic(path, "second")
     assert path.read_text() == "second"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [path]
@@ -96,8 +102,13 @@ def test_private_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
 
 def test_a_summary_of_nothing_has_no_numbers() -> None:
     """Attempts that did not run make counts, not zeros."""
-    (summary,) = scores.summarise([attempt(0, status=AttemptStatus.ERROR), attempt(1, status=AttemptStatus.SKIPPED)])
-    assert (summary.steps, summary.exact_rate, summary.rl, summary.seconds_per_step) == (0, None, None, None)
+    (summary,) = summarise([attempt(0, status=AttemptStatus.ERROR), attempt(1, status=AttemptStatus.SKIPPED)])
+    assert (summary.steps, summary.scores.get("exact"), summary.scores.get("rougeL"), summary.seconds_per_step) == (
+        0,
+        None,
+        None,
+        None,
+    )
     assert summary.status_counts == {"error": 1, "skipped": 1}
 
 
@@ -105,8 +116,8 @@ def test_a_summary_weighs_every_sequence_alike() -> None:
     """One step with three sequences counts three times as much as a step with one."""
     one = attempt(0, scores={"rouge1": Score(value=1.0, n=3)}, wall_s=1.0)
     other = attempt(1, scores={"rouge1": Score(value=0.0, n=1)}, wall_s=3.0)
-    (summary,) = scores.summarise([one, other])
-    assert (summary.r1, summary.seconds_per_step, summary.steps) == (0.75, 2.0, 2)
+    (summary,) = summarise([one, other])
+    assert (summary.scores.get("rouge1"), summary.seconds_per_step, summary.steps) == (0.75, 2.0, 2)
 
 
 def test_the_schema_of_the_results_can_be_printed() -> None:
@@ -115,9 +126,47 @@ def test_the_schema_of_the_results_can_be_printed() -> None:
     assert results([step(0)]).steps[0].id == "st-000000"
 
 
+def as_before(data: dict[str, Any], version: str) -> dict[str, Any]:
+    """Turn results into those of an earlier version, whose sequences and summaries had no `scores`."""
+    del data["catalogue"]
+    for item in data["attempts"]:
+        for sequence in item["sequences"]:
+            del sequence["scores"]
+    for summary in data["summaries"]:
+        del summary["scores"]
+    return data | {"schema": f"leakaudit.results/{version}"}
+
+
+def test_results_of_schema_1_2_are_read_as_without_a_catalogue(tmp_path: Path) -> None:
+    """Their few keys become scores, and metrics are called by their names."""
+    now = audit(1, 2)
+    data = as_before(to_json(now), "1.2")
+    data["digest"] = digest_of(data)
+    found = load_results(save(tmp_path / "results.json", data))
+    assert contradictions(found) == ()
+    assert found.attempts == now.attempts
+    assert found.catalogue.metric_label("rougeL") == "rougeL"
+
+
+@pytest.mark.parametrize("key", ["rl", "exact", "token_recall"])
+def test_a_former_key_that_contradicts_the_scores_is_refused(tmp_path: Path, key: str) -> None:
+    """Both say the same of a sequence, or nobody knows which is true."""
+    data = to_json(audit(1, 2))
+    data["attempts"][0]["sequences"][0][key] = 0.25
+    data["digest"] = digest_of(data)
+    with pytest.raises(ResultsError, match=rf"attempts\.0\.sequences\.0: Value error, {key} contradicts the score of"):
+        load_results(save(tmp_path / "results.json", data))
+
+
+def test_every_metric_of_a_step_is_in_its_summary() -> None:
+    """Whatever it is called: nobody lists metrics by name."""
+    (summary,) = summarise([attempt(0, scores={"newest": Score(value=0.5)}), attempt(1, scores={"newest": NOTHING})])
+    assert summary.scores == {"newest": 0.5}
+
+
 def test_results_of_schema_1_0_are_read_as_without_reachability(tmp_path: Path) -> None:
     """What 1.1 added is absent there: unknown, which is neither in reach nor out of it."""
-    data = scores.to_json(audit(1, 2)) | {"schema": "leakaudit.results/1.0"}
+    data = as_before(to_json(audit(1, 2)), "1.0")
     for item in data["attempts"]:
         del item["reachable_tokens"], item["reachable_sequences"], item["scores"]["token_precision"]
         item["events"] = [event for event in item["events"] if event != "most_words"]
@@ -128,7 +177,7 @@ def test_results_of_schema_1_0_are_read_as_without_reachability(tmp_path: Path) 
     del data["digest"], data["regime"]["declared_defenses"]
     for item in data["steps"]:
         del item["n_sentences"]
-    found = scores.load_results(save(tmp_path / "results.json", data))
+    found = load_results(save(tmp_path / "results.json", data))
     assert contradictions(found) == ()
     assert {(a.reachable_tokens, a.reachable_sequences) for a in found.attempts} == {(None, None)}
     assert [s.fate for a in found.attempts for s in a.sequences] == ["recovered", None, None]
@@ -152,7 +201,8 @@ def test_a_text_that_did_not_come_back_was_in_reach_or_not(
 ) -> None:
     """The attack's own test decides; without one, whether every token was a candidate; without either, nobody knows."""
     (found,) = attempt(0).sequences
-    assert found.model_copy(update={"exact": exact, "reachable": reachable, "passes": passes}).fate == fate
+    known = with_scores(found, exact=None if exact is None else float(exact))
+    assert known.model_copy(update={"reachable": reachable, "passes": passes}).fate == fate
 
 
 def test_a_summary_of_reach_leaves_out_what_is_missing() -> None:
@@ -162,5 +212,5 @@ def test_a_summary_of_reach_leaves_out_what_is_missing() -> None:
         1, reachable_tokens=Missing(missing="cannot say"), reachable_sequences=Missing(missing="cannot say")
     )
     more = attempt(2, reachable_tokens=Score(value=1.0, n=1), reachable_sequences=Missing(missing="no test"))
-    (summary,) = scores.summarise([told, silent, more])
+    (summary,) = summarise([told, silent, more])
     assert (summary.reachable_tokens, summary.reachable_sequences) == (0.625, None)

@@ -13,7 +13,8 @@ import pytest
 from leakaudit.client.snapshot import MANIFEST, TRUTH, Manifest, Provenance
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import ConfigError, SnapshotDamagedError, SnapshotError, SnapshotSealedError
-from leakaudit.models.recipe import ModelRecipe, state_of
+from leakaudit.models.recipe import ModelRecipe
+from leakaudit.models.tensors import state_of
 from leakaudit.storage import encryption as sealing
 from leakaudit.storage.encryption import Seal, new_identity, read_identities, write_identity
 from leakaudit.storage.snapshots import check_files, read_manifest, read_snapshot

@@ -196,7 +196,8 @@ def test_two_encrypted_runs_of_one_owner_have_hashes_of_their_own(tmp_path: Path
 def put_sealed(spool: Spool, number: int, text: str) -> None:
     """Write a real, encrypted snapshot."""
     from leakaudit.client.snapshot import Manifest, Provenance
-    from leakaudit.models.recipe import ModelRecipe, state_of
+    from leakaudit.models.recipe import ModelRecipe
+    from leakaudit.models.tensors import state_of
     from tests.support import tiny
 
     model = tiny.bert()

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from leakaudit.client.snapshot import MANIFEST, OBSERVED, TRUTH, Manifest, Provenance
 from leakaudit.errors import ModelError, SnapshotDamagedError, SnapshotError
-from leakaudit.models.recipe import ModelRecipe, build_model, state_of
+from leakaudit.models.rebuilding import build_model
+from leakaudit.models.recipe import ModelRecipe
+from leakaudit.models.tensors import state_of
 from leakaudit.storage import snapshot_content
 from leakaudit.storage.digests import digest_of
 from leakaudit.storage.snapshot_content import check_truth
@@ -88,7 +90,7 @@ IDS, MASK = "0/inputs/input_ids", "0/inputs/attention_mask"
         ("0/options/scale", torch.tensor(float("nan")), "no finite scalar"),
         ("0/num_items", torch.zeros(0), "no finite number of items"),
         ("0/rng/cpu", torch.zeros(3), "no state of a random generator"),
-        ("0/output_gradients/loss", torch.zeros(3, dtype=torch.long), "no gradient"),
+        ("0/pulls/loss", torch.zeros(3, dtype=torch.long), "no gradient"),
         ("9" * 5_000 + "/inputs/input_ids", torch.zeros(1, 1, dtype=torch.long), "a name of 5017 characters"),
         ("7/inputs/input_ids", torch.zeros(1, 1, dtype=torch.long), "no micro-batches numbered from 0"),
         ("-1/inputs/input_ids", torch.zeros(1, 1, dtype=torch.long), "no recorder writes"),
@@ -112,7 +114,7 @@ def test_tensors_of_the_batch_that_do_not_belong_together_are_named(
     ("tensors", "sequences", "labels"),
     [
         ({IDS: torch.ones(2, 3, 4, dtype=torch.long), "0/inputs/labels": torch.tensor([0, 2])}, 6, None),
-        ({IDS: torch.ones(2, 4, dtype=torch.long), "0/withheld_inputs/labels": torch.tensor([1])}, 2, None),
+        ({IDS: torch.ones(2, 4, dtype=torch.long), "0/kept_back/labels": torch.tensor([1])}, 2, None),
         (
             {
                 IDS: torch.ones(1, 5, dtype=torch.long),

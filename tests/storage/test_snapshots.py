@@ -22,8 +22,9 @@ from leakaudit.client.snapshot import MANIFEST, OBSERVED, TRUTH, Manifest, Prove
 from leakaudit.client.step import with_random_state
 from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.errors import NonFiniteUpdateError, SnapshotDamagedError, SnapshotError, SnapshotVersionError
-from leakaudit.models.recipe import ModelRecipe, state_of
+from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.structure import dropout_rates
+from leakaudit.models.tensors import state_of
 from leakaudit.registry import defenses
 from leakaudit.storage.digests import digest_of
 from leakaudit.storage.snapshots import read_snapshot, write_snapshot

@@ -8,8 +8,10 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from leakaudit.gate.evaluate import Policy
+from leakaudit.gate.policy import Policy
 from leakaudit.results.consistency import shipped_names, shown_events
+from leakaudit.results.files import with_digest
+from leakaudit.results.journal import JournalEntry, LabelSample, Sample
 from leakaudit.results.schema import (
     Attempt,
     AttemptStatus,
@@ -17,23 +19,19 @@ from leakaudit.results.schema import (
     Control,
     Controls,
     Coverage,
-    JournalEntry,
-    LabelSample,
     Measured,
     Missing,
     Regime,
     Results,
     RunInfo,
-    Sample,
     Score,
     SequenceScore,
     StepRecord,
     Subject,
     Verification,
     VerificationStatus,
-    sealed,
-    summarise,
 )
+from leakaudit.results.summary import summarise
 
 FINISHED = "2026-11-02T10:00:00Z"
 NOW = datetime(2026, 11, 2, 12, 0, tzinfo=UTC)
@@ -43,6 +41,10 @@ NOW = datetime(2026, 11, 2, 12, 0, tzinfo=UTC)
 def step_id(number: int) -> str:
     """Return the id of the n-th step."""
     return f"st-{number:06d}"
+
+
+SEQUENCE_METRICS = ("rouge1", "rouge2", "rougeL", "exact", "token_recall", "token_precision")
+"""Metrics of one sequence that the attempts built here have."""
 
 
 def step(
@@ -66,20 +68,22 @@ def step(
 
 def sequence(name: str = "sq-0", recall: float = 0.0, *, long_enough: bool = True, bag: bool = False) -> SequenceScore:
     """Build the score of one sequence; `recall` 1.0 is an exact recovery, `bag` guesses words without order."""
+    words = dict.fromkeys(("token_recall", "token_precision"), recall)
+    in_order = dict.fromkeys(("rouge1", "rouge2", "rougeL", "longest_run"), recall) | {"exact": float(recall == 1.0)}
     return SequenceScore(
         id=name,
         hmac="9f" * 8,
-        r1=None if bag else recall,
-        r2=None if bag else recall,
-        rl=None if bag else recall,
-        exact=None if bag else recall == 1.0,
-        token_recall=recall,
-        token_precision=recall,
-        longest_run_share=None if bag else recall,
+        scores=words if bag else words | in_order,
         strip=("d" if bag else "4") * round(16 * recall) + "0" * (16 - round(16 * recall)),
         min_tokens_bucket="9-16" if long_enough else "5-8",
         long_enough=long_enough,
     )
+
+
+def with_scores(found: SequenceScore, **numbers: float | None) -> SequenceScore:
+    """Return the score of a sequence with other numbers; None takes a number away."""
+    scores = found.scores | numbers
+    return found.model_copy(update={"scores": {name: value for name, value in scores.items() if value is not None}})
 
 
 def unguessed(name: str = "sq-0", *, long_enough: bool = True) -> SequenceScore:
@@ -87,11 +91,6 @@ def unguessed(name: str = "sq-0", *, long_enough: bool = True) -> SequenceScore:
     return SequenceScore(
         id=name,
         hmac="9f" * 8,
-        r1=None,
-        r2=None,
-        rl=None,
-        exact=None,
-        token_recall=None,
         min_tokens_bucket="9-16" if long_enough else "5-8",
         long_enough=long_enough,
     )
@@ -148,12 +147,9 @@ def _events(done: Attempt) -> tuple[str, ...]:
 
 def of_sequences(done: Attempt, sequences: Sequence[SequenceScore]) -> Attempt:
     """Return `done` with other sequences, and with the scores, reach and events that follow from them."""
-    fields = {"rouge1": "r1", "rouge2": "r2", "rougeL": "rl"} | {
-        n: n for n in ("exact", "token_recall", "token_precision")
-    }
     scores = dict(done.scores) | {
-        name: mean([float(v) for s in sequences if (v := getattr(s, field)) is not None])
-        for name, field in fields.items()
+        name: mean([s.scores[name] for s in sequences if name in s.scores])
+        for name in SEQUENCE_METRICS
         if name in done.scores
     }
     reach = {
@@ -178,7 +174,7 @@ def results(
     finished: str = FINISHED,
     **extra: Any,
 ) -> Results:
-    """Build the results of an audit: whatever follows from its parts does, and they are sealed."""
+    """Build the results of an audit: whatever follows from its parts does, and they have their digest."""
     run = RunInfo(
         id="run-20261102",
         started="2026-11-02T09:50:00Z",
@@ -214,7 +210,7 @@ def results(
             positive=Control(k=positive[0], n=positive[1]), negative=Control(k=negative[0], n=negative[1])
         ),
     }
-    return sealed(Results(**(fields | extra)))
+    return with_digest(Results(**(fields | extra)))
 
 
 def changed(found: Results, **fields: Any) -> Results:
@@ -224,7 +220,7 @@ def changed(found: Results, **fields: Any) -> Results:
         "summaries": summarise(attempts),
         "coverage": found.coverage.model_copy(update={"audited_steps": len(steps)}),
     }
-    return sealed(found.model_copy(update=follows | fields))
+    return with_digest(found.model_copy(update=follows | fields))
 
 
 def audit(leaks: int, clean: int, *, attack: str = "span", defense: str = "none", **extra: Any) -> Results:

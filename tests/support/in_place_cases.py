@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.capture.context import OFF_SWITCH
 from leakaudit.client.snapshot import Snapshot
-from leakaudit.models.recipe import model_factory, rebuilt_by
+from leakaudit.models.factories import model_factory, rebuilt_by
 from tests.support import stacks, tiny
 from tests.support.stacks import Batch
 from tests.support.tiny_trainer import audit_config, kept, without_side_process

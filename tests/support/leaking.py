@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from leakaudit.results.schema import Attempt, Measured, Results, Score, StepRecord, VerificationStatus
-from tests.support.factories import attempt, of_sequences, policy, results, sequence, step, unguessed
+from tests.support.factories import attempt, of_sequences, policy, results, sequence, step, unguessed, with_scores
 
 STEPS = 20
 LEAKS = 7
@@ -24,10 +24,10 @@ def _text(number: int, recall: float, *, passes: bool = False, attack: str = "sp
 
 
 def _bag(number: int, recall: float) -> Attempt:
-    first = sequence(f"s-{number:06d}-0", recall, bag=True).model_copy(update={"token_precision": 0.75})
+    first = with_scores(sequence(f"s-{number:06d}-0", recall, bag=True), token_precision=0.75)
     second = sequence(f"s-{number:06d}-1", 0.2, long_enough=False, bag=True)
     done = attempt(number, "embedding-rows", kind="bag", recall=0.5)
-    return of_sequences(done, [first, second.model_copy(update={"token_precision": 0.75})])
+    return of_sequences(done, [first, with_scores(second, token_precision=0.75)])
 
 
 def _labels(number: int, share: float) -> Attempt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from leakaudit.models.recipe import model_factory, rebuilt_by
+from leakaudit.models.factories import model_factory, rebuilt_by
 
 
 class NormClassifier(nn.Module):

@@ -28,7 +28,7 @@ from leakaudit.callbacks.torch_loop import Watch, watch
 from leakaudit.capture import distributed
 from leakaudit.capture.context import OFF_SWITCH
 from leakaudit.errors import SnapshotError
-from leakaudit.models.recipe import unwrapped
+from leakaudit.models.wrappers import unwrapped
 from tests.support import matrix, stacks, tiny
 from tests.support.tiny_trainer import audit_config, make_trainer, without_side_process
 

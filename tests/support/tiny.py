@@ -16,7 +16,7 @@ from leakaudit.client.observation import Observation
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.step import ClientStep, make_batch, public_facts
 from leakaudit.client.truth import Truth
-from leakaudit.models.recipe import Task
+from leakaudit.models.loading import Task
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 TEXT_WORDS = (

@@ -14,9 +14,9 @@ from transformers import DataCollatorWithPadding, Trainer, TrainerCallback, Trai
 
 from leakaudit.audit.verification import verify
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
-from leakaudit.capture import recorder
 from leakaudit.capture import worker_process as side_process
 from leakaudit.capture.adapter import Adapter
+from leakaudit.capture.background_writer import BackgroundWriter
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.config.audit import AuditConfig, PluginSpec
@@ -144,12 +144,12 @@ def without_side_process() -> Iterator[None]:
     """Keep every due step: the writer is waited for, and nobody takes snapshots out of the spool."""
     with pytest.MonkeyPatch.context() as patch:
 
-        def writing(self: recorder.Recorder) -> bool:
-            if self._writer is not None:
-                self._writer.join()
+        def writing(self: BackgroundWriter) -> bool:
+            if self.thread is not None:
+                self.thread.join()
             return False
 
-        patch.setattr(recorder.Recorder, "writing", writing)
+        patch.setattr(BackgroundWriter, "writing", writing)
         patch.setattr(side_process.SideProcess, "ensure", lambda self: False)
         yield
 

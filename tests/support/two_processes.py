@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.torch_loop import Watch, watch
-from leakaudit.capture import recorder
+from leakaudit.capture import pass_recorder
 from leakaudit.capture.distributed import TorchProcessGroup
 from tests.support import stacks, tiny
 from tests.support.tiny_trainer import Probe, audit_config, make_trainer, without_side_process
@@ -154,7 +154,7 @@ def busy(rank: int) -> Iterator[None]:
 @contextlib.contextmanager
 def stumbling(rank: int) -> Iterator[None]:
     """Let one process fail in the middle of recording a step."""
-    module: Any = recorder
+    module: Any = pass_recorder
     real = module.random_states
 
     def fail(like: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Auxiliary data: labelled examples like the client's that a threat model grants, and what the public model makes of them."""
+"""Auxiliary data: labelled examples like the client's, which a threat model grants.
+
+N examples, H features, C classes.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.labels.output_layer import OutputLayer, head_outputs
+from leakaudit.algorithms.labels.output_layer import OutputLayer
 from leakaudit.client.observation import Observation
 from leakaudit.errors import DataError
 from leakaudit.models.array_classifier import load_auxiliary
-from leakaudit.plugins.attack import APPLIES, Applicability, not_applicable
+from leakaudit.models.structure import head_outputs
+from leakaudit.plugins.attack_protocol import APPLIES, Applicability, not_applicable
 
 CHUNK = 64
 """Examples a forward pass. Our choice, for memory."""
@@ -30,12 +34,18 @@ class Auxiliary:
     """(N,)."""
 
     def by_class(self, values: Tensor) -> Tensor:
-        """Return (C, ...) means of (N, ...) values over each class; a class without an example gets the mean of all."""
+        """Return (C, ...) means of (N, ...) values over each class.
+
+        A class without an example gets the mean of all.
+        """
         return class_means(values, self.labels, self.probabilities.shape[1])
 
 
 def class_means(values: Tensor, labels: Tensor | None, classes: int) -> Tensor:
-    """Return (C, ...) means of (N, ...) values over each class; without labels, or an example of a class, the mean of all."""
+    """Return (C, ...) means of (N, ...) values over each class.
+
+    Without labels, or without an example of a class, this is the mean of all.
+    """
     everything = values.mean(dim=0)
     known = [labels == c for c in range(classes)] if labels is not None else []
     means = [values[mine].mean(dim=0) if bool(mine.any()) else everything for mine in known]
@@ -43,14 +53,14 @@ def class_means(values: Tensor, labels: Tensor | None, classes: int) -> Tensor:
 
 
 def can_use(path: Path | None, seen: Observation) -> Applicability:
-    """Say whether the file is there and holds labels of the model's classes."""
+    """Say whether the file exists and holds labels of the model's classes."""
     if path is None:
         return not_applicable(
             "no auxiliary data was granted; set `auxiliary` to a file that `leakaudit.models.array_classifier.save_auxiliary` wrote"
         )
     try:
         _, labels = load_auxiliary(path)
-    except DataError as error:  # without its path: that is the machine's and says nothing in a report
+    except DataError as error:  # without its path, which belongs to this machine and says nothing in a report
         return not_applicable(str(error).replace(str(path), "auxiliary data"))
     classes = seen.facts.num_labels or 0
     if len(labels) == 0 or int(labels.min()) < 0 or int(labels.max()) >= classes:
@@ -69,7 +79,7 @@ def auxiliary_outputs(seen: Observation, layer: OutputLayer, path: Path) -> Auxi
     features, logits = [], []
     for start in range(0, len(labels), CHUNK):
         part = {name: value[start : start + CHUNK].to(device) for name, value in inputs.items()}
-        a, z = head_outputs(seen.model, layer, part)
+        a, z = head_outputs(seen.model, layer.module, part)
         features.append(a.double())
         logits.append(z.double())
     return Auxiliary(torch.cat(features), torch.cat(logits).softmax(dim=1), labels.to(device))

@@ -1,7 +1,7 @@
-"""From shares to counts: what all label attacks do with n_c / B once they have read it. C classes, B sequences.
+"""Class counts from estimated shares n_c / B, for every label attack.
 
-How many sequences there are is an option of the threat model: granted as an attack's `data_count`, known from granted lengths
-or from the protocol's batch size, or to be guessed from the shares themselves.
+C classes, B sequences. B is granted as an attack's `data_count`, known from granted lengths or from the protocol's batch size, or
+guessed from the shares.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from leakaudit.algorithms.labels.clipping import scale_is_known
 from leakaudit.algorithms.labels.head_loss import HeadLoss, mean_gradient
 from leakaudit.algorithms.labels.output_layer import OutputLayer, bias_gradient
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import FALSE_EVENTS, Reconstruction
+from leakaudit.plugins.attack_protocol import FALSE_EVENTS, Reconstruction
 
 LARGEST_GUESS = 64
 """Largest batch size that is tried when nothing public bounds it. Our choice: beyond it neighbouring shares n/B are closer
 together than the error of the predicted probabilities, so the guess would mean nothing."""
 
 ROUNDING = 1e-6
-"""How far an entry of the bias's update may be off. Our choice: it is a sum of B numbers up to 1 / B, so float32 is off by 1e-7."""
+"""Largest error of an entry of the bias's update. Our choice: the entry is a sum of B numbers up to 1 / B, so float32 errs by 1e-7."""
 
 NEAR_INTEGER = 0.1
 """How far B times a class's share may be from a whole number. Our choice."""
@@ -31,16 +31,19 @@ NEAR_INTEGER = 0.1
 
 @dataclass(frozen=True)
 class CountsLabels:
-    """What all attacks that count labels have in common: they may be granted how many there are, and some labelled data as well."""
+    """What all attacks that count labels share.
+
+    They may be granted the number of sequences, and labelled data.
+    """
 
     data_count: int | None = None
-    """Number of sequences behind the update, granted; None takes what the protocol makes public, else it is guessed."""
+    """Number of sequences behind the update, granted. None takes the public number; without one it is guessed."""
 
     goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
     false_event_rate: ClassVar[float] = FALSE_EVENTS
 
     def __post_init__(self) -> None:
-        """Refuse a number of sequences that is none."""
+        """Refuse a number of sequences below 1."""
         if self.data_count is not None and self.data_count < 1:
             raise ValueError(
                 f"data_count is the number of sequences behind the update, at least 1, got {self.data_count}"
@@ -54,14 +57,14 @@ class CountsLabels:
     def counted(
         self, shares: Tensor, seen: Observation, layer: OutputLayer, loss: HeadLoss, **facts: float
     ) -> Reconstruction:
-        """Return the counts nearest to some shares, for as many sequences as are known or seem to be there.
+        """Return the counts nearest to shares, for the known or guessed number of sequences.
 
         Args:
             shares: (C,) estimated n_c / B.
             seen: the observation.
             layer: its output layer.
             loss: of the head.
-            facts: more to be said of it.
+            facts: further diagnostics.
         """
         known = batch_size(seen, self.data_count)
         sequences = known or smallest_batch(shares)
@@ -73,7 +76,9 @@ class CountsLabels:
 
 
 def batch_size(seen: Observation, granted: int | None = None) -> int | None:
-    """Return the number of sequences behind the update as far as an adversary knows it: those of all its local steps.
+    """Return the number of sequences behind the update, if an adversary knows it.
+
+    Sequences of all local steps count.
 
     Args:
         seen: its facts hold granted lengths and the protocol's batch size.
@@ -89,7 +94,9 @@ def batch_size(seen: Observation, granted: int | None = None) -> int | None:
 
 
 def smallest_batch(shares: Tensor) -> int:
-    """Return the smallest B that makes every B * share nearly whole, or the one that comes nearest to that.
+    """Return the smallest B that makes every B * share nearly whole.
+
+    If no B does, this is the B that comes nearest.
 
     Args:
         shares: (C,) estimated n_c / B.
@@ -105,9 +112,9 @@ def smallest_batch(shares: Tensor) -> int:
 
 
 def whole_counts(shares: Tensor, sequences: int, fewest: Tensor | None = None) -> tuple[int, ...]:
-    """Return the whole numbers nearest to B * shares that add up to B and are not below what is known to be there.
+    """Return the whole numbers nearest to B * shares that add up to B.
 
-    Rounding down and handing what is left to the largest remainders minimises the distance, in any norm.
+    None is below its known minimum. Rounding down and giving the rest to the largest remainders minimises the distance, in any norm.
 
     Args:
         shares: (C,) estimated n_c / B; they need not add up to 1.
@@ -132,17 +139,17 @@ def whole_counts(shares: Tensor, sequences: int, fewest: Tensor | None = None) -
 
 
 def fewest_of_each(seen: Observation, layer: OutputLayer, loss: HeadLoss, sequences: int | None) -> Tensor:
-    """Return (C,) how many sequences of each class there are at least, whatever the model makes of them.
+    """Return (C,) lower bounds of the number of sequences of each class.
 
-    Probabilities are not negative, so d = mean p - n / B (LLG, Eq. 9) gives n_c >= -B d_c: Property 1 as a number. A trained model
-    that is wrong about a sequence shows it there. Zeros where d is not known to rounding: the bias is not shared, something
-    declared was done to it, it was clipped, it is not float32; and with class weights, where the B in it is another one.
+    Probabilities are not negative, so d = mean p - n / B (LLG, Eq. 9) gives n_c >= -B d_c: Property 1 as a number. The bounds are zero
+    where d is not known to rounding: the bias is not shared, a declared defence changed it, it was clipped, or it is not float32. With class
+    weights they are zero, too, because B then stands for another number.
 
     Args:
         seen: the observation.
         layer: its output layer.
         loss: of the head.
-        sequences: B, None where it is not known.
+        sequences: B; None if it is not known.
     """
     exact = not seen.facts.defenses and scale_is_known(seen) and seen.facts.dtype == "float32" and loss.weights is None
     bias = bias_gradient(seen, layer) if exact else None
@@ -150,18 +157,18 @@ def fewest_of_each(seen: Observation, layer: OutputLayer, loss: HeadLoss, sequen
     if bias is None or sequences is None:
         return nothing
     off = torch.full_like(bias, ROUNDING)
-    if seen.facts.view == "delta":  # what rounding the weights before and after leaves of their difference
+    if seen.facts.view == "delta":  # error of the difference: the weights before and after are rounded
         size = layer.module.bias.detach().double().abs() + bias.abs()
         off += torch.finfo(torch.float32).eps * size / ((seen.facts.learning_rate or 1.0) * seen.facts.local_steps)
     least = loss.shares(-mean_gradient(bias, loss, sequences)) - off  # (C,)
     found = (sequences * least).ceil().clamp_min(0).long()
-    return found if int(found.sum()) <= sequences else nothing  # the update was scaled by somebody
+    return found if int(found.sum()) <= sequences else nothing  # the update was scaled
 
 
 def on_the_simplex(values: Tensor) -> Tensor:
     """Return the nearest point whose entries are not negative and add up to 1.
 
-    Source: Held, Wolfe and Crowder 1974, as in Duchi et al. 2008, Fig. 1: subtract one number from all and cut at 0.
+    Source: Held, Wolfe and Crowder 1974, as in Duchi et al. 2008, Fig. 1: one number is subtracted from all entries, and negative ones become 0.
 
     Args:
         values: (C,).
@@ -176,16 +183,19 @@ def on_the_simplex(values: Tensor) -> Tensor:
 
 
 def misfit(shares: Tensor, counts: tuple[int, ...]) -> float:
-    """Return how far the largest B * share is from its count: below 0.5 nothing but rounding was done."""
+    """Return the largest distance between B * share and its count.
+
+    Below 0.5 the counts are the shares, rounded.
+    """
     sequences = sum(counts)
     return float((sequences * shares - torch.tensor(counts, dtype=shares.dtype, device=shares.device)).abs().max())
 
 
 def solve_shares(predicted: Tensor, gradient: Tensor, loss: HeadLoss) -> Tensor:
-    """Return (C,) shares n / B from (1 - e) x + e / C = x P - d, where x are the shares as the loss weighs them.
+    """Return (C,) shares n / B as the solution of a linear system.
 
-    The columns of P - 1 add up to 0, so without smoothing they leave one direction of x open; that shares add up to 1 closes it.
-    Solved by pseudo-inverse, as iLRG (Ma et al. 2023) does.
+    The system is (1 - e) x + e / C = x P - d, where x are the shares as the loss weighs them. The columns of P - 1 add up to 0, so without
+    smoothing they leave one direction of x open; the sum of the shares, 1, closes it. The pseudo-inverse solves it, as in iLRG (Ma et al. 2023).
 
     Args:
         predicted: (C, C) mean probabilities P_ji of class i for sequences of class j.

@@ -1,7 +1,8 @@
-"""Can class counts be told from noise? Asked of every attack that counts labels, after it has counted.
+"""Test whether class counts can be told from noise.
 
-A count vector is a choice among few, so noise alone hits it often: one label of two classes in half of the steps. Counts are told from
-noise if the output layer's update is more than noise, and if further noise does not change them.
+Every attack that counts labels is asked. There are few possible count vectors, so noise alone hits the true one often: with two classes
+and one label in half of the steps. Counts differ from noise if the output layer's update has more energy than noise, and if further noise does
+not change them.
 """
 
 from __future__ import annotations
@@ -15,31 +16,30 @@ from torch import Tensor
 from leakaudit.algorithms.above_noise import energy_cut, heavy_tailed
 from leakaudit.algorithms.labels.output_layer import OutputLayer, noise_in
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import FALSE_EVENTS, Reconstruction
+from leakaudit.plugins.attack_protocol import FALSE_EVENTS, Reconstruction
 
 FURTHER_NOISE = 2.0
-"""Standard deviation of the further noise in units of the noise that is there. Our choice: where two classes differ by noise alone, they differ
-by three deviations in one update of 100 (Laplace noise), and these draws exchange them in nearly nine cases of ten."""
+"""Standard deviation of the further noise, in units of the present noise. Our choice: two classes that differ by noise alone differ by three
+deviations in one update of 100 (Laplace noise), and these draws exchange them in nearly nine cases of ten."""
 
 DRAWS = 30
-"""Updates with further noise in which the counts have to stay the same. Our choice. Of 20,000 draws of noise alone
-the smallest of two entries stayed the smallest in all of them in 0.5 % (Laplace) and 0.2 % (Gaussian), that of three or more in 0.1 % at most; and
-what stays is right by chance only."""
+"""Updates with further noise in which the counts must stay the same. Our choice. In 20,000 draws of noise alone the smallest of two entries stayed
+the smallest in all of these updates in 0.5 % (Laplace) and 0.2 % (Gaussian) of the draws, that of three or more in at most 0.1 %."""
 
 
 def count_in_noise(
     seen: Observation, layer: OutputLayer, rng: torch.Generator, count: Callable[[Observation], Reconstruction]
 ) -> Reconstruction:
-    """Count labels, and say whether the counts are told from noise (`Reconstruction.counts_told`).
+    """Count labels, and say whether the counts differ from noise (`counts_told`).
 
-    Without noise they are. The draws are a parametric bootstrap: FURTHER_NOISE times the noise that is there is added to the output
-    layer's update again and again, and the counts are taken anew.
+    Without noise they do. The draws are a parametric bootstrap: FURTHER_NOISE times the present noise is added to the output layer's update, and the
+    labels are counted again.
 
     Args:
         seen: the observation.
         layer: its output layer.
         rng: draws the further noise; a CPU generator.
-        count: the attack, from an observation to counts; called once where there is no noise.
+        count: the attack, from an observation to counts; called once if there is no noise.
     """
     found = count(seen)
     sigma = noise_in(seen, seen.update[layer.weight]) if layer.weight in seen.update else seen.noise_sigma
@@ -53,7 +53,7 @@ def count_in_noise(
 
 
 def _parts(seen: Observation, layer: OutputLayer) -> dict[str, Tensor]:
-    """Return the update of the layer's weight and, where it is shared, bias, by name."""
+    """Return the update of the layer's weight and shared bias, by name."""
     return {name: seen.update[name] for name in (layer.weight, layer.bias) if name and name in seen.update}
 
 

@@ -1,38 +1,38 @@
-"""Reads every sequence's features out of one feed-forward part of the model: linear, activation, linear.
+"""Every sequence's features, read out of one feed-forward part of the model.
+
+The part is linear layer, activation, linear layer.
 
 Letters: B sequences, D features into the first linear layer, M out of it, f the activation.
 
-Close to the output of a classifier only one row a sequence carries gradient: the class token of an encoder's last block, or a hidden
+Near the output of a classifier only one row a sequence has a gradient: the class token of an encoder's last block, or a hidden
 layer of a picture classifier. There the two updates are dW1 = sum_k e_k x_k^T and dW2 = sum_k g_k u_k^T with u_k = f(W1 x_k + b1), so
 their row spaces are X = span{x_k} and U = span{u_k}, both of dimension B while B is small enough. Every x of the batch is
 therefore a root, within X, of
 
     r(x) = f(W1 x + b1) - its projection on U:
 
-B unknowns and M - B equations, so that other roots do not happen. The update names the batch's features one by one, and how
-many there are. Source: the row spaces are DAGER's observation (Petrov et al. 2024, Sec. 4.1); the rest is derived here.
+B unknowns and M - B equations, so other roots do not occur. The roots are the batch's features, and the rank says how many there
+are. Source: the row spaces are DAGER's observation (Petrov et al. 2024, Sec. 4.1); the rest is derived here.
 
-Roots are found by Levenberg's damped Gauss-Newton method from random starts. The residual is divided by the distance from a hyperplane
-that holds the origin and all roots that are known, which keeps further starts away from them (deflation as in Farrell et al.
-2015, with a plane instead of points); the origin is a root of its own where the first layer's bias is zero.
+Levenberg's damped Gauss-Newton method finds roots from random starts. The residual is divided by the distance from a hyperplane
+through the origin and all known roots, which keeps further starts away from them (deflation as in Farrell et al. 2015, with a
+plane instead of points). The origin is a root of its own if the first layer's bias is zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from leakaudit.errors import AnatomyError
 from leakaudit.plugins.budget import Budget
 
 CLEAR_GAP = 20.0
-"""Factor between the last singular value that counts and the first that does not. Measured on MiniLM: 100 or more for up to 128
-sequences; nothing like it without a gap to find."""
+"""Least factor between the last singular value that counts and the next. Measured on MiniLM: 100 or more for up to 128 sequences, and far
+less if there is no gap."""
 
 NOTHING = 1e-9
 """Singular values below this share of the largest are rounding. Our choice: float32 updates leave about 1e-8."""
@@ -48,168 +48,17 @@ TURNS = 40
 """Gauss-Newton steps a start. Measured: 8 on average for 32 sequences, 25 for 128."""
 
 REACH = 4.0
-"""How far starts lie from the centre, in scatters of what dummy inputs give. Measured on train texts: with 1 the same roots come
-again and again, 2 and 4 do."""
+"""Distance of starts from the centre, in units of the scatter of dummy inputs. Measured on training texts: with 1 the search finds the same roots
+again and again; 2 and 4 avoid this."""
 
 OTHER_REACHES = (1.0, 0.5, 2.0, 0.25)
-"""Times that, after four starts without a new root each: the last root may lie near the others, or far from them. Our choice."""
+"""Factors of REACH, tried in turn after four starts without a new root each: the last root may lie near the others, or far away. Our choice."""
 
 POLE = 2.0
 """Distance from the hyperplane of known roots at which the deflated residual has doubled. Measured with `REACH`."""
 
 FRUITLESS = 64
-"""Starts in a row without a new root after which the search is given up. Our choice."""
-
-
-@dataclass(frozen=True)
-class FeedForward:
-    """Where to look."""
-
-    first: nn.Linear
-    second: nn.Linear
-    activation: nn.Module
-    source: nn.Module
-    """The module that gives x; what it returns is replaced to run the rest of the model from given features."""
-
-
-def find_feed_forward(model: nn.Module, head: nn.Module, inputs: dict[str, Tensor]) -> FeedForward:
-    """Find the last feed-forward part with one row a sequence behind it.
-
-    Args:
-        model: the public model, in eval mode.
-        head: its output layer, whose update has fewer directions than there are classes: taken as the second layer only where
-            there is no other.
-        inputs: keyword arguments of its forward, two examples or more, all different.
-
-    Raises:
-        AnatomyError: there is none, or more than x passes by it.
-    """
-    calls: list[tuple[nn.Module, Tensor, Tensor]] = []
-    leaves = [m for m in model.modules() if not list(m.children())]
-
-    def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
-            calls.append((module, args[0], output))
-
-    handles = [leaf.register_forward_hook(note) for leaf in leaves]
-    try:
-        with torch.no_grad():
-            model(**inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    made = {id(output): module for module, _, output in calls}
-    linear: dict[int, tuple[nn.Linear, Tensor]] = {}
-    for module, taken, output in calls:
-        if isinstance(module, nn.Linear):
-            linear[id(output)] = (module, taken)
-    ends = [(module, taken) for module, taken, _ in reversed(calls) if isinstance(module, nn.Linear)]
-    for end, taken in sorted(ends, key=lambda call: call[0] is head):
-        for activation, before, after in calls:
-            if after is taken and id(before) in linear and not list(activation.parameters()):
-                first, x = linear[id(before)]
-                if id(x) in made:
-                    found = FeedForward(first, end, activation, made[id(x)])
-                    if _is_all_there_is(model, found, inputs):
-                        return found
-    raise AnatomyError(
-        "looked for a feed-forward part (linear, activation, linear) whose input decides the output alone, and found none; models "
-        "that normalise before each part keep a second path around it, and plain convolutional ones have no such part"
-    )
-
-
-def _is_all_there_is(model: nn.Module, found: FeedForward, inputs: dict[str, Tensor]) -> bool:
-    """Return whether the outputs depend on x alone: with the same x for all, different inputs give the same output."""
-    x = features_into(model, found, inputs)[:1]
-    logits = run_from(model, found, x.expand(len(next(iter(inputs.values()))), -1), inputs)
-    return bool(torch.allclose(logits, logits[:1].expand_as(logits), atol=1e-5, rtol=1e-4))
-
-
-def features_into(model: nn.Module, part: FeedForward, inputs: dict[str, Tensor]) -> Tensor:
-    """Return (N, D) what N inputs give to the part, at the position that the output depends on; the first of several."""
-    taken: list[Tensor] = []
-    handle = part.source.register_forward_hook(lambda module, args, output: taken.append(output.requires_grad_()))
-    try:
-        with torch.enable_grad(), _frozen(model):
-            logits: Tensor = model(**inputs).logits
-            (pull,) = torch.autograd.grad(logits.sum(), taken[-1])
-    finally:
-        handle.remove()
-    x = taken[-1].detach()
-    if x.dim() == 2:
-        return x
-    rows = pull.abs().sum(dim=2) > 0  # (N, T)
-    if int(rows.sum(dim=1).max()) != 1:
-        raise AnatomyError(
-            "every token of a sequence carries gradient behind the last feed-forward part (mean pooling), so its update does "
-            "not hold one row a sequence"
-        )
-    return x[torch.arange(len(x)), rows.long().argmax(dim=1)]
-
-
-def run_from(model: nn.Module, part: FeedForward, x: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-    """Return the logits (N, C) that features give, whatever stood before them.
-
-    Args:
-        model: the public model.
-        part: where they enter.
-        x: (N, D).
-        inputs: any inputs of the model; the first is repeated as often as needed where their number differs.
-    """
-    with torch.no_grad():
-        return _run(model, part, x, inputs)
-
-
-def _run(model: nn.Module, part: FeedForward, x: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-    count = len(x)
-    plain = {k: v if len(v) == count else v[:1].expand(count, *v.shape[1:]) for k, v in inputs.items()}
-
-    def replace(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        given = x.to(output)
-        return given if output.dim() == 2 else given[:, None].expand_as(output)
-
-    handle = part.source.register_forward_hook(replace)
-    try:
-        logits: Tensor = model(**plain).logits
-    finally:
-        handle.remove()
-    return logits
-
-
-def pulls_behind(model: nn.Module, part: FeedForward, x: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-    """Return (N, C, M') how each logit depends on what the part's second layer gives, in float64.
-
-    Args:
-        model: the public model.
-        part: its second layer has M' outputs.
-        x: (N, D) features that enter it.
-        inputs: any inputs of the model.
-    """
-    taken: list[Tensor] = []
-    handle = part.second.register_forward_hook(lambda module, args, output: taken.append(output.requires_grad_()))
-    try:
-        with torch.enable_grad(), _frozen(model):
-            logits = _run(model, part, x, inputs)
-            output_gradients = [
-                torch.autograd.grad(z.sum(), taken[-1], retain_graph=True)[0] for z in logits.unbind(dim=1)
-            ]
-    finally:
-        handle.remove()
-    # Behind the part only one position of a sequence matters, so that the sum over positions is that one.
-    return torch.stack([pull if pull.dim() == 2 else pull.sum(dim=1) for pull in output_gradients], dim=1).double()
-
-
-@contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
-    """Ask for no gradient of parameters for the duration of the block."""
-    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    try:
-        for parameter, _ in before:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter, wanted in before:
-            parameter.requires_grad_(wanted)
+"""Starts in a row without a new root after which the search ends. Our choice."""
 
 
 def row_space(update: Tensor) -> Tensor:
@@ -227,18 +76,18 @@ def row_space(update: Tensor) -> Tensor:
             "layer is wide, several local steps, or a defence that changes every entry"
         )
     clear = (ratio >= CLEAR_GAP).nonzero().flatten()
-    basis: Tensor = rows[: int(clear[-1]) + 1]  # the last gap: earlier ones are of the classes, not of the sequences
+    basis: Tensor = rows[: int(clear[-1]) + 1]  # the last gap: earlier gaps separate classes, not sequences
     return basis
 
 
 @dataclass
 class Roots:
-    """What was found."""
+    """The features that were found."""
 
     features: Tensor
     """(N, D) float64."""
     wanted: int
-    """How many there are."""
+    """Number of features in the update."""
     starts: int
 
 
@@ -261,10 +110,10 @@ def find_roots(
         activation: elementwise.
         inner: (B, D) orthonormal basis of X.
         outer: (B, M) orthonormal basis of U.
-        centre: (D,) where features are to be expected.
-        scatter: how far from it.
+        centre: (D,) expected place of features.
+        scatter: their expected distance from it.
         rng: draws the starts; a CPU generator.
-        budget: looked at before each start.
+        budget: checked before each start.
     """
     count = len(inner)
     mixed = weight @ inner.T  # (M, B)
@@ -285,7 +134,7 @@ def find_roots(
         if error < IS_ROOT:
             found, error = _descend(found, mixed, bias, activation, outer, None)
         fruitless += 1
-        far = float(found.norm()) > SAME_ROOT * float(start.norm())  # the origin, if the plane did not keep it away
+        far = float(found.norm()) > SAME_ROOT * float(start.norm())  # not the origin, where the plane may leave it
         if error < IS_ROOT and far and not bool(((known - found).norm(dim=1) < SAME_ROOT * found.norm()).any()):
             known = torch.cat([known, found[None]])
             fruitless = 0

@@ -1,8 +1,8 @@
-"""What the loss of a classifier's head makes of its labels: which gradient a label leaves, or why there is none to read.
+"""The loss of a classifier's head: which gradient a label leaves.
 
 Letters: B examples, C classes. With mean cross-entropy the gradient of the logits is d = mean p - n / B (LLG, Eq. 9). Two
-variants bend it in a way that is public and can be undone: label smoothing e puts (1 - e) n / B + e / C in the place of n / B,
-and class weights w weigh every example by the weight of its class, so that shares come out as w_c n_c / sum_j w_j n_j.
+variants change it in a public way that can be undone: label smoothing e replaces n / B by (1 - e) n / B + e / C, and class weights w
+weigh every example by the weight of its class, so that shares become w_c n_c / sum_j w_j n_j.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class HeadLoss:
     smoothing: float = 0.0
     """Share of every label that is spread over all classes."""
     weights: Tensor | None = None
-    """(C,) class weights; None where all weigh the same."""
+    """(C,) class weights; None if all are equal."""
     summed: bool = False
     """The loss is the sum over the batch and not its mean: gradients are B times as large."""
 
     def shares(self, weighted: Tensor) -> Tensor:
-        """Return (C,) shares n_c / B from what stands in their place in the gradient, mean p - d.
+        """Return (C,) shares n_c / B from the gradient's mean p - d.
 
         Args:
             weighted: (C,).
@@ -50,13 +50,13 @@ def head_loss(seen: Observation) -> HeadLoss:
     """Return the loss of the head.
 
     Raises:
-        AnatomyError: its labels are no classes, or its gradient is not the one that label attacks read.
+        AnatomyError: its labels are not classes, or its gradient is not the one that label attacks read.
     """
     criterion = getattr(seen.model, "criterion", None)
     if criterion is None:
         return HeadLoss()
     if isinstance(criterion, REGRESSIONS):
-        raise AnatomyError(f"this is a regression ({type(criterion).__name__}): its labels are no classes")
+        raise AnatomyError(f"this is a regression ({type(criterion).__name__}): its labels are not classes")
     if isinstance(criterion, SIGMOIDS):
         raise AnatomyError(f"this is multi-label training ({type(criterion).__name__}): an example has no single class")
     if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss):
@@ -66,7 +66,9 @@ def head_loss(seen: Observation) -> HeadLoss:
         )
     smoothing = float(getattr(criterion, "label_smoothing", 0.0))
     if smoothing >= 1.0:
-        raise AnatomyError("labels are smoothed away entirely: they leave nothing in the gradient")
+        raise AnatomyError(
+            "labels are smoothed away entirely (label smoothing of 1): they leave nothing in the gradient"
+        )
     if smoothing and criterion.weight is not None:
         raise AnatomyError("class weights together with label smoothing weigh the smoothed part, too: not supported")
     weights = criterion.weight
@@ -76,12 +78,12 @@ def head_loss(seen: Observation) -> HeadLoss:
 
 
 def mean_gradient(gradient: Tensor, loss: HeadLoss, count: int | None) -> Tensor:
-    """Return the gradient as the mean over the batch would have it.
+    """Return the gradient of the mean loss over the batch.
 
     Args:
         gradient: any part of the update.
         loss: of the head.
-        count: B, None where it is not known.
+        count: B; None if it is not known.
 
     Raises:
         AnatomyError: the loss is a sum over a batch of unknown size.

@@ -1,4 +1,6 @@
-"""Finds a classifier's output layer by structure, and reads the gradient of the logits out of its update.
+"""The gradient of the logits, read out of the output layer's update.
+
+The output layer is found by structure.
 
 Letters: B sequences, T tokens, H features going into the output layer, C classes.
 
@@ -6,21 +8,19 @@ For a linear output layer `z = W a + b` with mean cross-entropy over B sequences
 
     d_c = mean_k p_c(k) - n_c / B          (LLG, Wainakh et al. 2022, Eq. 9; n_c sequences of class c)
 
-and the update of the layer is dW_c = mean_k d_c(k) a(k) (Eq. 12) and db_c = d_c. LLG and iDLG look at row sums of dW,
-which have the sign of d_c only if the features a are non-negative (LLG, Property 1). In transformers they are not: a tanh
-pooler's features have a sum of either sign, and those of a fresh LayerNorm sum to exactly 0. So the bias is read where it
-is shared, because it is d_c itself; without one, the rows are projected on the mean feature of neutral inputs, which the
-public model gives, instead of on the vector of ones. Where nothing of the model is used, the rows are projected on their own
-main direction: if the features have anything in common, that is it.
+and the update of the layer is dW_c = mean_k d_c(k) a(k) (Eq. 12) and db_c = d_c. LLG and iDLG use row sums of dW,
+which have the sign of d_c only if the features a are non-negative (LLG, Property 1). In transformers they are not: the sum of a tanh
+pooler's features has either sign, and those of a fresh LayerNorm sum to exactly 0. So the bias is read if it is shared, because it
+is d_c itself. Without a bias, the rows are projected on the mean feature of neutral inputs, which the public model gives, instead of on the
+vector of ones. An attack that uses no model projects the rows on their own main direction, which is what the features have in common.
 
 Under declared noise a bias entry is one noisy number, while its row of the weight's update holds H more of them: both are
-weighed by how far each is off. A bias entry that a declared defence set to zero is filled in from the others, which add up to 0.
+weighed by their errors. A bias entry that a declared defence set to zero is computed from the others, because they all add up to 0.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,6 +32,7 @@ from leakaudit.client.facts import PublicFacts
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.models.array_classifier import ArrayClassifier
+from leakaudit.models.structure import find_output_head, head_outputs
 
 NEUTRAL_SEQUENCES = 32
 """Random sequences whose mean stands for what the model says about any input. Our choice: the mean of 32 is within a fifth of
@@ -41,8 +42,8 @@ NEUTRAL_TOKENS = 12
 """Random tokens in each of them, special tokens aside. Our choice: a short sentence."""
 
 ROUNDED = 0.02
-"""Share of an output layer's update that rounding may leave of its column sums. Our choice: bf16 leaves 0.004, noise as large as the update
-1."""
+"""Largest column sums of an output layer's update that rounding explains, as a share of the update. Our choice: bf16 gives 0.004, noise as large
+as the update gives 1."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,12 @@ class OutputLayer:
     weight: str
     """Parameter name of the weight, (C, H); its update is shared."""
     bias: str | None
-    """Parameter name of the bias, (C,); None where there is none or its update is not shared."""
+    """Parameter name of the bias, (C,); None if the layer has no bias, or its update is not shared."""
 
 
 @dataclass(frozen=True)
 class Neutral:
-    """What the public model does with inputs that have nothing to do with the batch."""
+    """Outputs of the public model for inputs that have nothing to do with the batch."""
 
     features: Tensor
     """(N, H) what goes into the output layer, one row for each random sequence."""
@@ -71,12 +72,12 @@ class Neutral:
         return bool((self.features >= 0).all())
 
 
-Dummy = Literal["random", "zeros", "ones"]
-"""What a white-box adversary feeds the model: random words or pixels, or black or white pictures (LLG, Sec. 6.1)."""
+NeutralInputs = Literal["random", "zeros", "ones"]
+"""Inputs that a white-box adversary feeds the model: random words or pixels, or black or white pictures (LLG, Sec. 6.1)."""
 
 
 def find_output_layer(seen: Observation, *, frozen: bool = False) -> OutputLayer:
-    """Find the last `nn.Linear` of the module tree that has one output for each class.
+    """Find the last `nn.Linear` with one output for each class.
 
     Args:
         seen: the observation.
@@ -87,31 +88,26 @@ def find_output_layer(seen: Observation, *, frozen: bool = False) -> OutputLayer
             its update is not shared.
     """
     classes = number_of_classes(seen)
-    layers = [m for m in seen.model.modules() if isinstance(m, nn.Linear) and m.out_features == classes]
-    if not layers:
-        raise AnatomyError(
-            f"looked for a linear layer with {classes} outputs, one for each class, and found none; "
-            "give the model's number of labels as it was trained"
-        )
+    head = find_output_head(seen.model, classes)
     names = {id(parameter): name for name, parameter in seen.model.named_parameters()}
-    weight = names[id(layers[-1].weight)]
-    bias = names.get(id(layers[-1].bias))
+    weight = names[id(head.weight)]
+    bias = names.get(id(head.bias))
     if weight not in seen.update and not frozen:
         raise AnatomyError(f"the output layer {weight!r} is frozen or its update is not shared")
-    return OutputLayer(layers[-1], weight, bias if bias in seen.update else None)
+    return OutputLayer(head, weight, bias if bias in seen.update else None)
 
 
 def number_of_classes(seen: Observation) -> int:
-    """Return C where every sequence has one class.
+    """Return C, the number of classes of a task with one class a sequence.
 
     Raises:
-        AnatomyError: the task is another, or it is regression or multi-label classification.
+        AnatomyError: it is another task, such as regression or multi-label classification.
     """
     facts, config = seen.facts, getattr(seen.model, "config", None)
     if facts.task != "classification" or facts.num_labels is None:
         raise AnatomyError(f"labels are one class a sequence in classification only; this task is {facts.task}")
     if facts.num_labels < 2 or getattr(config, "problem_type", None) == "regression":
-        raise AnatomyError("this is a regression, or has one class only: its labels are no classes to tell apart")
+        raise AnatomyError("this is a regression, or has one class only: its labels are not classes")
     if getattr(config, "problem_type", None) == "multi_label_classification":
         raise AnatomyError("this is multi-label classification: a sequence has no single class")
     head_loss(seen)
@@ -131,7 +127,7 @@ def check_gradient(facts: PublicFacts) -> None:
 
 
 def logit_gradient(seen: Observation, layer: OutputLayer, neutral: Neutral) -> Tensor:
-    """Return the gradient of the logits d, (C,) in float64, up to the error that the module's docstring explains.
+    """Return the gradient of the logits d, (C,) in float64.
 
     With a shared bias and no noise it is exact. Otherwise d_c is estimated by dW_c . m / |m|^2 with m the mean neutral feature:
     exact in sign where a sequence's feature has a positive inner product with m, and too small by their cosine.
@@ -145,16 +141,16 @@ def logit_gradient(seen: Observation, layer: OutputLayer, neutral: Neutral) -> T
     sigma = seen.noise_sigma
     if sigma == 0.0:
         return bias
-    # Both estimate d_c: the bias is off by the noise, the projection by less noise and by how much features differ.
+    # Both estimate d_c: the bias has the error of the noise, the projection less noise and the spread of the features.
     spread = (neutral.features.double() @ mean / length).std() * bias.square().mean().sqrt()
     weight = sigma**2 / (sigma**2 + sigma**2 / length + spread**2)
     return (1 - weight) * bias + weight * projected
 
 
 def bias_gradient(seen: Observation, layer: OutputLayer) -> Tensor | None:
-    """Return (C,) the bias's update in float64, None where there is none or nothing of it was sent.
+    """Return (C,) the bias's update in float64; None if it was not sent.
 
-    Entries that a declared defence set to zero share what the others leave to a sum of 0.
+    All entries add up to 0. Entries that a declared defence set to zero share what is missing from the sum of the others.
     """
     if layer.bias is None or not bool(seen.update[layer.bias].any()):
         return None
@@ -166,14 +162,14 @@ def bias_gradient(seen: Observation, layer: OutputLayer) -> Tensor | None:
 
 
 def noise_in(seen: Observation, rows: Tensor) -> float:
-    """Return the standard deviation of the noise on every entry of an output layer's update: declared or, without any defence, seen.
+    """Return the standard deviation of the noise on an output layer's update.
 
-    The gradient of a softmax's logits adds up to 0 over the classes, so every column of the weight's update does. What is left of that sum
-    is rounding or noise that nobody declared. Where defences are declared, they may do the same, and what they declare is believed.
+    The gradient of a softmax's logits adds up to 0 over the classes, and so does every column of the weight's update. A sum that is not 0
+    shows rounding, or noise that nobody declared. Declared defences may change the sum as well, so their declaration is believed.
 
     Args:
         seen: the observation.
-        rows: (C, H) update of the layer's weight; of a layer that has no other use.
+        rows: (C, H) update of the layer's weight; the layer has no other use.
     """
     if seen.noise_sigma > 0.0 or seen.facts.defenses or seen.facts.tied:
         return seen.noise_sigma
@@ -182,10 +178,10 @@ def noise_in(seen: Observation, rows: Tensor) -> float:
 
 
 def own_direction(seen: Observation, layer: OutputLayer) -> Tensor:
-    """Return (C,) the logits' gradient up to a positive factor, from the weight's update alone.
+    """Return (C,) the logits' gradient up to a positive factor, without the model.
 
-    dW = sum_k d(k) a(k)^T is nearly of rank one where the features have a common part, and d is its main left direction. Its sign
-    is open: one label output_gradients one class down and pushes many up by little, so the largest entry is taken to be negative.
+    dW = sum_k d(k) a(k)^T has nearly rank one if the features have a common part, and d is its main left direction. The sign is
+    open: a label makes one entry clearly negative and many entries slightly positive, so the largest entry is taken to be negative.
     """
     left, strength, _ = torch.linalg.svd(seen.update[layer.weight].double(), full_matrices=False)
     main = left[:, 0] * strength[0]
@@ -193,23 +189,28 @@ def own_direction(seen: Observation, layer: OutputLayer) -> Tensor:
     return flipped if bool(main[main.abs().argmax()] > 0) else main
 
 
-def neutral_outputs(seen: Observation, layer: OutputLayer, rng: torch.Generator, dummy: Dummy = "random") -> Neutral:
-    """Run the public model on inputs that nobody would send: sequences of random tokens, or pictures of noise.
+def neutral_outputs(
+    seen: Observation, layer: OutputLayer, rng: torch.Generator, dummy: NeutralInputs = "random"
+) -> Neutral:
+    """Run the public model on random tokens, or on pictures of noise.
 
     Args:
         seen: gives model and vocabulary.
         layer: whose inputs are wanted.
         rng: draws them; a CPU generator.
-        dummy: of pictures; text is always random.
+        dummy: kind of pictures; text is always random.
     """
-    features, logits = head_outputs(seen.model, layer, neutral_inputs(seen, rng, dummy))
+    features, logits = head_outputs(seen.model, layer.module, neutral_inputs(seen, rng, dummy))
     return Neutral(features=features, probabilities=logits.double().softmax(dim=1).mean(dim=0))
 
 
 def neutral_inputs(
-    seen: Observation, rng: torch.Generator, dummy: Dummy = "random", examples: int = NEUTRAL_SEQUENCES
+    seen: Observation, rng: torch.Generator, dummy: NeutralInputs = "random", examples: int = NEUTRAL_SEQUENCES
 ) -> dict[str, Tensor]:
-    """Return keyword arguments of the model's forward for that many dummy examples, on the model's device."""
+    """Return neutral inputs as keyword arguments of the model's forward.
+
+    They are on the model's device.
+    """
     device = next(seen.model.parameters()).device
     if isinstance(seen.model, ArrayClassifier):
         shape = (examples, *(seen.facts.input_shape or ()))
@@ -219,31 +220,8 @@ def neutral_inputs(
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def head_outputs(model: nn.Module, layer: OutputLayer, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Run a model and return what goes into its output layer, (N, H), and what comes out of it, (N, C).
-
-    Args:
-        model: the public model, in eval mode.
-        layer: its output layer.
-        inputs: keyword arguments of its forward, N examples.
-    """
-    taken: list[Tensor] = []
-    handle = layer.module.register_forward_pre_hook(lambda _, arguments: taken.append(arguments[0].detach()))
-    try:
-        with torch.no_grad():
-            logits: Tensor = model(**inputs).logits  # (N, C)
-            features = taken[-1]
-            if features.dim() == 3:  # a decoder's head runs on every token, and the model then picks one of them
-                every = layer.module(features)  # (N, T, C)
-                picked = (every - logits[:, None]).abs().sum(dim=2).argmin(dim=1)  # (N,)
-                features = features[torch.arange(len(logits), device=logits.device), picked]
-    finally:
-        handle.remove()
-    return features, logits
-
-
 def _random_ids(seen: Observation, rng: torch.Generator, examples: int) -> Tensor:
-    """Return (N, T) token ids: random words between the tokens that the tokenizer puts around every text."""
+    """Return (N, T) ids of random words between a tokenizer's special tokens."""
     vocabulary = seen.facts.vocabulary
     words = torch.tensor([i for i in range(vocabulary.size) if i not in vocabulary.special_ids])
     room = vocabulary.max_length - len(vocabulary.starts_with) - len(vocabulary.ends_with)

@@ -1,8 +1,8 @@
-"""Interpolated modified Kneser-Ney smoothing on token ids, with numpy: counting in seconds, scoring thousands of tokens at once.
+"""N-gram models with interpolated modified Kneser-Ney smoothing, in numpy.
 
 Source: Chen and Goodman, "An Empirical Study of Smoothing Techniques for Language Modeling", Harvard TR-10-98, 1998, Sec. 3
 (interpolated form; three discounts for each order from its counts of counts). As usual, n-grams at the beginning of a sentence
-keep their raw counts at every order, because nothing stands to their left that could be counted instead. The lowest order is
+keep their raw counts at every order, because they have no left context to count. The lowest order is
 interpolated with the uniform distribution over V tokens and the end of the sentence.
 
 Letters: N order of the model, M tokens of text, V vocabulary.
@@ -27,28 +27,31 @@ START, END = BASE - 1, BASE - 2
 
 
 @dataclass(frozen=True)
-class Order:
-    """The n-grams of one length, and what follows them."""
+class NgramOrder:
+    """The n-grams of one length, and the tokens that follow them."""
 
     keys: Ids
     """Sorted keys; an n-gram's number is its place here."""
     counts: Ids
-    """As Kneser-Ney counts them: of the longest n-grams how often they occur, of shorter ones after how many different tokens."""
+    """Kneser-Ney counts: for the longest n-grams how often each occurs, for shorter ones after how many different tokens."""
     shorter: int
     """Number of n-grams one token shorter."""
 
     def find(self, beginnings: Ids, tokens: Ids) -> Ids:
-        """Return the numbers of n-grams given their beginnings' numbers and last tokens; -1 for one that never occurred."""
+        """Return the numbers of n-grams from their beginnings' numbers and last tokens.
+
+        An n-gram that never occurred has the number -1.
+        """
         wanted = beginnings * BASE + tokens
         at = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
         return np.where((beginnings >= 0) & (self.keys[at] == wanted), at, -1)
 
     @cached_property
     def discounts(self) -> Numbers:
-        """Return (4,) what is taken off a count of 0, 1, 2 and more: D(i) = i - (i + 1) Y n_(i+1) / n_i, Y = n_1 / (n_1 + 2 n_2).
+        """Return (4,) the discounts of counts 0, 1, 2, and 3 or more.
 
-        Counts of counts that give none between 0 and i, as in a small text or one of a single pattern, say nothing about it; then it
-        is half of i, our choice: nothing would be left for what never occurred, or nothing of what did.
+        D(i) = i - (i + 1) Y n_(i+1) / n_i with Y = n_1 / (n_1 + 2 n_2). In a small text, or one of a single pattern, the counts of counts may
+        give no value between 0 and i. The discount is then i / 2, our choice, so that seen and unseen n-grams both keep some probability.
         """
         n1, n2, n3, n4 = (int((self.counts == i).sum()) for i in (1, 2, 3, 4))
         y = n1 / (n1 + 2 * n2) if n1 else 0.0
@@ -62,7 +65,7 @@ class Order:
 
     @cached_property
     def after(self) -> tuple[Numbers, Numbers]:
-        """Return for every beginning the sum of the counts of what follows it, and the share that goes to the order below."""
+        """Return, for every beginning, the total count of its continuations, and the share for the order below."""
         beginnings = self.keys // BASE
         total: Numbers = np.bincount(beginnings, self.counts, self.shorter).astype(np.float64)
         freed: Numbers = np.bincount(beginnings, self.taken, self.shorter).astype(np.float64)
@@ -73,7 +76,7 @@ class Order:
 class KneserNey:
     """An n-gram model."""
 
-    orders: tuple[Order, ...]
+    orders: tuple[NgramOrder, ...]
     """Of 1, 2, ..., N tokens."""
     size: int
     """V."""
@@ -83,14 +86,14 @@ class KneserNey:
         """Count a text.
 
         Args:
-            sentences: token ids, nothing around them; at least one of them not empty.
+            sentences: token ids without start or end; at least one sentence is not empty.
             order: N, at least 1.
             size: V.
         """
         ids, sentence = _flat(sentences)
         beginnings = np.zeros(len(ids), dtype=np.int64)
         found: list[tuple[Ids, Ids, Ids]] = []  # keys, raw counts, where each occurs first
-        numbers: list[Ids] = []  # of the n-gram at each place, -1 where it would leave its sentence
+        numbers: list[Ids] = []  # of the n-gram at each place; -1 if it would cross the end of its sentence
         for n in range(1, order + 1):
             places = _inside(sentence, n) & (beginnings >= 0)
             last = np.zeros_like(ids)
@@ -113,11 +116,14 @@ class KneserNey:
                 counts = np.where(ids[first] == START, raw, np.bincount(endings, minlength=len(keys)))
             if n == 0:
                 counts = np.where(keys == START, 0, counts)
-            orders.append(Order(keys, counts.astype(np.int64), len(found[n - 1][0]) if n else 1))
+            orders.append(NgramOrder(keys, counts.astype(np.int64), len(found[n - 1][0]) if n else 1))
         return cls(tuple(orders), size)
 
     def nll(self, sentences: Sequence[Sequence[int]]) -> list[float]:
-        """Return each sentence's mean negative log-likelihood over its tokens and its end, in nats."""
+        """Return each sentence's mean negative log-likelihood in nats.
+
+        The mean is over its tokens and its end.
+        """
         if not sentences:
             return []
         ids, sentence = _flat(sentences)
@@ -141,7 +147,10 @@ class KneserNey:
         return list((nats / np.bincount(sentence[scored], minlength=len(sentences))).tolist())
 
     def next_token(self, prefixes: Sequence[Sequence[int]]) -> Numbers:
-        """Return (prefixes, V + 1) probabilities of what comes next; the last column is the end of the sentence."""
+        """Return (prefixes, V + 1) probabilities of the next token.
+
+        The last column is the end of the sentence.
+        """
         p = np.full((len(prefixes), self.size + 1), 1.0 / (self.size + 1))
         for row, prefix in enumerate(prefixes):
             history = [START, *prefix]
@@ -167,14 +176,14 @@ class KneserNey:
 
 
 def _flat(sentences: Sequence[Sequence[int]]) -> tuple[Ids, Ids]:
-    """Return (M,) all tokens with a start and an end around each sentence, and (M,) the sentence each belongs to."""
+    """Return (M,) all tokens with starts and ends, and (M,) their sentences' numbers."""
     ids = [token for sentence in sentences for token in (START, *sentence, END)]
     lengths = [len(sentence) + 2 for sentence in sentences]
     return np.array(ids, dtype=np.int64), np.repeat(np.arange(len(sentences)), lengths)
 
 
 def _inside(sentence: Ids, n: int) -> NDArray[np.bool_]:
-    """Return (M,) whether n tokens from each place on lie in one sentence."""
+    """Return (M,) whether the n tokens from each place on lie in one sentence."""
     fits = np.zeros(len(sentence), dtype=np.bool_)
     reach = len(sentence) - n + 1
     if reach > 0:

@@ -1,4 +1,7 @@
-"""A small causal language model over any tokenizer, trained on a CPU for as many minutes as one has to spare."""
+"""Training of a small causal language model for any tokenizer, on a CPU.
+
+N texts, T tokens of one text.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,12 @@ hf: Any = transformers
 """Its classes are built by name at run time, which a type checker cannot follow."""
 
 LAYERS, HIDDEN, HEADS = 2, 256, 4
-"""Our choice, for a CPU; with a vocabulary of 30,000 nearly all of the time goes into the output layer all the same."""
+"""Our choice, for a CPU. With a vocabulary of 30,000 tokens the output layer takes nearly all of the time."""
 LONGEST = 64
 """Tokens of a text that are read in training, and positions of the model. Our choice: several times a usual sentence."""
 ROWS = 32
 LEARNING_RATE = 2e-3
-"""Highest, of AdamW; our choice, not tuned. It falls linearly with the time that is left."""
+"""Highest rate, of AdamW. Our choice, not tuned. The rate falls linearly to the end of the time."""
 WARMUP = 20
 """Steps until the highest rate is reached."""
 
@@ -49,20 +52,20 @@ def train_causal_lm(
     clock: Callable[[], float] = time.monotonic,
     report: Callable[[Progress], None] = lambda _: None,
 ) -> nn.Module:
-    """Train a GPT-2 of two layers on texts, one at a time, each between what begins and what ends a text.
+    """Train a GPT-2 of two layers for some minutes.
 
-    What it learns depends on how many steps the minutes allow, so two machines give two models.
+    Each text stands between a start and an end token. The number of steps depends on the machine, so two machines give two models.
 
     Args:
         texts: to learn from.
-        tokenizer: whose tokens the model will speak.
-        minutes: by `clock`, above 0; at least one step is taken.
+        tokenizer: of the model.
+        minutes: training time by `clock`, above 0; at least one step is taken.
         seed: of weights and order.
         clock: returns seconds.
         report: called after every step.
 
     Raises:
-        PriorError: there is no text, or the tokenizer has no token that could stand around one.
+        PriorError: there is no text, or the tokenizer has no start or end token.
     """
     if minutes <= 0:
         raise PriorError(f"training takes time: give a number of minutes above 0, got {minutes:g}")
@@ -95,7 +98,7 @@ def train_causal_lm(
 
 
 def save_causal_lm(folder: Path, model: nn.Module, tokenizer: Any) -> None:
-    """Write the model with its tokenizer beside it, as `causal-lm` reads them.
+    """Write the model and its tokenizer, as the prior `causal-lm` reads them.
 
     Raises:
         PriorError: the folder cannot be written.
@@ -108,7 +111,10 @@ def save_causal_lm(folder: Path, model: nn.Module, tokenizer: Any) -> None:
 
 
 def held_out(texts: Sequence[str], share: float, seed: int = 0) -> tuple[list[str], list[str]]:
-    """Return texts to train on and texts to judge by: a random share of the distinct ones, at least one where there are two."""
+    """Split distinct texts into training texts and held-out texts.
+
+    The held-out texts are a random share, and at least one of two.
+    """
     distinct = list(dict.fromkeys(texts))
     random.Random(seed).shuffle(distinct)
     kept = min(len(distinct) - 1, max(1, round(share * len(distinct)))) if share > 0 else 0
@@ -120,7 +126,7 @@ def perplexity(nll: Sequence[float], tokens: Sequence[int]) -> float:
 
     Args:
         nll: mean nats per token of each text.
-        tokens: how many tokens that mean is over.
+        tokens: number of tokens of each mean.
     """
     return math.exp(sum(n * t for n, t in zip(nll, tokens, strict=True)) / sum(tokens))
 
@@ -148,7 +154,10 @@ def _config(tokenizer: Any, start: int, end: int) -> Any:
 
 
 def _batches(rows: Sequence[list[int]], rng: random.Random) -> Iterator[Tensor]:
-    """Yield (ROWS, T) ids for ever, filled up with -100 on the right; texts of about one length come together."""
+    """Yield batches (ROWS, T) of ids without end.
+
+    Rows are padded on the right with -100. Texts of similar length share a batch.
+    """
     order = list(range(len(rows)))
     while True:
         rng.shuffle(order)

@@ -10,13 +10,12 @@ from typing import Literal, NamedTuple
 import torch
 from torch import nn
 
-from leakaudit.algorithms.labels.feature_roots import find_feed_forward
 from leakaudit.algorithms.labels.output_layer import find_output_layer, neutral_inputs
 from leakaudit.algorithms.span.subspace import Basis, span_of, stacked_update
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
-from leakaudit.models.recipe import Vocabulary
-from leakaudit.models.structure import anatomy_of, input_stage_of
+from leakaudit.models.structure import anatomy_of, find_last_feed_forward, input_stage_of
+from leakaudit.models.vocabulary import Vocabulary
 
 CLEAR_GAP = 1e4
 """Fall of the singular values behind the last that is a sequence. Measured on MiniLM (train): 1e6 and more for up to 8 sequences; rounding to
@@ -100,7 +99,7 @@ def _number_of_sequences(seen: Observation) -> int:
         return (facts.batch_size_bound or 1) * facts.local_steps
     try:
         dummy = neutral_inputs(seen, torch.Generator().manual_seed(0), examples=2)
-        part = find_feed_forward(seen.model, find_output_layer(seen, frozen=True).module, dummy)
+        part = find_last_feed_forward(seen.model, find_output_layer(seen, frozen=True).module, dummy)
         names = {id(parameter): name for name, parameter in seen.model.named_parameters()}
         rows = span_of(seen.update[names[id(part.first.weight)]].double())
     except (AnatomyError, KeyError):  # no such part, or its update is not shared under its name

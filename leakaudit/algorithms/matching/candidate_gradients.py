@@ -25,7 +25,7 @@ from leakaudit.algorithms.matching.batch_shape import equal_lengths
 from leakaudit.algorithms.matching.dropout_masks import dropping, layout_of, masked_by
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
-from leakaudit.models.embeddings import word_embedding
+from leakaudit.models.structure import word_embedding
 
 AGREES = 1e-3
 """Relative error up to which a parameter's gradient from pairs counts as its true gradient, tried once on random input. Our choice:
@@ -39,7 +39,7 @@ MOST_ROWS = 4096
 """Rows that a table may have and still be matched as a linear layer of one-hot inputs. Our choice: positions, not words."""
 
 
-class Dummy(NamedTuple):
+class Candidate(NamedTuple):
     """N candidate batches: what is optimised."""
 
     embeddings: Tensor
@@ -49,18 +49,18 @@ class Dummy(NamedTuple):
     masks: Tensor
     """(N, P) of dropout, in [0, 1], as `MaskLayout` lays them out; P = 0 where dropout is not modelled."""
 
-    def take(self, rows: Tensor | Sequence[int] | slice) -> Dummy:
+    def take(self, rows: Tensor | Sequence[int] | slice) -> Candidate:
         """Return some of the candidates."""
-        return Dummy(*(part[rows] for part in self))
+        return Candidate(*(part[rows] for part in self))
 
-    def detached(self) -> Dummy:
+    def detached(self) -> Candidate:
         """Return a copy without history."""
-        return Dummy(*(part.detach().clone() for part in self))
+        return Candidate(*(part.detach().clone() for part in self))
 
 
-def joined(parts: Sequence[Dummy]) -> Dummy:
+def joined(parts: Sequence[Candidate]) -> Candidate:
     """Return all candidates as one."""
-    return Dummy(*(torch.cat(each) for each in zip(*parts, strict=True)))
+    return Candidate(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class CandidateGradients:
         """Parameters whose gradients are formed, in the order of `Pairs`."""
         return [vector for layer in self._layers for vector in layer.vectors]
 
-    def losses(self, dummy: Dummy) -> Tensor:
+    def losses(self, dummy: Candidate) -> Tensor:
         """Return (N,) each candidate's mean cross-entropy.
 
         Sequences of equal length run together and without padding, because some classifiers find their last token by looking
@@ -183,7 +183,7 @@ class CandidateGradients:
             total = total + each.view(candidates, -1).sum(dim=1)
         return total / len(self.lengths)
 
-    def pairs(self, dummy: Dummy, *, differentiable: bool) -> Pairs:
+    def pairs(self, dummy: Candidate, *, differentiable: bool) -> Pairs:
         """Return the gradients of all candidates.
 
         Args:
@@ -202,7 +202,7 @@ class CandidateGradients:
                     result.vectors.append(each.sum(dim=1))
         return result if differentiable else Pairs(*([tensor.detach() for tensor in part] for part in result))
 
-    def _pulled(self, dummy: Dummy, differentiable: bool) -> Iterator[tuple[_Layer, _Record, Tensor]]:
+    def _pulled(self, dummy: Candidate, differentiable: bool) -> Iterator[tuple[_Layer, _Record, Tensor]]:
         """Run forward and backward, and yield each layer with what it saw and the loss's gradient by what it made, (N, M, out)."""
         candidates = len(dummy.embeddings)
         if not dummy.embeddings.requires_grad:
@@ -227,7 +227,7 @@ class CandidateGradients:
             inputs_embeds=table[:1].expand(1, length, -1), attention_mask=torch.ones(1, length, device=table.device)
         )
 
-    def direct(self, dummy: Dummy, names: Sequence[str]) -> list[Tensor | None]:
+    def direct(self, dummy: Candidate, names: Sequence[str]) -> list[Tensor | None]:
         """Return one candidate's gradients by automatic differentiation, as the plain definition has it.
 
         Args:
@@ -253,7 +253,7 @@ class CandidateGradients:
             found[matrix.name] = gradient.T if matrix.input_first else gradient
         return found | {v.name: each[number] for v, each in zip(self.vectors, pairs.vectors, strict=True)}
 
-    def _find(self, wanted: set[str], probe: Dummy) -> list[_Layer]:
+    def _find(self, wanted: set[str], probe: Candidate) -> list[_Layer]:
         """List the modules that run and look like linear layers, tables or normalisations, with their wanted parameters."""
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         owners = [m for m in self._model.modules() if isinstance(getattr(m, "weight", None), nn.Parameter)]
@@ -275,7 +275,7 @@ class CandidateGradients:
                 layers.append(_Layer(module, matrix, tuple(vectors)))
         return layers
 
-    def _agreeing(self, probe: Dummy) -> list[_Layer]:
+    def _agreeing(self, probe: Candidate) -> list[_Layer]:
         """Return the layers without the parameters that cannot be compared.
 
         Those whose true gradients the pairs do not give (layers that do more than they seem to, weights that are used twice), and
@@ -302,7 +302,7 @@ class CandidateGradients:
         ]
         return [layer for layer in kept if layer.matrix is not None or layer.vectors]
 
-    def _probe(self) -> Dummy:
+    def _probe(self) -> Candidate:
         """Return one candidate of noise."""
         table: Tensor = self._model.get_input_embeddings().weight  # type: ignore[operator]
         rng = torch.Generator().manual_seed(0)
@@ -310,7 +310,7 @@ class CandidateGradients:
         embeddings = table.square().mean().sqrt().cpu() * torch.randn(*shape, table.shape[1], generator=rng)
         logits = torch.randn(*shape[:2], self.classes, generator=rng)
         masks = torch.zeros(1, 0) if self.masks is None else (1 - self.masks.rates)[None]
-        return Dummy(*(part.to(table.device) for part in (embeddings, logits, masks)))
+        return Candidate(*(part.to(table.device) for part in (embeddings, logits, masks)))
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from leakaudit.algorithms.matching.permutations import Order
+from leakaudit.algorithms.matching.permutations import Permutation
 
 
 class Drop(NamedTuple):
@@ -91,7 +91,7 @@ class MaskLayout:
                         own.fill_(value=True)
         return chosen[0]
 
-    def rearranged(self, masks: Tensor, row: int, order: Order) -> Tensor:
+    def rearranged(self, masks: Tensor, row: int, order: Permutation) -> Tensor:
         """Return the masks after a sequence's tokens moved, each with its own.
 
         Args:

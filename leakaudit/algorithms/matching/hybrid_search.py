@@ -16,7 +16,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.matching.candidate_gradients import Dummy
+from leakaudit.algorithms.matching.candidate_gradients import Candidate
 from leakaudit.algorithms.matching.matcher import Matcher
 from leakaudit.algorithms.matching.permutations import shuffled
 from leakaudit.algorithms.matching.search import Descent, Found, Keep, Run, Start, Stop, advance, begun, permuted
@@ -81,7 +81,7 @@ class _Guess:
     tokens: Batch
     loss: float
     likeness: list[float]
-    candidate: Dummy
+    candidate: Candidate
     """The embeddings they came from, their labels and masks."""
 
 
@@ -194,7 +194,7 @@ class _Search:
 
 
 def _sequenced(
-    matcher: Matcher, one: Dummy, known: Sequence[Batch], hybrid: Hybrid, rng: torch.Generator, budget: Budget
+    matcher: Matcher, one: Candidate, known: Sequence[Batch], hybrid: Hybrid, rng: torch.Generator, budget: Budget
 ) -> Beams:
     """Return the discrete part of a round (Algorithm 3) at its end."""
     logits = one.label_logits[0]

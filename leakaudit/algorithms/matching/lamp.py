@@ -13,7 +13,7 @@ from leakaudit.algorithms.matching.run import Evidence, Recipe, can_match, check
 from leakaudit.algorithms.matching.search import Descent, Keep, Rounds, Start
 from leakaudit.client.observation import Observation
 from leakaudit.errors import ConfigError, PriorError
-from leakaudit.plugins.attack import FALSE_EVENTS, Applicability, Reconstruction, not_applicable
+from leakaudit.plugins.attack_protocol import FALSE_EVENTS, Applicability, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
 from leakaudit.plugins.prior_loading import load_prior
 
@@ -120,6 +120,12 @@ PRESETS: dict[Preset, Settings] = {"improved": IMPROVED, "paper": PAPER, "large"
 """`paper`: LAMP, Sec. 5 and App. D, for BERT-base, with the cosine's weights. `large`: its recipe for BERT-large; the weight decay of AdamW is PyTorch's
 default, as the paper names none. `improved`: as many steps, with what is ours. `fast`: our tuning on training sentences (CoLA); `lamp-cos`
 has one of its own."""
+
+COSINE_PRESETS: dict[Preset, Settings] = {
+    **PRESETS,
+    "fast": replace(PRESETS["fast"], steps=105, learning_rate=0.5, words=8, restarts=2, trial_steps=105, whitened=True),
+}
+"""The presets with the cosine distance. `fast` is our tuning on training sentences (CoLA): two candidates to the end, and the words of both in one guess."""
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from torch.nn import functional
 
 from leakaudit.algorithms.labels.clipping import scale_is_known
 from leakaudit.algorithms.matching.batch_shape import public_tokens
-from leakaudit.algorithms.matching.candidate_gradients import CandidateGradients, Dummy, Pairs, joined
+from leakaudit.algorithms.matching.candidate_gradients import Candidate, CandidateGradients, Pairs, joined
 from leakaudit.algorithms.matching.comparison import Comparison, Objective
-from leakaudit.algorithms.matching.permutations import Order
+from leakaudit.algorithms.matching.permutations import Permutation
 from leakaudit.algorithms.matching.position_assignment import position_vectors
 from leakaudit.client.observation import Observation
 
@@ -148,7 +148,7 @@ class Matcher:
         """Number C of classes."""
         return self.gradients.classes
 
-    def random(self, candidates: int, rng: torch.Generator) -> Dummy:
+    def random(self, candidates: int, rng: torch.Generator) -> Candidate:
         """Draw candidates, normal: N(0, I) as in LAMP (Sec. 5), or with rows as long as the word embedding's in the mean.
 
         For a word embedding whose rows have length 1 those of N(0, I) are twenty times longer, and drown the positions that
@@ -157,7 +157,7 @@ class Matcher:
         rows, longest = self._fixed.shape[:2]
         drawn = torch.randn(candidates, rows, longest, self.table.shape[1], generator=rng)
         logits = torch.randn(candidates, rows, self.classes, generator=rng)
-        return Dummy(
+        return Candidate(
             (self.start_scale * drawn).to(self.table.device), logits.to(self.table.device), self.full_masks(candidates)
         )
 
@@ -174,7 +174,7 @@ class Matcher:
 
     def of_tokens(
         self, batches: Sequence[Sequence[Sequence[int]]], label_logits: Tensor, masks: Tensor | None = None
-    ) -> Dummy:
+    ) -> Candidate:
         """Return candidates at the embeddings of tokens.
 
         Args:
@@ -187,9 +187,9 @@ class Matcher:
             for row, sequence in enumerate(batch):
                 ids[number, row, : len(sequence)] = torch.tensor(sequence)
         dropped = self.full_masks(1)[0] if masks is None else masks
-        return Dummy(self.table[ids.to(self.table.device)], label_logits, dropped.expand(len(batches), -1))
+        return Candidate(self.table[ids.to(self.table.device)], label_logits, dropped.expand(len(batches), -1))
 
-    def rearranged(self, dummy: Dummy, row: int, order: Order) -> Dummy:
+    def rearranged(self, dummy: Candidate, row: int, order: Permutation) -> Candidate:
         """Return candidates with the tokens of one sequence in another order, dropout masks with them; a copy.
 
         Args:
@@ -222,11 +222,11 @@ class Matcher:
         held = self._held.get(row)
         return public_tokens(self._vocabulary, self.lengths[row]) if held is None else dict(enumerate(held))
 
-    def losses(self, dummy: Dummy) -> Tensor:
+    def losses(self, dummy: Candidate) -> Tensor:
         """Return (N,) float64 the objective and the regulariser of each candidate, however many there are."""
         return torch.cat(list(self._in_chunks(dummy, self._losses)))
 
-    def losses_and_derivatives(self, dummy: Dummy) -> tuple[Tensor, Dummy]:
+    def losses_and_derivatives(self, dummy: Candidate) -> tuple[Tensor, Candidate]:
         """Return (N,) the same, and the derivatives of their sum by the dummy; zero for labels that are granted."""
         losses, slopes = zip(*self._in_chunks(dummy, self._losses_and_derivatives), strict=True)
         return torch.cat(losses), joined(slopes)
@@ -292,7 +292,7 @@ class Matcher:
         """Return (B, C) logits that are sure of the likeliest labels."""
         return functional.one_hot(label_logits.argmax(dim=1), self.classes).to(label_logits) * CERTAIN
 
-    def _first_order(self, placed: Dummy) -> Pairs:
+    def _first_order(self, placed: Candidate) -> Pairs:
         return self.gradients.pairs(placed, differentiable=False)
 
     def tokens(self, embeddings: Tensor) -> tuple[list[tuple[int, ...]], list[float]]:
@@ -323,19 +323,19 @@ class Matcher:
         known = self.gradients.labels
         return [int(label) for label in (label_logits.argmax(dim=1) if known is None else known)]
 
-    def _losses(self, dummy: Dummy) -> Tensor:
+    def _losses(self, dummy: Candidate) -> Tensor:
         placed = self.placed(dummy.detached())
         losses = self._comparison.losses(self._first_order(placed))
         if self.length_weight:
             losses = losses + self._length_loss(placed.embeddings).double()
         return losses + self.mask_losses(dummy.masks) if self.mask_weight else losses
 
-    def _losses_and_derivatives(self, dummy: Dummy) -> tuple[Tensor, Dummy]:
+    def _losses_and_derivatives(self, dummy: Candidate) -> tuple[Tensor, Candidate]:
         """Return the losses of some candidates and the derivatives of their sum.
 
         The objective's derivatives by the pairs have a closed form and are handed to one backward pass through them.
         """
-        live = Dummy(*(part.detach().requires_grad_() for part in dummy))
+        live = Candidate(*(part.detach().requires_grad_() for part in dummy))
         with torch.enable_grad():
             placed = self.placed(live)
             pairs = self.gradients.pairs(placed, differentiable=True)
@@ -358,7 +358,7 @@ class Matcher:
                 outputs.append(mask_losses.sum())
                 weights.append(None)
             found = iter(torch.autograd.grad(outputs, wanted, grad_outputs=weights))
-        derivatives = Dummy(
+        derivatives = Candidate(
             *(next(found) if open_ else torch.zeros_like(part) for part, open_ in zip(dummy, unknown, strict=True))
         )
         return losses, derivatives._replace(masks=derivatives.masks * self._learned)
@@ -391,7 +391,7 @@ class Matcher:
         mean = norms.sum(dim=(1, 2)) / sum(self.lengths)
         return self.length_weight * (mean - self.mean_length).square()
 
-    def placed(self, dummy: Dummy) -> Dummy:
+    def placed(self, dummy: Candidate) -> Candidate:
         """Return the candidates with the known tokens at their places."""
         return dummy._replace(embeddings=torch.where(self._fixed, self._public, dummy.embeddings))
 
@@ -406,7 +406,7 @@ class Matcher:
                 embeddings[row, place] = self.table[token]
         return fixed, embeddings
 
-    def _in_chunks(self, dummy: Dummy, run: Callable[[Dummy], Found]) -> Iterator[Found]:
+    def _in_chunks(self, dummy: Candidate, run: Callable[[Candidate], Found]) -> Iterator[Found]:
         """Run as many candidates at once as there is memory for."""
         start = 0
         while start < len(dummy.embeddings):

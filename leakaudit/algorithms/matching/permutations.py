@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-Order = tuple[int, ...]
+Permutation = tuple[int, ...]
 
 
-def swap(order: Order, i: int, j: int) -> Order:
+def swap(order: Permutation, i: int, j: int) -> Permutation:
     """Exchange the tokens at places i and j.
 
     >>> swap((0, 1, 2, 3), 0, 2)
@@ -24,7 +24,7 @@ def swap(order: Order, i: int, j: int) -> Order:
     return tuple(moved)
 
 
-def move_token(order: Order, i: int, j: int) -> Order:
+def move_token(order: Permutation, i: int, j: int) -> Permutation:
     """Move the token at place i behind the one at place j.
 
     >>> move_token((0, 1, 2, 3), 0, 2)
@@ -33,7 +33,7 @@ def move_token(order: Order, i: int, j: int) -> Order:
     return move_subsequence(order, i, i, j)
 
 
-def move_subsequence(order: Order, i: int, j: int, p: int) -> Order:
+def move_subsequence(order: Permutation, i: int, j: int, p: int) -> Permutation:
     """Move the tokens at places i to j, both included, behind the one at place p, which lies outside.
 
     >>> move_subsequence((0, 1, 2, 3, 4), 0, 1, 3)
@@ -44,7 +44,7 @@ def move_subsequence(order: Order, i: int, j: int, p: int) -> Order:
     return tuple(order[place] for place in (*rest[:cut], *range(i, j + 1), *rest[cut:]))
 
 
-def move_prefix(order: Order, i: int) -> Order:
+def move_prefix(order: Permutation, i: int) -> Permutation:
     """Move everything up to place i, included, to the end.
 
     >>> move_prefix((0, 1, 2, 3), 1)
@@ -53,15 +53,15 @@ def move_prefix(order: Order, i: int) -> Order:
     return (*order[i + 1 :], *order[: i + 1])
 
 
-def _draw_swap(order: Order, rng: torch.Generator) -> Order:
+def _draw_swap(order: Permutation, rng: torch.Generator) -> Permutation:
     return swap(order, *_places(len(order), 2, rng))
 
 
-def _draw_move_token(order: Order, rng: torch.Generator) -> Order:
+def _draw_move_token(order: Permutation, rng: torch.Generator) -> Permutation:
     return move_token(order, *_places(len(order), 2, rng))
 
 
-def _draw_move_subsequence(order: Order, rng: torch.Generator) -> Order:
+def _draw_move_subsequence(order: Permutation, rng: torch.Generator) -> Permutation:
     i, j = sorted(_places(len(order), 2, rng))
     outside = [place for place in range(len(order)) if not i <= place <= j]
     if not outside:
@@ -69,11 +69,11 @@ def _draw_move_subsequence(order: Order, rng: torch.Generator) -> Order:
     return move_subsequence(order, i, j, outside[_places(len(outside), 1, rng)[0]])
 
 
-def _draw_move_prefix(order: Order, rng: torch.Generator) -> Order:
+def _draw_move_prefix(order: Permutation, rng: torch.Generator) -> Permutation:
     return move_prefix(order, *_places(len(order), 1, rng))
 
 
-TRANSFORMS: tuple[Callable[[Order, torch.Generator], Order], ...] = (
+TRANSFORMS: tuple[Callable[[Permutation, torch.Generator], Permutation], ...] = (
     _draw_swap,
     _draw_move_token,
     _draw_move_subsequence,
@@ -82,7 +82,7 @@ TRANSFORMS: tuple[Callable[[Order, torch.Generator], Order], ...] = (
 """Each draws its places uniformly."""
 
 
-def draw_orders(places: Sequence[int], length: int, draws: int, rng: torch.Generator) -> list[Order]:
+def draw_orders(places: Sequence[int], length: int, draws: int, rng: torch.Generator) -> list[Permutation]:
     """Return the different new orders among some random transformations, each of the four as often.
 
     Args:
@@ -95,7 +95,7 @@ def draw_orders(places: Sequence[int], length: int, draws: int, rng: torch.Gener
         Orders of the whole sequence, the present one not among them.
     """
     present = tuple(range(len(places)))
-    found: dict[Order, None] = {}
+    found: dict[Permutation, None] = {}
     if len(places) > 1:
         for number in range(draws):
             moved = TRANSFORMS[number % len(TRANSFORMS)](present, rng)
@@ -110,7 +110,7 @@ def draw_orders(places: Sequence[int], length: int, draws: int, rng: torch.Gener
     return whole
 
 
-def shuffled(places: Sequence[int], length: int, rng: torch.Generator) -> Order:
+def shuffled(places: Sequence[int], length: int, rng: torch.Generator) -> Permutation:
     """Return a random order of the tokens that may move, the others staying where they are."""
     order = list(range(length))
     for place, source in zip(places, torch.randperm(len(places), generator=rng).tolist(), strict=True):

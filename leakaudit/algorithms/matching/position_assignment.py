@@ -18,7 +18,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from leakaudit.algorithms.matching.permutations import Order
+from leakaudit.algorithms.matching.permutations import Permutation
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.models.structure import input_stage_of
@@ -30,7 +30,7 @@ TINY = 1e-12
 class Seated(NamedTuple):
     """One sequence with its embeddings at other places."""
 
-    order: Order
+    order: Permutation
     """Which place the embedding at each place comes from."""
     embeddings: Tensor
     """(T, D) after the move: the same sums with positions, another split."""

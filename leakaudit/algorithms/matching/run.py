@@ -24,8 +24,8 @@ from leakaudit.algorithms.resimulation import prove
 from leakaudit.algorithms.span.recover import can_recover, recover
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
-from leakaudit.models.embeddings import word_embedding
-from leakaudit.plugins.attack import (
+from leakaudit.models.structure import word_embedding
+from leakaudit.plugins.attack_protocol import (
     APPLIES,
     FALSE_EVENTS,
     Applicability,

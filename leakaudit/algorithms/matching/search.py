@@ -17,13 +17,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.matching.candidate_gradients import Dummy, joined
+from leakaudit.algorithms.matching.candidate_gradients import Candidate, joined
 from leakaudit.algorithms.matching.matcher import CERTAIN, Matcher
-from leakaudit.algorithms.matching.permutations import Order, draw_orders, shuffled
+from leakaudit.algorithms.matching.permutations import Permutation, draw_orders, shuffled
 from leakaudit.algorithms.matching.position_assignment import seat
 from leakaudit.algorithms.matching.token_refinement import mend, nearest_words, pooled
 from leakaudit.plugins.budget import Budget
-from leakaudit.plugins.prior import Scorer
+from leakaudit.plugins.prior_protocol import Scorer
 
 IMPROVEMENT = 1e-3
 """Relative fall of the loss that counts as progress. Our choice."""
@@ -143,7 +143,7 @@ class Rounds:
 class Found(NamedTuple):
     """What a search ends with."""
 
-    best: Dummy
+    best: Candidate
     """One candidate."""
     tokens: list[tuple[int, ...]]
     """(B,) sequences."""
@@ -188,7 +188,7 @@ def search(
 
 
 def _mended(
-    matcher: Matcher, candidates: Sequence[Dummy], most: int, rng: torch.Generator, budget: Budget
+    matcher: Matcher, candidates: Sequence[Candidate], most: int, rng: torch.Generator, budget: Budget
 ) -> list[tuple[int, ...]]:
     """Return the nearest of some candidates as tokens, mended with the words of all.
 
@@ -255,7 +255,7 @@ def advance(run: Run, shuffles: _Shuffler | None, budget: Budget) -> Stop:
     return "done"
 
 
-def _starts(matcher: Matcher, start: Start, rng: torch.Generator, budget: Budget) -> Dummy:
+def _starts(matcher: Matcher, start: Start, rng: torch.Generator, budget: Budget) -> Candidate:
     """Return the `restarts` best of `samples` random candidates, permuted or with every labelling, best first.
 
     At least one comes back, however small the budget is. Candidates are made a portion at a time, as many as run at once.
@@ -275,7 +275,7 @@ def _starts(matcher: Matcher, start: Start, rng: torch.Generator, budget: Budget
     return found
 
 
-def _drawn(matcher: Matcher, start: Start, count: int, rng: torch.Generator) -> Dummy:
+def _drawn(matcher: Matcher, start: Start, count: int, rng: torch.Generator) -> Candidate:
     """Return random candidates, with the tokens that are given in their places."""
     drawn = matcher.random(count, rng)
     if start.masks == "bernoulli":
@@ -286,7 +286,7 @@ def _drawn(matcher: Matcher, start: Start, count: int, rng: torch.Generator) -> 
     return drawn
 
 
-def permuted(matcher: Matcher, found: Dummy, permutations: int, rng: torch.Generator, budget: Budget) -> Dummy:
+def permuted(matcher: Matcher, found: Candidate, permutations: int, rng: torch.Generator, budget: Budget) -> Candidate:
     """Return the candidates with the first in the best of some random orders."""
     first = found.take([0])
     best, losses = first, matcher.losses(first)
@@ -310,18 +310,18 @@ def _portions(total: int, matcher: Matcher) -> Iterator[int]:
         total -= count
 
 
-def _best(candidates: Dummy, losses: Tensor, count: int) -> tuple[Dummy, Tensor]:
+def _best(candidates: Candidate, losses: Tensor, count: int) -> tuple[Candidate, Tensor]:
     """Return the best candidates and their losses, best first."""
     order = losses.nan_to_num(nan=math.inf).argsort()[:count]
     return candidates.take(order), losses[order]
 
 
-def _with_every_labelling(one: Dummy) -> Dummy:
+def _with_every_labelling(one: Candidate) -> Candidate:
     """Return a candidate once for each assignment of classes to its sequences, as far as they are few."""
     _, sequences, classes = one.label_logits.shape
     labellings = list(itertools.islice(itertools.product(range(classes), repeat=sequences), MOST_LABELLINGS))
     certain = torch.nn.functional.one_hot(torch.tensor(labellings), classes) * CERTAIN
-    return Dummy(
+    return Candidate(
         one.embeddings.expand(len(labellings), -1, -1, -1).clone(),
         certain.to(one.label_logits),
         one.masks.expand(len(labellings), -1).clone(),
@@ -332,7 +332,13 @@ class Run:
     """Candidates that Adam moves side by side, and the best each has seen."""
 
     def __init__(
-        self, matcher: Matcher, descent: Descent, first: Dummy, rng: torch.Generator, *, optimise_labels: bool = True
+        self,
+        matcher: Matcher,
+        descent: Descent,
+        first: Candidate,
+        rng: torch.Generator,
+        *,
+        optimise_labels: bool = True,
     ) -> None:
         """Start from `first`, (N, ...)."""
         self.descent = descent
@@ -349,13 +355,13 @@ class Run:
         """Candidates that were drawn anew because their loss was no number."""
         self.seated = 0
         """How often the embeddings of a sequence got other places."""
-        self.fallen: list[Dummy] = []
+        self.fallen: list[Candidate] = []
         """Candidates that others were preferred to, as they were then."""
         self._matcher = matcher
         self._rng = rng
         self._optimise_labels = optimise_labels
-        self.means = Dummy(*(torch.zeros_like(part) for part in first))
-        self.squares = Dummy(*(torch.zeros_like(part) for part in first))
+        self.means = Candidate(*(torch.zeros_like(part) for part in first))
+        self.squares = Candidate(*(torch.zeros_like(part) for part in first))
         self._ages = torch.zeros(len(first.embeddings), device=first.embeddings.device)
         self._mark = math.inf
 
@@ -365,7 +371,7 @@ class Run:
         return 0 < self.descent.patience < self.taken - self.last_progress
 
     @property
-    def end(self) -> Dummy:
+    def end(self) -> Candidate:
         """The candidates that the descent ends with."""
         return (self.best if self.descent.keep == "best" else self.now).detached()
 
@@ -397,7 +403,7 @@ class Run:
         if not bool(finite.all()):
             self._draw_anew((~finite).nonzero().flatten())
 
-    def begin(self, descent: Descent, first: Dummy, *, forget: bool = False) -> None:
+    def begin(self, descent: Descent, first: Candidate, *, forget: bool = False) -> None:
         """Begin another descent, with an optimizer that remembers nothing.
 
         Args:
@@ -410,7 +416,7 @@ class Run:
             self.best, self.best_losses = first.detached(), torch.full_like(self.best_losses, math.inf)
             self._mark, self.last_progress = math.inf, self.taken
         self.now = first.detached()
-        self.means, self.squares = (Dummy(*(torch.zeros_like(part) for part in first)) for _ in range(2))
+        self.means, self.squares = (Candidate(*(torch.zeros_like(part) for part in first)) for _ in range(2))
         self._ages = torch.zeros_like(self._ages)
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -428,7 +434,7 @@ class Run:
         """Return the candidates' numbers, best first."""
         return [int(number) for number in self.best_losses.argsort()]
 
-    def rearrange(self, row: int, order: Order, number: int = 0) -> None:
+    def rearrange(self, row: int, order: Permutation, number: int = 0) -> None:
         """Give the tokens of one sequence of a candidate another order, and the optimizer's moments with them."""
         for parts in (self.now, self.means, self.squares):
             for part, moved in zip(parts, self._matcher.rearranged(parts.take([number]), row, order), strict=True):
@@ -465,7 +471,7 @@ class Run:
         if self.descent.keep == "best" and bool(self.best_losses.isfinite().all()):
             self.now = self.best.detached()
 
-    def _adam(self, slopes: Dummy) -> None:
+    def _adam(self, slopes: Candidate) -> None:
         """Adam, Kingma and Ba 2015, Algorithm 1, with its default constants; a candidate's age is its own."""
         self._ages += 1
         rate = self.descent.rate(self.taken_now) * self._matcher.unit
@@ -508,7 +514,7 @@ class _Shuffler:
         self.facts = {"rounds": 0.0, "accepted": 0.0, "candidates": 0.0}
         self._matcher = matcher
         self._rng = rng
-        self._best: tuple[float, Dummy] | None = None
+        self._best: tuple[float, Candidate] | None = None
         self._last: list[tuple[int, ...]] = []
         self._still = 0
         self.explained = False
@@ -559,13 +565,13 @@ class _Shuffler:
             self.explained = True
             self._best = (-math.inf, run.now.detached())
 
-    def _losses(self, one: Dummy, row: int, orders: Sequence[Order]) -> Tensor:
+    def _losses(self, one: Candidate, row: int, orders: Sequence[Permutation]) -> Tensor:
         """Return (N,) the losses of the only candidate in each order of one of its sequences, made a portion at a time."""
         at_once = self._matcher.at_once
         parts = (orders[start : start + at_once] for start in range(0, len(orders), at_once))
         return torch.cat([self._matcher.losses(_with_orders(one, row, part)) for part in parts])
 
-    def best(self, run: Run, budget: Budget) -> Dummy:
+    def best(self, run: Run, budget: Budget) -> Candidate:
         """Return what the search ends with, after the rounds that are still owed: all of them at the end, or one for the last few steps."""
         at_end = self.rounds.when == "at-end"
         if at_end:
@@ -583,7 +589,7 @@ class _Shuffler:
         """Say whether the run has taken steps since the last round."""
         return run.taken_now % self.rounds.every > 0
 
-    def redrawn(self, best: Dummy) -> Dummy:
+    def redrawn(self, best: Candidate) -> Candidate:
         """Return a candidate with the places anew that are furthest from any word: where two places share a word, or none found one."""
         fresh = self._matcher.random(1, self._rng)
         likeness, _ = self._matcher.nearest(best.embeddings[0])
@@ -601,15 +607,15 @@ class _Shuffler:
             self._best = (loss, run.now.detached())
 
 
-def _with_orders(one: Dummy, row: int, orders: Sequence[Order]) -> Dummy:
+def _with_orders(one: Candidate, row: int, orders: Sequence[Permutation]) -> Candidate:
     """Return the only candidate once for each order of one of its sequences."""
     index = torch.tensor(orders, device=one.embeddings.device)  # (N, length)
     embeddings = one.embeddings.repeat(len(orders), 1, 1, 1)
     embeddings[:, row, : index.shape[1]] = one.embeddings[0, row][index]
-    return Dummy(embeddings, one.label_logits.expand(len(orders), -1, -1), one.masks.expand(len(orders), -1))
+    return Candidate(embeddings, one.label_logits.expand(len(orders), -1, -1), one.masks.expand(len(orders), -1))
 
 
-def _rearranged(one: Dummy, orders: Sequence[Order]) -> Dummy:
+def _rearranged(one: Candidate, orders: Sequence[Permutation]) -> Candidate:
     """Return the only candidate with its sequences in these orders."""
     embeddings = torch.stack([one.embeddings[0, row][list(order)] for row, order in enumerate(orders)])
     return one._replace(embeddings=embeddings[None])

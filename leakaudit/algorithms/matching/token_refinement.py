@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from leakaudit.algorithms.matching.matcher import Matcher
-from leakaudit.algorithms.matching.permutations import Order, draw_orders, move_subsequence, move_token, swap
+from leakaudit.algorithms.matching.permutations import Permutation, draw_orders, move_subsequence, move_token, swap
 from leakaudit.plugins.budget import Budget
 
 Batch = tuple[tuple[int, ...], ...]
@@ -117,7 +117,7 @@ def _neighbours(
             yield (*best[:row], tuple(sequence[place] for place in order), *best[row + 1 :])
 
 
-def _orders(matcher: Matcher, row: int, sequence: tuple[int, ...], rng: torch.Generator) -> list[Order]:
+def _orders(matcher: Matcher, row: int, sequence: tuple[int, ...], rng: torch.Generator) -> list[Permutation]:
     """Return every exchange of neighbours, some moves of words that stand there twice, and some random transformations."""
     places, present = matcher.free_places(row), tuple(range(matcher.lengths[row]))
     exchanges = [swap(present, one, two) for one, two in itertools.pairwise(places)]
@@ -128,7 +128,7 @@ def _orders(matcher: Matcher, row: int, sequence: tuple[int, ...], rng: torch.Ge
     return [*exchanges, *(moves[number] for number in drawn), *draw_orders(places, len(present), ORDERS, rng)]
 
 
-def _moved(order: Order, one: int, other: int) -> Order:
+def _moved(order: Permutation, one: int, other: int) -> Permutation:
     """Return the order with the token of one place at another, and those between one place on."""
     if one < other:
         return move_token(order, one, other)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from leakaudit.plugins.budget import Budget
 
-BALANCED = 1e-9
+SATISFIED = 1e-9
 """Squared sum of a sequence's marks, per equation and relative to theirs, below which it counts as zero. Measured on a train split:
 3e-13 for whole sequences, 4e-5 and more for those with a wrong word."""
 
@@ -46,11 +46,11 @@ class Choice:
 
     options: tuple[int, ...]
     """By place; -1 where none is chosen yet."""
-    imbalance: float
+    violation: float
     """Mean square of what is left of the sum of marks, per equation, over the mean square of the marks themselves."""
 
 
-class Balance:
+class AttentionIdentity:
     """The options for each place of a sequence, and the search among them.
 
     Args:
@@ -66,12 +66,12 @@ class Balance:
         self._keys = vectors[:heads].transpose(0, 1)  # (N, H, d + 1)
         self._queries = vectors[heads:, :, :-1].transpose(0, 1)  # (N, H, d)
         given, got = updates[:heads].transpose(0, 1), updates[heads:, :, :-1].transpose(0, 1)
-        marks = self._keys[..., None] * got[..., None, :] - given[..., None] * self._queries[..., None, :]
-        marks = torch.where(known[:, None, None, None], marks, 0.0)
-        strongest = marks.square().sum((0, 2, 3)).topk(min(HEADS, heads)).indices
+        terms = self._keys[..., None] * got[..., None, :] - given[..., None] * self._queries[..., None, :]
+        terms = torch.where(known[:, None, None, None], terms, 0.0)
+        strongest = terms.square().sum((0, 2, 3)).topk(min(HEADS, heads)).indices
         self._keys, self._queries = self._keys[:, strongest], self._queries[:, strongest]
-        self._marks = marks[:, strongest].float().contiguous()  # (N, H, d + 1, d)
-        self._own = self._marks.square().sum((1, 2, 3)).double()  # (N,)
+        self._terms = terms[:, strongest].float().contiguous()  # (N, H, d + 1, d)
+        self._own = self._terms.square().sum((1, 2, 3)).double()  # (N,)
         self._known = known
         self._places = places
 
@@ -85,25 +85,25 @@ class Balance:
         """
         state = torch.tensor(start, device=self._places.device)
         inside = self._inside(available, len(start))
-        best = Choice(tuple(start), self.imbalance(state))
+        best = Choice(tuple(start), self.violation(state))
         for _ in range(STEPS):
-            value = self._imbalances(state, inside, unknown_too=False)
+            value = self._violations(state, inside, unknown_too=False)
             least = float(value.min())
-            if least >= best.imbalance * (1.0 - 1e-3) or least == float("inf") or budget.exhausted():
+            if least >= best.violation * (1.0 - 1e-3) or least == float("inf") or budget.exhausted():
                 break
             # Marks of strangers are nearly orthogonal, so what helps alone mostly helps together.
             together = state.clone()
-            helpful = value < min(best.imbalance, 0.5 * (best.imbalance + least))
+            helpful = value < min(best.violation, 0.5 * (best.violation + least))
             for row in value.argsort(descending=True).tolist():
                 if helpful[row]:
                     together[self._places[row]] = row
             state = state.clone()
             state[self._places[value.argmin()]] = value.argmin()
-            jointly = self.imbalance(together)
+            jointly = self.violation(together)
             best = Choice(tuple(state.tolist()), least)
             if jointly < least:
                 state, best = together, Choice(tuple(together.tolist()), jointly)
-            if best.imbalance < BALANCED and -1 not in best.options:
+            if best.violation < SATISFIED and -1 not in best.options:
                 break
         return best
 
@@ -112,7 +112,7 @@ class Balance:
         inside: Tensor = available & (self._places > 0) & (self._places < length - 1)
         return inside
 
-    def imbalance(self, state: Tensor) -> float:
+    def violation(self, state: Tensor) -> float:
         """Return the imbalance of the options at each place (L,), -1 for none."""
         chosen = state[state >= 0]
         unknown, members = chosen[~self._known[chosen]], chosen[self._known[chosen]]
@@ -120,7 +120,7 @@ class Balance:
         if len(unknown) > width - SPARE or len(members) == 0:
             return float("inf")
         left, right = self._sides(unknown)
-        total = left @ self._marks[members].sum(0) @ right
+        total = left @ self._terms[members].sum(0) @ right
         count = (width + 1 - len(unknown)) * (width - len(unknown))
         energy = float(self._own[members].sum()) / ((width + 1) * width)
         return float(total.double().square().sum()) / count / max(energy, 1e-300)
@@ -136,13 +136,13 @@ class Balance:
         first = torch.tensor(start, device=self._places.device)
         inside = self._inside(available, len(start))
         states = [first]
-        best = Choice(tuple(start), self.imbalance(first) if -1 not in start else float("inf"))
+        best = Choice(tuple(start), self.violation(first) if -1 not in start else float("inf"))
         seen: set[tuple[int, ...]] = set()
         stale = 0
-        while stale <= PATIENCE and best.imbalance > BALANCED and not budget.exhausted():
+        while stale <= PATIENCE and best.violation > SATISFIED and not budget.exhausted():
             following: dict[tuple[int, ...], float] = {}
             for state in states:
-                value, option = self._imbalances(state, inside).topk(min(WIDTH, len(inside)), largest=False)
+                value, option = self._violations(state, inside).topk(min(WIDTH, len(inside)), largest=False)
                 for left, row in zip(value.tolist(), option.tolist(), strict=True):
                     if left == float("inf"):
                         break
@@ -157,11 +157,11 @@ class Balance:
             ranked = sorted(following.items(), key=lambda item: item[1])[:WIDTH]
             states = [torch.tensor(key, device=first.device) for key, _ in ranked]
             stale += 1
-            if ranked[0][1] < best.imbalance * (1.0 - 1e-6):
+            if ranked[0][1] < best.violation * (1.0 - 1e-6):
                 best, stale = Choice(*ranked[0]), 0
         return best
 
-    def _imbalances(self, state: Tensor, inside: Tensor, *, unknown_too: bool = True) -> Tensor:
+    def _violations(self, state: Tensor, inside: Tensor, *, unknown_too: bool = True) -> Tensor:
         """Return (N,): the imbalance after each option is taken at its place; inf for those that may not be, or already are.
 
         `unknown_too` asks for places whose present member has no known update as well: each needs projections of its own.
@@ -196,13 +196,13 @@ class Balance:
         if len(unknown) > width - SPARE:
             return found
         left, right = self._sides(unknown)  # (H, d + 1, d + 1), (H, d, d)
-        total = left @ self._marks[members].sum(0) @ right
+        total = left @ self._terms[members].sum(0) @ right
         energy = self._own[members].sum() / ((width + 1) * width)
-        gone = torch.where((held >= 0)[:, None, None, None], self._marks[held.clamp_min(0)], 0.0)
+        gone = torch.where((held >= 0)[:, None, None, None], self._terms[held.clamp_min(0)], 0.0)
         rest = total - left @ gone @ right  # (n, H, d + 1, d)
         shrunk = energy - torch.where(held >= 0, self._own[held.clamp_min(0)], 0.0) / ((width + 1) * width)
         known = self._known[options]
-        added = left @ self._marks[options[known]] @ right
+        added = left @ self._terms[options[known]] @ right
         count = (width + 1 - len(unknown)) * (width - len(unknown))
         after = (rest[known] + added).square().sum((1, 2, 3)).double() / count
         found[known] = after / (shrunk[known] + self._own[options[known]] / ((width + 1) * width)).clamp_min(1e-300)

@@ -48,25 +48,25 @@ from the errors of what was taken out before; with one missing 4e-2 and more."""
 
 
 @dataclass(frozen=True)
-class Entries:
+class Assignments:
     """What the ledger says of each pair, after all that can be settled is."""
 
     own: Tensor
     """(N,) column among the K gradients of the pair's own, -1 where that is not known."""
     gradients: Tensor
     """(F, K) float64."""
-    settled: Tensor
+    assigned: Tensor
     """(N,) booleans: known, and what is known is taken out of both sides. A pair that is known and not settled has its token's whole
     gradient for all that can be said yet."""
-    sure: Tensor
+    certain: Tensor
     """(N,) booleans: settled before anything less sure was, or at a position which is used up."""
-    share: Tensor
+    coefficient: Tensor
     """(N,) coefficient of each pair that is in question; 0 elsewhere."""
     open: Tensor
     """(N,) booleans: pairs in question, whose token and whose position both have something left."""
-    left: Tensor
+    residual: Tensor
     """(F, P) what the settled pairs leave of each position's gradient."""
-    closed: Tensor
+    explained: Tensor
     """(P,) booleans: that is nothing, so no other token stands there."""
     single: Tensor
     """(P,) booleans: what is left there is the gradient of one token."""
@@ -118,7 +118,7 @@ def isolate(coordinates: Tensor, white: Tensor, owner: Tensor) -> tuple[Tensor, 
 
 
 @dataclass(frozen=True)
-class Ledger:
+class Attribution:
     """The gradients of one update by token and by position."""
 
     tokens: Tensor
@@ -135,11 +135,11 @@ class Ledger:
     """(R, P)."""
     readable: Tensor
     """(T,) booleans: the token has a direction of its own."""
-    sound: bool
+    all_readable: bool
     """Every token and position has one, so both sides balance."""
 
     @classmethod
-    def of(cls, coordinates: Tensor, tokens: Tensor, positions: Tensor) -> Ledger:
+    def of(cls, coordinates: Tensor, tokens: Tensor, positions: Tensor) -> Attribution:
         """Open the books.
 
         Args:
@@ -150,8 +150,10 @@ class Ledger:
         white = whitening(coordinates)
         # A pair in no span of the others has leverage 1 and is read alone; what is left of its token is an entry of its own.
         alone = (coordinates @ white).square().sum(1) > 1.0 - WHOLE
-        entries = torch.where(alone, int(tokens.max()) + 1 + torch.arange(len(tokens), device=tokens.device), tokens)
-        rows = torch.unique(entries, return_inverse=True)[1]
+        assignments = torch.where(
+            alone, int(tokens.max()) + 1 + torch.arange(len(tokens), device=tokens.device), tokens
+        )
+        rows = torch.unique(assignments, return_inverse=True)[1]
         columns = torch.unique(positions, return_inverse=True)[1]
         by_token, token_leverage = isolate(coordinates, white, rows)
         by_position, position_leverage = isolate(coordinates, white, columns)
@@ -164,10 +166,10 @@ class Ledger:
             token_directions=by_token,
             position_directions=by_position,
             readable=readable,
-            sound=bool(readable.all()) and bool((position_leverage > 1.0 - WHOLE).all()),
+            all_readable=bool(readable.all()) and bool((position_leverage > 1.0 - WHOLE).all()),
         )
 
-    def settle(self, update: Tensor, live: Tensor, floors: tuple[Tensor, Tensor] | None = None) -> Entries:
+    def solve(self, update: Tensor, live: Tensor, floors: tuple[Tensor, Tensor] | None = None) -> Assignments:
         """Say which gradients are which pair's, as far as the two sides tell.
 
         Three rules in turn, until none says more: a token whose gradient is wholly at one position; a position what is left of which is
@@ -178,169 +180,176 @@ class Ledger:
             live: (N,) booleans: pairs in question.
             floors: norms (T,) and (P,) that tokens and positions have from errors alone.
         """
-        books = _Books(self, update, live, floors)
+        solver = _Solver(self, update, live, floors)
         # The surest first: each entry sharpens the others, and a wrong one would spoil them.
-        books.enter_surely()
-        sure = len(books.known)
-        while books.enter_tokens():
+        solver.assign_certain()
+        count = len(solver.known)
+        while solver.assign_tokens():
             pass
-        books.enter_surely()
-        while books.enter_positions():
-            books.enter_surely()
-        return books.entries(sure)
+        solver.assign_certain()
+        while solver.assign_positions():
+            solver.assign_certain()
+        return solver.assignments(count)
 
 
-class _Books:
+class _Solver:
     """A ledger while it is being settled."""
 
-    def __init__(self, ledger: Ledger, update: Tensor, live: Tensor, floors: tuple[Tensor, Tensor] | None) -> None:
+    def __init__(
+        self, attribution: Attribution, update: Tensor, live: Tensor, floors: tuple[Tensor, Tensor] | None
+    ) -> None:
         """Write what each token and each position has."""
-        self._ledger = ledger
-        count, width = int(ledger.tokens.max()) + 1, int(ledger.positions.max()) + 1
-        self._by_token, self._by_position = update @ ledger.token_directions, update @ ledger.position_directions
-        self._small = [USED_UP * side.norm(dim=0) for side in (self._by_token, self._by_position)]
+        self._attribution = attribution
+        count, width = int(attribution.tokens.max()) + 1, int(attribution.positions.max()) + 1
+        self._by_token, self._by_position = (
+            update @ attribution.token_directions,
+            update @ attribution.position_directions,
+        )
+        self._floors = [USED_UP * side.norm(dim=0) for side in (self._by_token, self._by_position)]
         if floors is not None:
-            self._small = [small + floor for small, floor in zip(self._small, floors, strict=True)]
+            self._floors = [small + floor for small, floor in zip(self._floors, floors, strict=True)]
         where = live.nonzero().flatten()
-        rows, columns = ledger.tokens[where], ledger.positions[where]
+        rows, columns = attribution.tokens[where], attribution.positions[where]
         self._pair = torch.full((count, width), -1, dtype=torch.long, device=update.device)
         self._pair[rows, columns] = where
         self._ratio = torch.ones(count, width, dtype=torch.float64, device=update.device)
-        self._ratio[rows, columns] = ledger.along_position[where] / ledger.along_token[where]
+        self._ratio[rows, columns] = attribution.along_position[where] / attribution.along_token[where]
         self.known: list[int] = []
         """Pairs that are booked, in order."""
         self._gradients: list[Tensor] = []
         self._counts = torch.zeros(width, dtype=torch.long, device=update.device)
-        self._given = torch.zeros(width, dtype=torch.bool, device=update.device)
+        self._by_elimination = torch.zeros(width, dtype=torch.bool, device=update.device)
 
-    def _closed(self) -> Tensor:
+    def _explained(self) -> Tensor:
         """Return (P,) booleans: positions of whose gradient nothing is left, nor was the rest given to one token."""
-        closed: Tensor = (self._by_position.norm(dim=0) <= self._small[1]) & (self._counts > 0) & ~self._given
-        return closed
+        explained: Tensor = (
+            (self._by_position.norm(dim=0) <= self._floors[1]) & (self._counts > 0) & ~self._by_elimination
+        )
+        return explained
 
     def _reach(self) -> tuple[Tensor, Tensor]:
         """Return (P,) at least how many sequences reach a position, 0 where that is not known, and (P,) whether all of them do.
 
         No fewer than reach one behind it, and equal tokens at one position count once.
         """
-        reach = torch.where(self._closed(), self._counts, 0).flip(0).cummax(dim=0).values.flip(0)
+        reach = torch.where(self._explained(), self._counts, 0).flip(0).cummax(dim=0).values.flip(0)
         return reach, (reach == reach.max()) & (reach > 0)
 
     def _strong(self, side: int) -> Tensor:
         """Return booleans: tokens (0) or positions (1) of whose gradient more than the errors of earlier entries is left."""
         now = (self._by_token, self._by_position)[side].norm(dim=0)
-        strong: Tensor = now > WEAK / USED_UP * self._small[side]
+        strong: Tensor = now > WEAK / USED_UP * self._floors[side]
         return strong
 
     def _possible(self) -> Tensor:
         """Return (T, P) booleans: pairs in question."""
         tokens, positions = self._by_token.norm(dim=0), self._by_position.norm(dim=0)
-        possible: Tensor = (self._pair >= 0) & (tokens > self._small[0])[:, None] & (positions > self._small[1])[None]
+        possible: Tensor = (self._pair >= 0) & (tokens > self._floors[0])[:, None] & (positions > self._floors[1])[None]
         return possible
 
-    def _enter(self, row: int, column: int, gradient: Tensor) -> None:
+    def _assign(self, row: int, column: int, gradient: Tensor) -> None:
         """Book the gradient (F,) of the pair of a token and a position."""
         pair = int(self._pair[row, column])
         self.known.append(pair)
         self._gradients.append(gradient)
         self._counts[column] += 1
         self._pair[row, column] = -1
-        self._by_token[:, row] -= gradient * self._ledger.along_token[pair]
-        self._by_position[:, column] -= gradient * self._ledger.along_position[pair]
+        self._by_token[:, row] -= gradient * self._attribution.along_token[pair]
+        self._by_position[:, column] -= gradient * self._attribution.along_position[pair]
 
-    def enter_surely(self) -> None:
+    def assign_certain(self) -> None:
         """Book what can be booked within strict bounds, the strictest first."""
         step = 0
         while step < len(STRICT):
             bound = STRICT[step]
-            new = self.enter_tokens(bound) or self.enter_positions(bound) or self.enter_what_closes()
+            new = self.assign_tokens(bound) or self.assign_positions(bound) or self.assign_jointly()
             step = 0 if new else step + 1
 
-    def enter_tokens(self, bound: float | None = None) -> bool:
+    def assign_tokens(self, bound: float | None = None) -> bool:
         """Book every token that is wholly at one position, within a bound on coefficients; return whether there was one."""
         possible = self._possible()
-        share = _shares(self._by_token, self._by_position, self._ratio, possible)
-        rows, columns = _stands_alone(share, possible & self._strong(0)[:, None], bound)
+        coefficient = _shares(self._by_token, self._by_position, self._ratio, possible)
+        rows, columns = _stands_alone(coefficient, possible & self._strong(0)[:, None], bound)
         for row, column in zip(rows, columns, strict=True):
             pair = int(self._pair[row, column])
-            self._enter(row, column, self._by_token[:, row] / self._ledger.along_token[pair])
+            self._assign(row, column, self._by_token[:, row] / self._attribution.along_token[pair])
         return bool(rows)
 
-    def enter_positions(self, bound: float | None = None) -> bool:
+    def assign_positions(self, bound: float | None = None) -> bool:
         """Book every position of which the rest is wholly one token's, within a bound; return whether there was one.
 
         One token's, so all other sequences that reach so far have theirs there already. Where that is not known only a bound will do.
         """
         possible = self._possible().T
-        share = _shares(self._by_position, self._by_token, self._ratio.T.reciprocal(), possible)
+        coefficient = _shares(self._by_position, self._by_token, self._ratio.T.reciprocal(), possible)
         reach, everyone = self._reach()
         one = (everyone & (self._counts == reach - 1)) | ((reach == 0) & (bound is not None))
-        columns, rows = _stands_alone(share, possible & (self._strong(1) & one)[:, None], bound)
+        columns, rows = _stands_alone(coefficient, possible & (self._strong(1) & one)[:, None], bound)
         for row, column in zip(rows, columns, strict=True):
             pair = int(self._pair[row, column])
-            self._enter(row, column, self._by_position[:, column] / self._ledger.along_position[pair])
-            self._given[column] = True
+            self._assign(row, column, self._by_position[:, column] / self._attribution.along_position[pair])
+            self._by_elimination[column] = True
         return bool(rows)
 
-    def enter_what_closes(self) -> bool:
+    def assign_jointly(self) -> bool:
         """Book tokens that are nearly at one position where, all together, they use it up; return whether there were some."""
-        _, nearly, gradients = self._nearly(self._possible())
-        ledger = self._ledger
-        at = ledger.positions[nearly]
-        left = self._by_position.index_add(1, at, -gradients * ledger.along_position[nearly])
-        closes = (left.norm(dim=0) < self._small[1])[at]
-        for pair, gradient in zip(nearly[closes].tolist(), gradients[:, closes].T, strict=True):
-            self._enter(int(ledger.tokens[pair]), int(ledger.positions[pair]), gradient)
+        _, provisional, gradients = self._provisional(self._possible())
+        attribution = self._attribution
+        at = attribution.positions[provisional]
+        residual = self._by_position.index_add(1, at, -gradients * attribution.along_position[provisional])
+        closes = (residual.norm(dim=0) < self._floors[1])[at]
+        for pair, gradient in zip(provisional[closes].tolist(), gradients[:, closes].T, strict=True):
+            self._assign(int(attribution.tokens[pair]), int(attribution.positions[pair]), gradient)
         return bool(closes.any())
 
-    def _nearly(self, possible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _provisional(self, possible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the coefficients (N,), the pairs (k,) at which tokens are for all that can be said yet, and their gradients (F, k)."""
-        tokens = self._ledger.tokens
-        share = _shares(self._by_token, self._by_position, self._ratio, possible)
-        by_pair = torch.zeros(len(tokens), dtype=share.dtype, device=share.device)
-        by_pair[self._pair[possible]] = share[possible]
-        nearly = _nearly_whole(by_pair, tokens)
-        return by_pair, nearly, self._by_token[:, tokens[nearly]] / self._ledger.along_token[nearly]
+        tokens = self._attribution.tokens
+        coefficient = _shares(self._by_token, self._by_position, self._ratio, possible)
+        by_pair = torch.zeros(len(tokens), dtype=coefficient.dtype, device=coefficient.device)
+        by_pair[self._pair[possible]] = coefficient[possible]
+        provisional = _nearly_whole(by_pair, tokens)
+        return by_pair, provisional, self._by_token[:, tokens[provisional]] / self._attribution.along_token[provisional]
 
-    def entries(self, sure: int) -> Entries:
+    def assignments(self, count: int) -> Assignments:
         """Return what is known, the first `sure` of it for certain."""
-        ledger = self._ledger
+        attribution = self._attribution
         possible = self._possible()
-        share, nearly, gradients = self._nearly(possible)
-        own = torch.full_like(ledger.tokens, -1)
+        coefficient, provisional, gradients = self._provisional(possible)
+        own = torch.full_like(attribution.tokens, -1)
         known = torch.tensor(self.known, dtype=torch.long, device=own.device)
         own[known] = torch.arange(len(known), device=own.device)
-        certain = torch.zeros_like(own, dtype=torch.bool)
-        certain[known[:sure]] = True
-        settled = own >= 0
-        open_ = torch.zeros_like(settled)
+        by_strict_rules = torch.zeros_like(own, dtype=torch.bool)
+        by_strict_rules[known[:count]] = True
+        assigned = own >= 0
+        open_ = torch.zeros_like(assigned)
         open_[self._pair[possible]] = True
-        own[nearly] = len(known) + torch.arange(len(nearly), device=own.device)
-        closed = self._closed()
+        own[provisional] = len(known) + torch.arange(len(provisional), device=own.device)
+        explained = self._explained()
         reach, everyone = self._reach()
-        return Entries(
+        return Assignments(
             own=own,
             gradients=torch.cat([*(g[:, None] for g in self._gradients), gradients], dim=1),
-            settled=settled,
-            sure=certain | (settled & closed[ledger.positions]),
-            share=share,
+            assigned=assigned,
+            certain=by_strict_rules | (assigned & explained[attribution.positions]),
+            coefficient=coefficient,
             open=open_,
-            left=self._by_position,
-            closed=closed,
+            residual=self._by_position,
+            explained=explained,
             single=everyone & (self._counts == reach - 1),
-            doubtful=everyone & (self._counts >= reach) & (self._by_position.norm(dim=0) > self._small[1]),
-            shared=everyone & (self._counts < reach) & (self._by_position.norm(dim=0) <= self._small[1]),
+            doubtful=everyone & (self._counts >= reach) & (self._by_position.norm(dim=0) > self._floors[1]),
+            shared=everyone & (self._counts < reach) & (self._by_position.norm(dim=0) <= self._floors[1]),
             last=~everyone.roll(-1) | (torch.arange(len(reach), device=reach.device) == len(reach) - 1),
         )
 
 
-def _stands_alone(share: Tensor, possible: Tensor, within: float | None) -> tuple[list[int], list[int]]:
+def _stands_alone(coefficient: Tensor, possible: Tensor, within: float | None) -> tuple[list[int], list[int]]:
     """Return rows with one coefficient near one and all others near zero, and the column of that one.
 
     Near is `within` a bound or, where there is none, as near as a row's other coefficients lead one to expect.
     """
-    size = torch.where(possible, share.abs(), torch.nan)
-    top, column = torch.where(possible, share, -torch.inf).max(dim=1)
+    size = torch.where(possible, coefficient.abs(), torch.nan)
+    top, column = torch.where(possible, coefficient, -torch.inf).max(dim=1)
     size.scatter_(1, column[:, None], torch.nan)
     spread = size.nanmedian(dim=1).values.nan_to_num(0.0)
     second = size.nan_to_num(0.0).max(dim=1).values
@@ -349,20 +358,20 @@ def _stands_alone(share: Tensor, possible: Tensor, within: float | None) -> tupl
     return alone.nonzero().flatten().tolist(), column[alone].tolist()
 
 
-def _nearly_whole(share: Tensor, tokens: Tensor) -> Tensor:
+def _nearly_whole(coefficient: Tensor, tokens: Tensor) -> Tensor:
     """Return the pairs (k,) at which tokens are entered as a whole for all that can be said yet.
 
     Args:
-        share: (N,) coefficients, 0 for pairs that are not in question.
+        coefficient: (N,) coefficients, 0 for pairs that are not in question.
         tokens: (N,) entry of each pair.
     """
     count = int(tokens.max()) + 1
-    top = torch.full((count,), -torch.inf, dtype=share.dtype, device=share.device)
-    top.scatter_reduce_(0, tokens, share, "amax")
-    first = share == top[tokens]
+    top = torch.full((count,), -torch.inf, dtype=coefficient.dtype, device=coefficient.device)
+    top.scatter_reduce_(0, tokens, coefficient, "amax")
+    first = coefficient == top[tokens]
     others = torch.zeros_like(top)
-    others.scatter_reduce_(0, tokens, torch.where(first, 0.0, share.abs()), "amax")
-    return (first & (share > CLEAR) & (others[tokens] < SECOND)).nonzero().flatten()
+    others.scatter_reduce_(0, tokens, torch.where(first, 0.0, coefficient.abs()), "amax")
+    return (first & (coefficient > CLEAR) & (others[tokens] < SECOND)).nonzero().flatten()
 
 
 def _shares(terms: Tensor, sums: Tensor, ratio: Tensor, possible: Tensor) -> Tensor:
@@ -375,12 +384,12 @@ def _shares(terms: Tensor, sums: Tensor, ratio: Tensor, possible: Tensor) -> Ten
         possible: (M, K) booleans.
     """
     inner, cross = terms.T @ terms, terms.T @ sums
-    share = torch.zeros_like(ratio)
+    coefficient = torch.zeros_like(ratio)
     for column in possible.any(dim=0).nonzero().flatten().tolist():
         rows = possible[:, column].nonzero().flatten()
         scale = ratio[rows, column]
         normal = inner[rows][:, rows] * scale[:, None] * scale[None]
         # Relative to the largest entry: terms of weak gradient share directions down to rounding.
         ridge = 1e-12 * normal.diagonal().max() * torch.eye(len(rows), dtype=normal.dtype, device=normal.device)
-        share[rows, column] = torch.linalg.solve(normal + ridge, cross[rows, column] * scale)
-    return share
+        coefficient[rows, column] = torch.linalg.solve(normal + ridge, cross[rows, column] * scale)
+    return coefficient

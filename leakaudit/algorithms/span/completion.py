@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.span.rank_reduction import Context
+from leakaudit.algorithms.span.rank_reduction import FeedForwardSpan
 from leakaudit.plugins.budget import Budget
 
 FITS = 1.5e-3
@@ -48,7 +48,7 @@ Ranking = Mapping[int, Sequence[tuple[float, int]]]
 
 
 @dataclass(frozen=True)
-class Climbed:
+class Completed:
     """Where a search came out."""
 
     ids: tuple[int, ...]
@@ -56,28 +56,34 @@ class Climbed:
     """Mean share of its tokens' inputs outside the span, but for the first."""
 
 
-class Climb:
+class Completion:
     """The search among the words that may stand at each place."""
 
     def __init__(
-        self, context: Context, tokens: Tensor, places: Tensor, likely: Tensor, ends: Sequence[int], end: int | None
+        self,
+        feed_forward: FeedForwardSpan,
+        tokens: Tensor,
+        places: Tensor,
+        likely: Tensor,
+        ends: Sequence[int],
+        end: int | None,
     ) -> None:
         """Sort the options.
 
         Args:
-            context: the measure.
+            feed_forward: the measure.
             tokens: (n,) words that may stand somewhere in a sequence, but at its end.
             places: (n,) where.
             likely: (n,) booleans: what is tried first; the others only where a sequence does not come out with these.
             ends: places at which a sequence may end.
             end: the token it ends with; None where it may be any.
         """
-        self._context = context
+        self._feed_forward = feed_forward
         self._tokens, self._places, self._likely = tokens, places, likely
         self._ends, self._end = sorted(ends), end
         self._measured: dict[tuple[int, ...], tuple[float, list[float]]] = {}
 
-    def complete(self, known: Mapping[int, int], budget: Budget, *, unlikely_too: bool) -> Climbed | None:
+    def complete(self, known: Mapping[int, int], budget: Budget, *, unlikely_too: bool) -> Completed | None:
         """Return the best sequence found from some words in their places; None where there is none to begin with.
 
         Args:
@@ -93,12 +99,12 @@ class Climb:
         best = self._best(self._filled(known, ranked, end) for end in ends)
         if best is None:
             return None
-        best = self._climb(best, options, ends, budget)
+        best = self._improve(best, options, ends, budget)
         if not unlikely_too and FITS <= self._off(best) and self._is_close(best):
-            best = self._climb(best, everything, ends, budget)
-        return Climbed(best, self._off(best))
+            best = self._improve(best, everything, ends, budget)
+        return Completed(best, self._off(best))
 
-    def _climb(self, state: tuple[int, ...], options: Tensor, ends: Sequence[int], budget: Budget) -> tuple[int, ...]:
+    def _improve(self, state: tuple[int, ...], options: Tensor, ends: Sequence[int], budget: Budget) -> tuple[int, ...]:
         """Return the best sequence that exchanges among some options (n,) lead to."""
         best, stale = state, 0
         seen = {state}
@@ -137,7 +143,7 @@ class Climb:
         found: dict[int, list[tuple[float, int]]] = {}
         if len(rows):
             tokens, places = self._tokens[rows], self._places[rows]
-            off = self._context.of_options(known, tokens[:, None], places[:, None])[:, 0]
+            off = self._feed_forward.of_options(known, tokens[:, None], places[:, None])[:, 0]
             for distance, token, place in sorted(zip(off.tolist(), tokens.tolist(), places.tolist(), strict=True)):
                 found.setdefault(place, []).append((distance, token))
         return found
@@ -167,7 +173,7 @@ class Climb:
         all_ = list(dict.fromkeys(state for state in states if state is not None))
         new = [state for state in all_ if state not in self._measured]
         if new:
-            for state, off in zip(new, self._context.of_members(new), strict=True):
+            for state, off in zip(new, self._feed_forward.of_members(new), strict=True):
                 # What stands first stands there in every sequence, and is always near.
                 self._measured[state] = (float(off[1:].mean()), off.tolist())
         return min(all_, key=self._off, default=None)
@@ -203,7 +209,7 @@ class Climb:
                 *(torch.tensor([t for _, t in ranked[place][:NEIGHBOURS]], device=options.device) for place in pair)
             )
             places = torch.tensor(pair, device=options.device).expand_as(choices)
-            off = self._context.of_options(known, choices, places).sum(1)
+            off = self._feed_forward.of_options(known, choices, places).sum(1)
             for both in choices[off.topk(min(BEST, len(off)), largest=False).indices].tolist():
                 yield (*state[: pair[0]], *both, *state[pair[1] + 1 :])
         for end in ends:

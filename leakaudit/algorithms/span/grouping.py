@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.models.structure import Anatomy, Projection
-from leakaudit.plugins.attack import GuessedSequence
+from leakaudit.plugins.attack_protocol import GuessedSequence
 from leakaudit.plugins.budget import Budget
 
 COMPLETE = 1e-6
@@ -36,7 +36,7 @@ SPARE_DIMENSIONS = 2
 
 
 @dataclass(frozen=True)
-class Witness:
+class AttentionFactors:
     """What every input says about its neighbours, by head."""
 
     keys: Tensor
@@ -87,7 +87,7 @@ def factor(
     anatomy: Anatomy,
     inputs: Tensor,
     span: Tensor | None = None,
-) -> Witness | None:
+) -> AttentionFactors | None:
     """Factor the update into per-token parts.
 
     Args:
@@ -106,16 +106,18 @@ def factor(
         return None
     keys, queries = keys_and_queries(weights, anatomy, inputs)
     query_updates, key_updates = by_head(changes, anatomy)
-    return Witness(
+    return AttentionFactors(
         keys=keys,
         queries=queries,
         query_updates=padded(query_updates),
         key_updates=key_updates,
-        missing=None if span is None else _marks_of_missing(update, anatomy, inputs, span),
+        missing=None if span is None else _directions_of_missing(update, anatomy, inputs, span),
     )
 
 
-def _marks_of_missing(update: Mapping[str, Tensor], anatomy: Anatomy, inputs: Tensor, span: Tensor) -> Tensor | None:
+def _directions_of_missing(
+    update: Mapping[str, Tensor], anatomy: Anatomy, inputs: Tensor, span: Tensor
+) -> Tensor | None:
     """Return (2H, m, d_h + 1): per head, the directions that the updates of missing inputs may have.
 
     The direction that reads one input is only known up to what is orthogonal to all known inputs, N. So what it reads is
@@ -126,8 +128,8 @@ def _marks_of_missing(update: Mapping[str, Tensor], anatomy: Anatomy, inputs: Te
         return None
     known = torch.linalg.svd(inputs @ span.T, full_matrices=True).Vh  # (R, R)
     outside = known[len(inputs) :] @ span  # (m, D)
-    marks = torch.cat([p.by_output(update[p.weight]).double() @ outside.T for p in anatomy.projections])  # (F, m)
-    directions: Tensor = torch.linalg.svd(both_sides(marks, anatomy), full_matrices=False).Vh[:, :MOST_MISSING]
+    terms = torch.cat([p.by_output(update[p.weight]).double() @ outside.T for p in anatomy.projections])  # (F, m)
+    directions: Tensor = torch.linalg.svd(both_sides(terms, anatomy), full_matrices=False).Vh[:, :MOST_MISSING]
     return directions
 
 
@@ -217,7 +219,7 @@ def _better_half(by_witness: Tensor, witnesses: Tensor) -> Tensor:
     return (ordered * (columns < last[..., None])).sum(-1) / counted.clamp_min(1)
 
 
-class Evidence:
+class AttentionEvidence:
     """Which inputs could explain which updates, for all heads and both sides at once.
 
     Args:
@@ -234,7 +236,7 @@ class Evidence:
         self,
         vectors: Tensor,
         updates: Tensor,
-        witness: Tensor,
+        factors: Tensor,
         positions: Tensor,
         missing: Tensor | None = None,
         closing: Tensor | None = None,
@@ -252,7 +254,7 @@ class Evidence:
             [side.square().sum((0, 2)).clamp_min(1e-300).rsqrt().expand(heads, -1) for side in updates.split(heads)]
         )
         self._updates = updates * (scale * 0.5**0.5)[..., None]
-        self._witness = witness
+        self._witness = factors
         self.positions = positions
         self._places = positions.tolist()
         self._closing = closing
@@ -318,8 +320,8 @@ class Evidence:
         for place in range(1, len(members)):
             others = torch.cat([rows[:place], rows[place + 1 :]])
             basis = torch.linalg.qr(self._vectors[:, others].transpose(1, 2)).Q  # (2H, d, k)
-            witness = self._witness[others]
-            updates = self._updates[:, witness[witness >= 0]].transpose(1, 2)  # (2H, d, w)
+            factors = self._witness[others]
+            updates = self._updates[:, factors[factors >= 0]].transpose(1, 2)  # (2H, d, w)
             if updates.shape[2] == 0:
                 continue
             left = updates - basis @ (basis.transpose(1, 2) @ updates)
@@ -397,15 +399,15 @@ class Evidence:
         unit = torch.where(fresh, vector / length.clamp_min(1e-300), 0.0)
         basis = torch.cat([basis, unit[:, :, None]], dim=2)
         left = left - unit[..., None] * (unit[..., None] * left).sum(2, keepdim=True)
-        witness = self._witness[row]
-        own = torch.where((witness >= 0)[:, None, None], self._updates[:, witness.clamp_min(0)].transpose(0, 1), 0.0)
+        factors = self._witness[row]
+        own = torch.where((factors >= 0)[:, None, None], self._updates[:, factors.clamp_min(0)].transpose(0, 1), 0.0)
         left = torch.cat([left, _outside(own, basis)[..., None]], dim=3)
         shadow = torch.bmm(self._vectors, unit.permute(1, 2, 0)).square().permute(2, 0, 1)  # (S, 2H, N)
         return _Supports(
             members=[(*supports.members[p], r) for p, r in zip(parents, rows, strict=True)],
             basis=basis,
             left=left,
-            witnesses=supports.witnesses[parent] + (witness >= 0),
+            witnesses=supports.witnesses[parent] + (factors >= 0),
             outside=supports.outside[parent] - shadow,
             end=supports.end[parent] if self._closing is None else self._ends(supports.end[parent], row),
         )
@@ -430,12 +432,12 @@ def _outside(vectors: Tensor, basis: Tensor) -> Tensor:
 
 
 def assemble(
-    witness: Witness, positions: Tensor, *, beam: int, budget: Budget, closing: Tensor | None = None
+    factors: AttentionFactors, positions: Tensor, *, beam: int, budget: Budget, closing: Tensor | None = None
 ) -> list[Group]:
     """Split inputs into sequences, surest first; every input is used once.
 
     Args:
-        witness: per-token parts.
+        factors: per-token parts.
         positions: (n,) position of each input; a sequence has one input at each position from 0.
         beam: hypotheses kept while a sequence grows.
         budget: looked at between seeds.
@@ -443,9 +445,9 @@ def assemble(
     """
     count = len(positions)
     everyone = torch.arange(count, device=positions.device)
-    evidence = Evidence(witness.vectors, witness.updates, everyone, positions, witness.missing, closing)
+    evidence = AttentionEvidence(factors.vectors, factors.updates, everyone, positions, factors.missing, closing)
     free = torch.ones(count, dtype=torch.bool, device=positions.device)
-    order = witness.updates.square().sum((0, 2)).argsort(descending=True).tolist()
+    order = factors.updates.square().sum((0, 2)).argsort(descending=True).tolist()
     longest = int(positions.max()) + 1
     groups: list[Group] = []
     failed: dict[int, Group] = {}
@@ -455,8 +457,8 @@ def assemble(
         free[list(group.members)] = False
 
     # d_h + 1 vectors per head explain anything: such a long support is no test.
-    given_up = 0 if witness.missing is None else witness.missing.shape[1]
-    testable = witness.queries.shape[2] - SPARE_DIMENSIONS - given_up
+    given_up = 0 if factors.missing is None else factors.missing.shape[1]
+    testable = factors.queries.shape[2] - SPARE_DIMENSIONS - given_up
     for seed in order:
         if not bool(free[seed]):
             continue

@@ -203,7 +203,7 @@ Proposals = Callable[[Hypothesis, int], Sequence[Sequence[int]]]
 
 
 @dataclass
-class Climb:
+class SearchResult:
     """The best hypothesis so far and how it got there."""
 
     best: Hypothesis
@@ -228,7 +228,7 @@ class Climb:
         return self.best != before
 
 
-def climb(
+def local_search(
     simulation: Simulation,
     start: Hypothesis,
     *,
@@ -239,7 +239,7 @@ def climb(
     most: int,
     budget: Budget,
     layers: Sequence[Layer] | None = None,
-) -> Climb:
+) -> SearchResult:
     """Improve one hypothesis until no neighbour explains the update better.
 
     A few bold moves come first, as long as they help. Where they do not, one sweep simulates all single substitutions, then the
@@ -257,7 +257,7 @@ def climb(
         budget: looked at before every round.
         layers: linear layers to compare.
     """
-    state = Climb(start, float(simulation.explains([start], layers)[0]), simulated=1)
+    state = SearchResult(start, float(simulation.explains([start], layers)[0]), simulated=1)
     level = 0
     while not budget.exhausted() and state.simulated < most:
         base = state.best
@@ -272,7 +272,7 @@ def climb(
 
 
 def _sweep(
-    simulation: Simulation, state: Climb, proposals: Sequence[Sequence[int]], layers: Sequence[Layer] | None
+    simulation: Simulation, state: SearchResult, proposals: Sequence[Sequence[int]], layers: Sequence[Layer] | None
 ) -> bool:
     """Try single substitutions, then the best ones together; return whether any improved the best."""
     base, before = state.best, state.score

@@ -51,7 +51,7 @@ UNEVEN, MOSTLY = 0.1, 0.9
 """How far an amount may be from a whole multiple of a unit, in shares of that multiple, and how many amounts have to be that
 near. Our choice."""
 
-TWIN = 1e-4
+SAME_INPUT = 1e-4
 """Relative difference up to which two inputs count as the same. Our choice: rounding is far below, another word far above."""
 
 SHORTLIST = 64
@@ -67,7 +67,7 @@ class Ending:
 
     node: int
     """Which prefix."""
-    hidden: int | None
+    last_token: int | None
     """The last token, where it is no part of any prefix."""
     count: int
     """How many sequences end so."""
@@ -76,7 +76,7 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class _Tokens:
+class PrefixStates:
     """What the public model makes of every prefix at its last token."""
 
     given: Tensor
@@ -106,17 +106,17 @@ def endings(seen: Observation, tokens: Sequence[int], parents: Sequence[int], bu
     tail = _shared_tail(seen) if seen.facts.task in ("classification", "causal-lm") else None
     if tail is None:
         return None
-    made = _run(seen, tail, tokens, parents)
-    if made.given.shape[0] >= made.given.shape[1]:
+    states = _run(seen, tail, tokens, parents)
+    if states.given.shape[0] >= states.given.shape[1]:
         return None  # more prefixes than inputs of the layer: their parts cannot be told apart
     update = tail.layer.by_output(seen.update[tail.layer.weight]).double()  # (D, F)
-    twins = _twins(made.given, tokens, parents)
-    distinct = sorted(set(twins))
+    duplicates = _duplicates(states.given, tokens, parents)
+    distinct = sorted(set(duplicates))
     gradients = torch.zeros(len(tokens), update.shape[0], dtype=torch.float64, device=update.device)
-    gradients[distinct] = (update @ torch.linalg.pinv(made.given[distinct])).T
+    gradients[distinct] = (update @ torch.linalg.pinv(states.given[distinct])).T
     if seen.facts.task == "classification":
-        return _ends_of_classifier(made, gradients)
-    return _ends_of_language_model(made, gradients, tokens, parents, twins, budget)
+        return _ends_of_classifier(states, gradients)
+    return _ends_of_language_model(states, gradients, tokens, parents, duplicates, budget)
 
 
 def _shared_tail(seen: Observation) -> Tail | None:
@@ -149,32 +149,32 @@ def likely_last_tokens(
     if tail is None:
         return None
     tokens, parents, ends = _forest_of(paths)
-    made = _run(seen, tail, tokens, parents)
+    states = _run(seen, tail, tokens, parents)
     left = tail.layer.by_output(seen.update[tail.layer.weight]).double()  # (D, F)
     amount = 1.0 / len(tokens)
     inner = [child for child, parent in enumerate(parents) if parent >= 0]
     if inner:
         follows = torch.tensor([[tokens[child]] for child in inner], device=left.device)
-        atoms = torch.cat([_atoms(made, parents[child], t) for child, t in zip(inner, follows, strict=True)])
-        expected = atoms.T @ made.given[[parents[child] for child in inner]]
+        atoms = torch.cat([_atoms(states, parents[child], t) for child, t in zip(inner, follows, strict=True)])
+        expected = atoms.T @ states.given[[parents[child] for child in inner]]
         amount = max(float((left * expected).sum() / expected.square().sum().clamp_min(1e-300)), 1e-12)
         left = left - amount * expected
     rows = sorted(set(ends))
-    given = made.given[rows]
-    size = made.given.square().sum(1).mean()
+    given = states.given[rows]
+    size = states.given.square().sum(1).mean()
     ridge = RIDGE * size * torch.eye(len(rows), dtype=given.dtype, device=given.device)
     gradients = dict(zip(rows, torch.linalg.solve(given @ given.T + ridge, given @ left.T), strict=True))
-    return [_nearest_target(made, node, gradients[node], amount) for node in ends]
+    return [_nearest_target(states, node, gradients[node], amount) for node in ends]
 
 
-def _nearest_target(made: _Tokens, node: int, gradient: Tensor, amount: float) -> tuple[int, float]:
+def _nearest_target(states: PrefixStates, node: int, gradient: Tensor, amount: float) -> tuple[int, float]:
     """Return the token whose atom, `amount` times, is nearest to an estimated gradient, and by how much it beats the next one.
 
     Distances, not angles: after a prefix that goes on as the model expects, the gradient is small and mostly noise.
     """
-    inner, length = _inner_and_length(made, node, gradient)
+    inner, length = _inner_and_length(states, node, gradient)
     near = (amount**2 * length.square() - 2 * amount * inner).topk(min(SHORTLIST, len(inner)), largest=False).indices
-    distance, order = (amount * _atoms(made, node, near) - gradient).norm(dim=1).sort()
+    distance, order = (amount * _atoms(states, node, near) - gradient).norm(dim=1).sort()
     beats = 1.0 - float(distance[0] / distance[1].clamp_min(1e-300)) if len(distance) > 1 else 1.0
     return int(near[order[0]]), beats
 
@@ -191,21 +191,21 @@ def _forest_of(paths: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int], 
     return [prefix[-1] for prefix in nodes], parents, [nodes[path] for path in paths]
 
 
-def _twins(given: Tensor, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
+def _duplicates(given: Tensor, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
     """Return for every prefix the one whose gradient it shares: itself, but for one token repeated without positions.
 
     Attention over equal values gives the same value, so such prefixes look alike in every layer.
     """
-    twins: list[int] = []
+    duplicates: list[int] = []
     for node, parent in enumerate(parents):
-        first = twins[parent] if parent >= 0 else node
+        first = duplicates[parent] if parent >= 0 else node
         alike = parent >= 0 and tokens[node] == tokens[first] and parents[first] < 0
-        same = alike and bool((given[node] - given[first]).norm() < TWIN * given[first].norm())
-        twins.append(first if same else node)
-    return twins
+        same = alike and bool((given[node] - given[first]).norm() < SAME_INPUT * given[first].norm())
+        duplicates.append(first if same else node)
+    return duplicates
 
 
-def _run(seen: Observation, tail: Tail, tokens: Sequence[int], parents: Sequence[int]) -> _Tokens:
+def _run(seen: Observation, tail: Tail, tokens: Sequence[int], parents: Sequence[int]) -> PrefixStates:
     """Run the model once over the longest prefixes and take every prefix's rows from there."""
     paths, where = _paths(tokens, parents)
     ids, mask = padded_batch(seen, paths)
@@ -213,13 +213,13 @@ def _run(seen: Observation, tail: Tail, tokens: Sequence[int], parents: Sequence
     layer, head = seen.model.get_submodule(tail.layer.module), seen.model.get_submodule(tail.head)
     taken: dict[str, Tensor] = {}
 
-    def at_layer(module: object, given: tuple[Tensor, ...], made: Tensor) -> Tensor:
+    def at_layer(module: object, given: tuple[Tensor, ...], states: Tensor) -> Tensor:
         taken["given"] = given[0].detach()
-        taken["made"] = made.detach().requires_grad_()
+        taken["made"] = states.detach().requires_grad_()
         return taken["made"]
 
-    def at_head(module: object, given: tuple[Tensor, ...], made: Tensor) -> None:
-        taken["features"], taken["logits"] = given[0], made.detach()
+    def at_head(module: object, given: tuple[Tensor, ...], states: Tensor) -> None:
+        taken["features"], taken["logits"] = given[0], states.detach()
 
     handles = [layer.register_forward_hook(at_layer), head.register_forward_hook(at_head)]
     try:
@@ -234,7 +234,7 @@ def _run(seen: Observation, tail: Tail, tokens: Sequence[int], parents: Sequence
         (slope,) = torch.autograd.grad(features[..., feature].sum(), start, retain_graph=True)
         slopes.append(slope[rows, columns])
     weight: Tensor = head.weight.detach()  # type: ignore[operator]
-    return _Tokens(
+    return PrefixStates(
         given=taken["given"][rows, columns].double(),
         slope=torch.stack(slopes, dim=1),
         mean=taken["logits"][rows, columns].softmax(dim=1) @ weight,
@@ -260,9 +260,9 @@ def _paths(tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[list[int
     return paths, [where[node] for node in range(len(tokens))]
 
 
-def _atoms(made: _Tokens, node: int, targets: Tensor) -> Tensor:
+def _atoms(states: PrefixStates, node: int, targets: Tensor) -> Tensor:
     """Return (K, D) float64: the gradient at a prefix that each target would leave, times N."""
-    return (made.mean[node] - made.head[targets]).double() @ made.slope[node].double()
+    return (states.mean[node] - states.head[targets]).double() @ states.slope[node].double()
 
 
 @dataclass(frozen=True)
@@ -276,57 +276,59 @@ class _Targets:
     """Share of the gradient left unexplained."""
 
 
-def _targets(made: _Tokens, node: int, gradient: Tensor, known: Sequence[int]) -> _Targets:
+def _targets(states: PrefixStates, node: int, gradient: Tensor, known: Sequence[int]) -> _Targets:
     """Explain a prefix's gradient by targets: those that are known to follow first, then the best of all."""
     chosen = list(known)
     size = float(gradient.norm())
     while True:
-        amounts, left = _least_squares(made, node, gradient, chosen)
+        amounts, left = _least_squares(states, node, gradient, chosen)
         residual = float(left.norm()) / max(size, 1e-300)
         if residual < EXPLAINED or len(chosen) >= MOST_TARGETS:
             return _Targets(chosen, amounts, residual)
-        best = _best_target(made, node, left, chosen)
-        _, less = _least_squares(made, node, gradient, [*chosen, best])
+        best = _best_target(states, node, left, chosen)
+        _, less = _least_squares(states, node, gradient, [*chosen, best])
         if float(less.norm()) > 0.9 * float(left.norm()):  # nothing explains the rest
             return _Targets(chosen, amounts, residual)
         chosen.append(best)
 
 
-def _least_squares(made: _Tokens, node: int, gradient: Tensor, targets: Sequence[int]) -> tuple[list[float], Tensor]:
+def _least_squares(
+    states: PrefixStates, node: int, gradient: Tensor, targets: Sequence[int]
+) -> tuple[list[float], Tensor]:
     if not targets:
         return [], gradient
-    atoms = _atoms(made, node, torch.tensor(targets, device=gradient.device))  # (K, D)
+    atoms = _atoms(states, node, torch.tensor(targets, device=gradient.device))  # (K, D)
     amounts = torch.linalg.lstsq(atoms.T, gradient[:, None]).solution[:, 0]
     return amounts.tolist(), gradient - amounts @ atoms
 
 
-def _best_target(made: _Tokens, node: int, left: Tensor, taken: Sequence[int]) -> int:
+def _best_target(states: PrefixStates, node: int, left: Tensor, taken: Sequence[int]) -> int:
     """Return the token whose atom points most nearly where `left` does.
 
     All inner products come from one product with the head; lengths are estimated with the diagonal of J J^T, and the best
     `SHORTLIST` are computed exactly.
     """
-    inner, length = _inner_and_length(made, node, left)
+    inner, length = _inner_and_length(states, node, left)
     score = inner / length
     if taken:
         score[torch.tensor(taken, device=score.device)] = -torch.inf
     short = score.topk(min(SHORTLIST, len(score))).indices
-    atoms = _atoms(made, node, short)
+    atoms = _atoms(states, node, short)
     exact = (atoms @ left) / atoms.norm(dim=1).clamp_min(1e-300)
     exact = torch.where(score[short].isinf(), -torch.inf, exact)
     return int(short[exact.argmax()])
 
 
-def _inner_and_length(made: _Tokens, node: int, gradient: Tensor) -> tuple[Tensor, Tensor]:
+def _inner_and_length(states: PrefixStates, node: int, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Return (C,) the inner product of every token's atom with a gradient, and (C,) the estimated length of every atom."""
-    slope, head, mean = made.slope[node], made.head, made.mean[node]
+    slope, head, mean = states.slope[node], states.head, states.mean[node]
     pulled = slope @ gradient.to(slope)  # (H,)
     weight = slope.square().sum(dim=1)  # (H,)
-    square = made.head_squared @ weight - 2 * (head @ (weight * mean)) + (weight * mean.square()).sum()
+    square = states.head_squared @ weight - 2 * (head @ (weight * mean)) + (weight * mean.square()).sum()
     return mean @ pulled - head @ pulled, square.clamp_min(1e-30).sqrt()
 
 
-def _ends_of_classifier(made: _Tokens, gradients: Tensor) -> list[Ending] | None:
+def _ends_of_classifier(states: PrefixStates, gradients: Tensor) -> list[Ending] | None:
     """Return the prefixes whose own gradient is not zero: a classifier reads the last token of each sequence only."""
     sizes = gradients.norm(dim=1)
     largest = float(sizes.max())
@@ -334,7 +336,7 @@ def _ends_of_classifier(made: _Tokens, gradients: Tensor) -> list[Ending] | None
         return None
     found: list[tuple[int, float, float]] = []
     for node in (sizes > NOTHING * largest).nonzero().flatten().tolist():
-        fits = (_least_squares(made, node, gradients[node], [label]) for label in range(len(made.head)))
+        fits = (_least_squares(states, node, gradients[node], [label]) for label in range(len(states.head)))
         residual, amount = min(
             ((float(left.norm()) / float(sizes[node]), amounts[0]) for amounts, left in fits if amounts[0] > 0),
             default=(float("inf"), 0.0),
@@ -366,32 +368,32 @@ def _unit(amounts: Sequence[float]) -> float:
 
 
 def _ends_of_language_model(
-    made: _Tokens,
+    states: PrefixStates,
     gradients: Tensor,
     tokens: Sequence[int],
     parents: Sequence[int],
-    twins: Sequence[int],
+    duplicates: Sequence[int],
     budget: Budget,
 ) -> list[Ending] | None:
     """Return the last tokens: targets that are no prefix, and prefixes that go on less often than their parent says."""
     children: list[list[int]] = [[] for _ in tokens]  # those of a prefix and of all its twins
     for node, parent in enumerate(parents):
         if parent >= 0:
-            children[twins[parent]].append(node)
+            children[duplicates[parent]].append(node)
     targets: list[_Targets] = []
     for node in range(len(tokens)):
         if budget.exhausted():
             return None
-        if twins[node] != node:
+        if duplicates[node] != node:
             targets.append(_Targets([], [], float("inf")))
             continue
         known = dict.fromkeys(tokens[child] for child in children[node])
-        targets.append(_targets(made, node, gradients[node], list(known)))
+        targets.append(_targets(states, node, gradients[node], list(known)))
     unit = _unit([amount for found in targets if found.residual < EXPLAINED for amount in found.amounts])
     counts = [[round(amount / unit) for amount in found.amounts] for found in targets]
     ends: list[Ending] = []
     for node, found in enumerate(targets):
-        if twins[node] != node:
+        if duplicates[node] != node:
             continue
         inner = {tokens[child]: child for child in children[node]}
         if found.residual >= EXPLAINED:  # a wrong prefix, or one that rounding hides: where it ends stays open

@@ -174,8 +174,8 @@ class MaskSearch:
             if self._budget.exhausted():
                 break
             part = pairs[start : min(start + CHUNK, tried)]
-            wrong, owed = self._deviations(targets[kept[start : start + len(part)]].float(), SCOUT + CONVEX)
-            self._settle(part, wrong, owed)
+            wrong, dual = self._deviations(targets[kept[start : start + len(part)]].float(), SCOUT + CONVEX)
+            self._meet_two_values(part, wrong, dual)
         self._pairs += pairs
         return sum(bool(pair.masks) for pair in pairs)
 
@@ -195,8 +195,8 @@ class MaskSearch:
             if self.complete():
                 return
             part = new[start : start + CHUNK]
-            wrong, owed = self._deviations(torch.stack([pair.target for pair in part]).float(), SCOUT + CONVEX)
-            self._settle(part, wrong, owed)
+            wrong, dual = self._deviations(torch.stack([pair.target for pair in part]).float(), SCOUT + CONVEX)
+            self._meet_two_values(part, wrong, dual)
         for _ in range(AGAIN):
             self._restart(pairs, TRIES)
             self._restart([pair for pair in pairs if pair.masks], FREQUENT_TRIES)
@@ -232,8 +232,8 @@ class MaskSearch:
         """Return (N,): the sum of absolute deviations after a few turns, over |y|_1."""
         if self._budget.exhausted():
             return torch.full((len(targets),), torch.inf)
-        wrong, owed = self._deviations(targets, SCOUT)
-        left = targets - self._project(targets - wrong + owed)
+        wrong, dual = self._deviations(targets, SCOUT)
+        left = targets - self._project(targets - wrong + dual)
         share: Tensor = left.abs().sum(1) / targets.abs().sum(1).clamp_min(1e-12)
         return share.cpu()
 
@@ -247,7 +247,7 @@ class MaskSearch:
             targets = torch.stack([pair.target for pair in part]).float()
             noise = torch.rand(targets.shape, generator=self._rng).to(targets.device)
             wrong = torch.where(noise < FLIPPED, targets, 0.0)
-            self._settle(part, wrong, torch.zeros_like(wrong), self._unlike_known(part))
+            self._meet_two_values(part, wrong, torch.zeros_like(wrong), self._unlike_known(part))
 
     def _unlike_known(self, pairs: list[_Pair]) -> Tensor:
         """Return (N, D) booleans: one coordinate for each known copy that it dropped, to be kept by a further one."""
@@ -266,32 +266,32 @@ class MaskSearch:
     def _deviations(self, targets: Tensor, turns: int) -> tuple[Tensor, Tensor]:
         """Return the deviations (N, D) after some turns with absolute deviations, and the running disagreement."""
         unit = STIFFNESS * targets.abs().median(dim=1, keepdim=True).values.clamp_min(1e-12)
-        wrong, owed = torch.zeros_like(targets), torch.zeros_like(targets)
+        wrong, dual = torch.zeros_like(targets), torch.zeros_like(targets)
         for _ in range(turns):
-            pulled = targets - self._project(targets - wrong + owed) + owed
+            pulled = targets - self._project(targets - wrong + dual) + dual
             wrong = pulled - pulled.clamp(-unit, unit)
-            owed = pulled - wrong
-        return wrong, owed
+            dual = pulled - wrong
+        return wrong, dual
 
-    def _settle(self, pairs: list[_Pair], wrong: Tensor, owed: Tensor, kept: Tensor | None = None) -> None:
+    def _meet_two_values(self, pairs: list[_Pair], wrong: Tensor, dual: Tensor, kept: Tensor | None = None) -> None:
         """Go on with the two-valued condition from the deviations `wrong`, and note the masks that come out right.
 
         Args:
             pairs: N of them, maybe some several times.
             wrong: (N, D) float32.
-            owed: (N, D) float32.
+            dual: (N, D) float32.
             kept: (N, D) booleans: coordinates that may not be dropped.
         """
         exact = torch.stack([pair.target for pair in pairs])
         targets = exact.float()
         edge = (0.5 + 0.5 * BIAS) * targets.abs()
         for _ in range(TWO_VALUED):
-            pulled = targets - self._project(targets - wrong + owed) + owed
+            pulled = targets - self._project(targets - wrong + dual) + dual
             dropped = pulled * targets.sign() > edge
             if kept is not None:
                 dropped &= ~kept
             wrong = torch.where(dropped, targets, 0.0)
-            owed = pulled - wrong
+            dual = pulled - wrong
         masks = self._project(targets - wrong) * targets.sign() > 0.5 * targets.abs()
         for _ in range(2):  # coordinates near zero are told apart last, with the others right
             nearest = (exact * masks @ self._basis.T) @ self._basis

@@ -24,7 +24,7 @@ MOST_CHANGES = 400
 Sequences = list[tuple[int, ...]]
 
 
-def polish(
+def refine_sequences(
     seen: Observation, guess: Sequence[tuple[int, ...]], options: Mapping[int, Sequence[int]], budget: Budget
 ) -> Sequences:
     """Return the guess with every change that lowers the simulation's error.

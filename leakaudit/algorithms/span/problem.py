@@ -21,7 +21,7 @@ dropout 0.1: blocks with true pairs reach 0.6 or less, blocks without stay above
 
 
 @dataclass(frozen=True)
-class Scene:
+class SpanProblem:
     """One observation as the stages see it. Made by `scene_of`."""
 
     seen: Observation
@@ -78,9 +78,9 @@ def positions_of(seen: Observation, max_positions: int) -> int:
     return min(max_positions, longest) if max_positions else longest
 
 
-def scene_of(
+def span_problem_of(
     seen: Observation, *, keep: int, beam: int, max_positions: int, rng: torch.Generator, budget: Budget
-) -> Scene:
+) -> SpanProblem:
     """Find the parts, the basis and the evidence of one observation.
 
     Args:
@@ -95,7 +95,7 @@ def scene_of(
         AnatomyError: a part is missing.
     """
     anatomy = anatomy_of(seen.model)
-    return Scene(
+    return SpanProblem(
         seen=seen,
         anatomy=anatomy,
         stage=input_stage_of(seen.model, positions_of(seen, max_positions)),

@@ -25,7 +25,7 @@ from leakaudit.algorithms.padding import padded_batch
 from leakaudit.algorithms.span.subspace import FULL_RANK_MARGIN, span_of
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
-from leakaudit.models.structure import Projection, find_feed_forward, run_until
+from leakaudit.models.structure import Projection, find_down_projection, run_until
 
 SAME = 1e-4
 """Relative difference up to which a token among strangers, all hidden from each other, is given what it is given in its sequence."""
@@ -37,7 +37,7 @@ AT_ONCE = 4096
 """Options that are run at once: with 3072 features each, 100 MB of them and as much of the sequences beside them. Our choice."""
 
 
-class Context:
+class FeedForwardSpan:
     """The span of what a layer reads behind the first attention, and how far hypotheses are off it."""
 
     def __init__(self, seen: Observation, layer: Projection, offset: int) -> None:
@@ -118,10 +118,10 @@ class Context:
         self._factor(axes[:, : self.tokens])
 
 
-def context_of(seen: Observation) -> Context | None:
+def feed_forward_span_of(seen: Observation) -> FeedForwardSpan | None:
     """Return the span behind the first attention; None where it is withheld, damaged or full, or words cannot be tried side by side."""
     try:
-        layer = find_feed_forward(seen.model)
+        layer = find_down_projection(seen.model)
     except AnatomyError:
         return None
     update = seen.update.get(layer.weight)
@@ -131,7 +131,7 @@ def context_of(seen: Observation) -> Context | None:
     if offset is None:
         return None
     try:
-        context = Context(seen, layer, offset)
+        context = FeedForwardSpan(seen, layer, offset)
     except AnatomyError:
         return None
     return context if context.tokens <= min(update.shape) - FULL_RANK_MARGIN else None

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.algorithms.span.candidates import distances
-from leakaudit.algorithms.span.problem import Scene
+from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.subspace import FULL_RANK_MARGIN, Basis, span_of, stacked_update
 from leakaudit.errors import AnatomyError
 from leakaudit.models.structure import Anatomy, Projection, run_until
@@ -81,39 +81,39 @@ class PairReach:
         return verdict if verdict is None else verdict and ids[-1] in self.last
 
 
-def clean_reach(scene: Scene, inside: Pairs, farthest: float, last: frozenset[int] = frozenset()) -> PairReach:
+def span_reach(problem: SpanProblem, inside: Pairs, farthest: float, last: frozenset[int] = frozenset()) -> PairReach:
     """Return what a reading of a clean update, dropout off, could have recovered.
 
     Args:
-        scene: what was seen.
+        problem: what was seen.
         inside: the pairs that the reading took to be in the span.
         farthest: distance beyond which it takes no pair.
         last: candidates for the last place of a language model's sequence.
     """
     # Where only the span of images is known, or local steps blur that of the inputs, the reading has measures of its own.
-    if scene.basis.rank == 0 or scene.seen.facts.view == "delta":
-        return masked_reach(scene, inside, inside, all_tried=True, last=last)
-    return _reach(scene, inside, SpanTest(scene, farthest), last)
+    if problem.basis.rank == 0 or problem.seen.facts.view == "delta":
+        return dropout_reach(problem, inside, inside, all_tried=True, last=last)
+    return _reach(problem, inside, SpanTest(problem, farthest), last)
 
 
-def bag_reach(tokens: Iterable[int]) -> PairReach:
+def bag_of_words_reach(tokens: Iterable[int]) -> PairReach:
     """Return what a reading that names tokens and not their places could have recovered; there is no test."""
     return PairReach(frozenset((token, 0) for token in tokens), lambda ids: None, position_free=True)
 
 
 def prefix_reach(
-    scene: Scene, allowed: Mapping[int, Tensor], test: Callable[[Tensor], bool], last: Iterable[int] = ()
+    problem: SpanProblem, allowed: Mapping[int, Tensor], test: Callable[[Tensor], bool], last: Iterable[int] = ()
 ) -> PairReach:
     """Return what a reading that grows sequences word by word could have recovered.
 
     Args:
-        scene: what was seen.
+        problem: what was seen.
         allowed: position -> (M,) token ids that were tried there; position 0 for all where inputs carry no position.
         test: whether all prefixes of one sequence (T,) are right.
         last: candidates for the last place of a language model's sequence.
     """
-    device = scene.basis.vectors.device
-    limit = scene.stage.max_length
+    device = problem.basis.vectors.device
+    limit = problem.stage.max_length
 
     def passes(ids: tuple[int, ...]) -> bool:
         return 0 < len(ids) <= limit and test(torch.tensor(ids, device=device))
@@ -121,86 +121,86 @@ def prefix_reach(
     return PairReach(
         pairs=frozenset((token, place) for place, tokens in allowed.items() for token in tokens.tolist()),
         test=passes,
-        position_free=scene.stage.position_free,
-        silent_last=scene.seen.facts.task == "causal-lm",
+        position_free=problem.stage.position_free,
+        silent_last=problem.seen.facts.task == "causal-lm",
         last=frozenset(last),
     )
 
 
-def masked_reach(
-    scene: Scene, fitted: Pairs, found: Pairs, *, all_tried: bool, last: frozenset[int] = frozenset()
+def dropout_reach(
+    problem: SpanProblem, fitted: Pairs, found: Pairs, *, all_tried: bool, last: frozenset[int] = frozenset()
 ) -> PairReach:
     """Return what a reading behind dropout masks could have recovered.
 
     Args:
-        scene: what was seen.
+        problem: what was seen.
         fitted: the pairs that the regressions were tried on.
         found: those that were found behind a mask.
         all_tried: there was time for every fit; what was not tried is not refused.
         last: candidates for the last place of a language model's sequence.
     """
-    known = _pairs(scene, found)
-    free = scene.stage.position_free
+    known = _pairs(problem, found)
+    free = problem.stage.position_free
 
     def each_found(ids: tuple[int, ...]) -> bool | None:
         if all((token, 0 if free else place) in known for place, token in enumerate(ids)):
             return True
         return False if all_tried else None
 
-    return _reach(scene, fitted, each_found, last)
+    return _reach(problem, fitted, each_found, last)
 
 
-def ranked_reach(scene: Scene, ranked: Pairs, last: frozenset[int] = frozenset()) -> PairReach | None:
+def ranked_reach(problem: SpanProblem, ranked: Pairs, last: frozenset[int] = frozenset()) -> PairReach | None:
     """Return what a reading that only ranks pairs could have recovered.
 
     None where it ruled out nothing, because it kept as many tokens at a position as there are: then every token is a
     candidate, whatever the update says.
 
     Args:
-        scene: what was seen.
+        problem: what was seen.
         ranked: the pairs that it kept.
         last: candidates for the last place of a language model's sequence.
     """
-    pairs = _pairs(scene, ranked)
+    pairs = _pairs(problem, ranked)
     kept = Counter(place for _, place in pairs)
-    if max(kept.values(), default=0) >= scene.stage.vocabulary:
+    if max(kept.values(), default=0) >= problem.stage.vocabulary:
         return None
-    return _reach(scene, ranked, lambda ids: None, last)
+    return _reach(problem, ranked, lambda ids: None, last)
 
 
 def _reach(
-    scene: Scene, pairs: Pairs, test: Callable[[tuple[int, ...]], bool | None], last: frozenset[int]
+    problem: SpanProblem, pairs: Pairs, test: Callable[[tuple[int, ...]], bool | None], last: frozenset[int]
 ) -> PairReach:
     return PairReach(
-        pairs=_pairs(scene, pairs),
+        pairs=_pairs(problem, pairs),
         test=test,
-        position_free=scene.stage.position_free,
-        silent_last=scene.seen.facts.task == "causal-lm",
+        position_free=problem.stage.position_free,
+        silent_last=problem.seen.facts.task == "causal-lm",
         last=last,
     )
 
 
-def _pairs(scene: Scene, pairs: Pairs) -> frozenset[tuple[int, int]]:
-    places = torch.zeros_like(pairs.positions) if scene.stage.position_free else pairs.positions
+def _pairs(problem: SpanProblem, pairs: Pairs) -> frozenset[tuple[int, int]]:
+    places = torch.zeros_like(pairs.positions) if problem.stage.position_free else pairs.positions
     return frozenset(zip(pairs.tokens.tolist(), places.tolist(), strict=True))
 
 
 class SpanTest:
     """Whether a sequence lies in the span of the first block, and in that of the second where it can be computed."""
 
-    def __init__(self, scene: Scene, farthest: float) -> None:
+    def __init__(self, problem: SpanProblem, farthest: float) -> None:
         """Prepare; the second block is looked up at the first question.
 
         Args:
-            scene: what was seen, dropout off.
+            problem: what was seen, dropout off.
             farthest: distance from the first block's span beyond which a pair is not in it.
         """
-        self._scene = scene
+        self._problem = problem
         self._farthest = farthest
 
     def __call__(self, ids: tuple[int, ...]) -> bool:
         """Return whether every input of the sequence lies in the spans; an attack looks no further than its positions."""
-        stage, basis = self._scene.stage, self._scene.basis
+        stage, basis = self._problem.stage, self._problem.basis
         if not ids or (len(ids) > stage.max_length and not stage.position_free):
             return False
         tokens = torch.tensor(ids, device=basis.vectors.device)
@@ -218,11 +218,11 @@ class SpanTest:
     @cached_property
     def _second(self) -> _SecondBlock | None:
         """None where the second block says nothing: it is withheld, full, or behind dropout."""
-        seen = self._scene.seen
+        seen = self._problem.seen
         if seen.facts.training_mode and any(seen.facts.dropout.values()):
             return None
-        projections = second_block(seen.model, self._scene.anatomy)
-        anatomy = replace(self._scene.anatomy, projections=projections, adapters=())
+        projections = second_block(seen.model, self._problem.anatomy)
+        anatomy = replace(self._problem.anatomy, projections=projections, adapters=())
         update = stacked_update(seen.update, anatomy)
         if not bool(update.any()):
             return None

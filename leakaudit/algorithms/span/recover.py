@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from leakaudit.algorithms.span.problem import Scene, positions_of, scene_of
+from leakaudit.algorithms.span.problem import SpanProblem, positions_of, span_problem_of
 from leakaudit.algorithms.span.readers.bag_of_words import read_bag
 from leakaudit.algorithms.span.readers.decoder import read_causal
 from leakaudit.algorithms.span.readers.dropout import read_masked
@@ -24,7 +24,7 @@ from leakaudit.algorithms.span.subspace import span_of, stacked_update
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.models.structure import Anatomy, anatomy_of, input_stage_of
-from leakaudit.plugins.attack import APPLIES, Applicability, Reconstruction, not_applicable
+from leakaudit.plugins.attack_protocol import APPLIES, Applicability, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
 
 CANDIDATES = 64
@@ -82,31 +82,31 @@ def recover(
         beam: hypotheses kept while a sequence is assembled.
         max_positions: positions to scan; 0 takes the model's own limit.
     """
-    scene = scene_of(seen, keep=candidates, beam=beam, max_positions=max_positions, rng=rng, budget=budget)
-    found = _read(scene)
-    facts = {"rank": float(scene.basis.rank), "gap": scene.basis.gap, "hidden": float(scene.anatomy.hidden)}
+    problem = span_problem_of(seen, keep=candidates, beam=beam, max_positions=max_positions, rng=rng, budget=budget)
+    found = _read(problem)
+    facts = {"rank": float(problem.basis.rank), "gap": problem.basis.gap, "hidden": float(problem.anatomy.hidden)}
     return replace(
         found, diagnostics={**facts, **found.diagnostics}, stop="budget" if budget.exhausted() else found.stop
     )
 
 
-def _read(scene: Scene) -> Reconstruction:
+def _read(problem: SpanProblem) -> Reconstruction:
     """Read a scene by the method that fits it; ranking never refuses."""
     found = None
-    if scene.seen.facts.view == "delta":
-        found = read_local(scene)
-    elif only_adapters(scene.seen.update, scene.anatomy):
-        found = read_adapters(scene)
-    elif scene.basis.noisy or (scene.dropout and scene.stage.position_free):
+    if problem.seen.facts.view == "delta":
+        found = read_local(problem)
+    elif only_adapters(problem.seen.update, problem.anatomy):
+        found = read_adapters(problem)
+    elif problem.basis.noisy or (problem.dropout and problem.stage.position_free):
         pass
-    elif scene.dropout and scene.anatomy.dropout_before:
-        found = read_premasked(scene)
-    elif scene.dropout:
-        found = read_masked(scene)
+    elif problem.dropout and problem.anatomy.dropout_before:
+        found = read_premasked(problem)
+    elif problem.dropout:
+        found = read_masked(problem)
     else:
-        found = read_causal(scene) if scene.anatomy.causal else None
-        found = found or (None if scene.stage.position_free else read_clean(scene))
-    return found or (read_bag(scene) if scene.stage.position_free else read_damaged(scene))
+        found = read_causal(problem) if problem.anatomy.causal else None
+        found = found or (None if problem.stage.position_free else read_clean(problem))
+    return found or (read_bag(problem) if problem.stage.position_free else read_damaged(problem))
 
 
 def _names(anatomy: Anatomy) -> str:

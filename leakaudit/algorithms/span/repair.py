@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.span.attention_identity import BALANCED, Balance
+from leakaudit.algorithms.span.attention_identity import SATISFIED, AttentionIdentity
 from leakaudit.algorithms.span.deflation import Batch
 from leakaudit.algorithms.span.grouping import Group, both_sides
 
@@ -27,7 +27,7 @@ SHARE = 0.2
 ENDS = 3
 """Ends that a sequence may have with which its balance is searched to the end. Our choice: a wrong first one mostly shows at once."""
 
-MENDS, MOST_CHANGES = 10, 24
+MOST_ROUNDS, MOST_CHANGES = 10, 24
 """Times that a near miss is changed, and single changes simulated each time. Our choice: a change costs one short forward and backward
 pass, and all that help are made at once."""
 
@@ -40,11 +40,13 @@ def repair(batch: Batch, groups: Sequence[Group]) -> list[Group]:
         groups: sequences that do not agree with the update.
     """
     before = len(batch.found)
-    left = batch.sift([[group] for group in _exchanged(batch, [g for g in groups if len(g.members) <= EXCHANGEABLE])])
+    left = batch.take_confirmed(
+        [[group] for group in _exchanged(batch, [g for g in groups if len(g.members) <= EXCHANGEABLE])]
+    )
     left += [group for group in groups if len(group.members) > EXCHANGEABLE]
-    if len(batch.found) > before or batch.scene.budget.exhausted():
+    if len(batch.found) > before or batch.problem.budget.exhausted():
         return left
-    return batch.sift(_balanced(batch, left)) or left
+    return batch.take_confirmed(_satisfying_identity(batch, left)) or left
 
 
 def _exchanged(batch: Batch, groups: Sequence[Group]) -> list[Group]:
@@ -59,10 +61,10 @@ def _exchanged(batch: Batch, groups: Sequence[Group]) -> list[Group]:
     return exchanged
 
 
-def _balanced(batch: Batch, groups: Sequence[Group]) -> list[list[Group]]:
+def _satisfying_identity(batch: Batch, groups: Sequence[Group]) -> list[list[Group]]:
     """Return for each of the groups of which something comes what that is when its marks are balanced, best first."""
     options = _Options.of(batch)
-    budget = batch.scene.budget.part(SHARE)
+    budget = batch.problem.budget.part(SHARE)
     better: list[list[Group]] = []
     ends = set(options.ends)
     done: set[int] = set()
@@ -70,13 +72,13 @@ def _balanced(batch: Batch, groups: Sequence[Group]) -> list[list[Group]]:
         if len(done & set(group.members)) > len(group.members) / 2:
             continue
         starts = [options.start(group, end) for end in ends or options.last_of(group)]
-        first = [options.balance.improve(start, options.inner, budget) for start in starts]
+        first = [options.identity.improve(start, options.inner, budget) for start in starts]
         tries: list[Group] = []
-        for choice in sorted(first, key=lambda choice: choice.imbalance)[:ENDS]:
-            found = options.balance.search(choice.options, options.inner, budget)
+        for choice in sorted(first, key=lambda choice: choice.violation)[:ENDS]:
+            found = options.identity.search(choice.options, options.inner, budget)
             if -1 not in found.options:
-                tries.append(Group(tuple(options.rows[list(found.options)].tolist()), found.imbalance))
-                if found.imbalance < BALANCED:
+                tries.append(Group(tuple(options.rows[list(found.options)].tolist()), found.violation))
+                if found.violation < SATISFIED:
                     ends.discard(found.options[-1])
                     done |= set(tries[-1].members)
                     break
@@ -93,7 +95,7 @@ class _Options:
     """(n,) pairs; one may be there twice, with and without a known update."""
     places: list[int]
     """Position of each."""
-    balance: Balance
+    identity: AttentionIdentity
     inner: Tensor
     """(n,) booleans: options that do not end a sequence."""
     ends: list[int]
@@ -102,29 +104,35 @@ class _Options:
     @classmethod
     def of(cls, batch: Batch) -> _Options:
         """Find what may stand where in a batch that was settled."""
-        ledger, pairs, entries = batch.ledger, batch.pairs, batch.entries
-        at = ledger.positions
+        attribution, pairs, assignments = batch.attribution, batch.pairs, batch.assignments
+        at = attribution.positions
         # A token that is entered at a place where something is wrong, or not quite surely, may stand elsewhere as well.
-        elsewhere = torch.zeros(int(ledger.tokens.max()) + 1, dtype=torch.bool, device=at.device)
-        elsewhere[ledger.tokens[entries.settled & (entries.doubtful[at] | ~entries.sure)]] = True
-        possible = entries.open | entries.settled | (batch.live() & elsewhere[ledger.tokens] & ~entries.closed[at])
+        elsewhere = torch.zeros(int(attribution.tokens.max()) + 1, dtype=torch.bool, device=at.device)
+        elsewhere[attribution.tokens[assignments.assigned & (assignments.doubtful[at] | ~assignments.certain)]] = True
+        possible = (
+            assignments.open
+            | assignments.assigned
+            | (batch.live() & elsewhere[attribution.tokens] & ~assignments.explained[at])
+        )
         if int((pairs.positions == 0).sum()) == 1:
             possible |= pairs.positions == 0
         rows = possible.nonzero().flatten()
         # What is entered there may be wrong by another's part, or that of several: then its place is known, and its update is not.
-        again = rows[entries.settled[rows] & (entries.doubtful | entries.shared)[at[rows]]]
-        settled = torch.cat([entries.settled[rows], torch.zeros_like(again, dtype=torch.bool)])
+        again = rows[assignments.assigned[rows] & (assignments.doubtful | assignments.shared)[at[rows]]]
+        assigned = torch.cat([assignments.assigned[rows], torch.zeros_like(again, dtype=torch.bool)])
         rows = torch.cat([rows, again])
-        single = entries.single[at[rows]] & ~settled & entries.open[rows]
-        gradients = torch.where(single, entries.left[:, at[rows]] / ledger.along_position[rows], batch.said(rows).T)
-        updates = both_sides(batch.scale * gradients, batch.scene.anatomy)
-        is_end = torch.zeros_like(settled) if batch.end is None else pairs.tokens[rows] == batch.end
+        single = assignments.single[at[rows]] & ~assigned & assignments.open[rows]
+        gradients = torch.where(
+            single, assignments.residual[:, at[rows]] / attribution.along_position[rows], batch.gradients_of(rows).T
+        )
+        updates = both_sides(batch.scale * gradients, batch.problem.anatomy)
+        is_end = torch.zeros_like(assigned) if batch.end is None else pairs.tokens[rows] == batch.end
         return cls(
             rows=rows,
             places=pairs.positions[rows].tolist(),
-            balance=Balance(batch.vectors[:, rows], updates, settled | single, pairs.positions[rows]),
+            identity=AttentionIdentity(batch.vectors[:, rows], updates, assigned | single, pairs.positions[rows]),
             inner=~is_end,
-            ends=(is_end & entries.last[at[rows]]).nonzero().flatten().tolist(),
+            ends=(is_end & assignments.last[at[rows]]).nonzero().flatten().tolist(),
         )
 
     def start(self, group: Group, end: int) -> list[int]:
@@ -141,7 +149,7 @@ class _Options:
         return (self.rows == group.members[-1]).nonzero().flatten().tolist()[:1]
 
 
-def mend(batch: Batch, group: Group) -> bool:
+def repair_group(batch: Batch, group: Group) -> bool:
     """Exchange words of a near miss until it agrees with the update, and take it out; return whether that came to pass.
 
     Simulated, each word of its own says how far it is off, and a stranger is off most.
@@ -154,8 +162,8 @@ def mend(batch: Batch, group: Group) -> bool:
         return False
     others = _others(batch)
     best, members = float("inf"), group.members
-    for _ in range(MENDS):
-        if batch.scene.budget.exhausted():
+    for _ in range(MOST_ROUNDS):
+        if batch.problem.budget.exhausted():
             return False
         (part,) = batch.simulate([members])
         misfits = batch.misfits(members, part)
@@ -182,10 +190,12 @@ def mend(batch: Batch, group: Group) -> bool:
 
 def _others(batch: Batch) -> dict[int, list[int]]:
     """Return by position the pairs that may stand there: those that are settled, then the others, the likeliest first."""
-    entries = batch.entries
+    assignments = batch.assignments
     others: dict[int, list[int]] = {}
-    in_question = (entries.open | entries.settled).nonzero().flatten().tolist()
-    for row in sorted(in_question, key=lambda r: (not bool(entries.settled[r]), -float(entries.share[r]))):
+    in_question = (assignments.open | assignments.assigned).nonzero().flatten().tolist()
+    for row in sorted(
+        in_question, key=lambda r: (not bool(assignments.assigned[r]), -float(assignments.coefficient[r]))
+    ):
         others.setdefault(int(batch.pairs.positions[row]), []).append(row)
     return others
 

@@ -19,7 +19,7 @@ FORWARD_ERROR = 3e-7
 
 
 @dataclass(frozen=True)
-class Ruler:
+class ResidualScale:
     """Measures how far an input is from the span of an update, in units of what rounding leaves.
 
     An update G with noise of deviation e per entry has right singular vectors v_k that lean out of the true span by about
@@ -29,11 +29,11 @@ class Ruler:
     """
 
     basis: Basis
-    leaning: Tensor
+    perturbation: Tensor
     """(R,) float64: sqrt(D - R) e / s_k."""
 
     @classmethod
-    def of(cls, stacked: Tensor) -> Ruler:
+    def of(cls, stacked: Tensor) -> ResidualScale:
         """Measure the noise of a stacked update (F, D), float64."""
         basis = span_of(stacked)
         strength = (stacked @ basis.vectors.T).norm(dim=0)  # (R,)
@@ -45,12 +45,12 @@ class Ruler:
     @property
     def certainty(self) -> float:
         """The inverse of the largest leaning: how much stronger the weakest direction is than the noise."""
-        return 1.0 / max(float(self.leaning.max()), 1e-300)
+        return 1.0 / max(float(self.perturbation.max()), 1e-300)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return (N,) float64 distances of inputs (N, D); infinite for zero inputs, which lie in every span and leave no trace."""
         inputs = inputs.double()
         inside = inputs @ self.basis.vectors.T
         off = (inputs - inside @ self.basis.vectors).norm(dim=1)
-        expected = ((inside * self.leaning).square().sum(1) + (FORWARD_ERROR * inputs.norm(dim=1)).square()).sqrt()
+        expected = ((inside * self.perturbation).square().sum(1) + (FORWARD_ERROR * inputs.norm(dim=1)).square()).sqrt()
         return torch.where(expected > 0, off / expected.clamp_min(1e-300), torch.inf)

@@ -21,7 +21,7 @@ from leakaudit.models.structure import Projection
 
 
 @dataclass(frozen=True)
-class Contribution:
+class SequenceGradient:
     """One sequence of L tokens."""
 
     gradients: Tensor
@@ -30,9 +30,9 @@ class Contribution:
     """(L, W) float64: what the last of these layers reads."""
 
 
-def contributions(
+def sequence_gradients(
     seen: Observation, layers: Sequence[Projection], sequences: Sequence[Sequence[int]]
-) -> list[Contribution]:
+) -> list[SequenceGradient]:
     """Simulate sequences one by one, in one padded batch and one backward pass a class.
 
     Args:
@@ -61,7 +61,7 @@ def contributions(
     by_score = torch.stack(parts)  # (C - 1, B, T, F)
     inputs = given[layers[-1].module].detach()  # (B, T, W)
     return [
-        Contribution(by_score[:, row, : len(sequence)], inputs[row, : len(sequence)].double())
+        SequenceGradient(by_score[:, row, : len(sequence)], inputs[row, : len(sequence)].double())
         for row, sequence in enumerate(sequences)
     ]
 

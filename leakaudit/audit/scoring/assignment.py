@@ -8,8 +8,8 @@ from collections.abc import Set as AbstractSet
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from leakaudit.metrics.rouge import rouge_f
-from leakaudit.plugins.metric import Guess, Pair, clipped_overlap
+from leakaudit.plugins.metric_protocol import Guess, Pair
+from leakaudit.plugins.overlap import clipped_overlap, rouge_f
 
 TIE_BREAK = 1e-3
 """Weight of token overlap beside ROUGE-1 in the matching. Our choice: it only decides between equal ROUGE, as with scripts

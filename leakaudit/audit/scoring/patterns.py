@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-from leakaudit.results.schema import STRIP_CELLS, TokenMatch
+from leakaudit.results.journal import TokenMatch
+from leakaudit.results.schema import STRIP_CELLS
 
 
 def token_pattern(tokens: Sequence[int], other: Sequence[int]) -> str:

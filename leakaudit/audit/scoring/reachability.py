@@ -21,7 +21,7 @@ NO_WORDS = Missing(missing="the batch holds special tokens only")
 
 
 class Reach(Protocol):
-    """As an attack returns it (`leakaudit.plugins.attack.Reach`)."""
+    """As an attack returns it (`leakaudit.plugins.attack_protocol.Reach`)."""
 
     def tokens(self, ids: tuple[int, ...]) -> tuple[bool, ...]:
         """Say of each token whether it was a candidate at its place."""

@@ -7,17 +7,18 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
 from leakaudit.audit.scoring.assignment import match
 from leakaudit.audit.scoring.patterns import bag_pattern, token_pattern
-from leakaudit.metrics.longest_run import longest_common_run
 from leakaudit.metrics.masked_token_recall import masked_bag_recall
 from leakaudit.metrics.semantic_similarity import SemanticSimilarity
 from leakaudit.metrics.token_precision import bag_precision
 from leakaudit.metrics.token_recall import bag_recall
-from leakaudit.plugins.metric import Guess, LabelCounts, Pair
+from leakaudit.plugins.metric_protocol import Guess, LabelCounts, Pair
+from leakaudit.plugins.overlap import longest_common_run
 from leakaudit.registry import metrics
 from leakaudit.results.recovery import LEAST_SHARE
 from leakaudit.results.schema import Measured, Missing, Score
@@ -143,8 +144,19 @@ def score(
     return Scored(sequences, scores, _events(sequences, scores), labels)
 
 
+def applied_metrics(sentence_model: Path | None) -> list[tuple[str, type]]:
+    """Return name and class of the metrics that score an attempt.
+
+    Args:
+        sentence_model: folder of the model for `semantic_similarity`; None where nobody named one.
+    """
+    extra = [] if sentence_model is None else [(SemanticSimilarity.name, SemanticSimilarity)]
+    return [*metrics, *extra]
+
+
 def _names(level: str) -> list[str]:
-    return [name for name, kind in metrics if kind.level == level]
+    """Return the metrics of a level that need no model of their own."""
+    return [name for name, kind in metrics if kind.level == level and not kind.needs_model]
 
 
 def _scored_sequence(pair: Pair, min_tokens: int) -> ScoredSequence:
@@ -247,13 +259,15 @@ def _at_least(measured: Measured, bar: float) -> bool:
 
 
 def with_similarity(scored: Scored, metric: SemanticSimilarity) -> Scored:
-    """Add the mean over a step's sequences to its scores; missing where no sequence was guessed, for the same reason as `exact`.
+    """Add semantic similarity to every sequence and, as their mean, to the step.
+
+    It is missing where no sequence was guessed, for the same reason as `exact`.
 
     Raises:
         ModelError: there is no such sentence model.
     """
     measured = scored.scores["exact"]
-    if isinstance(measured, Score):
-        values = [value for sequence in scored.sequences if (value := metric(sequence.pair)) is not None]
-        measured = Score(value=fmean(values), n=len(values)) if values else TOO_SHORT
-    return replace(scored, scores={**scored.scores, metric.name: measured})
+    if not isinstance(measured, Score):
+        return replace(scored, scores={**scored.scores, metric.name: measured})
+    sequences = tuple(replace(s, numbers={**s.numbers, metric.name: metric(s.pair)}) for s in scored.sequences)
+    return replace(scored, sequences=sequences, scores={**scored.scores, metric.name: _mean(metric.name, sequences)})

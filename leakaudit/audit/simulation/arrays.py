@@ -13,12 +13,13 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from leakaudit.audit.simulation.texts import MAX_CLASSES, frozen_parameters, source_digest
+from leakaudit.audit.simulation.texts import frozen_parameters, source_digest
 from leakaudit.client.array_batches import array_batch, array_facts
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.snapshot import Provenance, Snapshot
 from leakaudit.client.step import ClientStep, with_random_state
 from leakaudit.client.truth import Truth
+from leakaudit.config.simulation import MAX_CLASSES
 from leakaudit.errors import ConfigError, DataError
 from leakaudit.models.array_classifier import ArrayClassifier, NoText, array_recipe, load_auxiliary
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,17 +20,16 @@ from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.snapshot import Provenance, Snapshot
 from leakaudit.client.step import ClientStep, make_batch, public_facts, with_random_state
 from leakaudit.client.truth import MicroBatch, Truth
+from leakaudit.config.simulation import MAX_CLASSES, Simulation
 from leakaudit.errors import ConfigError, DataError
 from leakaudit.files.json_lines import numbered_objects, text_of
+from leakaudit.models.loading import Task, load_model, load_tokenizer
 from leakaudit.models.lora import add_lora, is_adapter
-from leakaudit.models.recipe import ModelRecipe, Task, load_model, load_tokenizer, vocabulary_of
+from leakaudit.models.recipe import ModelRecipe
+from leakaudit.models.vocabulary import vocabulary_of
 
 MAX_LENGTH = 512
 """Longest sequence in tokens, unless the model takes fewer: what trainers of BERT-like encoders use."""
-
-MAX_CLASSES = 100_000
-"""Most classes of a classifier. Our choice: a head of so many classes has 0.3 GB at hidden size 768, and an audit holds several
-copies of it; a larger label is mostly an identifier that stands in the wrong field."""
 
 WARMUP_LEARNING_RATE = 1e-3
 """Of AdamW in `--lora-warmup`. Our choice: adapters are usually trained at 1e-4 to 1e-3."""
@@ -42,60 +41,6 @@ class Example:
 
     text: str
     label: int | None
-
-
-@dataclass(frozen=True)
-class Simulation:
-    """What to simulate."""
-
-    model: Path
-    data: Path
-    task: Task = "classification"
-    num_labels: int | None = None
-    """None takes the largest label of the data, plus one."""
-    batch_size: int = 1
-    steps: int = 10
-    seed: int = 0
-    """Of the fresh head, the shuffle and the dropout masks."""
-    mode: Literal["eval", "train"] = "eval"
-    freeze: tuple[str, ...] = ()
-    """`embeddings`, or patterns of parameter names such as `bert.encoder.layer.0.*`."""
-    grant: tuple[str, ...] = ()
-    """What the threat model gives the attacks: `labels`, `lengths`."""
-    lora_rank: int | None = None
-    """Rank of low-rank adapters; they and the head are trained and shared, all else is frozen. None trains the weights."""
-    lora_targets: tuple[str, ...] = ()
-    """Ends of the names of the layers that get adapters; empty takes peft's own choice for the model type."""
-    lora_warmup: int = 0
-    """Steps of AdamW on batches from the end of the shuffled data before the first audited step. Without any, every B is zero,
-    and with it the update of every A."""
-    local_steps: int = 1
-    """SGD steps on consecutive batches that a client takes before it sends the difference of its weights."""
-    learning_rate: float | None = None
-    """Of these steps. None sends the gradient of one step instead."""
-
-    def __post_init__(self) -> None:
-        """Refuse grants that do not exist and sizes that make no batch."""
-        unknown = sorted(set(self.grant) - set(Granted.model_fields))
-        if unknown:
-            raise ConfigError(
-                f"--grant {', '.join(unknown)}: an attack can be granted {', '.join(Granted.model_fields)}"
-            )
-        if self.batch_size < 1 or self.steps < 1:
-            raise ConfigError(f"at least one step of one text is needed, got {self.steps} steps of {self.batch_size}")
-        if self.lora_rank is None and (self.lora_targets or self.lora_warmup):
-            raise ConfigError("--lora-targets and --lora-warmup say nothing without --lora-rank")
-        if (self.lora_rank is not None and self.lora_rank < 1) or self.lora_warmup < 0 or self.local_steps < 1:
-            raise ConfigError(
-                "the rank of adapters and the number of local steps are at least 1, that of warm-up steps at least 0; "
-                f"got {self.lora_rank}, {self.local_steps} and {self.lora_warmup}"
-            )
-        if self.local_steps > 1 and self.learning_rate is None:
-            raise ConfigError(
-                f"--local-steps {self.local_steps} needs --learning-rate: what a client sends is a difference of weights"
-            )
-        if self.learning_rate is not None and not self.learning_rate > 0:
-            raise ConfigError(f"--learning-rate is above 0, got {self.learning_rate:g}")
 
 
 def read_examples(path: Path, task: Task) -> list[Example]:

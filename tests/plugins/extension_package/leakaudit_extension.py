@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
-from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import APPLIES, Applicability, Reconstruction
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import APPLIES, Applicability, Budget, Goal, Observation, Reconstruction, attack
 
 
 @attack("always-one-token")
@@ -18,7 +15,9 @@ from leakaudit.registry import attack
 class AlwaysOneToken:
     """Guess one token, whatever was seen."""
 
-    goal: ClassVar[Literal["text", "words", "labels"]] = "words"
+    label: ClassVar[str] = "always one token"
+    meaning: ClassVar[str] = "Guesses one token, whatever was seen."
+    goal: ClassVar[Goal] = "words"
     source: ClassVar[str] = "made for a test"
     threat_model: ClassVar[str] = "sees nothing"
     false_event_rate: ClassVar[float] = 1.0

@@ -14,12 +14,12 @@ from torch import Tensor
 from leakaudit.algorithms.above_noise import standing_out
 from leakaudit.algorithms.span.candidates import Scan
 from leakaudit.algorithms.span.mask_regression import find_masked
-from leakaudit.algorithms.span.problem import Scene
-from leakaudit.algorithms.span.reachability import bag_reach
-from leakaudit.algorithms.span.readers.early_dropout import Look, widened
-from leakaudit.algorithms.span.residuals import ROUNDING_UNITS, Ruler
+from leakaudit.algorithms.span.problem import SpanProblem
+from leakaudit.algorithms.span.reachability import bag_of_words_reach
+from leakaudit.algorithms.span.readers.early_dropout import SumScan, widened
+from leakaudit.algorithms.span.residuals import ROUNDING_UNITS, ResidualScale
 from leakaudit.algorithms.span.subspace import stacked_update
-from leakaudit.plugins.attack import Reconstruction
+from leakaudit.plugins.attack_protocol import Reconstruction
 
 CANDIDATES = 2
 """Tokens fitted behind masks, per direction of the span. Our choice: there is one direction for every occurrence of a word."""
@@ -29,54 +29,56 @@ FALSE_WORDS = 1.0
 `embedding-rows`; where there is noise alone, nothing is named in 99 updates of 100."""
 
 
-def read_bag(scene: Scene) -> Reconstruction:
+def read_bag(problem: SpanProblem) -> Reconstruction:
     """Return the words of the batch, special tokens left out, in ascending order of their ids."""
-    if scene.basis.noisy:
-        tokens = _standing_out(scene)
-    elif scene.dropout:
-        tokens = _masked(scene)
+    if problem.basis.noisy:
+        tokens = _standing_out(problem)
+    elif problem.dropout:
+        tokens = _masked(problem)
     else:
-        tokens = _inside(scene)
-    around = scene.seen.facts.vocabulary.wordless_ids
+        tokens = _inside(problem)
+    around = problem.seen.facts.vocabulary.wordless_ids
     ids = sorted({token for token in tokens.tolist() if token not in around})
-    return Reconstruction(tokens=tuple(ids), diagnostics={"candidates": float(len(tokens))}, reach=bag_reach(ids))
+    return Reconstruction(
+        tokens=tuple(ids), diagnostics={"candidates": float(len(tokens))}, reach=bag_of_words_reach(ids)
+    )
 
 
-def _scan(scene: Scene, keep: int) -> Scan:
-    return Scan(scene.stage, scene.basis.vectors, scene.tokens, keep, tuple(scene.special))
+def _scan(problem: SpanProblem, keep: int) -> Scan:
+    return Scan(problem.stage, problem.basis.vectors, problem.tokens, keep, tuple(problem.special))
 
 
-def _inside(scene: Scene) -> Tensor:
+def _inside(problem: SpanProblem) -> Tensor:
     """Return the tokens whose input lies in the span."""
-    pairs = _scan(scene, max(scene.keep, scene.basis.rank + 32)).block(0, 1)
-    ruler = Ruler.of(stacked_update(scene.seen.update, scene.anatomy))
-    return pairs.tokens[ruler(pairs.inputs) < ROUNDING_UNITS]
+    pairs = _scan(problem, max(problem.keep, problem.basis.rank + 32)).block(0, 1)
+    scale = ResidualScale.of(stacked_update(problem.seen.update, problem.anatomy))
+    return pairs.tokens[scale(pairs.inputs) < ROUNDING_UNITS]
 
 
-def _masked(scene: Scene) -> Tensor:
+def _masked(problem: SpanProblem) -> Tensor:
     """Return the tokens whose input is found behind a mask; masks make all occurrences distinct, so there are many copies."""
-    keep, vectors = CANDIDATES * max(scene.keep, scene.basis.rank), scene.basis.vectors
-    norm = scene.stage.norm
-    if not scene.anatomy.dropout_before:
-        pairs = _scan(scene, keep).block(0, 1)
-    elif norm is not None and scene.stage.additive:
+    keep, vectors = CANDIDATES * max(problem.keep, problem.basis.rank), problem.basis.vectors
+    norm = problem.stage.norm
+    if not problem.anatomy.dropout_before:
+        pairs = _scan(problem, keep).block(0, 1)
+    elif norm is not None and problem.stage.additive:
         vectors = widened(vectors, norm)
-        pairs = Look(scene.stage, vectors, scene.tokens, keep).block(0, 1)
+        pairs = SumScan(problem.stage, vectors, problem.tokens, keep).block(0, 1)
     else:
         return torch.zeros(0, dtype=torch.long)
     pairs = pairs.take(pairs.distance.argsort())
-    return find_masked(vectors, pairs, scene.dropout, scene.rng, scene.budget, frequent=scene.special).tokens
+    return find_masked(vectors, pairs, problem.dropout, problem.rng, problem.budget, frequent=problem.special).tokens
 
 
-def _standing_out(scene: Scene) -> Tensor:
+def _standing_out(problem: SpanProblem) -> Tensor:
     """Return the tokens that lie nearer to a damaged span than the rest of the vocabulary."""
-    scan, size = _scan(scene, scene.stage.vocabulary), (len(scene.basis.vectors), scene.basis.vectors.shape[1])
-    if not scene.stage.additive:
+    scan, size = _scan(problem, problem.stage.vocabulary), (len(problem.basis.vectors), problem.basis.vectors.shape[1])
+    if not problem.stage.additive:
         pairs = scan.block(0, 1)
         return pairs.tokens[_stands_out(pairs.distance.square(), *size)]
-    outside = scan.outside_share(torch.zeros(1, dtype=torch.long, device=scene.basis.vectors.device))[:, 0]
+    outside = scan.outside_share(torch.zeros(1, dtype=torch.long, device=problem.basis.vectors.device))[:, 0]
     nearer = _stands_out(outside, *size)
-    return nearer.nonzero().flatten() if scene.tokens is None else scene.tokens[nearer]
+    return nearer.nonzero().flatten() if problem.tokens is None else problem.tokens[nearer]
 
 
 def _stands_out(outside: Tensor, rank: int, dimension: int) -> Tensor:

@@ -24,13 +24,14 @@ from torch import Tensor, nn
 from leakaudit.algorithms.resimulation import prove
 from leakaudit.algorithms.span.candidates import Candidates, Scan, blocks, join
 from leakaudit.algorithms.span.last_tokens import Ending, endings
-from leakaudit.algorithms.span.problem import Scene
+from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.reachability import prefix_reach
-from leakaudit.algorithms.span.residuals import ROUNDING_UNITS, Ruler
+from leakaudit.algorithms.span.residuals import ROUNDING_UNITS, ResidualScale
 from leakaudit.algorithms.span.subspace import stacked_update
 from leakaudit.errors import AnatomyError
-from leakaudit.models.structure import CHUNK_BYTES, Projection, prefix_readers, run_until
-from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+from leakaudit.models.structure import Projection, prefix_readers, run_until
+from leakaudit.models.structure.trace import CHUNK_BYTES
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 NEARLY_INSIDE = 0.03
 """Distance from the first span up to which a token is tried. Lenient on purpose, the second test decides. Measured on a train
@@ -112,11 +113,11 @@ class PrefixRunner:
             if cache is None:
                 given = run_until(self._model, torch.cat([prefixes[rows], last], dim=1), self._reader)
             else:
-                twin = copy.deepcopy(cache)
-                twin.batch_select_indices(rows)
+                copied = copy.deepcopy(cache)
+                copied.batch_select_indices(rows)
                 mask = torch.ones(len(rows), length + 1, dtype=torch.long, device=rows.device)
                 given = run_until(
-                    self._model, last, self._reader, attention_mask=mask, past_key_values=twin, use_cache=True
+                    self._model, last, self._reader, attention_mask=mask, past_key_values=copied, use_cache=True
                 )
             yield rows, columns, given[:, -1]
 
@@ -143,63 +144,63 @@ class PrefixRunner:
         return all(torch.allclose(found[i, i], whole[i], atol=tolerance) for i in range(2))
 
 
-def read_causal(scene: Scene) -> Reconstruction | None:
+def read_causal(problem: SpanProblem) -> Reconstruction | None:
     """Return the batch as a forest of prefixes says, with the sequences' ends; None where that says nothing.
 
     That is with dropout anywhere, and where no layer behind the first attention shares an update that leaves directions open.
     """
-    known = scene.seen.facts
+    known = problem.seen.facts
     masked = known.training_mode and any(rate > 0 for rate in known.dropout.values())
-    best = None if masked else _ruler(scene)
+    best = None if masked else _best_scale(problem)
     if best is None:
         return None
-    reader, ruler = best
-    pool = _pool(scene)
-    runner = PrefixRunner(scene.seen.model, reader)
-    forest = grow(runner, ruler, pool, scene)
-    facts = {"prefixes": float(len(forest)), "prefix_rank": float(ruler.basis.rank)}
+    reader, scale = best
+    pool = _pool(problem)
+    runner = PrefixRunner(problem.seen.model, reader)
+    forest = grow(runner, scale, pool, problem)
+    facts = {"prefixes": float(len(forest)), "prefix_rank": float(scale.basis.rank)}
     if len(forest) == 0:
         return None
-    found = _sequences(scene, forest, facts)
+    found = _sequences(problem, forest, facts)
     last = {s.token_ids[-1] for s in found.sequences or ()} if found.diagnostics["ends"] else set()
-    return replace(found, reach=prefix_reach(scene, pool.by_position, prefix_test(scene, reader, ruler), last))
+    return replace(found, reach=prefix_reach(problem, pool.by_position, prefix_test(problem, reader, scale), last))
 
 
-def prefix_test(scene: Scene, reader: str, ruler: Ruler) -> Callable[[Tensor], bool]:
+def prefix_test(problem: SpanProblem, reader: str, scale: ResidualScale) -> Callable[[Tensor], bool]:
     """Return the test that a sequence (T,) passes if each of its prefixes is in the batch."""
-    module = scene.seen.model.get_submodule(reader)
-    return lambda ids: bool((ruler(run_until(scene.seen.model, ids[None], module)[0]) < ROUNDING_UNITS).all())
+    module = problem.seen.model.get_submodule(reader)
+    return lambda ids: bool((scale(run_until(problem.seen.model, ids[None], module)[0]) < ROUNDING_UNITS).all())
 
 
-def _ruler(scene: Scene) -> tuple[str, Ruler] | None:
+def _best_scale(problem: SpanProblem) -> tuple[str, ResidualScale] | None:
     """Return the module that tells prefixes apart best, with the ruler of its update."""
     try:
-        groups = prefix_readers(scene.seen.model)
+        groups = prefix_readers(problem.seen.model)
     except AnatomyError:
         return None
-    rulers: list[tuple[int, float, str, Ruler]] = []
+    scales: list[tuple[int, float, str, ResidualScale]] = []
     for group in groups:
-        if _width(scene, group) > scene.anatomy.hidden:
+        if _width(problem, group) > problem.anatomy.hidden:
             continue  # the way out of the feed-forward part: its eigenvectors cost 64 times as much and tell no more
         stacked = stacked_update(
-            scene.seen.update, replace(scene.anatomy, projections=group, adapters=(), hidden=_width(scene, group))
+            problem.seen.update, replace(problem.anatomy, projections=group, adapters=(), hidden=_width(problem, group))
         )
         if len(stacked) == 0:
             continue
-        ruler = Ruler.of(stacked)
+        scale = ResidualScale.of(stacked)
         # As many directions as outputs: the outputs are too few to show all inputs.
-        if not ruler.basis.noisy and ruler.basis.rank < len(stacked):
-            rulers.append((ruler.basis.rank, ruler.certainty, group[0].module, ruler))
-    if not rulers:
+        if not scale.basis.noisy and scale.basis.rank < len(stacked):
+            scales.append((scale.basis.rank, scale.certainty, group[0].module, scale))
+    if not scales:
         return None
     # Noise hides weak directions, so a layer that shows many fewer than another one hides inputs.
-    most = max(rank for rank, _, _, _ in rulers)
-    _, _, module, ruler = max((r for r in rulers if r[0] >= most - 1), key=lambda r: r[1])
-    return module, ruler
+    most = max(rank for rank, _, _, _ in scales)
+    _, _, module, scale = max((r for r in scales if r[0] >= most - 1), key=lambda r: r[1])
+    return module, scale
 
 
-def _width(scene: Scene, group: Sequence[Projection]) -> int:
-    return int(group[0].by_output(scene.weights[group[0].weight]).shape[1])
+def _width(problem: SpanProblem, group: Sequence[Projection]) -> int:
+    return int(group[0].by_output(problem.weights[group[0].weight]).shape[1])
 
 
 @dataclass(frozen=True)
@@ -221,56 +222,56 @@ class Pool:
         return self.at if self.everywhere is None else {0: self.everywhere}
 
 
-def _pool(scene: Scene) -> Pool:
+def _pool(problem: SpanProblem) -> Pool:
     # Tokens of the batch at positions of the batch may all lie in the span: none of them may be crowded out.
-    keep = max(scene.keep, scene.basis.rank + 32)
-    scan = Scan(scene.stage, scene.basis.vectors, scene.tokens, keep, tuple(scene.special))
+    keep = max(problem.keep, problem.basis.rank + 32)
+    scan = Scan(problem.stage, problem.basis.vectors, problem.tokens, keep, tuple(problem.special))
     parts: list[Candidates] = []
-    for start, stop in [(0, 1)] if scene.stage.position_free else blocks(scene.stage.max_length):
+    for start, stop in [(0, 1)] if problem.stage.position_free else blocks(problem.stage.max_length):
         parts.append(scan.block(start, stop))
         at_last = parts[-1].distance[parts[-1].positions == stop - 1]
-        if float(at_last.min()) >= NEARLY_INSIDE or scene.budget.exhausted():  # no sequence reaches any further
+        if float(at_last.min()) >= NEARLY_INSIDE or problem.budget.exhausted():  # no sequence reaches any further
             break
     pairs = join(parts)
     # A zero vector (a padding row of the token table, with nothing added) lies in every span.
     near = pairs.take(((pairs.distance < NEARLY_INSIDE) & pairs.inputs.any(dim=1)).nonzero().flatten())
-    if scene.stage.position_free:
+    if problem.stage.position_free:
         return Pool(near.tokens, {})
     return Pool(None, {int(p): near.tokens[near.positions == p] for p in near.positions.unique()})
 
 
-def grow(runner: PrefixRunner, ruler: Ruler, pool: Pool, scene: Scene) -> Forest:
+def grow(runner: PrefixRunner, scale: ResidualScale, pool: Pool, problem: SpanProblem) -> Forest:
     """Grow all prefixes of the batch from single tokens, as long as they stay in the span.
 
     Args:
         runner: computes the inputs of the layer that the ruler belongs to.
-        ruler: measures them.
+        scale: measures them.
         pool: the tokens to try.
-        scene: gives the longest length and the budget.
+        problem: gives the longest length and the budget.
     """
     tokens: list[int] = []
     parents: list[int] = []
-    live, device = [-1], ruler.basis.vectors.device
+    live, device = [-1], scale.basis.vectors.device
     paths = torch.zeros(1, 0, dtype=torch.long, device=device)
-    limit = min(scene.stage.max_length, ruler.basis.rank + REPEATS)
+    limit = min(problem.stage.max_length, scale.basis.rank + REPEATS)
     for position in range(limit):
         candidates = pool(position)
-        if candidates is None or not live or scene.budget.exhausted():
+        if candidates is None or not live or problem.budget.exhausted():
             break
-        if len(tokens) > MOST_PREFIXES * ruler.basis.rank:  # they branch without end: the test does not tell any more
+        if len(tokens) > MOST_PREFIXES * scale.basis.rank:  # they branch without end: the test does not tell any more
             break
         hits: list[tuple[float, int, int]] = []
         for rows, columns, given in runner.extend(paths, candidates):
-            distance = ruler(given)
+            distance = scale(given)
             for index in (distance < ROUNDING_UNITS).nonzero().flatten().tolist():
                 hits.append((float(distance[index]), int(rows[index]), int(columns[index])))
-            if scene.budget.exhausted():
+            if problem.budget.exhausted():
                 break
         if pool.everywhere is not None:
             hits = [hit for hit in hits if not _endless(paths[hit[1]], int(candidates[hit[2]]))]
         born = []
         # There are no more prefixes than directions.
-        for _, row, column in sorted(sorted(hits)[: ruler.basis.rank], key=lambda hit: hit[1:]):
+        for _, row, column in sorted(sorted(hits)[: scale.basis.rank], key=lambda hit: hit[1:]):
             born.append(len(tokens))
             tokens.append(int(candidates[column]))
             parents.append(live[row])
@@ -298,23 +299,23 @@ def _without_idle_repeats(forest: Forest) -> Forest:
     return Forest(tuple(forest.tokens[node] for node in kept), tuple(place[forest.parents[node]] for node in kept))
 
 
-def _sequences(scene: Scene, forest: Forest, facts: dict[str, float]) -> Reconstruction:
+def _sequences(problem: SpanProblem, forest: Forest, facts: dict[str, float]) -> Reconstruction:
     """Turn a forest into sequences, with what the last layer says of their ends, and prove them."""
     paths = [forest.path(node) for node in forest.leaves()]
-    ends: Sequence[Ending] | None = endings(scene.seen, forest.tokens, forest.parents, scene.budget)
+    ends: Sequence[Ending] | None = endings(problem.seen, forest.tokens, forest.parents, problem.budget)
     if not ends:
         guess = [GuessedSequence(path, confidence=0.5) for path in paths]
         facts["ends"] = 0.0
     else:
         guess = [
             GuessedSequence(
-                forest.path(end.node) + (() if end.hidden is None else (end.hidden,)), confidence=end.confidence
+                forest.path(end.node) + (() if end.last_token is None else (end.last_token,)), confidence=end.confidence
             )
             for end in ends
             for _ in range(end.count)
         ]
         facts["ends"] = float(len(guess))
-    proved = prove(scene.seen, guess, scene.budget)
+    proved = prove(problem.seen, guess, problem.budget)
     return Reconstruction(
         sequences=proved.sequences, label_counts=proved.label_counts, diagnostics=facts | proved.facts
     )

@@ -10,10 +10,10 @@ from torch import Tensor
 from leakaudit.algorithms.span.candidates import Candidates, Scan, blocks, join
 from leakaudit.algorithms.span.grouping import Group, assemble, by_position, confidence_of, factor
 from leakaudit.algorithms.span.mask_regression import Masked, MaskSearch
-from leakaudit.algorithms.span.problem import Scene
-from leakaudit.algorithms.span.reachability import masked_reach
+from leakaudit.algorithms.span.problem import SpanProblem
+from leakaudit.algorithms.span.reachability import dropout_reach
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 from leakaudit.plugins.budget import Budget
 
 SEARCH_SHARE = 0.7
@@ -26,21 +26,21 @@ CROWDED, MORE = 0.2, 4
 tokens are within the nearest 64 by plain distance, at 0.34 one in twenty and at 0.45 one in seven is not."""
 
 
-def read_masked(scene: Scene) -> Reconstruction | None:
+def read_masked(problem: SpanProblem) -> Reconstruction | None:
     """Return what was found behind dropout masks after the last normalisation, assembled; None where nothing was found."""
-    seen, budget = scene.seen, scene.budget
+    seen, budget = problem.seen, problem.budget
     time = budget.part(SEARCH_SHARE)
-    pairs, search = _search(scene, time)
+    pairs, search = _search(problem, time)
     masked = search.result()
-    groups = _sequences(scene, masked)
+    groups = _sequences(problem, masked)
     if (gaps := _gaps(groups, masked)) and not search.complete():
         search.look_again(
             pairs.take(torch.isin(pairs.positions, torch.tensor(gaps).to(pairs.positions)).nonzero().flatten())
         )
         if search.count() > len(masked):
             masked = search.result()
-            groups = _sequences(scene, masked)
-    reach = masked_reach(scene, pairs, masked, all_tried=not time.exhausted())
+            groups = _sequences(problem, masked)
+    reach = dropout_reach(problem, pairs, masked, all_tried=not time.exhausted())
     if len(masked) == 0:
         return None
     filler = _Filler(seen, pairs)
@@ -55,15 +55,15 @@ def read_masked(scene: Scene) -> Reconstruction | None:
     return Reconstruction(tuple(guess), diagnostics=facts, reach=reach)
 
 
-def _sequences(scene: Scene, masked: Masked) -> list[Group]:
+def _sequences(problem: SpanProblem, masked: Masked) -> list[Group]:
     """Sort what was found into sequences that end as the tokenizer ends them."""
     if len(masked) == 0:
         return []
-    ends_with = scene.seen.facts.vocabulary.ends_with
+    ends_with = problem.seen.facts.vocabulary.ends_with
     closing = masked.tokens == ends_with[-1] if ends_with else None
     if closing is not None and not bool(closing.any()):
         closing = None
-    return grouped(scene, masked.positions, masked.vectors, scene.basis.vectors, closing)
+    return grouped(problem, masked.positions, masked.vectors, problem.basis.vectors, closing)
 
 
 def _gaps(groups: Sequence[Group], masked: Masked) -> list[int]:
@@ -76,35 +76,37 @@ def _gaps(groups: Sequence[Group], masked: Masked) -> list[int]:
 
 
 def grouped(
-    scene: Scene, positions: Tensor, inputs: Tensor, span: Tensor | None = None, closing: Tensor | None = None
+    problem: SpanProblem, positions: Tensor, inputs: Tensor, span: Tensor | None = None, closing: Tensor | None = None
 ) -> list[Group]:
     """Sort inputs that were found behind masks into sequences; each is used once.
 
     Args:
-        scene: the observation.
+        problem: the observation.
         positions: (n,) position of each input.
         inputs: (n, D) float64, as the attention saw them.
         span: as `factor` takes it.
         closing: as `Evidence` takes it.
     """
     if len(torch.unique(positions)) == len(positions):  # no position twice: one sentence
-        left = max(0.0, 1.0 - len(positions) / scene.basis.rank)
+        left = max(0.0, 1.0 - len(positions) / problem.basis.rank)
         return [Group(tuple(positions.argsort().tolist()), residual=left)]
-    witness = factor(scene.seen.update, scene.weights, scene.anatomy, inputs, span)
+    factors = factor(problem.seen.update, problem.weights, problem.anatomy, inputs, span)
     groups = (
-        [] if witness is None else assemble(witness, positions, beam=scene.beam, budget=scene.budget, closing=closing)
+        []
+        if factors is None
+        else assemble(factors, positions, beam=problem.beam, budget=problem.budget, closing=closing)
     )
     return groups or by_position(positions)
 
 
-def _search(scene: Scene, budget: Budget) -> tuple[Candidates, MaskSearch]:
+def _search(problem: SpanProblem, budget: Budget) -> tuple[Candidates, MaskSearch]:
     """Try blocks of positions until one holds nothing, then look for further copies; return all tried, and the search."""
-    rank, width = scene.basis.vectors.shape
-    keep = scene.keep * (MORE if rank > CROWDED * width else 1)
-    scan = Scan(scene.stage, scene.basis.vectors, scene.tokens, keep, tuple(scene.special))
-    search = MaskSearch(scene.basis.vectors, scene.dropout, scene.rng, budget, scene.special)
+    rank, width = problem.basis.vectors.shape
+    keep = problem.keep * (MORE if rank > CROWDED * width else 1)
+    scan = Scan(problem.stage, problem.basis.vectors, problem.tokens, keep, tuple(problem.special))
+    search = MaskSearch(problem.basis.vectors, problem.dropout, problem.rng, budget, problem.special)
     parts = []
-    for start, stop in blocks(scene.stage.max_length):
+    for start, stop in blocks(problem.stage.max_length):
         parts.append(scan.block(start, stop))
         if (not search.consider(parts[-1]) and (search.count() or start > rank)) or search.complete():
             break

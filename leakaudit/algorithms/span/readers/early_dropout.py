@@ -25,10 +25,10 @@ from leakaudit.algorithms.span.candidates import Candidates, blocks, distances, 
 from leakaudit.algorithms.span.grouping import confidence_of
 from leakaudit.algorithms.span.last_tokens import likely_last_tokens
 from leakaudit.algorithms.span.mask_regression import find_masked
-from leakaudit.algorithms.span.problem import Scene
+from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.readers.dropout import SEARCH_SHARE, grouped
 from leakaudit.models.structure import InputStage, Norm
-from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 KEEP = 32
 """Tokens per position that are fitted. Measured on a train split (B = 4, p = 0.1): true ones within the nearest 8."""
@@ -46,15 +46,15 @@ LEAST_GAIN = 1e-3
 """Coordinates whose gain is below this share of the median say nothing about the input and are left out. Our choice."""
 
 
-def read_premasked(scene: Scene) -> Reconstruction | None:
+def read_premasked(problem: SpanProblem) -> Reconstruction | None:
     """Return what was found behind dropout masks before the normalisation, assembled; None where nothing was found."""
-    stage, norm = scene.stage, scene.stage.norm
+    stage, norm = problem.stage, problem.stage.norm
     if norm is None or not stage.additive or stage.position_free:
         return None
-    basis = widened(scene.basis.vectors, norm)
-    pairs = _nearest(scene, basis)
+    basis = widened(problem.basis.vectors, norm)
+    pairs = _nearest(problem, basis)
     masked = find_masked(
-        basis, pairs, scene.dropout, scene.rng, scene.budget.part(SEARCH_SHARE), frequent=scene.special
+        basis, pairs, problem.dropout, problem.rng, problem.budget.part(SEARCH_SHARE), frequent=problem.special
     )
     facts = {"candidates": float(len(pairs)), "explained": float(len(masked))}
     if len(masked) == 0:
@@ -62,14 +62,14 @@ def read_premasked(scene: Scene) -> Reconstruction | None:
     positions, inputs = masked.positions, norm.apply(masked.vectors)
     guess = [
         GuessedSequence(tuple(masked.tokens[list(group.members)].tolist()), confidence=confidence_of(group))
-        for group in grouped(scene, positions, inputs)
+        for group in grouped(problem, positions, inputs)
     ]
-    return Reconstruction(_with_last_tokens(scene, guess), diagnostics=facts)
+    return Reconstruction(_with_last_tokens(problem, guess), diagnostics=facts)
 
 
-def _with_last_tokens(scene: Scene, guess: Sequence[GuessedSequence]) -> tuple[GuessedSequence, ...]:
+def _with_last_tokens(problem: SpanProblem, guess: Sequence[GuessedSequence]) -> tuple[GuessedSequence, ...]:
     """Append a language model's last tokens, which are in no attention input."""
-    last = likely_last_tokens(scene.seen, [sequence.token_ids for sequence in guess], scene.budget)
+    last = likely_last_tokens(problem.seen, [sequence.token_ids for sequence in guess], problem.budget)
     if last is None:
         return tuple(guess)
     return tuple(
@@ -98,7 +98,7 @@ def widened(basis: Tensor, norm: Norm) -> Tensor:
     return orthonormal
 
 
-def _nearest(scene: Scene, basis: Tensor) -> Candidates:
+def _nearest(problem: SpanProblem, basis: Tensor) -> Candidates:
     """Return the nearest tokens at every position that a sequence may reach, by the plain residual.
 
     A sequence has no more positions than there are tokens in the batch, R, so positions from R on show how near the nearest
@@ -106,9 +106,9 @@ def _nearest(scene: Scene, basis: Tensor) -> Candidates:
 
     The candidates' inputs are the vectors before the normalisation, as `find_masked` is to fit them.
     """
-    rank, longest = scene.basis.rank, scene.stage.max_length
-    look = Look(scene.stage, basis, scene.tokens, min(scene.keep, KEEP))
-    parts = [look.block(start, stop) for start, stop in blocks(min(longest, rank + EMPTY_POSITIONS))]
+    rank, longest = problem.basis.rank, problem.stage.max_length
+    scan = SumScan(problem.stage, basis, problem.tokens, min(problem.keep, KEEP))
+    parts = [scan.block(start, stop) for start, stop in blocks(min(longest, rank + EMPTY_POSITIONS))]
     pairs = join(parts)
     nearest = torch.full((int(pairs.positions.max()) + 1,), torch.inf, dtype=torch.float64, device=basis.device)
     nearest = nearest.scatter_reduce(0, pairs.positions, pairs.distance, reduce="amin")
@@ -120,7 +120,7 @@ def _nearest(scene: Scene, basis: Tensor) -> Candidates:
     return pairs.take((pairs.positions <= last).nonzero().flatten())
 
 
-class Look:
+class SumScan:
     """Residuals of sums of token and position vectors against one space, for the whole vocabulary."""
 
     def __init__(self, stage: InputStage, basis: Tensor, tokens: Tensor | None, keep: int) -> None:

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from leakaudit.algorithms.resimulation import prove
 from leakaudit.algorithms.span.candidates import Candidates
-from leakaudit.algorithms.span.completion import Climb
+from leakaudit.algorithms.span.completion import Completion
 from leakaudit.algorithms.span.deflation import Batch
-from leakaudit.algorithms.span.grouping import COMPLETE, Evidence, Group, by_position, confidence_of
-from leakaudit.algorithms.span.problem import Scene
-from leakaudit.algorithms.span.reachability import clean_reach
-from leakaudit.algorithms.span.repair import mend, repair
-from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+from leakaudit.algorithms.span.grouping import COMPLETE, AttentionEvidence, Group, by_position, confidence_of
+from leakaudit.algorithms.span.problem import SpanProblem
+from leakaudit.algorithms.span.reachability import span_reach
+from leakaudit.algorithms.span.repair import repair, repair_group
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 FARTHEST_INSIDE = 0.03
 """Distance beyond which no pair counts as in the span of a clean update, however the others rank. Measured: true pairs at 1e-7
@@ -49,15 +49,15 @@ GROWN = 16
 """Members up to which attention grows a sequence that its context can complete. Our choice: a few may be of other sequences by then."""
 
 
-def read_clean(scene: Scene) -> Reconstruction | None:
+def read_clean(problem: SpanProblem) -> Reconstruction | None:
     """Return what lies in the span, assembled to sentences, and proved where that is possible; None where nothing does."""
     # In general position a span holds no more tokens at one position than it has directions.
-    scene = replace(scene, keep=max(scene.keep, scene.basis.rank + 1))
-    pairs = scene.scan()
-    while _crowded(pairs, scene.basis.rank, scene.keep) and scene.keep < scene.stage.vocabulary:
-        scene = replace(scene, keep=4 * scene.keep)
-        pairs = scene.scan()
-    return read_pairs(scene, pairs, scene.basis.rank)
+    problem = replace(problem, keep=max(problem.keep, problem.basis.rank + 1))
+    pairs = problem.scan()
+    while _crowded(pairs, problem.basis.rank, problem.keep) and problem.keep < problem.stage.vocabulary:
+        problem = replace(problem, keep=4 * problem.keep)
+        pairs = problem.scan()
+    return read_pairs(problem, pairs, problem.basis.rank)
 
 
 def _crowded(pairs: Candidates, rank: int, keep: int) -> bool:
@@ -66,17 +66,17 @@ def _crowded(pairs: Candidates, rank: int, keep: int) -> bool:
     return len(inside) > 0 and int(inside.bincount().max()) >= keep
 
 
-def read_pairs(scene: Scene, pairs: Candidates, rank: int) -> Reconstruction | None:
+def read_pairs(problem: SpanProblem, pairs: Candidates, rank: int) -> Reconstruction | None:
     """Return what those of the ranked `pairs` that lie in a span of `rank` directions make up; None where none does."""
     inside = pairs.take(torch.arange(_inside(pairs.distance, rank), device=pairs.distance.device))
-    return read_inside(scene, inside) if len(inside) else None
+    return read_inside(problem, inside) if len(inside) else None
 
 
-def read_inside(scene: Scene, inside: Candidates, noise: Mapping[str, float] | None = None) -> Reconstruction:
+def read_inside(problem: SpanProblem, inside: Candidates, noise: Mapping[str, float] | None = None) -> Reconstruction:
     """Return what these pairs make up, all of the batch's among them, and perhaps others that lie in its span as well.
 
     Args:
-        scene: the observation.
+        problem: the observation.
         inside: pairs in the span, nearest first.
         noise: parameter name -> standard deviation of the errors on each entry of its update, if known.
     """
@@ -84,14 +84,14 @@ def read_inside(scene: Scene, inside: Candidates, noise: Mapping[str, float] | N
     if _one_per_position(inside.positions):
         order = inside.positions.argsort()
         guess = [GuessedSequence(tuple(inside.tokens[order].tolist()), confidence=1.0)]
-    elif scene.anatomy.heads and all(p.weight in scene.seen.update for p in scene.anatomy.projections):
-        batch = Batch.of(scene, _possible(inside, scene.seen.facts.vocabulary.starts_with), noise)
+    elif problem.anatomy.heads and all(p.weight in problem.seen.update for p in problem.anatomy.projections):
+        batch = Batch.of(problem, _possible(inside, problem.seen.facts.vocabulary.starts_with), noise)
         guess = _sequences(batch)
         facts["rounds"] = float(batch.rounds)
     else:
         guess = _guesses(by_position(inside.positions), inside)
-    proved = prove(scene.seen, guess, scene.budget)
-    reach = clean_reach(scene, inside, FARTHEST_INSIDE)
+    proved = prove(problem.seen, guess, problem.budget)
+    reach = span_reach(problem, inside, FARTHEST_INSIDE)
     facts |= proved.facts
     return Reconstruction(sequences=proved.sequences, label_counts=proved.label_counts, diagnostics=facts, reach=reach)
 
@@ -99,7 +99,7 @@ def read_inside(scene: Scene, inside: Candidates, noise: Mapping[str, float] | N
 def _sequences(batch: Batch) -> list[GuessedSequence]:
     """Return every sequence that could be put together, certain ones first."""
     left = _search(batch)
-    while batch.context is None and any(mend(batch, group) for group in _disjoint(left)):
+    while batch.feed_forward is None and any(repair_group(batch, group) for group in _disjoint(left)):
         left = _search(batch)
     return [*batch.found, *_guesses(_disjoint(left), batch.pairs)]
 
@@ -109,9 +109,9 @@ def _search(batch: Batch) -> list[Group]:
     left: list[Group] = []
     for likely in LIKELY:
         while True:
-            if batch.used_up() or not bool(batch.live().any()):
+            if batch.is_empty() or not bool(batch.live().any()):
                 return []
-            if batch.scene.budget.exhausted():
+            if batch.problem.budget.exhausted():
                 return left
             before = len(batch.found)
             left = _round(batch, likely)
@@ -122,27 +122,27 @@ def _search(batch: Batch) -> list[Group]:
 
 def _round(batch: Batch, likely: float) -> list[Group]:
     """Put sequences together from what is left, and take out those that are certain; return the others."""
-    batch.settle()
+    batch.solve()
     start = _start(batch)
     candidates = _in_question(batch, start, likely)
     rows = candidates.nonzero().flatten()
     where = batch.pairs.positions[rows]
     if _one_per_position(where):
         # By elimination: nothing yet says that it explains itself.
-        return batch.sift([[Group(tuple(rows[where.argsort()].tolist()), residual=0.5)]])
-    climb = _climb_among(batch, candidates)
+        return batch.take_confirmed([[Group(tuple(rows[where.argsort()].tolist()), residual=0.5)]])
+    completion = _completion_among(batch, candidates)
     before = len(batch.found)
-    doubtful = _grow_all(batch, _Growth.of(batch, rows, start), climb)
-    if len(batch.found) > before or batch.scene.budget.exhausted():
+    doubtful = _grow_all(batch, _Growth.of(batch, rows, start), completion)
+    if len(batch.found) > before or batch.problem.budget.exhausted():
         return doubtful
-    if climb is None:
+    if completion is None:
         return repair(batch, _disjoint(doubtful))
     open_ = _disjoint(doubtful)
     for group in open_:
-        _climb_from(batch, climb, group, unlikely_too=True)
+        _complete_from(batch, completion, group, unlikely_too=True)
         if len(batch.found) > before:
             return [other for other in open_ if other is not group]
-        if batch.scene.budget.exhausted():
+        if batch.problem.budget.exhausted():
             break
     return doubtful
 
@@ -155,14 +155,14 @@ def _start(batch: Batch) -> list[int]:
 
 def _in_question(batch: Batch, start: Sequence[int], likely: float) -> Tensor:
     """Return (N,) booleans: pairs that start a sequence, are settled, or have a coefficient of `likely` or more; one at least a position."""
-    entries = batch.entries
-    chosen = (entries.open & (entries.share >= likely)) | entries.settled
+    assignments = batch.assignments
+    chosen = (assignments.open & (assignments.coefficient >= likely)) | assignments.assigned
     chosen[list(start)] = True
     positions = batch.pairs.positions
-    without = set(positions[entries.open].tolist()) - set(positions[chosen].tolist())
+    without = set(positions[assignments.open].tolist()) - set(positions[chosen].tolist())
     for position in without:
-        here = (entries.open & (positions == position)).nonzero().flatten()
-        chosen[here[entries.share[here].argmax()]] = True
+        here = (assignments.open & (positions == position)).nonzero().flatten()
+        chosen[here[assignments.coefficient[here].argmax()]] = True
     return chosen
 
 
@@ -171,7 +171,7 @@ class _Growth:
     """Sequences that attention grows out of the pairs in question, from one seed each."""
 
     batch: Batch
-    evidence: Evidence
+    evidence: AttentionEvidence
     rows: Tensor
     """(n,) the pairs in question, as the evidence numbers them."""
     start: list[int]
@@ -186,7 +186,7 @@ class _Growth:
     @classmethod
     def of(cls, batch: Batch, rows: Tensor, start: list[int]) -> _Growth:
         """Sort the seeds among the pairs in question (n,)."""
-        own = batch.entries.own
+        own = batch.assignments.own
         strength = batch.updates().square().sum((0, 2))
         seeds = [row for row in rows.tolist() if int(own[row]) >= 0]
         width = batch.vectors.shape[2]
@@ -197,7 +197,7 @@ class _Growth:
             start=start,
             seeds=sorted(seeds, key=lambda row: -float(strength[own[row]])),
             longest=min(
-                int(batch.pairs.positions[rows].max()) + 1, width - UNTESTED if batch.context is None else GROWN
+                int(batch.pairs.positions[rows].max()) + 1, width - UNTESTED if batch.feed_forward is None else GROWN
             ),
             tried=set(start),
         )
@@ -210,7 +210,7 @@ class _Growth:
         """Yield the hypotheses, best first, of each seed that was not tried yet and is not in the sequence of another by now."""
         claimed: set[int] = set()
         for seed in self.untried():
-            if seed in claimed or self.batch.used_up() or self.batch.scene.budget.exhausted():
+            if seed in claimed or self.batch.is_empty() or self.batch.problem.budget.exhausted():
                 continue
             self.tried.add(seed)
             hypotheses = self._from(seed)
@@ -223,11 +223,11 @@ class _Growth:
         place = {row: n for n, row in enumerate(self.rows.tolist())}
         members = [place[row] for row in dict.fromkeys([*self.start, seed])]
         everyone = torch.ones(len(self.rows), dtype=torch.bool, device=self.rows.device)
-        grown = self.evidence.grow(members, everyone, self.batch.scene.beam, self.longest)
+        grown = self.evidence.grow(members, everyone, self.batch.problem.beam, self.longest)
         return [Group(tuple(self.rows[list(g.members)].tolist()), g.residual) for g in grown[:HYPOTHESES]]
 
 
-def _grow_all(batch: Batch, growth: _Growth, climb: Climb | None) -> list[Group]:
+def _grow_all(batch: Batch, growth: _Growth, completion: Completion | None) -> list[Group]:
     """Take out the sequences that attention completes, or their context does; return what else was put together."""
     before = len(batch.found)
     doubtful: list[Group] = []
@@ -238,41 +238,45 @@ def _grow_all(batch: Batch, growth: _Growth, climb: Climb | None) -> list[Group]
         for hypotheses in growth.from_untried():
             if hypotheses[0].residual < COMPLETE:
                 complete.append(hypotheses[:1])
-            elif climb is None:
+            elif completion is None:
                 open_.append(hypotheses)
             else:
-                doubtful += batch.sift(complete) + _climb_from(batch, climb, hypotheses[0], unlikely_too=False)
+                doubtful += batch.take_confirmed(complete) + _complete_from(
+                    batch, completion, hypotheses[0], unlikely_too=False
+                )
                 complete = []
                 if len(batch.found) > before and doubtful:
                     return doubtful  # with what was found gone, the rest is easier
-        doubtful += batch.sift(complete)
+        doubtful += batch.take_confirmed(complete)
         if len(batch.found) > before:
             return doubtful + [hypotheses[0] for hypotheses in open_]
-        doubtful += batch.sift(open_)
-        if len(batch.found) > before or batch.scene.budget.exhausted():
+        doubtful += batch.take_confirmed(open_)
+        if len(batch.found) > before or batch.problem.budget.exhausted():
             return doubtful
     return doubtful
 
 
-def _climb_among(batch: Batch, candidates: Tensor) -> Climb | None:
+def _completion_among(batch: Batch, candidates: Tensor) -> Completion | None:
     """Return the search among the pairs that are left, candidates (N,) first, if it can be told which words stand together."""
-    if batch.context is None:
+    if batch.feed_forward is None:
         return None
     pairs, live = batch.pairs, batch.live()
     closing = live & (pairs.tokens == batch.end) if batch.end is not None else torch.zeros_like(live)
     inner = live & ~closing & (pairs.positions > 0)
     ends = pairs.positions[closing if batch.end is not None else inner].unique().tolist()
-    return Climb(batch.context, pairs.tokens[inner], pairs.positions[inner], candidates[inner], ends, batch.end)
+    return Completion(
+        batch.feed_forward, pairs.tokens[inner], pairs.positions[inner], candidates[inner], ends, batch.end
+    )
 
 
-def _climb_from(batch: Batch, climb: Climb, group: Group, *, unlikely_too: bool) -> list[Group]:
+def _complete_from(batch: Batch, completion: Completion, group: Group, *, unlikely_too: bool) -> list[Group]:
     """Complete a sequence by its context, and take it out if it fits; return what becomes of it if not."""
     known = dict(zip(batch.pairs.positions[list(group.members)].tolist(), batch.ids(group.members), strict=True))
-    reached = climb.complete(known, batch.scene.budget, unlikely_too=unlikely_too)
+    reached = completion.complete(known, batch.problem.budget, unlikely_too=unlikely_too)
     if reached is None:
         return [group]
     members = tuple(batch.row_of[place, token] for place, token in enumerate(reached.ids))
-    return batch.sift([[Group(members, reached.off)]])
+    return batch.take_confirmed([[Group(members, reached.off)]])
 
 
 def _possible(inside: Candidates, starts_with: tuple[int, ...]) -> Candidates:

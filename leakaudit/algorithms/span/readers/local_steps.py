@@ -22,15 +22,15 @@ from torch import Tensor
 from leakaudit.algorithms.resimulation import prove
 from leakaudit.algorithms.span.candidates import Candidates
 from leakaudit.algorithms.span.matching_pursuit import NOISE_EDGE, Words, find_words
-from leakaudit.algorithms.span.order_refinement import polish
-from leakaudit.algorithms.span.problem import Scene
-from leakaudit.algorithms.span.reachability import bag_reach
+from leakaudit.algorithms.span.order_refinement import refine_sequences
+from leakaudit.algorithms.span.problem import SpanProblem
+from leakaudit.algorithms.span.reachability import bag_of_words_reach
 from leakaudit.algorithms.span.readers.encoder import read_inside
-from leakaudit.algorithms.span.residuals import Ruler
+from leakaudit.algorithms.span.residuals import ResidualScale
 from leakaudit.algorithms.span.subspace import Basis
 from leakaudit.client.facts import PublicFacts
 from leakaudit.models.structure import Anatomy
-from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 LONGEST = 64
 """Positions that a text is taken to have. Our choice: every position takes a dimension from the words."""
@@ -80,38 +80,41 @@ def whitened_update(
     return torch.cat(parts) if parts else torch.zeros(0, anatomy.hidden, dtype=torch.float64)
 
 
-def read_local(scene: Scene) -> Reconstruction | None:
+def read_local(problem: SpanProblem) -> Reconstruction | None:
     """Return what can be read out of a difference of weights; None where no words were found."""
-    seen = scene.seen
-    rows = whitened_update(seen.update, scene.anatomy, scene.weights, seen.facts)
-    if len(rows) == 0 or scene.dropout:
+    seen = problem.seen
+    rows = whitened_update(seen.update, problem.anatomy, problem.weights, seen.facts)
+    if len(rows) == 0 or problem.dropout:
         return None
-    words = find_words(scene.stage, rows, min(LONGEST, scene.stage.max_length), scene.budget, noise=1.0)
+    words = find_words(problem.stage, rows, min(LONGEST, problem.stage.max_length), problem.budget, noise=1.0)
     if words is None:
         return None
     facts: dict[str, float] = {"words": float(len(words.tokens))}
-    if scene.stage.position_free:
+    if problem.stage.position_free:
         return Reconstruction(tokens=tuple(words.tokens.tolist()), diagnostics=facts)
-    order = words.order() or _arranged(scene, words, rows)
+    order = words.order() or _arranged(problem, words, rows)
     if order is not None:
-        alone = prove(seen, [GuessedSequence(tuple(order), confidence=ARRANGED)], scene.budget)
-        reach = bag_reach(words.tokens.tolist())
+        alone = prove(seen, [GuessedSequence(tuple(order), confidence=ARRANGED)], problem.budget)
+        reach = bag_of_words_reach(words.tokens.tolist())
         return Reconstruction(
             alone.sequences, label_counts=alone.label_counts, diagnostics=facts | alone.facts, reach=reach
         )
-    inside = _inside(scene, words, rows)
+    inside = _inside(problem, words, rows)
     if inside is None:
         named = words.tokens.tolist()
-        return Reconstruction(tokens=tuple(named), diagnostics=facts, reach=bag_reach(named))
-    noise = {p.weight: rounding_error(scene.weights[p.weight], seen.facts) for p in scene.anatomy.projections}
-    found = read_inside(scene, inside, noise)
+        return Reconstruction(tokens=tuple(named), diagnostics=facts, reach=bag_of_words_reach(named))
+    noise = {p.weight: rounding_error(problem.weights[p.weight], seen.facts) for p in problem.anatomy.projections}
+    found = read_inside(problem, inside, noise)
     guess = [sequence.token_ids for sequence in found.sequences or ()]
     if guess and not any(sequence.proved for sequence in found.sequences or ()):
         options: dict[int, list[int]] = {}
         for token, position in zip(inside.tokens.tolist(), inside.positions.tolist(), strict=True):
             options.setdefault(position, []).append(token)
-        better = [GuessedSequence(ids, confidence=ARRANGED / 2) for ids in polish(seen, guess, options, scene.budget)]
-        again = prove(seen, better, scene.budget)
+        better = [
+            GuessedSequence(ids, confidence=ARRANGED / 2)
+            for ids in refine_sequences(seen, guess, options, problem.budget)
+        ]
+        again = prove(seen, better, problem.budget)
         found = replace(
             found,
             sequences=again.sequences,
@@ -121,14 +124,14 @@ def read_local(scene: Scene) -> Reconstruction | None:
     return replace(found, diagnostics=facts | dict(found.diagnostics))
 
 
-def _arranged(scene: Scene, words: Words, rows: Tensor) -> list[int] | None:
+def _arranged(problem: SpanProblem, words: Words, rows: Tensor) -> list[int] | None:
     """Return the token ids of one sequence of these words, each at least once, or None where one does not explain the rows."""
-    limit = min(LONGEST, scene.stage.max_length, len(words.tokens) + MORE_POSITIONS)
+    limit = min(LONGEST, problem.stage.max_length, len(words.tokens) + MORE_POSITIONS)
     if len(words.tokens) > limit:
         return None
     where = torch.arange(limit, device=rows.device)
-    inputs = scene.stage.inputs(words.tokens.repeat_interleave(limit), where.repeat(len(words.tokens)))
-    cost = _ruler(rows)(inputs).square().view(-1, limit).cpu()  # (M, P)
+    inputs = problem.stage.inputs(words.tokens.repeat_interleave(limit), where.repeat(len(words.tokens)))
+    cost = _residual_scale(rows)(inputs).square().view(-1, limit).cpu()  # (M, P)
     inputs = inputs.view(-1, limit, inputs.shape[1])
     best: tuple[float, float, list[int]] | None = None
     for length in range(len(words.tokens), limit + 1):
@@ -148,23 +151,23 @@ def _arranged(scene: Scene, words: Words, rows: Tensor) -> list[int] | None:
     return [int(words.tokens[word]) for word in best[2]]
 
 
-def _inside(scene: Scene, words: Words, rows: Tensor) -> Candidates | None:
+def _inside(problem: SpanProblem, words: Words, rows: Tensor) -> Candidates | None:
     """Return the pairs of these words and positions that lie in the span, nearest first."""
-    ruler = _ruler(rows)
-    positions = torch.arange(min(LONGEST, scene.stage.max_length), device=rows.device)
+    scale = _residual_scale(rows)
+    positions = torch.arange(min(LONGEST, problem.stage.max_length), device=rows.device)
     tokens = words.tokens.repeat_interleave(len(positions))
     where = positions.repeat(len(words.tokens))
-    inputs = scene.stage.inputs(tokens, where)
-    units = ruler(inputs)
+    inputs = problem.stage.inputs(tokens, where)
+    units = scale(inputs)
     order = units.argsort(stable=True)[: int((units < INSIDE).sum())]
     return Candidates(tokens[order], where[order], units[order], inputs[order]) if len(order) else None
 
 
-def _ruler(rows: Tensor) -> Ruler:
+def _residual_scale(rows: Tensor) -> ResidualScale:
     """Return the directions that stand out of unit noise, with the error that it leaves in each."""
     _, strength, directions = torch.linalg.svd(rows, full_matrices=False)
     edge = NOISE_EDGE * (rows.shape[0] ** 0.5 + rows.shape[1] ** 0.5)
     rank = max(1, int((strength > edge).sum()))
     after = float(strength[rank]) if rank < len(strength) else 0.0
     basis = Basis(directions[:rank], gap=float(strength[rank - 1]) / max(after, 1e-300), noisy=True)
-    return Ruler(basis, (rows.shape[1] - rank) ** 0.5 / strength[:rank])
+    return ResidualScale(basis, (rows.shape[1] - rank) ** 0.5 / strength[:rank])

@@ -23,13 +23,13 @@ from torch import Tensor
 from leakaudit.algorithms.resimulation import prove
 from leakaudit.algorithms.span.candidates import Candidates, blocks, join, quadratic_form
 from leakaudit.algorithms.span.matching_pursuit import Words, find_words
-from leakaudit.algorithms.span.problem import STANDS_OUT, Scene
-from leakaudit.algorithms.span.reachability import bag_reach
+from leakaudit.algorithms.span.problem import STANDS_OUT, SpanProblem
+from leakaudit.algorithms.span.reachability import bag_of_words_reach
 from leakaudit.algorithms.span.readers.dropout import read_masked
 from leakaudit.algorithms.span.readers.encoder import FARTHEST_INSIDE, read_pairs
 from leakaudit.algorithms.span.subspace import FLOAT32_FLOOR, Basis, span_of, stacked_update
 from leakaudit.models.structure import Anatomy, InputStage
-from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 SCANNED = (64, 160)
 """Positions that texts are first taken to have, and then, if nothing was found: the fewer, the sharper, because each takes a
@@ -71,47 +71,51 @@ class _Image:
     """Of the span of the images, in R dimensions."""
 
 
-def read_adapters(scene: Scene) -> Reconstruction | None:
+def read_adapters(problem: SpanProblem) -> Reconstruction | None:
     """Return what can be read out of adapters' updates; None where nothing was found."""
-    rows = stacked_update(scene.seen.update, scene.anatomy)
+    rows = stacked_update(problem.seen.update, problem.anatomy)
     if len(rows) == 0:
-        return _read_images(scene) or Reconstruction(sequences=())
-    if scene.stage.position_free:  # there is no order to be read
-        return None if scene.dropout else _read_words(scene, rows)
-    if scene.basis.rank < len(rows):
-        return read_masked(scene) if scene.dropout else _sentence_or_words(scene, scene.scan(), scene.basis.rank)
-    return None if scene.dropout else _read_words(scene, rows)
+        return _read_images(problem) or Reconstruction(sequences=())
+    if problem.stage.position_free:  # there is no order to be read
+        return None if problem.dropout else _read_words(problem, rows)
+    if problem.basis.rank < len(rows):
+        return (
+            read_masked(problem) if problem.dropout else _sentence_or_words(problem, problem.scan(), problem.basis.rank)
+        )
+    return None if problem.dropout else _read_words(problem, rows)
 
 
-def _sentence_or_words(scene: Scene, pairs: Candidates, rank: int) -> Reconstruction | None:
+def _sentence_or_words(problem: SpanProblem, pairs: Candidates, rank: int) -> Reconstruction | None:
     """Return one sentence if the pairs in the span are one, else their words.
 
     Which of several sequences a token belongs to is said by the updates of query and key, and those of adapters hold a shadow
     of them only.
     """
-    found = read_pairs(scene, pairs, rank)
+    found = read_pairs(problem, pairs, rank)
     if found is None or [sequence.confidence for sequence in found.sequences or ()] == [1.0]:
         return found
     named = sorted(set(pairs.tokens[pairs.distance < FARTHEST_INSIDE].tolist()))
-    return Reconstruction(tokens=tuple(named), diagnostics={"words": float(len(named))}, reach=bag_reach(named))
+    return Reconstruction(
+        tokens=tuple(named), diagnostics={"words": float(len(named))}, reach=bag_of_words_reach(named)
+    )
 
 
 # ---------------------------------------------------------------------- fewer rows than tokens
 
 
-def _read_words(scene: Scene, rows: Tensor) -> Reconstruction | None:
+def _read_words(problem: SpanProblem, rows: Tensor) -> Reconstruction | None:
     """Return the sentence, where there is one, or the words of several."""
     words = None
     for positions in SCANNED:
-        words = words or find_words(scene.stage, rows, min(positions, scene.stage.max_length), scene.budget)
+        words = words or find_words(problem.stage, rows, min(positions, problem.stage.max_length), problem.budget)
     if words is None:
         return None
     facts = {"words": float(len(words.tokens)), "rows": float(len(rows))}
-    order = None if scene.stage.position_free else words.order()
+    order = None if problem.stage.position_free else words.order()
     if order is None:
         return _several(words, facts)
-    proved = prove(scene.seen, [GuessedSequence(tuple(order), confidence=1.0)], scene.budget)
-    reach = bag_reach(words.tokens.tolist())
+    proved = prove(problem.seen, [GuessedSequence(tuple(order), confidence=1.0)], problem.budget)
+    reach = bag_of_words_reach(words.tokens.tolist())
     facts |= proved.facts
     return Reconstruction(sequences=proved.sequences, label_counts=proved.label_counts, diagnostics=facts, reach=reach)
 
@@ -119,7 +123,7 @@ def _read_words(scene: Scene, rows: Tensor) -> Reconstruction | None:
 def _several(words: Words, facts: dict[str, float]) -> Reconstruction:
     """Return the words in no order: which of them form a sentence is not in the rows."""
     named = words.tokens.tolist()
-    return Reconstruction(tokens=tuple(named), diagnostics=facts, reach=bag_reach(named))
+    return Reconstruction(tokens=tuple(named), diagnostics=facts, reach=bag_of_words_reach(named))
 
 
 # ---------------------------------------------------------------------- images at the start
@@ -144,27 +148,27 @@ def _images(update: Mapping[str, Tensor], anatomy: Anatomy, weights: Mapping[str
     return found
 
 
-def _read_images(scene: Scene) -> Reconstruction | None:
-    images = _images(scene.seen.update, scene.anatomy, scene.weights)
-    if not images or scene.dropout:
+def _read_images(problem: SpanProblem) -> Reconstruction | None:
+    images = _images(problem.seen.update, problem.anatomy, problem.weights)
+    if not images or problem.dropout:
         return None
     rank = max(image.basis.rank for image in images)
-    scan = _ImageScan(scene, images)
+    scan = _ImageScan(problem, images)
     parts: list[Candidates] = []
-    for start, stop in blocks(scene.stage.max_length):
+    for start, stop in blocks(problem.stage.max_length):
         parts.append(scan.block(start, stop))
         nothing = float(parts[-1].distance.min()) > STANDS_OUT * float(parts[-1].distance.median())
-        if nothing or start > rank + 16 or scene.budget.exhausted():
+        if nothing or start > rank + 16 or problem.budget.exhausted():
             break
-    return _sentence_or_words(scene, join(parts), rank)
+    return _sentence_or_words(problem, join(parts), rank)
 
 
 class _ImageScan:
     """Distances of the whole vocabulary from the spans of images, block of positions by block of positions."""
 
-    def __init__(self, scene: Scene, images: list[_Image]) -> None:
-        self._scene = scene
-        self._stage: InputStage = scene.stage
+    def __init__(self, problem: SpanProblem, images: list[_Image]) -> None:
+        self._problem = problem
+        self._stage: InputStage = problem.stage
         self._whole = torch.cat([image.down for image in images])
         self._outside = torch.cat([image.outside for image in images])
 
@@ -176,7 +180,7 @@ class _ImageScan:
     def block(self, start: int, stop: int) -> Candidates:
         """Return the nearest tokens at each position from `start` to `stop`, with float64 distances."""
         positions = torch.arange(start, stop, device=self._outside.device)
-        keep = min(self._scene.keep, self._stage.vocabulary)
+        keep = min(self._problem.keep, self._stage.vocabulary)
         if self._stage.additive:
             outside = quadratic_form(self._stage, self._outside, positions)  # (V, P)
             share = outside / quadratic_form(self._stage, self._whole, positions).clamp_min(1e-12)

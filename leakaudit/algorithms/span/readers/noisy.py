@@ -20,20 +20,20 @@ from torch import Tensor
 
 from leakaudit.algorithms.embedding_rows import can_read_rows
 from leakaudit.algorithms.span.hypothesis_search import (
-    Climb,
     Hypothesis,
     Layer,
+    SearchResult,
     Simulation,
     can_simulate,
     changed,
-    climb,
+    local_search,
 )
-from leakaudit.algorithms.span.problem import Scene
+from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.reachability import PairReach, ranked_reach
 from leakaudit.algorithms.span.soft_ranking import Ranking
 from leakaudit.algorithms.span.sparse_regression import Joint, JointFit
 from leakaudit.algorithms.span.subspace import PRUNED_SHARE, SoftSpan, soft_span_of
-from leakaudit.plugins.attack import GuessedSequence, Reconstruction
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 LONGEST = 128
 """Positions that are looked at. Our choice: a longer sentence has more words than could be climbed in time."""
@@ -96,10 +96,10 @@ CLEAR = 100.0
 with one wrong word 0.6 to 0.9, with all wrong 0.2; over all layers 0.8 to 0.99 and 0.6; measured on a train split)."""
 
 
-def read_damaged(scene: Scene) -> Reconstruction:
+def read_damaged(problem: SpanProblem) -> Reconstruction:
     """Return the best sentence found, with a confidence."""
-    sigma = scene.seen.noise_sigma or None
-    reader = _Reader(scene, soft_span_of(scene.seen.update, scene.anatomy, sigma), sigma)
+    sigma = problem.seen.noise_sigma or None
+    reader = _Reader(problem, soft_span_of(problem.seen.update, problem.anatomy, sigma), sigma)
     return reader.read()
 
 
@@ -115,7 +115,7 @@ class _Ranked:
 class _Reader:
     """The stages over one scene."""
 
-    scene: Scene
+    problem: SpanProblem
     span: SoftSpan
     sigma: float | None
 
@@ -123,14 +123,14 @@ class _Reader:
         """Run all stages, the best so far where the budget ends."""
         if not len(self.span.weights):
             return Reconstruction(sequences=(), diagnostics={"positions": 0.0})
-        budget = self.scene.budget
-        simulates = can_simulate(self.scene.seen) and not budget.exhausted()
+        budget = self.problem.budget
+        simulates = can_simulate(self.problem.seen) and not budget.exhausted()
         starts = self._starts()
-        if not simulates or not self._climbed:
+        if not simulates or not self._compared:
             guess = GuessedSequence(starts[0].token_ids, confidence=0.0)
             return Reconstruction((guess,), diagnostics={"positions": float(len(guess.token_ids))}, reach=self._reach())
         best = self._best_of(starts)
-        final = self._climb(best.best, WIDTHS, lambda base: [*self._reshaped(base), *self._jumps(base)])
+        final = self._search(best.best, WIDTHS, lambda base: [*self._reshaped(base), *self._jumps(base)])
         explained = self._explained(final.best)
         margin = self._margin(final)
         facts = {
@@ -144,24 +144,24 @@ class _Reader:
         guess = GuessedSequence(final.best.token_ids, confidence=MOST_CONFIDENT * explained * sure)
         return Reconstruction((guess,), diagnostics=facts, reach=self._reach())
 
-    def _best_of(self, starts: Sequence[Hypothesis]) -> Climb:
+    def _best_of(self, starts: Sequence[Hypothesis]) -> SearchResult:
         """Climb a little from every start and return the highest."""
         best, simulated = None, 0
         for start in starts:
-            found = self._climb(start, WIDTHS[:1], self._jumps)
+            found = self._search(start, WIDTHS[:1], self._jumps)
             simulated += found.simulated
             if best is None or found.score > best.score:
                 best = found
-            if self.scene.budget.exhausted() or self._is_explained(best.best):
+            if self.problem.budget.exhausted() or self._is_explained(best.best):
                 break
         assert best is not None
         best.simulated = simulated
         return best
 
-    def _climb(
+    def _search(
         self, start: Hypothesis, widths: Sequence[int], moves: Callable[[Hypothesis], list[Hypothesis]]
-    ) -> Climb:
-        return climb(
+    ) -> SearchResult:
+        return local_search(
             self._simulation,
             start,
             moves=moves,
@@ -169,26 +169,26 @@ class _Reader:
             widths=widths,
             done=self._is_explained,
             most=MOST_SIMULATED,
-            budget=self.scene.budget,
-            layers=self._climbed,
+            budget=self.problem.budget,
+            layers=self._compared,
         )
 
     def _is_explained(self, found: Hypothesis) -> bool:
         power, noise = self._energy(self._first_block)
-        entries = sum(self.scene.seen.update[layer.weight].numel() for layer in self._first_block)
+        entries = sum(self.problem.seen.update[layer.weight].numel() for layer in self._first_block)
         # |noise|^2 deviates by sqrt(2 / entries) of itself
         chance = noise * (2 / entries) ** 0.5 / max(power - noise, LEAST_SIGNAL * power)
         return bool(self._explained(found) >= 1.0 - UNEXPLAINED - 3 * chance)
 
     @cached_property
     def _simulation(self) -> Simulation:
-        return Simulation(self.scene.seen)
+        return Simulation(self.problem.seen)
 
     @cached_property
     def _first_block(self) -> tuple[Layer, ...]:
         """Linear layers from the first block's projections to the second one's."""
         layers = self._simulation.layers
-        names = {p.weight for p in self.scene.anatomy.projections}
+        names = {p.weight for p in self.problem.anatomy.projections}
         start = next((i for i, layer in enumerate(layers) if layer.weight in names), 0)
         kind = layers[start].weight.rsplit(".", 2)[-2:] if layers else []
         end = next(
@@ -197,7 +197,7 @@ class _Reader:
         return layers[start:end]
 
     @cached_property
-    def _climbed(self) -> tuple[Layer, ...]:
+    def _compared(self) -> tuple[Layer, ...]:
         """Layers to climb on: the first block while its signal is clear, else all."""
         first = self._first_block
         if self.sigma is None:
@@ -207,7 +207,7 @@ class _Reader:
 
     def _energy(self, layers: Sequence[Layer]) -> tuple[float, float]:
         """Return |G|^2 over these layers, and what the noise is expected to add to it."""
-        update = self.scene.seen.update
+        update = self.problem.seen.update
         power = sum(float(update[layer.weight].double().square().sum()) for layer in layers)
         entries = sum(update[layer.weight].numel() for layer in layers)
         if self.sigma is not None:
@@ -221,19 +221,19 @@ class _Reader:
 
     @cached_property
     def _frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        vocabulary = self.scene.seen.facts.vocabulary
+        vocabulary = self.problem.seen.facts.vocabulary
         return vocabulary.starts_with, vocabulary.ends_with
 
     @cached_property
     def _positions(self) -> int:
         """Positions that a sentence may have: as far as the likely lengths go, and a little more."""
-        return min(self.scene.stage.max_length, max(self._likely_lengths) + SPARE_POSITIONS)
+        return min(self.problem.stage.max_length, max(self._likely_lengths) + SPARE_POSITIONS)
 
     @cached_property
     def _likely_lengths(self) -> tuple[int, ...]:
         """Lengths at which what ends a text lies nearest to the span, best first; a ladder where nothing ends one."""
         before, after = self._frame
-        stage = self.scene.stage
+        stage = self.problem.stage
         shortest = len(before) + len(after) + 1
         longest = min(stage.max_length, LONGEST, POSITIONS_PER_DIRECTION * len(self.span.weights) + SPARE_POSITIONS + 4)
         longest = max(longest, shortest)
@@ -249,7 +249,7 @@ class _Reader:
 
     @cached_property
     def _ranking(self) -> Ranking:
-        return Ranking.of(self.scene.stage, self.span.vectors, self.span.weights, self._positions)
+        return Ranking.of(self.problem.stage, self.span.vectors, self.span.weights, self._positions)
 
     @cached_property
     def _soft(self) -> Tensor:
@@ -257,7 +257,7 @@ class _Reader:
         return self._words_only(self._ranking.soft + self._row_evidence[:, None])
 
     def _words_only(self, scores: Tensor) -> Tensor:
-        vocabulary = self.scene.seen.facts.vocabulary
+        vocabulary = self.problem.seen.facts.vocabulary
         unknown = {vocabulary.special.get("unk", -1)}
         banned = sorted(i for i in vocabulary.wordless_ids - unknown if i < len(scores))
         return scores.index_fill(0, torch.tensor(banned, dtype=torch.long, device=scores.device), float("-inf"))
@@ -265,10 +265,10 @@ class _Reader:
     @cached_property
     def _row_evidence(self) -> Tensor:
         """(V,) by how many deviations each row of the word embedding's update stands out, where it is seen; else zeros."""
-        seen = self.scene.seen
+        seen = self.problem.seen
         if not can_read_rows(seen):
-            return torch.zeros(self.scene.stage.vocabulary, device=self.scene.stage.device)
-        norms = seen.update[self.scene.anatomy.word_embedding].norm(dim=1)
+            return torch.zeros(self.problem.stage.vocabulary, device=self.problem.stage.device)
+        norms = seen.update[self.problem.anatomy.word_embedding].norm(dim=1)
         middle = norms.median()
         spread = 1.4826 * (norms - middle).abs().median()
         if spread == 0:  # no noise: a row is zero or it is not
@@ -293,17 +293,17 @@ class _Reader:
         return self._framed(words, label)
 
     def _labels(self) -> range:
-        facts = self.scene.seen.facts
+        facts = self.problem.seen.facts
         return range(min(facts.num_labels or 1, MOST_CLASSES)) if facts.task == "classification" else range(1)
 
     def _starts(self) -> list[Hypothesis]:
         """Return one start for each of the best lengths, with the class that explains the update best."""
-        budget = self.scene.budget
+        budget = self.problem.budget
         if self._projections and not budget.exhausted():
             fits = {n: self._fit(n) for n in self._likely_lengths if n <= self._positions}
             sketches = {n: fit.sketch(budget) for n, fit in fits.items()}
             best = max(sketches, key=lambda n: sketches[n].score)
-            if can_simulate(self.scene.seen):  # little damage: the sketch is the sentence
+            if can_simulate(self.problem.seen):  # little damage: the sketch is the sentence
                 (first,) = self._labelled([Hypothesis(sketches[best].token_ids)])
                 if self._is_explained(first):
                     return [first]
@@ -311,12 +311,12 @@ class _Reader:
             plain = [Hypothesis(joint.token_ids) for joint in solved[:STARTS]]
         else:
             plain = [self._of_length(length) for length in self._likely_lengths if length <= self._positions]
-        return self._labelled(plain) if can_simulate(self.scene.seen) and not budget.exhausted() else plain
+        return self._labelled(plain) if can_simulate(self.problem.seen) and not budget.exhausted() else plain
 
     def _labelled(self, plain: Sequence[Hypothesis]) -> list[Hypothesis]:
         """Give each sentence the class that explains the update best."""
         tried = [replace(h, label=label) for h in plain for label in self._labels()]
-        scores = self._simulation.explains(tried, self._climbed).view(len(plain), -1)
+        scores = self._simulation.explains(tried, self._compared).view(len(plain), -1)
         return [replace(h, label=int(row.argmax())) for h, row in zip(plain, scores, strict=True)]
 
     def _solved(self, length: int) -> list[Joint]:
@@ -327,11 +327,11 @@ class _Reader:
             if not self._shortest <= n <= self._positions:
                 return float("-inf")
             if n not in found:
-                found[n] = self._fit(n).solve(self.scene.budget.part(SOLVE_SHARE))
+                found[n] = self._fit(n).solve(self.problem.budget.part(SOLVE_SHARE))
             return found[n].score
 
         for step in (-1, 1):
-            while score(length + step) > score(length) and not self.scene.budget.exhausted():
+            while score(length + step) > score(length) and not self.problem.budget.exhausted():
                 length += step
         return sorted(found.values(), key=lambda joint: -joint.score)
 
@@ -342,7 +342,7 @@ class _Reader:
     def _fit(self, length: int) -> JointFit:
         """Return the joint regression for sentences of a length: known tokens at the ends, the best-ranked ones between."""
         before, after = self._frame
-        stage = self.scene.stage
+        stage = self.problem.stage
         pools, inputs = [], []
         for position in range(length):
             known = (*before, *[-1] * (length - len(before) - len(after)), *after)[position]
@@ -407,7 +407,7 @@ class _Reader:
     def _projections(self) -> tuple[Layer, ...]:
         """The first block's projections; none where one of them is not a plain linear layer."""
         by_name = {layer.weight: layer for layer in self._simulation.layers}
-        names = [p.weight for p in self.scene.anatomy.projections if p.weight in self.span.sigma]
+        names = [p.weight for p in self.problem.anatomy.projections if p.weight in self.span.sigma]
         return tuple(by_name[name] for name in names) if all(name in by_name for name in names) else ()
 
     @cached_property
@@ -439,7 +439,7 @@ class _Reader:
         pruned = False
         for layer, (x, d) in zip(layers, self._simulation.activations([found], layers), strict=True):
             gradient = torch.einsum("nto,nti->oi", d, x).double()
-            seen = self.scene.seen.update[layer.weight]
+            seen = self.problem.seen.update[layer.weight]
             seen = (seen.T if layer.input_first else seen).double()
             if float((seen == 0).double().mean()) > PRUNED_SHARE:
                 gradient, pruned = gradient * (seen != 0), True
@@ -452,7 +452,7 @@ class _Reader:
         signal = power if exact else max(power - noise, LEAST_SIGNAL * power)
         return 0.0 if inner <= 0 or own == 0 else min(1.0, inner**2 / (own * signal))
 
-    def _margin(self, found: Climb) -> float:
+    def _margin(self, found: SearchResult) -> float:
         """Return by how many noise deviations the best hypothesis leads the next one.
 
         Scores are <g, G> / |g|; the difference of two has a deviation of at most sqrt(2) sigma.
@@ -463,10 +463,10 @@ class _Reader:
 
     def _reach(self) -> PairReach | None:
         """Return which pairs were ranked near enough to be tried."""
-        width = min(WIDTHS[-1], self.scene.stage.vocabulary)
+        width = min(WIDTHS[-1], self.problem.stage.vocabulary)
         before, after = self._frame
         tokens = self._soft.topk(width, dim=0).indices  # (W, P)
         around = torch.tensor([*before, *after], dtype=torch.long, device=tokens.device)
         tokens = torch.cat([tokens, around[:, None].expand(-1, tokens.shape[1])])
         where = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
-        return ranked_reach(self.scene, _Ranked(tokens.flatten(), where.flatten()))
+        return ranked_reach(self.problem, _Ranked(tokens.flatten(), where.flatten()))

@@ -1,0 +1,149 @@
+"""One attempt: an attack on the update of one step under one defence, with its scores."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from leakaudit.audit.entries import AttemptId, EntryBuilder, Finished
+from leakaudit.audit.scoring.reachability import Reached, reachability, unknown
+from leakaudit.audit.scoring.score import Scored, score, with_similarity
+from leakaudit.audit.step_record import texts_of
+from leakaudit.client.observation import Observation
+from leakaudit.client.truth import Truth
+from leakaudit.config.audit import AuditConfig
+from leakaudit.config.invocation import public_reason
+from leakaudit.errors import AnatomyError, type_and_place
+from leakaudit.metrics.semantic_similarity import SemanticSimilarity
+from leakaudit.models.array_classifier import ArrayClassifier
+from leakaudit.plugins.attack_protocol import Applicability, Attack, Reconstruction, not_applicable
+from leakaudit.plugins.budget import Budget
+from leakaudit.results.journal import JournalEntry
+from leakaudit.results.schema import AttemptStatus, Missing
+
+PARTS_ONLY = not_applicable(
+    "only what attacks on the first blocks read was kept of this step (`keep: auto`), and this attack reads everything: `keep: all` keeps it"
+)
+NO_TEXT_TO_READ = not_applicable("the model classifies arrays: its batches hold no text")
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores reconstructions with the settings of one audit."""
+
+    config: AuditConfig
+    tokenizer: Any
+    """Decodes token ids."""
+
+    def score(self, guess: Reconstruction, truth: Truth, seen: Observation) -> Scored:
+        """Return the scores of a guess.
+
+        Args:
+            guess: of an attack.
+            truth: the batch that it is compared with.
+            seen: what the attack saw.
+        """
+        labels = truth.labels() if seen.facts.task == "classification" else None
+        texts = texts_of(truth, seen)
+        scored = score(
+            guess,
+            texts,
+            labels,
+            seen.facts.num_labels,
+            self.tokenizer,
+            seen.facts.vocabulary.wordless_ids,
+            self.config.min_tokens,
+            [text.masked for text in truth.texts()] if texts else None,
+        )
+        likeness = self.config.sentence_model
+        return scored if likeness is None else with_similarity(scored, SemanticSimilarity(likeness))
+
+
+@dataclass(frozen=True)
+class AttemptRunner:
+    """Runs attempts with the settings of one audit."""
+
+    config: AuditConfig
+    scorer: Scorer
+    entries: EntryBuilder
+
+    def run(
+        self, attempt: AttemptId, attack: Attack, seen: Observation, truth: Truth, *, raise_out_of_memory: bool
+    ) -> JournalEntry:
+        """Run one attack and score its guess.
+
+        A crash gives an entry with the status `error`, the exception's type and its place; the message may quote private text.
+
+        Args:
+            attempt: its labels.
+            attack: the attack.
+            seen: what the attack sees.
+            truth: what its guess is compared with.
+            raise_out_of_memory: raise `torch.OutOfMemoryError`, so that the caller can repeat the attempt on the CPU.
+
+        Raises:
+            torch.OutOfMemoryError: the attack ran out of memory and `raise_out_of_memory` is set.
+        """
+        start = time.perf_counter()
+        try:
+            fits = applicability(attack, seen)
+            if not fits:
+                return self._not_applicable(attempt, attack, fits.reason, start)
+            guess = attack(seen, generator(self.config.seed, *attempt), Budget(self.config.budget_s))
+            seconds = time.perf_counter() - start
+            scored = self.scorer.score(guess, truth, seen)
+        except AnatomyError as error:
+            return self._not_applicable(attempt, attack, str(error), start)
+        except Exception as error:
+            if raise_out_of_memory and isinstance(error, torch.OutOfMemoryError):
+                raise
+            passed = time.perf_counter() - start
+            return self.entries.failed(attempt, AttemptStatus.ERROR, type_and_place(error), passed)
+        found = Finished(
+            guess=guess,
+            scored=scored,
+            reached=_reached(guess, truth, seen),
+            granted=(*seen.facts.granted.names(), *getattr(attack, "grants", ())),
+            seconds=seconds,
+            on_gpu=next(seen.model.parameters()).device.type == "cuda",
+        )
+        return self.entries.finished(attempt, found)
+
+    def _not_applicable(self, attempt: AttemptId, attack: Attack, reason: str, start: float) -> JournalEntry:
+        shown = public_reason(reason, attack)
+        return self.entries.failed(attempt, AttemptStatus.NOT_APPLICABLE, shown, time.perf_counter() - start)
+
+
+def applicability(attack: Attack, seen: Observation) -> Applicability:
+    """Return whether an attack applies to an observation, and why not."""
+    if attack.goal != "labels" and isinstance(seen.model, ArrayClassifier):
+        return NO_TEXT_TO_READ
+    return attack.applies(seen) if can_read(attack, seen) else PARTS_ONLY
+
+
+def can_read(attack: Attack, seen: Observation) -> bool:
+    """Return whether the recorded parts of a step are all that an attack reads."""
+    return seen.whole or getattr(attack, "needs", "everything") == "named parts"
+
+
+def generator(seed: int, *names: str) -> torch.Generator:
+    """Return the random generator of one attempt.
+
+    It depends on the seed and the names only, so an attempt draws the same numbers whatever ran before it.
+    """
+    digest = hashlib.sha256("/".join((str(seed), *names)).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def _reached(guess: Reconstruction, truth: Truth, seen: Observation) -> Reached:
+    """Return what was in reach of the attack; unknown, with the reason, if its answer fails."""
+    sequences = texts_of(truth, seen)
+    try:
+        return reachability(guess.reach, sequences, seen.facts.vocabulary.wordless_ids)
+    except Exception as error:
+        reason = Missing(missing=f"the attack's account of what it could have reached failed: {type_and_place(error)}")
+        return unknown(reason, len(sequences))

@@ -1,0 +1,56 @@
+"""Publishes finished results: `results.json`, the gate's verdict and the report.
+
+No other module of this package imports `gate` or `reports`; both read only what `results.json` holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+from leakaudit.config.audit import AuditConfig
+from leakaudit.files.private_files import write_atomic
+from leakaudit.results.files import to_json
+from leakaudit.results.schema import Results, TextMode
+
+
+def check_text_mode(mode: TextMode) -> None:
+    """Refuse text mode full on a CI machine, before anything is audited.
+
+    Raises:
+        RedactionError: it is full, and this is one.
+    """
+    from leakaudit.reports.redaction import refuse_full_in_ci
+
+    if mode is TextMode.FULL:
+        refuse_full_in_ci()
+
+
+def publish(folder: Path, results: Results, config: AuditConfig) -> None:
+    """Write `results.json`, `verdict.json` and `report.html`.
+
+    Args:
+        folder: of the audit; the report reads the journal there for samples of text.
+        results: with their digest.
+        config: policy and text mode.
+
+    Raises:
+        ConfigError: the policy cannot be read, or names an attack, a defence or a metric that does not exist; then only
+            `results.json` is written.
+    """
+    from leakaudit.gate.evaluate import evaluate
+    from leakaudit.gate.policy import default_policy, load_policy
+    from leakaudit.gate.verdict import to_json as verdict_json
+    from leakaudit.plugins.names import names_for, registered_names
+    from leakaudit.reports.page import write_report
+
+    text = json.dumps(to_json(results), indent=1, ensure_ascii=False, allow_nan=False)
+    write_atomic(folder / "results.json", text)
+    names = names_for(results) | registered_names()
+    policy = load_policy(config.policy, names) if config.policy else default_policy()
+    now = datetime.now(UTC)
+    verdict = evaluate(results, policy, now=now, results_sha256=hashlib.sha256(text.encode()).hexdigest())
+    write_atomic(folder / "verdict.json", json.dumps(verdict_json(verdict), indent=1))
+    write_report(folder, config.text, now=now, policy=policy, verdict=verdict, allow_full=config.allow_full)

@@ -1,0 +1,176 @@
+"""Assembles the results of an audit from its journal and its state."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from leakaudit import __version__
+from leakaudit.audit.attempt import PARTS_ONLY
+from leakaudit.audit.controls import counted_controls
+from leakaudit.audit.state import SavedState, now
+from leakaudit.config.audit import AuditConfig, PluginSpec
+from leakaudit.errors import ResultsError
+from leakaudit.registry import attacks as attack_registry
+from leakaudit.results.files import with_digest
+from leakaudit.results.journal import JournalEntry
+from leakaudit.results.schema import (
+    Battery,
+    Catalogue,
+    Coverage,
+    NotTested,
+    Overhead,
+    Results,
+    RunInfo,
+    TextMode,
+    ThreatModel,
+)
+from leakaudit.results.summary import summarise
+from leakaudit.results.wording import counted
+
+NEVER_TESTED = (
+    ("aggregated updates", "one client's update was audited, not a sum over clients"),
+    ("membership and attribute inference", "only text and labels of the batch are attacked"),
+)
+"""What no audit of this version tests, and why."""
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """What the caller of an audit knows when the audit ends."""
+
+    refused: int = 0
+    """Snapshots that could not be audited and whose step is not known."""
+    not_kept: Sequence[tuple[int, str]] = ()
+    """Number of due steps that were not recorded, reason."""
+    total_steps: int | None = None
+    """Optimizer steps of the training run."""
+    overhead: Overhead = field(default_factory=Overhead)
+    """What the audit cost the training process."""
+    interrupted: bool = False
+    """Whether the audit was stopped before its end."""
+
+
+@dataclass(frozen=True)
+class ResultsBuilder:
+    """Builds the results of one audit."""
+
+    folder: Path
+    """Of the audit; named in error messages."""
+    config: AuditConfig
+    battery: Battery
+    command: str
+    """How the audit was started."""
+    catalogue: Catalogue
+    """What the plugins of the audit say of themselves."""
+
+    def build(self, saved: SavedState, entries: Sequence[JournalEntry], end: RunEnd, device: torch.device) -> Results:
+        """Return the results with their digest.
+
+        Args:
+            saved: the audit's state.
+            entries: every finished attempt.
+            end: what the caller knows.
+            device: where attacks computed.
+
+        Raises:
+            ResultsError: no step was audited.
+        """
+        if saved.subject is None or saved.regime is None:
+            raise ResultsError(
+                f"{self.folder}: no step was audited, so there are no results; "
+                "was the run shorter than `first_step`, or was every snapshot skipped?"
+            )
+        attempts = tuple(entry.attempt for entry in entries)
+        granted = tuple(sorted({name for attempt in attempts for name in attempt.granted}))
+        results = Results(
+            run=self._run(saved, end, device),
+            subject=saved.subject,
+            threat_model=_threat_model(self.config.server, granted),
+            regime=saved.regime,
+            steps=tuple(saved.steps),
+            attempts=attempts,
+            summaries=summarise(attempts),
+            controls=counted_controls(saved.controls),
+            coverage=self._coverage(saved, entries, end),
+            overhead=end.overhead,
+            catalogue=self.catalogue,
+            min_tokens=self.config.min_tokens,
+        )
+        return with_digest(results)
+
+    def _run(self, saved: SavedState, end: RunEnd, device: torch.device) -> RunInfo:
+        return RunInfo(
+            id=saved.run,
+            started=saved.started,
+            finished=now(),
+            tool=__version__,
+            battery=self.battery,
+            text_mode=TextMode.HASH,
+            seed=self.config.seed,
+            command=self.command,
+            environment=_environment(device),
+            interrupted=end.interrupted,
+        )
+
+    def _coverage(self, saved: SavedState, entries: Sequence[JournalEntry], end: RunEnd) -> Coverage:
+        ran = {spec.name for spec in self.config.attacks}
+        partly = Counter(e.attempt.attack for e in entries if e.attempt.reason == PARTS_ONLY.reason)
+        not_tested = (
+            *((f"step {int(step[3:])}", why) for step, why in saved.lost.items()),
+            *((f"{attack}, on {counted(n, 'step')}", PARTS_ONLY.reason) for attack, n in partly.items()),
+            *((f"{counted(number, 'step')} that should have been kept", why) for number, why in end.not_kept),
+            *_servers_not_tested(self.config.server),
+            *NEVER_TESTED,
+        )
+        return Coverage(
+            not_tested=tuple(NotTested(what=what, why=why) for what, why in not_tested),
+            not_run=tuple(
+                NotTested(what=name, why="known to the tool, not in this battery")
+                for name in attack_registry.names()
+                if name not in ran
+            ),
+            audited_steps=len(saved.steps),
+            skipped_snapshots=end.refused,
+            total_steps=end.total_steps,
+        )
+
+
+def _threat_model(server: PluginSpec | None, granted: tuple[str, ...]) -> ThreatModel:
+    if server is None:
+        return ThreatModel(granted=granted)
+    adversary = f"an active server, which changed the model before it sent it out ({server.label})"
+    return ThreatModel(adversary=adversary, sees="one client's update of the changed model", granted=granted)
+
+
+def _servers_not_tested(server: PluginSpec | None) -> tuple[tuple[str, str], ...]:
+    """Return the kinds of server that this audit says nothing about, and why."""
+    if server is None:
+        return (
+            ("malicious server", "the battery only reads updates of honest training; crafted weights are out of scope"),
+        )
+    return (
+        (
+            "honest server",
+            f"every step was computed anew on the model of {server.label}; the run's own updates were not attacked",
+        ),
+        ("other malicious servers", f"only {server.label} was tried"),
+    )
+
+
+def _environment(device: torch.device) -> dict[str, str]:
+    import transformers
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "device": f"{device.type} ({name})",
+        "threads": str(torch.get_num_threads()),
+    }

@@ -1,0 +1,231 @@
+"""What an audit writes while it runs, and what a later process resumes from.
+
+`journal.jsonl` has one line per finished attempt, `state.json` everything else. Both are private to their owner.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from leakaudit.errors import ResultsError
+from leakaudit.files.json_lines import split_lines
+from leakaudit.files.private_files import append_line, write_atomic
+from leakaudit.results.journal import JournalEntry, load_journal
+from leakaudit.results.schema import Regime, StepRecord, Subject
+
+JOURNAL, STATE = "journal.jsonl", "state.json"
+"""File names in the folder of an audit."""
+
+
+class ControlOutcome(BaseModel):
+    """Outcome of the controls on one step."""
+
+    step: str
+    recovered: bool
+    by: str = ""
+    """Label of the attack that recovered the canary; empty if no attack did."""
+    matched_other: bool | None = None
+    """Whether the canary's reconstruction matched the real batch; None where no attack guessed text."""
+
+
+class SavedState(BaseModel):
+    """The content of `state.json`: what the journal does not hold."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    run: str
+    started: str
+    battery: str
+    """Digest of the battery."""
+    key: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """Hex of the run's HMAC key; empty after the audit has finished."""
+    source: str = ""
+    """Digest of the audited model and data, if known before the first step; empty after the audit has finished.
+
+    Anyone who guesses the data can compute the same digest, so it is not kept.
+    """
+    finished: bool = False
+    """Whether the audit has finished once; steps added later belong to a further part of it."""
+    steps: list[StepRecord] = []
+    controls: list[ControlOutcome] = []
+    lost: dict[str, str] = {}
+    """Step id -> why the step could not be audited to the end."""
+    subject: Subject | None = None
+    regime: Regime | None = None
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """The identity and the progress of an audit that has not finished or not started."""
+
+    battery: str
+    """Digest of attacks, defences, options, budget, seed and version."""
+    source: str
+    """Digest of the audited model and data."""
+    attempts: int
+    """Number of finished attempts; of an audit that has not started, number of all attempts."""
+
+    def same_as(self, other: Unfinished) -> bool:
+        """Return whether one audit continues the other."""
+        return bool(self.source) and (self.battery, self.source) == (other.battery, other.source)
+
+
+def unfinished(folder: Path) -> Unfinished | None:
+    """Return the unfinished audit in a folder; None if there is none that can be read."""
+    try:
+        state = SavedState.model_validate_json((folder / STATE).read_bytes())
+        done = len(load_journal(folder / JOURNAL))
+    except (OSError, ValidationError, ResultsError):
+        return None
+    return None if state.finished else Unfinished(state.battery, state.source, done)
+
+
+class Journal:
+    """The finished attempts of an audit, one line each in a file."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the journal at `path`, if there is one.
+
+        Raises:
+            ResultsError: it cannot be read.
+        """
+        self._path = path
+        self.entries = load_journal(path)
+
+    def reload(self) -> None:
+        """Read the file again: a signal may have come between writing a line and noting it here.
+
+        Raises:
+            ResultsError: it cannot be read.
+        """
+        self.entries = load_journal(self._path)
+        self.remove_partial_line()
+
+    def has(self, step: str, attack: str, defense: str) -> bool:
+        """Return whether the attempt is finished."""
+        wanted = (step, attack, defense)
+        return any((e.attempt.step, e.attempt.attack, e.attempt.defense) == wanted for e in self.entries)
+
+    def append(self, entry: JournalEntry) -> None:
+        """Append one line and sync it.
+
+        On a full disk nothing is appended. A killed process leaves at most one partial last line.
+
+        Raises:
+            OSError: the line cannot be written.
+        """
+        append_line(self._path, entry.model_dump_json())
+        self.entries.append(entry)
+
+    def remove_partial_line(self) -> None:
+        """Remove the partial last line of a killed process, so that the next line is whole."""
+        if not self._path.exists():
+            return
+        content = self._path.read_bytes()
+        kept = "".join(entry.model_dump_json() + "\n" for entry in self.entries)
+        if len(split_lines(content)) != len(self.entries) or (content and not content.endswith(b"\n")):
+            write_atomic(self._path, kept)
+
+
+class AuditState:
+    """The state of one audit, saved in `state.json`, and its key for hashes of private text."""
+
+    def __init__(self, folder: Path, battery: str, *, key: bytes | None = None, source: str = "") -> None:
+        """Load the state in a folder, or create it.
+
+        Args:
+            folder: of the audit; it exists.
+            battery: digest of the audit's battery.
+            key: of the hashes of private text, never written to disk; None to create one and keep it in `state.json` until the
+                audit has finished.
+            source: digest of the audited model and data, if known.
+
+        Raises:
+            ResultsError: the state cannot be read, or is of another battery.
+        """
+        self._path = folder / STATE
+        self._given_key = key
+        if self._path.exists():
+            self.saved = self._load(battery)
+            return
+        self.saved = SavedState(
+            run=f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}",
+            started=now(),
+            battery=battery,
+            key=self._new_key(),
+            source=source,
+        )
+        self.save()
+
+    def save(self) -> None:
+        """Write `state.json`."""
+        write_atomic(self._path, self.saved.model_dump_json())
+
+    def close(self, *, keep_key: bool) -> None:
+        """Mark the audit as finished and save it.
+
+        Args:
+            keep_key: keep the key for steps that are added later.
+        """
+        self.saved.finished, self.saved.source = True, ""
+        self.saved.key = self.saved.key if keep_key else ""
+        self.save()
+
+    def record_of(self, step_id: str) -> StepRecord | None:
+        """Return the record of a step; None if it has none yet."""
+        return next((record for record in self.saved.steps if record.id == step_id), None)
+
+    def has_control(self, step_id: str) -> bool:
+        """Return whether the controls ran on a step."""
+        return any(control.step == step_id for control in self.saved.controls)
+
+    def keyed_hash(self, private: bytes, digits: int) -> str:
+        """Return the first hex digits of a keyed SHA-256.
+
+        It is keyed because anyone could confirm a guessed text with a plain one. That holds for the hash of an update as well:
+        it can be computed from the text.
+        """
+        key = self._given_key or bytes.fromhex(self.saved.key)
+        return hmac.new(key, private, hashlib.sha256).hexdigest()[:digits]
+
+    def _load(self, battery: str) -> SavedState:
+        try:
+            saved = SavedState.model_validate_json(self._path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise ResultsError(
+                f"{self._path}: cannot be read ({type(error).__name__}); give another folder, or remove this file: "
+                "finished attempts are then audited again"
+            ) from None
+        saved.key = saved.key or self._new_key()  # a finished audit has none: steps added later get another key
+        if saved.battery != battery:
+            raise ResultsError(
+                f"{self._path.parent}: holds an audit by another battery (attacks, defences, options, budget or seed differ); "
+                "give another folder, or remove this one"
+            )
+        return saved
+
+    def _new_key(self) -> str:
+        """Return a new key in hex; empty if the audit was given a key."""
+        return "" if self._given_key else secrets.token_hex(32)
+
+
+def step_id_of(step: int) -> str:
+    """Return the id of an optimizer step: ids sort by step.
+
+    >>> step_id_of(40)
+    'st-000040'
+    """
+    return f"st-{step:06d}"
+
+
+def now() -> str:
+    """Return the current time in UTC, in ISO 8601 to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

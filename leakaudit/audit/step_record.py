@@ -1,0 +1,166 @@
+"""What the results say of one audited step: its record, and the model and regime of its run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from typing import Any
+
+from leakaudit.audit.state import step_id_of
+from leakaudit.client.facts import DeclaredDefense
+from leakaudit.client.observation import Observation
+from leakaudit.client.snapshot import Snapshot
+from leakaudit.client.truth import Truth
+from leakaudit.models.array_classifier import ArrayClassifier
+from leakaudit.results.schema import Regime, StepRecord, Subject, Verification, VerificationStatus
+
+
+def record_of(
+    snapshot: Snapshot,
+    verification: Verification,
+    shipped: tuple[DeclaredDefense, ...],
+    *,
+    digest: str,
+    min_tokens: int,
+) -> StepRecord:
+    """Return the record of a verified step.
+
+    Args:
+        snapshot: the step.
+        verification: its stamp.
+        shipped: the declared defences that are in its update, as the protocol declares them.
+        digest: keyed hash of the observed update.
+        min_tokens: length of the shortest text that a sentence event counts.
+    """
+    provenance = snapshot.provenance
+    sequences = snapshot.truth.sequences()
+    return StepRecord(
+        id=step_id_of(provenance.step),
+        step=provenance.step,
+        epoch=provenance.epoch,
+        phase=_phase(provenance.step, provenance.total_steps),
+        snapshot=f"hmac-sha256:{digest}",
+        n_sequences=len(sequences),
+        n_tokens_bucket=bucket(sum(map(len, sequences))),
+        verification=verification,
+        loss=_finite(provenance.loss),
+        shipped_defense="+".join(map(_with_strength, shipped)) or "none",
+        n_sentences=_sentences(snapshot, min_tokens),
+    )
+
+
+def lost_record(step: int, reason: str, *, digest: str) -> StepRecord:
+    """Return the record of a step whose snapshot could not be audited.
+
+    Args:
+        step: optimizer step.
+        reason: a clause without private text and without a path.
+        digest: keyed hash that stands in for that of the update.
+    """
+    return StepRecord(
+        id=step_id_of(step),
+        step=step,
+        phase=_phase(step, None),
+        snapshot=f"hmac-sha256:{digest}",
+        n_sequences=0,
+        n_tokens_bucket="unknown",
+        verification=Verification(status=VerificationStatus.UNVERIFIABLE, note=reason),
+    )
+
+
+def subject_of(snapshot: Snapshot) -> Subject:
+    """Return the audited model: class, digest of its configuration, number of parameters."""
+    config = json.dumps(snapshot.model_recipe.config, sort_keys=True, default=str)
+    return Subject(
+        model=snapshot.model_recipe.class_name,
+        config_digest=f"sha256:{hashlib.sha256(config.encode()).hexdigest()}",
+        parameters=snapshot.parts.parameters
+        if snapshot.parts
+        else sum(p.numel() for p in snapshot.observation.model.parameters()),
+    )
+
+
+def regime_of(snapshot: Snapshot, before: Regime | None) -> Regime:
+    """Return the training regime up to and including this step.
+
+    Args:
+        snapshot: the step.
+        before: the regime of the steps before it; the batch size is the largest, and declared defences add up.
+    """
+    facts, recipe = snapshot.observation.facts, snapshot.recipe
+    batch_size = len(snapshot.truth.sequences())
+    size = max(batch_size, before.batch_size or 0) if before else batch_size
+    config: Any = getattr(snapshot.observation.model, "config", None)
+    return Regime(
+        dtype=recipe.autocast or facts.dtype,
+        training_mode=recipe.training,
+        dropout=max(facts.dropout.values(), default=0.0),
+        hidden=getattr(config, "hidden_size", None),
+        trainable=_trainable(facts.shared, facts.frozen),
+        accumulation=max(1, len(snapshot.truth.micro_batches)),
+        max_grad_norm=_finite(recipe.max_grad_norm),
+        batch_size=size,
+        declared_defenses=tuple(
+            dict.fromkeys([*((before and before.declared_defenses) or ()), *(d.name for d in facts.defenses)])
+        ),
+    )
+
+
+def texts_of(truth: Truth, seen: Observation) -> list[tuple[int, ...]]:
+    """Return the true sequences; empty if the batch holds arrays and no text."""
+    return [] if isinstance(seen.model, ArrayClassifier) else truth.sequences()
+
+
+def bucket(count: int) -> str:
+    """Return the power-of-two range that a count falls into.
+
+    >>> bucket(1), bucket(9), bucket(16), bucket(17)
+    ('1', '9-16', '9-16', '17-32')
+    """
+    if count <= 1:
+        return str(count)
+    top = 1 << (count - 1).bit_length()
+    return f"{top // 2 + 1}-{top}" if top > 2 else "2"
+
+
+def _sentences(snapshot: Snapshot, min_tokens: int) -> int:
+    """Count the texts that are long enough for a sentence event, as scoring measures them."""
+    special = snapshot.observation.facts.vocabulary.wordless_ids
+    texts = texts_of(snapshot.truth, snapshot.observation)
+    return sum(sum(token not in special for token in ids) >= min_tokens for ids in texts)
+
+
+def _phase(step: int, total: int | None) -> Any:
+    """Return the third of the planned run that a step falls into; "simulated" without a plan."""
+    if not total:
+        return "simulated"
+    return ("early", "middle", "late")[min(2, 3 * step // total)]
+
+
+def _with_strength(defense: DeclaredDefense) -> str:
+    """Return a declared defence with its numbers, such as `gaussian-noise(scale=0.1)`."""
+    numbers = {
+        key: value
+        for key, value in defense.parameters.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    shown = ", ".join(f"{key}={value:g}" for key, value in numbers.items())
+    return f"{defense.name}({shown})" if numbers else defense.name
+
+
+def _finite(number: float | None) -> float | None:
+    """Return a finite number unchanged, None for any other.
+
+    A trainer may log a loss of NaN, or clip at infinity to read the norm.
+    """
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _trainable(shared: tuple[str, ...], frozen: tuple[str, ...]) -> str:
+    """Return which parameters are trained, in words."""
+    if not frozen:
+        return "all"
+    kinds = sorted({"embeddings" if "embed" in name else name.rsplit(".", 1)[0] for name in frozen})
+    shown = ", ".join(kinds[:3]) + (f" and {len(kinds) - 3} more" if len(kinds) > 3 else "")
+    return f"{len(shared)} of {len(shared) + len(frozen)} parameters; frozen: {shown}"

@@ -1,0 +1,83 @@
+"""Attacks and defences as the command line writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from leakaudit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from leakaudit.config.audit import PluginSpec
+
+
+def specs_of(text: str) -> tuple[PluginSpec, ...]:
+    """Split `a,b(x=1,y=2),c` at the commas outside brackets.
+
+    Raises:
+        ConfigError: the brackets do not close, or the list is empty.
+    """
+    from leakaudit.config.audit import PluginSpec
+
+    parts, depth, current = [], 0, ""
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            parts.append(current)
+            current = ""
+        else:
+            current += letter
+    parts = [part.strip() for part in (*parts, current) if part.strip()]
+    if depth or not parts:
+        raise ConfigError(f"{text!r}: expected names separated by commas, such as span,tag(steps=300)")
+    try:
+        return tuple(PluginSpec.parse(part) for part in parts)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def with_options(specs: tuple[PluginSpec, ...], options: tuple[str, ...]) -> tuple[PluginSpec, ...]:
+    """Add `name.knob=value` options to the plugins they name.
+
+    Raises:
+        ConfigError: an option has another form, or names a plugin that is not in the list.
+    """
+    added: dict[str, dict[str, str]] = {spec.name: {} for spec in specs}
+    for option in options:
+        target, equals, value = option.partition("=")
+        name, dot, knob = target.rpartition(".")
+        if not equals or not dot:
+            raise ConfigError(f"{option!r}: expected name.option=value, such as tag.steps=300")
+        if name not in added:
+            raise ConfigError(f"{option!r}: {name!r} is not in this battery ({', '.join(added)})")
+        added[name][knob] = value
+    return tuple(spec.model_copy(update={"options": {**spec.options, **added[spec.name]}}) for spec in specs)
+
+
+class BatteryOption(click.Option):
+    """An option whose help names the default attacks of the configuration, which is read only when help is asked for."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the option and its help with the default."""
+        from leakaudit.config.audit import DEFAULT_ATTACKS, LABEL_ATTACKS
+
+        record = super().get_help_record(ctx)
+        if record is None:
+            return None
+        texts, arrays = (",".join(spec.label for spec in specs) for specs in (DEFAULT_ATTACKS, LABEL_ATTACKS))
+        return record[0], f"{record[1]}  [default: {texts}; for arrays: {arrays}]"
+
+
+def battery_of_data(asked: str | None, data: Path) -> tuple[PluginSpec, ...]:
+    """Return the attacks that were asked for, or the defaults: of text, or of labels where batches hold no text.
+
+    Raises:
+        ConfigError: the list cannot be read.
+    """
+    from leakaudit.config.audit import DEFAULT_ATTACKS, LABEL_ATTACKS
+
+    if asked is not None:
+        return specs_of(asked)
+    return LABEL_ATTACKS if data.suffix == ".safetensors" else DEFAULT_ATTACKS

@@ -1,0 +1,74 @@
+"""Command-line options made of a dataclass's fields."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import click
+
+from leakaudit.cli.common import EXISTING
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def options_of(kind: type) -> Callable[[Command], Command]:
+    """Return a decorator that gives a command one option for each field of a dataclass.
+
+    Args:
+        kind: a dataclass whose fields have `help` in their metadata, and as limits `minimum`, `maximum` or `above`. Types: str, int,
+            float, Path, a Literal, any of them or None, and tuple[str, ...], which is written with commas.
+    """
+    hints = get_type_hints(kind)
+
+    def add(command: Command) -> Command:
+        for field in reversed(dataclasses.fields(kind)):
+            command = _option(field, hints[field.name])(command)
+        return command
+
+    return add
+
+
+def values_of(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a dataclass's fields out of a command's parameters; texts with commas become tuples."""
+    hints = get_type_hints(kind)
+    return {
+        field.name: _words(given[field.name]) if get_origin(hints[field.name]) is tuple else given[field.name]
+        for field in dataclasses.fields(kind)
+    }
+
+
+def _option(field: dataclasses.Field[Any], hint: Any) -> Callable[[Command], Command]:
+    required = field.default is dataclasses.MISSING
+    default = ",".join(field.default) if isinstance(field.default, tuple) else field.default
+    return click.option(
+        f"--{field.name.replace('_', '-')}",
+        field.name,
+        type=_click_type(hint, field.metadata),
+        required=required,
+        default=None if required else default,
+        show_default=not required and default not in (None, ""),
+        help=field.metadata["help"],
+    )
+
+
+def _click_type(hint: Any, limits: Mapping[str, Any]) -> Any:
+    """Return click's type for a field's type and limits."""
+    plain = next((one for one in get_args(hint) if one is not NoneType), hint) if NoneType in get_args(hint) else hint
+    if get_origin(plain) is Literal:
+        return click.Choice(get_args(plain))
+    if plain is Path:
+        return EXISTING
+    if plain is float:
+        return click.FloatRange(min=limits["above"], min_open=True) if "above" in limits else float
+    if plain is int:
+        low, high = limits.get("minimum"), limits.get("maximum")
+        return int if low is None and high is None else click.IntRange(min=low, max=high)
+    return str
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())

@@ -1,0 +1,92 @@
+"""`leakaudit report` and `leakaudit gate`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from leakaudit.cli.common import EXISTING, clear_errors
+from leakaudit.errors import RedactionError, ResultsError
+from leakaudit.exit_codes import ExitCode
+
+
+@click.command(short_help="Render the HTML report of a run again.")
+@click.argument("run_dir", type=EXISTING)
+@click.option("--text", "text", type=click.Choice(["hash", "masked", "full"]), default="masked", show_default=True)
+@click.option("--policy", type=EXISTING, help="YAML policy; default: the built-in one.")
+@click.option("-o", "--output", type=EXISTING, help="The HTML file; default: report.html in RUN_DIR.")
+@click.option("--allow-full-in-ci", is_flag=True, help="Allow --text full if the variable CI is set.")
+@clear_errors
+def report(run_dir: Path, text: str, policy: Path | None, output: Path | None, allow_full_in_ci: bool) -> None:
+    """Render the HTML report of RUN_DIR (a folder with results.json)."""
+    from datetime import UTC, datetime
+
+    from leakaudit.gate.policy import default_policy, load_policy
+    from leakaudit.plugins.names import names_for
+    from leakaudit.reports.page import write_report
+    from leakaudit.results.files import load_results
+    from leakaudit.results.schema import TextMode
+
+    if not run_dir.is_dir():
+        raise ResultsError(f"{run_dir}: no such folder; give the folder that holds results.json")
+    mode = TextMode(text)
+    rules = load_policy(policy, names_for(load_results(run_dir))) if policy else default_policy()
+    if mode is TextMode.FULL and policy is not None and not rules.report.allow_full:
+        raise RedactionError(f"{policy}: does not allow text mode full (report.allow_full: true)")
+    path = write_report(
+        run_dir,
+        mode,
+        now=datetime.now(UTC),
+        policy=rules,
+        output=output,
+        allow_full=mode is TextMode.FULL,  # asking by name is the leave, unless a policy says otherwise
+        allow_full_in_ci=allow_full_in_ci,
+    )
+    click.echo(str(path))
+
+
+@click.command(short_help="Judge a run by a policy; the exit code is the verdict.")
+@click.argument("run_dir", type=EXISTING)
+@click.option("--policy", type=EXISTING, help="YAML policy; default: the built-in one.")
+@click.option("--soft-fail", is_flag=True, help="Exit 0 whatever the verdict; the verdict itself stays.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the verdict line only.")
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict as one JSON document.")
+@clear_errors
+def gate(run_dir: Path, policy: Path | None, soft_fail: bool, quiet: bool, as_json: bool) -> None:
+    """Judge RUN_DIR (a folder with results.json, or the file) by a policy.
+
+    Exit codes: 0 PASS, 2 wrong policy or usage, 3 FAIL, 4 INCONCLUSIVE, 5 ERROR (the evidence cannot be judged).
+    """
+    from datetime import UTC, datetime
+
+    from leakaudit.files.private_files import write_atomic
+    from leakaudit.gate.evaluate import evaluate, unreadable
+    from leakaudit.gate.policy import default_policy, load_policy
+    from leakaudit.gate.verdict import to_json
+    from leakaudit.plugins.names import names_for
+    from leakaudit.results.files import read_results
+
+    file = run_dir / "results.json" if run_dir.is_dir() else run_dir
+    now = datetime.now(UTC)
+    try:
+        results, sha256 = read_results(file)
+    except ResultsError as error:
+        verdict = unreadable(str(error), load_policy(policy) if policy else default_policy(), now=now)
+    else:
+        rules = load_policy(policy, names_for(results)) if policy else default_policy()
+        verdict = evaluate(results, rules, now=now, results_sha256=sha256)
+    try:
+        if file.exists():
+            write_atomic(file.parent / "verdict.json", json.dumps(to_json(verdict), indent=1))
+    except OSError as error:
+        click.echo(f"verdict.json was not written ({error.strerror or type(error).__name__})", err=True)
+    if as_json:
+        click.echo(json.dumps(to_json(verdict), indent=1))
+    else:
+        from leakaudit.reports.terminal import print_verdict
+
+        print_verdict(verdict, quiet=quiet)
+    sys.exit(ExitCode.PASS if soft_fail else verdict.verdict.exit_code)

@@ -1,0 +1,126 @@
+"""`leakaudit run` and `leakaudit worker`: kept steps, attacked."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+
+import click
+
+from leakaudit.cli.auditing import RESUME_HELP, Steps, audit_steps, check_policy
+from leakaudit.cli.common import EXISTING, IDENTITY_HELP, answering_nobody, clear_errors
+from leakaudit.cli.threads import wait_passively
+from leakaudit.errors import ConfigError
+
+
+@click.command(short_help="Audit a spool's snapshots, beside training or after it.")
+@click.argument("spool", type=EXISTING)
+@click.option("--once", is_flag=True, help="Audit what is there and stop, without waiting for more.")
+@click.option("--device", help="cpu, cuda, cuda:1 or auto; overrides the audit's own setting.")
+@click.option("--identity", type=EXISTING, help=IDENTITY_HELP)
+@click.option(
+    "--idle-limit",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Stop when nothing new has come for so long: a trainer that died on another machine cannot say so.",
+)
+@clear_errors
+def worker(spool: Path, once: bool, device: str | None, identity: Path | None, idle_limit: float | None) -> None:
+    """Audit the snapshots of SPOOL (an audit's folder or the spool in it) while training goes on, or after it.
+
+    The callback starts this by itself. As a job of its own, on this machine or another that sees the folder, it takes over what
+    `schedule: deferred` and `at_end: leave` keep; started again, it goes on where it was.
+    """
+    from leakaudit.audit.devices import check_device
+    from leakaudit.audit.worker import run_worker
+    from leakaudit.cli.snapshots import private_keys, spool_of
+    from leakaudit.storage.parent_watch import keep_memory_private
+
+    keep_memory_private()
+    if device is not None:
+        check_device(device)
+    keys = private_keys(identity)
+    with answering_nobody():
+        code = run_worker(spool_of(spool), once=once, device=device, identities=keys, idle_limit_s=idle_limit)
+    sys.exit(code)
+
+
+@click.command(short_help="Attack kept snapshots once.")
+@click.argument("snapshots", type=EXISTING, nargs=-1, required=True)
+@click.option("--tokenizer", type=EXISTING, help="Folder of the tokenizer; default: the one kept in the spool.")
+@click.option("--config", "config_path", type=EXISTING, help="YAML of the audit: attacks, defences, budget.")
+@click.option("--out", type=EXISTING, default=Path("leakaudit-out"), show_default=True)
+@click.option("--identity", type=EXISTING, help=IDENTITY_HELP)
+@click.option("--resume/--fresh", "resume", default=None, help=RESUME_HELP)
+@click.option("--json", "as_json", is_flag=True, help="Print the summaries as one JSON document.")
+@clear_errors
+def run(
+    snapshots: tuple[Path, ...],
+    tokenizer: Path | None,
+    config_path: Path | None,
+    out: Path,
+    identity: Path | None,
+    resume: bool | None,
+    as_json: bool,
+) -> None:
+    """Attack kept SNAPSHOTS once: snapshot folders, or a spool or folder that holds some.
+
+    An earlier audit in --out moves to OUT.1, OUT.2 and so on, and one that was stopped is continued, as by `simulate`.
+    """
+    wait_passively()
+    from leakaudit.cli.snapshots import private_keys
+    from leakaudit.config.audit import AuditConfig, load_config
+    from leakaudit.models.array_classifier import reader_in
+    from leakaudit.storage.parent_watch import keep_memory_private
+    from leakaudit.storage.snapshots import read_manifest, read_snapshot
+
+    keep_memory_private()
+    keys = private_keys(identity)
+    folders = _snapshot_folders(snapshots)
+    kept_tokenizer = tokenizer or _kept_tokenizer(folders[0])
+    config = (load_config(config_path) if config_path else AuditConfig()).model_copy(update={"out_dir": out})
+    if config.policy is not None:
+        check_policy(config.policy)
+
+    def steps_of() -> Steps:
+        numbered: dict[int, Path] = {}
+        for folder in folders:
+            step = read_manifest(folder).provenance.step
+            if step in numbered:
+                raise ConfigError(
+                    f"{numbered[step]} and {folder} are both step {step}; an audit has every step once: audit them one by one"
+                )
+            numbered[step] = folder
+        described = b"".join((folder / "snapshot.json").read_bytes() for folder in folders)
+        return Steps(
+            hashlib.sha256(described).hexdigest(),
+            reader_in(kept_tokenizer),
+            sorted(numbered),
+            lambda step: read_snapshot(numbered[step], keys),
+            planned=False,
+        )
+
+    audit_steps(config, steps_of, resume=resume, as_json=as_json)
+
+
+def _snapshot_folders(paths: tuple[Path, ...]) -> list[Path]:
+    found: list[Path] = []
+    for path in paths:
+        if (path / "snapshot.json").is_file():
+            found.append(path)
+        elif path.is_dir():
+            found += sorted(child.parent for child in path.glob("**/snapshot.json") if child.parent.suffix != ".tmp")
+    if not found:
+        raise ConfigError(
+            f"no snapshot in {', '.join(map(str, paths))}: looked for folders with a snapshot.json; "
+            "`keep_snapshots: true` keeps them after the audit"
+        )
+    return found
+
+
+def _kept_tokenizer(snapshot: Path) -> Path:
+    for folder in (snapshot.parent / "tokenizer", snapshot.parent.parent / "tokenizer"):
+        if folder.is_dir():
+            return folder
+    raise ConfigError(f"{snapshot}: no tokenizer folder beside it; give one with --tokenizer")

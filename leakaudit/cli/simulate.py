@@ -1,0 +1,172 @@
+"""`leakaudit simulate`: client steps made of a model and a data file, attacked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from leakaudit.cli.auditing import RESUME_HELP, Steps, audit_steps, check_policy
+from leakaudit.cli.battery import BatteryOption, battery_of_data, specs_of, with_options
+from leakaudit.cli.common import EXISTING, clear_errors
+from leakaudit.cli.dataclass_options import Command, options_of, values_of
+from leakaudit.cli.threads import wait_passively
+from leakaudit.config.simulation import Simulation
+from leakaudit.errors import ConfigError
+from leakaudit.results.wording import counted
+
+if TYPE_CHECKING:
+    from leakaudit.config.audit import AuditConfig
+
+OUT = Path("leakaudit-out")
+
+AUDIT_OPTIONS = (
+    click.option("--config", "config_path", type=EXISTING, help="YAML of the audit; the options below override it."),
+    click.option(
+        "--attacks",
+        cls=BatteryOption,
+        help="Comma-separated, with knobs such as tag(steps=300); default: those of the callback.",
+    ),
+    click.option("--defenses", help="Comma-separated, such as none,gaussian-noise(scale=0.1); default: none."),
+    click.option("--attack-option", "attack_options", multiple=True, metavar="NAME.KNOB=VALUE"),
+    click.option("--defense-option", "defense_options", multiple=True, metavar="NAME.KNOB=VALUE"),
+    click.option(
+        "--server", help="Active server that changes the model, such as wide-pooler(dimension=100); default: none."
+    ),
+    click.option(
+        "--budget", type=click.FloatRange(min=0, min_open=True), help="Seconds for each attempt; default: 60."
+    ),
+    click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where attacks compute; default: auto."),
+    click.option("--text", type=click.Choice(["hash", "masked", "full"]), help="Text in the report; default: masked."),
+    click.option("--sentence-model", type=EXISTING, help="Folder of an encoder; adds a score of likeness in meaning."),
+    click.option("--controls", type=click.IntRange(min=0), help="Control steps to run; default: 3."),
+    click.option("--policy", type=EXISTING, help="YAML policy of the gate; default: the built-in one."),
+    click.option("--out", type=EXISTING, help=f"Folder for the results; default: {OUT}."),
+)
+
+
+def _audit_options(command: Command) -> Command:
+    for option in reversed(AUDIT_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.command(short_help="Attack client steps made of a model and a data file.")
+@options_of(Simulation)
+@_audit_options
+@click.option("--resume/--fresh", "resume", default=None, help=RESUME_HELP)
+@click.option("--json", "as_json", is_flag=True, help="Print the summaries as one JSON document.")
+@clear_errors
+def simulate(resume: bool | None, as_json: bool, **given: Any) -> None:
+    """Make client steps from a model and a data file, attack them, and write results.json and report.html.
+
+    Nothing in --out is overwritten: an earlier audit there moves to OUT.1, OUT.2 and so on. If an audit was stopped, the same
+    command continues it. After Ctrl-C, SIGTERM or SIGHUP the command writes results and a report of what is finished and stops
+    (exit 130, 143, 129); a second signal ends it at once. Attacks use the CPU threads that are idle, or OMP_NUM_THREADS if it is
+    set.
+    """
+    wait_passively()
+    config = _config(given)
+    _check_files(config)
+    what = values_of(Simulation, given) | {"seed": config.seed}
+
+    def steps_of() -> Steps:
+        simulator = _simulator(what)
+        if len(simulator) < what["steps"]:
+            full = counted(len(simulator), "full batch", "full batches")
+            size = what["batch_size"] * what["local_steps"]
+            click.echo(
+                f"--steps {what['steps']}: the data has only {full} of {size}; all of them are audited", err=True
+            )
+        return Steps(simulator.digest, simulator.tokenizer, range(len(simulator)), simulator.snapshot)
+
+    audit_steps(config, steps_of, resume=resume, as_json=as_json, shown_options={"grant": given["grant"]})
+
+
+def _config(given: Mapping[str, Any]) -> AuditConfig:
+    """Return the audit's configuration: the YAML file's, with the options that were given in the place of its keys.
+
+    Raises:
+        ConfigError: a key or an option is wrong.
+    """
+    from leakaudit.config.audit import AuditConfig, load_config
+    from leakaudit.config.strict_yaml import validate_mapping
+
+    path: Path | None = given["config_path"]
+    base = load_config(path) if path else AuditConfig(out_dir=OUT)
+    config: AuditConfig = validate_mapping(
+        base.model_dump(mode="json", exclude_unset=True) | _overrides(given, base), AuditConfig, "command line"
+    )
+    return config
+
+
+def _overrides(given: Mapping[str, Any], base: AuditConfig) -> dict[str, Any]:
+    """Return configuration keys and values for the options that were given."""
+    keys = {
+        "out": "out_dir",
+        "server": "server",
+        "budget": "budget_s",
+        "text": "text",
+        "device": "device",
+        "sentence_model": "sentence_model",
+        "controls": "controls",
+        "policy": "policy",
+    }
+    found = {key: given[option] for option, key in keys.items() if given[option] is not None}
+    found = {key: str(value) if isinstance(value, Path) else value for key, value in found.items()}
+    attacks = base.attacks if "attacks" in base.model_fields_set else battery_of_data(None, given["data"])
+    defenses = base.defenses if given["defenses"] is None else specs_of(given["defenses"])
+    attacks = attacks if given["attacks"] is None else specs_of(given["attacks"])
+    found["attacks"] = [spec.model_dump() for spec in with_options(attacks, given["attack_options"])]
+    found["defenses"] = [spec.model_dump() for spec in with_options(defenses, given["defense_options"])]
+    if found.get("text") == "full":
+        found["allow_full"] = True
+    if _was_given("seed") or "seed" not in base.model_fields_set:
+        found["seed"] = given["seed"]
+    return found
+
+
+def _was_given(option: str) -> bool:
+    source = click.get_current_context().get_parameter_source(option)
+    return source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
+
+
+def _check_files(config: AuditConfig) -> None:
+    """Refuse a wrong policy, sentence model or text mode before hours of attacks, not after.
+
+    Raises:
+        LeakAuditError: says which, and why.
+    """
+    from leakaudit.results.schema import TextMode
+
+    if config.policy is not None:
+        check_policy(config.policy)
+    if config.sentence_model is not None:
+        from leakaudit.metrics.semantic_similarity import check_sentence_model
+
+        check_sentence_model(config.sentence_model)
+    if config.text is TextMode.FULL:
+        from leakaudit.reports.redaction import refuse_full_in_ci
+
+        refuse_full_in_ci()
+
+
+def _simulator(what: dict[str, Any]) -> Any:
+    """Return what makes the client steps: of texts, or of arrays where the data is a file of tensors.
+
+    Raises:
+        ConfigError: an option is for texts only.
+    """
+    if what["data"].suffix != ".safetensors":
+        from leakaudit.audit.simulation.texts import Simulator
+
+        return Simulator(Simulation(**what))
+    from leakaudit.audit.simulation.arrays import ArraySimulation, ArraySimulator
+
+    of_text = ("grant", "lora_rank", "lora_targets", "lora_warmup")
+    if any(what[name] for name in of_text) or what["task"] != "classification":
+        raise ConfigError("arrays are classified as they are: --task, --grant and --lora-... are for texts")
+    rest = {name: value for name, value in what.items() if name not in (*of_text, "task")}
+    return ArraySimulator(ArraySimulation(**rest | {"model": str(what["model"])}))

@@ -1,0 +1,84 @@
+"""What `leakaudit simulate` simulates: client steps without a training loop. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from leakaudit.errors import ConfigError
+
+MAX_CLASSES = 100_000
+"""Most classes of a classifier. Our choice: a head of so many classes has 0.3 GB at hidden size 768, and an audit holds several
+copies of it; a larger label is mostly an identifier that stands in the wrong field."""
+
+GRANTS = ("labels", "lengths")
+"""What a threat model may give an attack (`leakaudit.client.facts.Granted`)."""
+
+
+def _option(default: Any, text: str, **limits: float) -> Any:
+    """Return a field with the text that `--help` prints and its limits: `minimum`, `maximum`, or `above` for an open lower end."""
+    return field(default=default, metadata={"help": text, **limits})
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Client steps made of a model and a data file.
+
+    Each field is an option of `leakaudit simulate`; its metadata holds the text of `--help`.
+    """
+
+    model: Path = field(
+        metadata={
+            "help": "Folder as `save_pretrained` writes it; for arrays `package.module:function` that makes the classifier."
+        }
+    )
+    data: Path = field(
+        metadata={
+            "help": "JSONL with the fields `text` and `label`, or arrays as `save_auxiliary` writes them (.safetensors)."
+        }
+    )
+    task: Literal["classification", "causal-lm"] = _option("classification", "What the model is trained for.")
+    num_labels: int | None = _option(
+        None, "Classes; default: the largest label plus one.", minimum=2, maximum=MAX_CLASSES
+    )
+    batch_size: int = _option(1, "Texts of one batch.", minimum=1)
+    steps: int = _option(10, "Client steps to audit.", minimum=1)
+    seed: int = _option(0, "Seed of fresh head, shuffle, dropout and attacks.")
+    mode: Literal["eval", "train"] = _option("eval", "train: dropout on.")
+    freeze: tuple[str, ...] = _option((), "`embeddings`, or patterns of parameter names, comma-separated.")
+    grant: tuple[str, ...] = _option((), "What the threat model gives the attacks: labels, lengths.")
+    lora_rank: int | None = _option(None, "Train low-rank adapters and the head instead of the weights.", minimum=1)
+    lora_targets: tuple[str, ...] = _option(
+        (), "Ends of the names of the layers with adapters; default: peft's choice."
+    )
+    lora_warmup: int = _option(
+        0,
+        "Steps of AdamW before the audit. Without any, the adapters' B are zero and A has no update.",
+        minimum=0,
+    )
+    local_steps: int = _option(1, "SGD steps that a client takes.", minimum=1)
+    learning_rate: float | None = _option(
+        None, "Learning rate of the local steps; the update is then a difference of weights.", above=0
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse grants that do not exist and sizes that make no batch."""
+        unknown = sorted(set(self.grant) - set(GRANTS))
+        if unknown:
+            raise ConfigError(f"--grant {', '.join(unknown)}: an attack can be granted {', '.join(GRANTS)}")
+        if self.batch_size < 1 or self.steps < 1:
+            raise ConfigError(f"at least one step of one text is needed, got {self.steps} steps of {self.batch_size}")
+        if self.lora_rank is None and (self.lora_targets or self.lora_warmup):
+            raise ConfigError("--lora-targets and --lora-warmup say nothing without --lora-rank")
+        if (self.lora_rank is not None and self.lora_rank < 1) or self.lora_warmup < 0 or self.local_steps < 1:
+            raise ConfigError(
+                "the rank of adapters and the number of local steps are at least 1, that of warm-up steps at least 0; "
+                f"got {self.lora_rank}, {self.local_steps} and {self.lora_warmup}"
+            )
+        if self.local_steps > 1 and self.learning_rate is None:
+            raise ConfigError(
+                f"--local-steps {self.local_steps} needs --learning-rate: what a client sends is a difference of weights"
+            )
+        if self.learning_rate is not None and not self.learning_rate > 0:
+            raise ConfigError(f"--learning-rate is above 0, got {self.learning_rate:g}")

@@ -1,0 +1,251 @@
+"""The policy: what must hold of an audit, read from YAML."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from leakaudit.config.duration import Duration
+from leakaudit.config.strict_yaml import problem_at, read_yaml
+from leakaudit.gate.events import EVENTS
+from leakaudit.plugins import names as catalogue
+from leakaudit.results.schema import Fraction, TextMode
+
+SHIPPED = "shipped"
+"""The scope word for what the training run really sends."""
+
+
+OBSERVED = "none"
+"""Attempts on the update as observed: the run's own defence is in it already."""
+
+
+ANY = "any"
+"""The scope word for every attack."""
+
+if TYPE_CHECKING:
+    EventName = str
+else:
+    EventName = Literal[*EVENTS]
+    """An event that a policy may limit. The table of events makes it, so that a new event needs no line here."""
+
+RuleId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
+
+
+class _Policy(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, use_attribute_docstrings=True)
+
+
+class EvidencePolicy(_Policy):
+    """The floor: evidence below it cannot pass a rule. It can still fail one, because a leak that was seen is a fact."""
+
+    min_steps: int = Field(default=59, ge=1)
+    """Steps that must be evidence for a rule. 59 steps without a leak are what bounds the rate by 5 % at 95 %."""
+    max_error_share: Fraction = 0.02
+    """Share of the attempts due for a rule that may be lost: crashed, skipped, never made, or on a step whose update
+    does not come from the batch that was kept."""
+    max_censored: Fraction = 0.20
+    """Share of the attempts that may have ended for want of time. They count as "no event"."""
+    max_age: Duration = "7d"
+    """How old the results may be: a number and d, h, m or s, such as 7d."""
+
+
+class PositiveControl(_Policy):
+    """An undefended step with known text, which must be recovered. Otherwise the audit is blind."""
+
+    steps: int = Field(default=1, ge=0)
+    """Control steps that must have run."""
+    rate_lower: Fraction = 0.90
+    """Share of them that must be recovered. Compared with the 95 % lower bound where there are enough control steps
+    for that (29 of 29 for 0.90), and with the plain share where there are fewer."""
+
+
+class NegativeControl(_Policy):
+    """An update of another batch, from which the text must not be recovered. Otherwise the scores are broken."""
+
+    steps: int = Field(default=1, ge=0)
+    """Control steps that must have run."""
+    rate_upper: Fraction = 0.10
+    """Share of them that may be "recovered". Compared with the upper bound where there are enough control steps for
+    that (29 for 0.10), and with the plain share where there are fewer."""
+
+
+class ControlsPolicy(_Policy):
+    """Both controls."""
+
+    positive: PositiveControl = PositiveControl()
+    negative: NegativeControl = NegativeControl()
+
+
+class StatisticsPolicy(_Policy):
+    """How sure a bound must be."""
+
+    confidence: float = Field(default=0.95, ge=0.5, lt=1.0)
+    """Of each one-sided bound."""
+
+
+class Scope(_Policy):
+    """Which attempts a rule looks at."""
+
+    defense: str = SHIPPED
+    """`shipped` is the update as the run sends it; otherwise the name of a defence of the battery."""
+    attack: str | tuple[str, ...] = ANY
+    """The name of an attack, a list of names, or `any`."""
+
+    @property
+    def attacks(self) -> tuple[str, ...] | None:
+        """The attacks by name, None for any."""
+        if self.attack == ANY:
+            return None
+        return (self.attack,) if isinstance(self.attack, str) else self.attack
+
+
+class Rule(_Policy):
+    """One limit: `event` with `max_rate` or `max_count`, or `metric` and `statistic` with `max_value`."""
+
+    id: RuleId
+    """Lower-case letters, digits and hyphens; the report links to it."""
+    severity: Literal["critical", "high", "medium", "low"] = "high"
+    """Decides the order in the report."""
+    level: Literal["error", "warn"] = "error"
+    """`warn` rules are shown and never change the verdict."""
+    scope: Scope = Scope()
+    event: EventName | None = None
+    """What counts as a leak of a step."""
+    max_rate: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """Share of steps that may leak. Passes when the upper bound is at or below it, fails when the lower bound is above."""
+    max_count: int | None = Field(default=None, ge=0)
+    """Audited steps that may leak. 0 is a red line: one leak is proof, no statistics."""
+    metric: str | None = None
+    """A score of the battery, such as rougeL or token_recall. A step's score is that of its worst attack."""
+    statistic: Literal["mean", "p95", "max"] | None = None
+    """Over steps. `mean` and `p95` are bounded and need 30 steps (p95 needs 59 to pass); `max` is what was seen."""
+    max_value: Fraction | None = None
+    """Largest value of the statistic."""
+
+    @property
+    def threshold(self) -> float:
+        """The limit, whichever kind it is."""
+        return next(float(x) for x in (self.max_rate, self.max_count, self.max_value) if x is not None)
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        limits = [name for name in ("max_rate", "max_count", "max_value") if getattr(self, name) is not None]
+        if len(limits) != 1:
+            found = " and ".join(limits) or "none"
+            raise ValueError(f"rule {self.id!r} needs exactly one of max_rate, max_count, max_value; found {found}")
+        wanted = {"metric", "statistic"} if limits == ["max_value"] else {"event"}
+        given = {name for name in ("event", "metric", "statistic") if getattr(self, name) is not None}
+        if given != wanted:
+            need, found = " and ".join(sorted(wanted)), " and ".join(sorted(given)) or "none"
+            raise ValueError(f"rule {self.id!r}: {limits[0]} goes with {need}; found {found}")
+        if self.scope.attack == ():
+            raise ValueError(f"rule {self.id!r}: an empty list of attacks would switch the rule off; write any")
+        return self
+
+
+class ReportPolicy(_Policy):
+    """What the report may show."""
+
+    text: TextMode = TextMode.MASKED
+    """Text mode where the command line names none."""
+    allow_full: bool = False
+    """Whether a report with the private text may be made at all."""
+    top_samples: int = Field(default=20, ge=1, le=1000)
+    """Sequences shown in detail, worst first."""
+
+
+class Policy(_Policy):
+    """What must hold of an audit. `leakaudit schema policy` prints the JSON Schema of this class."""
+
+    schema_: Literal["leakaudit.policy/1"] = Field(alias="schema")
+    name: str = Field(min_length=1)
+    """Shown beside the verdict."""
+    owner: str = ""
+    """Who may change it."""
+    evidence: EvidencePolicy = EvidencePolicy()
+    controls: ControlsPolicy = ControlsPolicy()
+    statistics: StatisticsPolicy = StatisticsPolicy()
+    rules: tuple[Rule, ...] = Field(min_length=1)
+    report: ReportPolicy = ReportPolicy()
+
+    @model_validator(mode="after")
+    def _rules_decide(self) -> Self:
+        ids = [rule.id for rule in self.rules]
+        twice = sorted({name for name in ids if ids.count(name) > 1})
+        if twice:
+            second = ids.index(twice[0], ids.index(twice[0]) + 1)
+            raise problem_at(("rules", second, "id"), f"two rules are called {twice[0]!r}; each needs its own id")
+        if all(rule.level == "warn" for rule in self.rules):
+            raise problem_at(
+                ("rules",),
+                "every rule is at level warn, so the policy could never fail; set at least one rule to level: error",
+            )
+        return self
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the policy's content, defaults included; comments and layout do not count."""
+        plain = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":"))
+        return "sha256:" + hashlib.sha256(plain.encode()).hexdigest()
+
+
+def load_policy(path: Path, names: catalogue.Names | None = None) -> Policy:
+    """Read a policy from a YAML file.
+
+    Args:
+        path: the file.
+        names: the attacks, defences and metrics that there are; None to leave the policy's names unchecked.
+
+    Raises:
+        ConfigError: every problem at once, each with file, line and what to write instead.
+    """
+    return read_yaml(path, Policy, check=None if names is None else lambda policy: _unknown_names(policy, names))
+
+
+def _unknown_names(policy: Policy, names: catalogue.Names) -> Iterable[tuple[tuple[str | int, ...], str]]:
+    """Yield place and problem of every name that no plugin has.
+
+    A rule on such a name could never be decided.
+    """
+    for index, rule in enumerate(policy.rules):
+        at: tuple[str | int, ...] = ("rules", index)
+        attacks = () if rule.scope.attacks is None else rule.scope.attacks
+        asked = [((*at, "scope", "attack"), "attack", name, names.attacks) for name in attacks]
+        asked.append(((*at, "scope", "defense"), "defence", rule.scope.defense, names.defenses | {SHIPPED}))
+        if rule.metric is not None:
+            asked.append(((*at, "metric"), "metric", rule.metric, names.metrics))
+        for path, kind, name, known in asked:
+            problem = catalogue.unknown(name, known)
+            if problem:
+                yield path, f"rule {rule.id!r}: the {kind} {problem}"
+
+
+def default_policy() -> Policy:
+    """Return the policy used where none is given, for what is shipped.
+
+    No sentence verbatim at all. In at most 5 % of the steps (our choice: what 59 clean steps can show at 95 %) may a sentence come
+    back, every word of the batch, most words of a text, or a text be in reach of a search that gave up. Label counts only warn,
+    because how much they tell depends on what the classes are. Where no attack can tell what was in reach, the verdict is open.
+
+    `overlap` asks for the 95th percentile of ROUGE-L instead of the largest value, because text can overlap by chance: of 1,000
+    sentences of each of seven public corpora, the best of seven unrelated texts overlapped by more than 0.5 for 0 to 0.6 % (a maximum over 60
+    steps would so fail one clean run in six), and for up to 6 % of sentences made from templates.
+    """
+    return Policy(
+        schema="leakaudit.policy/1",
+        name="built-in default",
+        rules=(
+            Rule(id="no-sentence-verbatim", severity="critical", event="exact_sentence", max_count=0),
+            Rule(id="sentence-rate", severity="high", event="exact_sentence", max_rate=0.05),
+            Rule(id="all-words-rate", severity="high", event="all_words", max_rate=0.05),
+            Rule(id="most-words-rate", severity="high", event="most_words", max_rate=0.05),
+            Rule(id="in-reach-rate", severity="high", event="in_reach", max_rate=0.05),
+            Rule(id="overlap", severity="medium", metric="rougeL", statistic="p95", max_value=0.5),
+            Rule(id="label-counts", severity="medium", level="warn", event="label_counts", max_rate=0.20),
+        ),
+    )

@@ -1,0 +1,132 @@
+"""Finds the parts of a large model that some attacks read.
+
+Attacks on the first blocks read them, so that a step can be kept without the rest.
+
+Found by structure, on a model without memory: the word embedding, the list of blocks, and in a block the first child with matrices,
+which is its attention in every architecture that attacks read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leakaudit.models.rebuilding import blank_model
+from leakaudit.models.recipe import ModelRecipe
+from leakaudit.models.structure.embeddings import output_embedding, word_embedding
+from leakaudit.models.structure.layers import heaviest_block_list
+from leakaudit.models.tensors import state_of, tied_names
+from leakaudit.models.wrappers import plain_name
+
+BLOCKS = 2
+"""How many blocks are kept: `span` reads the attention of the first, and orders a decoder's words by that of the second."""
+
+KEEP_ALL_BYTES = 10**9
+"""Up to this size a step is kept whole. Our choice: an encoder of 110 million parameters in float32 takes 0.9 GB."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Names of what is kept of a step."""
+
+    rows: str | None
+    """Word embedding, whose update is kept as the rows that are not zero; None where it is tied to the head, which moves them all."""
+    updates: frozenset[str]
+    """Parameters whose update is kept whole."""
+    weights: frozenset[str]
+    """Parameters and buffers whose values are kept."""
+
+
+def first_blocks(recipe: ModelRecipe, blocks: int = BLOCKS) -> ModelRecipe | None:
+    """Return the recipe of the same model with its first blocks only.
+
+    None means that its configuration does not say how.
+    """
+    import transformers
+
+    kind: Any = getattr(transformers, recipe.class_name, None)
+    if kind is None or recipe.made_by or recipe.lora is not None or recipe.config.get("is_encoder_decoder"):
+        return None
+    key = getattr(kind.config_class, "attribute_map", {}).get("num_hidden_layers", "num_hidden_layers")
+    count = recipe.config.get(key)
+    if not isinstance(count, int) or count <= blocks:
+        return None
+    by_layer = {k: v[:blocks] for k, v in recipe.config.items() if isinstance(v, list | tuple) and len(v) == count}
+    cut = recipe.model_copy(update={"config": {**recipe.config, **by_layer, key: blocks}})
+    return _without_other_modules(cut) if cut.settings or cut.parts else cut
+
+
+def _without_other_modules(recipe: ModelRecipe) -> ModelRecipe:
+    """Return a recipe without what it says of modules that its model does not have."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        there = {name for name, _ in blank_model(recipe).named_modules()}
+    settings = {name: numbers for name, numbers in recipe.settings.items() if name in there}
+    parts = {name: what for name, what in recipe.parts.items() if name in there}
+    return recipe.model_copy(update={"settings": settings, "parts": parts})
+
+
+def first_parts(model: nn.Module, recipe: ModelRecipe, beside: frozenset[str] = frozenset()) -> Parts | None:
+    """Return what to keep of a model for attacks on its first blocks.
+
+    None means that this cannot be told.
+
+    Args:
+        model: the live one.
+        recipe: how it is made.
+        beside: names of buffers that are kept although the model does not store them.
+    """
+    cut = first_blocks(recipe)
+    if cut is None:
+        return None
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            blank = blank_model(cut)
+    except Exception:  # no model that can be made without values
+        return None
+    found = state_of(blank)
+    here = {plain_name(name): tensor for name, tensor in state_of(model).items()}
+    if any(name not in here or here[name].shape != tensor.shape for name, tensor in found.items()):
+        return None
+    blocks = heaviest_block_list(blank, lambda found: len(found) == BLOCKS)
+    words, head = word_embedding(blank), output_embedding(blank)
+    if blocks is None or words is None:
+        return None
+    prefix, block_list = blocks
+    attention = {name for number, block in enumerate(block_list) for name in _attention(block, f"{prefix}.{number}")}
+    outside = {name for name in found if not name.startswith(f"{prefix}.")} - {words, head}
+    last = f"{prefix}.{BLOCKS - 1}."
+    unread = {name for name, tensor in found.items() if name.startswith(last) and tensor.dim() > 1}
+    tied = head == words or any(words in pair for pair in tied_names(blank))
+    return Parts(
+        rows=None if tied else words,
+        updates=frozenset(attention | outside),
+        weights=frozenset(set(found) - unread - ({head} if head and not tied else set()))
+        | (beside & {name for name, _ in blank.named_buffers()}),
+    )
+
+
+def _attention(block: nn.Module, prefix: str) -> set[str]:
+    """Return the names of the parameters of a block's first child with matrices."""
+    for name, child in block.named_children():
+        if any(p.dim() > 1 for p in child.parameters()):
+            return {f"{prefix}.{name}.{below}" for below, _ in child.named_parameters()}
+    return set()
+
+
+def fill_missing(model: nn.Module, missing: list[str]) -> None:
+    """Give small random values to what was not kept.
+
+    A forward pass runs on them; they are the same in every process.
+    """
+    generator = torch.Generator().manual_seed(0)
+    tensors: dict[str, Tensor] = dict(model.named_parameters())
+    with torch.no_grad():
+        for name in missing:
+            tensor = tensors.get(name)
+            if tensor is not None and tensor.dim() > 1:
+                tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.02)
+            elif tensor is not None:
+                tensor.fill_(1.0 if name.endswith("weight") else 0.0)

@@ -1,0 +1,119 @@
+"""Models and tokenizers loaded from a folder. Nothing comes from a hub or from pickle."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from leakaudit.errors import ModelError
+
+Task = Literal["classification", "causal-lm"]
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers' loading report and progress bars off the terminal: a fresh head is what we asked for."""
+    from transformers.utils import logging as hf_logging
+
+    level = hf_logging.get_verbosity()
+    bars = hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity(logging.CRITICAL)
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(level)
+        if bars:
+            hf_logging.enable_progress_bar()
+
+
+def load_model(
+    folder: Path, task: Task, *, num_labels: int = 2, seed: int = 0, device: torch.device | None = None
+) -> nn.Module:
+    """Load a model as `save_pretrained` wrote it; a missing classification head is freshly initialised from `seed`.
+
+    Raises:
+        ModelError: the folder is missing, has no config.json, or holds no such model.
+    """
+    _check_folder(folder)
+    import transformers
+
+    kinds = {
+        "classification": transformers.AutoModelForSequenceClassification,
+        "causal-lm": transformers.AutoModelForCausalLM,
+    }
+    options: dict[str, Any] = {"num_labels": num_labels} if task == "classification" else {}
+    try:
+        with quiet_transformers(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model: nn.Module = kinds[task].from_pretrained(
+                folder,
+                attn_implementation="eager",
+                dtype=torch.float32,
+                use_safetensors=True,
+                **NOTHING_FOREIGN,
+                **options,
+            )
+    except Exception as error:  # whatever a folder made by hand leads a library to
+        reason = _reason(error)
+        if "ignore_mismatched_sizes" in str(error):  # transformers points to a report above, which is switched off
+            reason = (
+                f"its stored weights do not fit a head of {num_labels} classes; set the number of labels to its own"
+            )
+        raise ModelError(f"{folder}: cannot be loaded for {task}: {reason}") from None
+    return model.eval().to(device or "cpu")
+
+
+NOTHING_FOREIGN: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+"""What every `from_pretrained` is given: nothing is downloaded, no code of a folder runs, and nobody is asked whether it may.
+Without an explicit False, transformers asks on the terminal."""
+
+
+TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken", "tekken.json")
+"""Where the tokenizers of transformers keep their vocabulary. Without one, `AutoTokenizer` makes an empty tokenizer without a
+word, and every text would be a row of unknown tokens."""
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Load the tokenizer that stands beside a model.
+
+    Raises:
+        ModelError: there is none.
+    """
+    _check_folder(folder)
+    if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
+        raise ModelError(f"{folder}: no tokenizer can be loaded from it: found none of {', '.join(TOKENIZER_FILES)}")
+    import transformers
+
+    try:
+        with quiet_transformers():
+            return transformers.AutoTokenizer.from_pretrained(folder, **NOTHING_FOREIGN)
+    except Exception as error:  # whatever a folder made by hand leads a library to
+        raise ModelError(f"{folder}: no tokenizer can be loaded from it: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """Return why a library could not load a folder, in one short line."""
+    if "trust_remote_code" in str(error):
+        return (
+            "it needs code of its own (`auto_map` in its configuration), and code in a folder is never run; give a model of a class that "
+            "transformers has"
+        )
+    lines = str(error).splitlines() or [""]
+    return lines[0][:200] if isinstance(error, OSError | ValueError) and lines[0] else type(error).__name__
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise ModelError(
+            f"{folder}: no such folder; give the folder that `save_pretrained` wrote (nothing is downloaded)"
+        )
+    if not (folder / "config.json").is_file() and not (folder / "tokenizer_config.json").is_file():
+        found = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+        raise ModelError(f"{folder}: holds no config.json, found {found}; give the folder that `save_pretrained` wrote")

@@ -1,0 +1,182 @@
+"""Models rebuilt from a recipe and stored weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leakaudit.errors import ModelError
+from leakaudit.models.factories import factory_named
+from leakaudit.models.loading import quiet_transformers
+from leakaudit.models.lora import rebuild_lora
+from leakaudit.models.recipe import ModelRecipe, only_declared
+from leakaudit.models.replaced_modules import put_modules
+from leakaudit.models.tensors import tied_names
+from leakaudit.models.unstored_state import apply_settings, match_dtypes, set_buffers, unstored_buffers
+
+MAX_LAYERS = 10_000
+"""Most layers of a configuration. Our choice: the deepest public model has about a thousand; a configuration class alone takes
+20 s for ten millions."""
+
+
+MAX_NUMBER = 10**10
+"""Largest whole number in a configuration. Our choice: a thousand times the longest context in use."""
+
+
+MAX_LABELS = 1_000_000
+"""Most classes of a configuration, which writes a name for each. Our choice: large label sets have tens of thousands."""
+
+
+SPARE_PARAMETERS = 1_000
+"""Parameters that a model may register beyond four times those in the snapshot, for those that are replaced."""
+
+
+SPARE_NUMBERS = 2**28
+"""Numbers that it may register beyond four times those in the snapshot. Our choice: 1 GiB in float32, for masks and tables that are not
+stored."""
+
+
+def build_model(
+    recipe: ModelRecipe,
+    weights: Mapping[str, Tensor],
+    fill: Callable[[nn.Module, list[str]], None] | None = None,
+) -> nn.Module:
+    """Rebuild a model with eager attention, in eval mode, on the CPU.
+
+    Eager, because scaled-dot-product attention has no second derivative on a CPU and gradient matching needs one.
+
+    Args:
+        recipe: class and configuration.
+        weights: every parameter and persistent buffer, tied ones once, and unstored buffers that the class makes otherwise.
+        fill: gives values to those that are missing; without it none may be.
+
+    Raises:
+        ModelError: the class is unknown, or the weights do not fit it.
+    """
+    try:
+        with _no_larger_than(weights):
+            model = blank_model(recipe)
+        if recipe.lora is not None:
+            rebuild_lora(model, recipe.lora)
+        put_modules(model, recipe.parts)
+        match_dtypes(model, weights)
+        beside = {name: weights[name] for name in unstored_buffers(model) if name in weights}
+        outcome = model.load_state_dict({k: v for k, v in weights.items() if k not in beside}, strict=False)
+        set_buffers(model, beside)
+        _check_numbers(recipe.settings)
+        apply_settings(model, recipe.settings)
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, MemoryError) as error:
+        raise ModelError(f"cannot rebuild {recipe.class_name} from its recipe: {type(error).__name__}") from None
+    aliases = {second for _, second in tied_names(model)} | {first for first, _ in tied_names(model)}
+    missing = [name for name in outcome.missing_keys if name not in aliases]
+    if missing and fill is not None:
+        fill(model, missing)
+        missing = []
+    if missing or outcome.unexpected_keys:
+        first = (missing or outcome.unexpected_keys)[0]
+        raise ModelError(
+            f"{recipe.class_name}: {len(missing)} weights are missing and {len(outcome.unexpected_keys)} are not its own, "
+            f"first {first!r}"
+        )
+    return model.eval()
+
+
+@contextmanager
+def _no_larger_than(weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Refuse a model with more parameters than its weights are there for, while it is built, before it fills the memory.
+
+    Raises:
+        ModelError: there are more than four times as many, beside what is spared.
+    """
+    most = (
+        4 * len(weights) + SPARE_PARAMETERS
+    )  # tied ones register twice, and so does a model that is tried without memory first
+    room = 4 * sum(weight.numel() for weight in weights.values()) + SPARE_NUMBERS
+    count = 0
+
+    def watch(_module: nn.Module, _name: str, tensor: Tensor | None) -> None:
+        nonlocal count, room
+        if tensor is None:
+            return
+        count, room = count + 1, room - tensor.numel()
+        if count > most or room < 0:
+            raise ModelError(
+                f"the recipe makes a model that is larger than its {len(weights)} stored weights, so they do not belong together; "
+                "remove the snapshot and keep a new step"
+            )
+
+    hooks = (
+        nn.modules.module.register_module_parameter_registration_hook(watch),
+        nn.modules.module.register_module_buffer_registration_hook(watch),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def blank_model(recipe: ModelRecipe) -> nn.Module:
+    """Return the model of a recipe, without its adapters, with weights that are still to be loaded.
+
+    Raises:
+        ModelError: what makes it cannot be found, or makes no model.
+    """
+    return _made(recipe) if recipe.made_by else _instantiated(recipe)
+
+
+def _instantiated(recipe: ModelRecipe) -> nn.Module:
+    """Return an instance of a class of transformers, with weights that are still to be loaded."""
+    import transformers
+    from transformers.initialization import no_init_weights
+
+    kind: Any = getattr(transformers, recipe.class_name, None)
+    if not hasattr(kind, "_from_config"):
+        raise ModelError(f"transformers {transformers.__version__} has no class {recipe.class_name!r}")
+    _check_numbers(recipe.config)
+    # Every weight is loaded afterwards: initialising them first would take longer than all the rest.
+    with quiet_transformers(), torch.random.fork_rng(devices=[]), no_init_weights():
+        config = kind.config_class.from_dict(only_declared(kind.config_class, recipe.config))
+        with torch.device("meta"):  # takes no memory, however large it is said to be
+            kind._from_config(config, attn_implementation="eager")
+        model: nn.Module = kind._from_config(config, attn_implementation="eager")
+    model.tie_weights()  # type: ignore[operator]
+    return model
+
+
+def _check_numbers(config: Any, key: str = "") -> None:
+    """Refuse a configuration that would take long before it makes a single parameter.
+
+    Raises:
+        ModelError: names the key.
+    """
+    if isinstance(config, Mapping):
+        for name, value in config.items():
+            _check_numbers(value, str(name))
+    elif isinstance(config, list | tuple):
+        if "layer" in key and len(config) > MAX_LAYERS:
+            raise ModelError(f"the configuration lists {len(config)} items in {key!r}; at most {MAX_LAYERS} are read")
+        for value in config:
+            _check_numbers(value, key)
+    elif isinstance(config, int) and not isinstance(config, bool):
+        most = MAX_LAYERS if "layer" in key else MAX_LABELS if key == "num_labels" else MAX_NUMBER
+        if abs(config) > most:
+            raise ModelError(
+                f"the configuration asks for a {key!r} of more than {most}, which is the most that is read"
+            )
+
+
+def _made(recipe: ModelRecipe) -> nn.Module:
+    """Return what the recipe's call makes."""
+    make = factory_named(recipe.made_by)
+    with torch.random.fork_rng(devices=[]):
+        model = make(**recipe.arguments)
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"{recipe.made_by!r} made a {type(model).__name__}, not a model")
+    if hasattr(model, "set_attn_implementation"):
+        model.set_attn_implementation("eager")  # type: ignore[operator]
+    return model

@@ -1,0 +1,146 @@
+"""Attention heads: which output features are query, key or value of which head, found by probing.
+
+Letters: F output features of a block's projections, T tokens, D' width of the attention's output, d_h width of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leakaudit.models.structure.trace import CHUNK_BYTES, PROBE_LENGTH, Call, is_linear, probe_ids, run_until
+
+
+@dataclass(frozen=True)
+class Head:
+    """Indices of one attention head's features among the concatenated outputs of the block's projections."""
+
+    query: Tensor
+    """(d_h,) indices."""
+    key: Tensor
+    """(d_h,) indices."""
+    value: Tensor
+    """(d_h,) indices."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What the probes tell of a block's attention."""
+
+    output: str
+    """Module name of the linear layer that reads the attention's output; empty where there is none."""
+    causal: bool
+    heads: tuple[Head, ...]
+    """Empty where the probes could not tell the heads apart."""
+
+
+def probe_attention(model: nn.Module, readers: list[Call], calls: list[Call], block_calls: list[Call]) -> Attention:
+    """Find query, key and value features and their heads by changing one output feature at a time.
+
+    Row 1 of four rows is changed. A query feature changes row 1 of the attention output only, within its head; a value
+    feature changes one coordinate per head that reads it, in every row that attends to row 1; a key feature changes whole
+    heads in those rows.
+
+    Args:
+        model: left as it was.
+        readers: calls of the layers that read the attention input.
+        calls: all calls of the traced forward pass.
+        block_calls: those inside the block.
+    """
+    start = next(index for index, call in enumerate(block_calls) if call is readers[-1])
+    after = [call for call in block_calls[start + 1 :] if is_linear(call)]
+    outputs = [call for call in after if all(call.module is not g.module for g in readers)]
+    for output in outputs[:3]:
+        changed = _responses(model, readers, calls, output)
+        if changed is not None and bool(changed.any()):
+            return Attention(output.name, *_heads_from(changed))
+    return Attention(outputs[0].name if outputs else "", False, ())
+
+
+def _responses(model: nn.Module, group: list[Call], calls: list[Call], output: Call) -> Tensor | None:
+    """Return (F, T, D') booleans: which entries of the output layer's input move when one feature changes at row 1.
+
+    Runs in float64, so that moved and unmoved entries differ by many orders of magnitude even in untrained models.
+    """
+    widths = [int(call.made.shape[-1]) for call in group]
+    total = sum(widths)
+    weights = {name: parameter.detach().double() for name, parameter in _reached_parameters(model, calls, output)}
+    # Logits should move by about one: less is lost in weak heads, more saturates the softmax of strong ones.
+    nudge = 3.0 / max(float(torch.cat([call.made.flatten() for call in group]).std()), 1e-3)
+    chunk = max(1, min(total, CHUNK_BYTES // (PROBE_LENGTH * total * 8 * 8)))
+    found = []
+    base = run_until(model, probe_ids(model), output.module, weights=weights)
+    if base.dim() != 3:
+        return None
+    for start in range(0, total, chunk):
+        features = torch.arange(start, min(start + chunk, total))
+        handles, offset = [], 0
+        for call, width in zip(group, widths, strict=True):
+            handles.append(call.module.register_forward_hook(_nudger(features - offset, width, nudge)))
+            offset += width
+        try:
+            moved = run_until(model, probe_ids(model).expand(len(features), -1), output.module, weights=weights)
+        finally:
+            for handle in handles:
+                handle.remove()
+        found.append((moved - base).abs() > 1e-9 * float(base.detach().abs().max()))
+    return torch.cat(found).cpu()
+
+
+def _reached_parameters(model: nn.Module, calls: list[Call], output: Call) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield all parameters but those of modules that run only at `output` or after it."""
+    turn = next(index for index, call in enumerate(calls) if call is output)
+    before = {id(p) for call in calls[:turn] for p in call.module.parameters(recurse=False)}
+    after = {id(p) for call in calls[turn:] for p in call.module.parameters(recurse=False)}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in before or id(parameter) not in after:
+            yield name, parameter
+
+
+def _nudger(features: Tensor, width: int, nudge: float) -> Callable[[nn.Module, Any, Tensor], Tensor]:
+    """Return a hook that adds `nudge` to one feature of each example at row 1, where the feature is this layer's."""
+    rows = ((features >= 0) & (features < width)).nonzero().flatten()
+
+    def add(_module: nn.Module, _args: Any, made: Tensor) -> Tensor:
+        changed = made.clone()
+        changed[rows.to(made.device), 1, features[rows].to(made.device)] += nudge
+        return changed
+
+    return add
+
+
+def _heads_from(changed: Tensor) -> tuple[bool, tuple[Head, ...]]:
+    """Sort features into heads by what they move.
+
+    Args:
+        changed: (F, T, D') booleans as `_responses` gives them.
+
+    Returns:
+        Whether the model is causal, and its heads; no heads where the answers contradict one another.
+    """
+    own = changed[:, 1].sum(dim=1)  # (F,) coordinates moved in the changed row
+    later = changed[:, 2:].any(dim=1)  # (F, D')
+    causal = not bool(changed[:, 0].any())
+    is_query = (own > 0) & ~later.any(dim=1)
+    if not bool(is_query.any()):
+        return causal, ()
+    size = int(own[is_query].mode().values)  # d_h: a query feature moves its whole head
+    reach = later.sum(dim=1)  # (F,) a key moves d_h coordinates per head that reads it, a value one
+    is_value = (reach > 0) & (reach < size)
+    is_key = reach >= size
+    owners: dict[tuple[int, ...], list[int]] = {}
+    for feature in is_query.nonzero().flatten().tolist():
+        owners.setdefault(tuple(changed[feature, 1].nonzero().flatten().tolist()), []).append(feature)
+    heads = []
+    for coordinates, query in owners.items():
+        where = torch.tensor(coordinates)
+        key = (is_key & later[:, where].all(dim=1)).nonzero().flatten()
+        value = (is_value & later[:, where].any(dim=1)).nonzero().flatten()
+        if len(key) != len(query):
+            return causal, ()
+        heads.append(Head(torch.tensor(query), key, value))
+    return causal, tuple(heads)

@@ -1,0 +1,62 @@
+"""A sequence classifier's pooler: the layer between the class token and the output layer.
+
+Letters: B sequences, D features into the pooler, F its outputs, C classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from leakaudit.errors import AnatomyError
+from leakaudit.models.structure.trace import is_leaf, trace_tokens
+
+
+@dataclass(frozen=True)
+class Pooler:
+    """Module names of a pooler and of the layers after it."""
+
+    dense: str
+    """Linear layer (F, D) that reads one row a sequence."""
+    activation: str
+    """Module that follows it."""
+    head: str
+    """Output layer (C, F)."""
+
+
+def find_pooler(model: nn.Module, classes: int) -> Pooler:
+    """Find the pooler by a traced forward pass; the model is left as it was.
+
+    The pooler is the last linear layer before the output layer that reads one row a sequence. Its activation must be a module.
+
+    Args:
+        model: a sequence classifier.
+        classes: C.
+
+    Raises:
+        AnatomyError: there is no such layer; says what was looked for and what was found.
+    """
+    calls = [call for call in trace_tokens(model) if call.bare and is_leaf(call.module)]
+    layers = [(place, call, call.module) for place, call in enumerate(calls) if isinstance(call.module, nn.Linear)]
+    heads = [entry for entry in layers if entry[2].out_features == classes]
+    if not heads:
+        raise AnatomyError(
+            f"looked for an output layer with {classes} outputs and found none among {len(layers)} linear layers"
+        )
+    end, head, output = heads[-1]
+    before = [
+        (place, call) for place, call, layer in layers if place < end and layer.out_features == output.in_features
+    ]
+    if not before or before[-1][1].given.dim() != 2:
+        raise AnatomyError(
+            f"looked for a pooler, a linear layer with {output.in_features} outputs that reads one row a sequence before "
+            f"{head.name!r}, and found none"
+        )
+    place, dense = before[-1]
+    follows = next((call.name for call in calls[place + 1 :] if call.given is dense.made), None)
+    if follows is None or follows == head.name:
+        raise AnatomyError(
+            f"the pooler {dense.name!r} has no activation that is a module of its own, so it cannot be exchanged"
+        )
+    return Pooler(dense.name, follows, head.name)

@@ -1,0 +1,178 @@
+"""Traced forward passes: which module is called with which tensor.
+
+Every part of a model is found with the one tracer here, never by the names of models.
+
+Letters: N sequences, T tokens, D hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leakaudit.errors import AnatomyError
+from leakaudit.models.structure.embeddings import vocabulary_size
+
+PROBE_LENGTH = 4
+"""Tokens of the traced forward pass; four, so that a causal model shows rows before and after the probed one."""
+
+CHUNK_BYTES = 256 * 2**20
+"""Memory that one chunk of candidate inputs may take. Our choice: far less than a training machine has free."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One module call of a traced forward pass."""
+
+    name: str
+    """Module name."""
+    module: nn.Module
+    given: Tensor
+    """First tensor among its arguments."""
+    made: Tensor
+    """Tensor that it returned, or the first item of the tuple."""
+    bare: bool
+    """Whether it returned the tensor itself, not a tuple."""
+
+
+def trace(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Call]:
+    """Run one forward pass in eval mode and list every module call that took and returned a tensor.
+
+    Args:
+        model: left as it was.
+        inputs: keyword arguments of its forward.
+    """
+    calls: list[Call] = []
+    names = {module: name for name, module in model.named_modules()}
+
+    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
+        given = _first_tensor(args, kwargs)
+        out = made[0] if isinstance(made, tuple) and made else made
+        if given is not None and isinstance(out, Tensor):
+            calls.append(Call(names[module], module, given, out, bare=out is made))
+
+    handles = [m.register_forward_hook(record, with_kwargs=True) for m in model.modules()]
+    try:
+        with evaluating(model):
+            model(**inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def trace_tokens(model: nn.Module) -> list[Call]:
+    """Trace a text model on `probe_ids`.
+
+    Raises:
+        AnatomyError: the model has no token table, or the forward pass failed.
+    """
+    ids = probe_ids(model)
+    try:
+        return trace(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
+        raise AnatomyError(
+            f"{type(model).__name__}: a forward pass with input_ids and attention_mask failed ({type(error).__name__})"
+        ) from None
+
+
+def probe_ids(model: nn.Module) -> Tensor:
+    """Return (1, T) token ids from the middle of the vocabulary, where usual layouts have no special tokens.
+
+    Raises:
+        AnatomyError: the model has no token table.
+    """
+    size = vocabulary_size(model)
+    device = next(model.parameters()).device
+    return (torch.arange(PROBE_LENGTH, device=device) * 7 + size // 2)[None, :] % size
+
+
+def run_until(
+    model: nn.Module, ids: Tensor, module: nn.Module, *, weights: Mapping[str, Tensor] | None = None, **more: Any
+) -> Tensor:
+    """Run a forward pass up to `module` in eval mode and return the first tensor that `module` is given.
+
+    Args:
+        model: left as it was.
+        ids: (N, T) token ids without padding.
+        module: where the pass stops.
+        weights: parameter name -> tensor to use in place of the model's own.
+        more: further keyword arguments of the model's forward, or other values of `input_ids` and `attention_mask`.
+
+    Raises:
+        AnatomyError: the forward pass never reached `module`.
+    """
+
+    def stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        raise _ReachedError(next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)))
+
+    handle = module.register_forward_pre_hook(stop, with_kwargs=True)
+    try:
+        with evaluating(model):
+            inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **more}
+            torch.func.functional_call(model, dict(weights or {}), kwargs=inputs)
+    except _ReachedError as reached:
+        return reached.value
+    finally:
+        handle.remove()
+    raise AnatomyError(f"{type(model).__name__}: the forward pass never reached {type(module).__name__}")
+
+
+class _ReachedError(Exception):
+    """Stops a forward pass at the wanted module."""
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__("reached")
+        self.value = value
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Run the block without gradients and in eval mode, then restore the training flags."""
+    flags = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in flags:
+            module.training = training
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Return whether a module has no children."""
+    return next(module.children(), None) is None
+
+
+def is_linear(call: Call) -> bool:
+    """Return whether a call looks like a linear layer: a 2-d weight that fits input and output widths."""
+    weight = getattr(call.module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.dim() != 2 or not call.given.is_floating_point():
+        return False
+    return sorted(weight.shape) == sorted((call.given.shape[-1], call.made.shape[-1]))
+
+
+def is_normalisation(call: Call) -> bool:
+    """Return whether a call looks like a normalisation: a leaf with a 1-d gain that keeps its input's shape."""
+    gain = getattr(call.module, "weight", None)
+    return is_leaf(call.module) and isinstance(gain, Tensor) and gain.dim() == 1 and call.given.shape == call.made.shape
+
+
+def same_tensor(one: Tensor, two: Tensor) -> bool:
+    """Return whether two tensors are one, or one is the other in another dtype.
+
+    Adapters in float32 beside weights in bfloat16 read a cast of the same input.
+    """
+    if one is two or (one.data_ptr() == two.data_ptr() and one.shape == two.shape):
+        return True
+    cast = one.dtype != two.dtype and one.shape == two.shape
+    return cast and bool(torch.equal(one.double(), two.double()))
+
+
+def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    return next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None)

@@ -1,0 +1,92 @@
+"""The public facts about a tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from torch import nn
+
+from leakaudit.errors import ModelError
+
+
+class Vocabulary(BaseModel):
+    """The public facts about a tokenizer that attacks need."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    size: int
+    """Ids run from 0 to size - 1."""
+    special: dict[str, int] = {}
+    """Role -> id: `cls`, `sep`, `pad`, `unk`, `mask`, `bos`, `eos`, as far as the tokenizer has them."""
+    starts_with: tuple[int, ...] = ()
+    """Ids that the tokenizer puts before every text."""
+    ends_with: tuple[int, ...] = ()
+    """Ids that the tokenizer puts after every text."""
+    max_length: int = 512
+    digest: str = ""
+    """SHA-256 of all tokens in the order of their ids: what a prior is held against. Empty where it was not kept."""
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Return the ids of all special tokens."""
+        return frozenset(self.special.values())
+
+    @property
+    def surrounding_ids(self) -> frozenset[int]:
+        """Return the ids that the tokenizer puts around every text."""
+        return frozenset({*self.starts_with, *self.ends_with})
+
+    @property
+    def wordless_ids(self) -> frozenset[int]:
+        """Return every id that stands for no word of a text: special ones and those around every text."""
+        return self.special_ids | self.surrounding_ids
+
+
+def vocabulary_of(tokenizer: Any, model: nn.Module) -> Vocabulary:
+    """Return the public facts about a tokenizer.
+
+    Raises:
+        ModelError: the tokenizer has ids that the model's embedding has no row for.
+    """
+    roles = ("cls", "sep", "pad", "unk", "mask", "bos", "eos")
+    special = {role: getattr(tokenizer, f"{role}_token_id", None) for role in roles}
+    rows = _rows_of_words(model)
+    if len(tokenizer) > rows:
+        raise ModelError(
+            f"the tokenizer has {len(tokenizer)} tokens but the model's embedding only {rows} rows: "
+            "they do not belong together"
+        )
+    # What the tokenizer adds to every text is what two different texts have in common at both ends.
+    alone, wrapped = (tokenizer("a", add_special_tokens=flag)["input_ids"] for flag in (False, True))
+    start = next((i for i in range(len(wrapped)) if wrapped[i : i + len(alone)] == alone), 0)
+    longest = min(
+        int(tokenizer.model_max_length), int(getattr(getattr(model, "config", None), "max_position_embeddings", 10**6))
+    )
+    return Vocabulary(
+        size=rows,
+        special={role: int(found) for role, found in special.items() if found is not None},
+        starts_with=tuple(wrapped[:start]),
+        ends_with=tuple(wrapped[start + len(alone) :]),
+        max_length=longest,
+        digest=tokens_digest(tokenizer),
+    )
+
+
+def tokens_digest(tokenizer: Any) -> str:
+    """Return the SHA-256 of a tokenizer's tokens in the order of their ids, so that two vocabularies can be told apart."""
+    by_id = sorted((number, token) for token, number in tokenizer.get_vocab().items())
+    return hashlib.sha256("\n".join(f"{number} {token}" for number, token in by_id).encode()).hexdigest()
+
+
+def _rows_of_words(model: nn.Module) -> int:
+    """Return how many tokens the word embedding has a row for; of a model that does not name it, the largest table's."""
+    if hasattr(model, "get_input_embeddings"):
+        return int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
+    tables = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
+    if not tables:
+        raise ModelError(
+            f"{type(model).__name__} has no embedding of tokens; only models that read token ids are audited"
+        )
+    return max(tables)

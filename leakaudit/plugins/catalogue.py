@@ -1,0 +1,45 @@
+"""What the plugins of an audit say of themselves, written into its results.
+
+Reports and the gate read labels and meanings there, so that they know no plugin by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from leakaudit.results.schema import AttackEntry, Catalogue, DefenseEntry, MetricEntry
+
+Named = Iterable[tuple[str, Any]]
+"""Plugins, or their classes, under the names that the results use."""
+
+
+def catalogue(attacks: Named, defenses: Named, metrics: Named) -> Catalogue:
+    """Describe the plugins that took part in an audit.
+
+    A plugin that does not describe itself is called by its name: an audit does not fail for want of a label.
+    """
+    return Catalogue(
+        attacks={
+            name: AttackEntry(
+                **_description(name, plugin),
+                goal=plugin.goal,
+                threat_model=getattr(plugin, "threat_model", ""),
+            )
+            for name, plugin in attacks
+        },
+        defenses={name: DefenseEntry(**_description(name, plugin)) for name, plugin in defenses},
+        metrics={
+            name: MetricEntry(
+                **_description(name, plugin),
+                level=plugin.level,
+                higher_is_better=plugin.higher_is_better,
+            )
+            for name, plugin in metrics
+        },
+    )
+
+
+def _description(name: str, plugin: Any) -> dict[str, str]:
+    defaults = {"label": name, "meaning": "", "source": ""}
+    return {key: getattr(plugin, key, default) for key, default in defaults.items()}

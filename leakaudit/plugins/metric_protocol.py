@@ -1,0 +1,98 @@
+"""What a metric is: a frozen dataclass that turns a guess and the truth into a number.
+
+The number is from 0 to 1. None means that there is nothing to measure; it becomes `Missing` in the results and is never counted as 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol, runtime_checkable
+
+Level = Literal["sequence", "step"]
+"""What a metric compares: one true sequence with its guess, or the label counts of a step with those that were guessed."""
+
+
+@dataclass(frozen=True)
+class LabelCounts:
+    """True and guessed class counts of one step, each (C,)."""
+
+    true: tuple[int, ...]
+    guess: tuple[int, ...]
+
+
+@runtime_checkable
+class SequenceMetric(Protocol):
+    """Registered with `@metric("name")`; compares one true sequence with the guess matched to it."""
+
+    name: ClassVar[str]
+    label: ClassVar[str]
+    """How a person reads it in a table or inside a sentence, such as "ROUGE-1"."""
+    meaning: ClassVar[str]
+    """One sentence for a glossary: what is measured, and what 1 means where that is not plain."""
+    higher_is_better: ClassVar[bool]
+    """Better for the attacker, that is."""
+    level: ClassVar[Level]
+    """`sequence` here: the score of a step is the mean over its sequences."""
+    source: ClassVar[str]
+    """Paper, section, equation."""
+    needs_guess: ClassVar[bool]
+    """Whether it is None, not 0, where nothing was guessed; False where it is not stated."""
+    needs_model: ClassVar[bool]
+    """Whether it needs a model that somebody names. Then only those attempts have it; False where it is not stated."""
+
+    def __call__(self, pair: Pair) -> float | None:
+        """Return the number, or None where this pair has nothing to measure."""
+        ...
+
+
+@runtime_checkable
+class StepMetric(Protocol):
+    """Registered with `@metric("name")`; compares the label counts that were guessed for a step with the true ones."""
+
+    name: ClassVar[str]
+    label: ClassVar[str]
+    meaning: ClassVar[str]
+    higher_is_better: ClassVar[bool]
+    level: ClassVar[Level]
+    """`step` here."""
+    source: ClassVar[str]
+    needs_guess: ClassVar[bool]
+    needs_model: ClassVar[bool]
+
+    def __call__(self, counts: LabelCounts) -> float | None:
+        """Return the number, or None where this step has nothing to measure."""
+        ...
+
+
+class Guess(Protocol):
+    """One guessed sequence, as attacks return it."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Token ids in order."""
+        ...
+
+    @property
+    def confidence(self) -> float:
+        """The attacker's own confidence, 0 to 1."""
+        ...
+
+    @property
+    def proved(self) -> bool:
+        """Whether re-simulating the guess reproduced the update."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One true sequence and the guess matched to it, special tokens and padding left out of both."""
+
+    true_ids: tuple[int, ...]
+    guess_ids: tuple[int, ...]
+    """Empty where the attack guessed fewer sequences than there are."""
+    true_text: str
+    guess_text: str
+    confidence: float | None = None
+    proved: bool = False
+    masked_ids: tuple[int, ...] = ()
+    """Those of `true_ids` that a mask hid from the model, in order: what a masked language model has to predict."""

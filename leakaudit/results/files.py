@@ -1,0 +1,153 @@
+"""Reading and writing `results.json`: strict parsing, versions, the digest."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import to_json as as_json_text
+
+from leakaudit.errors import ResultsError
+from leakaudit.files.strict_json import parse_json, place, read_bounded, short
+from leakaudit.results.not_audited import refuse_unaudited
+from leakaudit.results.schema import SCHEMA, Results
+
+
+def load_results(path: Path) -> Results:
+    """Read and check `results.json`; see `read_results`."""
+    return read_results(path)[0]
+
+
+def read_results(path: Path) -> tuple[Results, str]:
+    """Read `results.json` as strictly as a policy is read.
+
+    Args:
+        path: the file, or the folder that holds it.
+
+    Returns:
+        The results, and the SHA-256 of the file in hex.
+
+    Raises:
+        ResultsError: the file is missing, is no strict JSON, does not fit the schema, is of another major version, holds a key
+            that its version does not know, or was changed after it was written; or the latest run in its folder was not audited.
+    """
+    if path.is_dir():
+        path = path / "results.json"
+    refuse_unaudited(path.parent)
+    try:
+        raw = read_bounded(path)
+        data = parse_json(raw)
+    except FileNotFoundError:
+        raise ResultsError(f"{path}: no such file; `leakaudit run` or `leakaudit simulate` writes one") from None
+    except (OSError, ValueError, MemoryError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise ResultsError(
+            f"{path}: {why or type(error).__name__}; was the audit interrupted, or the file edited?"
+        ) from None
+    try:
+        return _results_of(data), hashlib.sha256(raw).hexdigest()
+    except ValueError as error:
+        raise ResultsError(f"{path}: {error}") from None
+
+
+def _results_of(data: Any) -> Results:
+    """Turn strict JSON data into results.
+
+    Raises:
+        ValueError: says why not.
+    """
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if not isinstance(schema, str) or not schema.startswith("leakaudit.results/"):
+        raise ValueError("is not a leakaudit results file (no `schema: leakaudit.results/1.x`)")
+    version = _version(schema)
+    if version is None or version[0] != 1:
+        raise ValueError(f"schema {short(schema)[1:-1]}; this version reads leakaudit.results/1.x. Upgrade leakaudit.")
+    try:
+        # JSON's strict mode is the one that takes a list for a tuple and a word for an enum, but no text for a number
+        results = Results.model_validate_json(as_json_text(data), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = short(".".join(str(part) for part in first["loc"]))[1:-1]
+        raise ValueError(f"does not fit {SCHEMA}: {where}: {first['msg']} ({error.error_count()} problems)") from None
+    if version <= OWN_VERSION:
+        for problem in _unknown_keys(data, results.model_dump(mode="json", by_alias=True), ()):
+            raise ValueError(problem)
+    if results.digest is None and version >= _DIGEST_SINCE:
+        raise ValueError(f"has no digest, which {schema} requires: it was changed after it was written")
+    if results.digest is not None and results.digest != digest_of(data):
+        raise ValueError("was changed after it was written: its content does not have the digest that it names")
+    return results
+
+
+def _version(schema: str) -> tuple[int, int] | None:
+    major, dot, minor = schema.removeprefix("leakaudit.results/").partition(".")
+    known = all(part.isascii() and part.isdigit() and len(part) < 5 for part in (major, minor))
+    return (int(major), int(minor)) if dot and known else None
+
+
+OWN_VERSION = (1, 3)
+
+
+_DIGEST_SINCE = (1, 2)
+"""First version that requires a digest."""
+
+
+def minor_version(results: Results) -> int:
+    """Return the x of `leakaudit.results/1.x`."""
+    version = _version(results.schema_)
+    return version[1] if version else OWN_VERSION[1]
+
+
+def _unknown_keys(data: Any, read: Any, path: tuple[str | int, ...]) -> Iterator[str]:
+    """Yield a sentence for each key of `data` that was not understood.
+
+    `read` is what was understood of it.
+    """
+    if isinstance(data, dict) and isinstance(read, dict):
+        for key, value in data.items():
+            if key in read:
+                yield from _unknown_keys(value, read[key], (*path, key))
+                continue
+            near = difflib.get_close_matches(key, read, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            yield f"unknown key {short(key)} {place(path)}{hint}"
+    elif isinstance(data, list) and isinstance(read, list):
+        for index, (value, understood) in enumerate(zip(data, read, strict=True)):
+            yield from _unknown_keys(value, understood, (*path, index))
+
+
+def digest_of(data: Mapping[str, Any]) -> str:
+    """Return the digest of results as plain JSON data, whatever digest they name.
+
+    SHA-256 over the JSON text with sorted keys, without spaces, in ASCII; a number without a fraction is written as a whole one,
+    so that a tool that prints 1.0 as 1 changes nothing.
+    """
+    content = {key: _canonical(value) for key, value in data.items() if key != "digest"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _canonical(below) for key, below in value.items()}
+    if isinstance(value, list):
+        return [_canonical(below) for below in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def with_digest(results: Results) -> Results:
+    """Return `results` with their digest."""
+    return results.model_copy(update={"digest": digest_of(results.model_dump(mode="json", by_alias=True))})
+
+
+def to_json(results: Results) -> dict[str, Any]:
+    """Return `results` as plain JSON data, with their digest.
+
+    The digest is computed anew from what they hold.
+    """
+    return with_digest(results).model_dump(mode="json", by_alias=True)

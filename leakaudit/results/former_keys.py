@@ -1,0 +1,69 @@
+"""Keys of results.json that came before `scores`: read into it, and still written beside it.
+
+Until 1.2 a sequence and a summary had one key for each of a few metrics. Since 1.3 `scores` holds every metric by its name. The
+former keys are written for readers of earlier versions; where a file holds both, they must agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+OF_SEQUENCES: Mapping[str, str] = MappingProxyType(
+    {
+        "r1": "rouge1",
+        "r2": "rouge2",
+        "rl": "rougeL",
+        "exact": "exact",
+        "token_recall": "token_recall",
+        "token_precision": "token_precision",
+        "longest_run_share": "longest_run",
+    }
+)
+"""Key of a sequence's score -> metric."""
+
+OF_SUMMARIES: Mapping[str, str] = MappingProxyType(
+    {
+        "exact_rate": "exact",
+        "r1": "rouge1",
+        "r2": "rouge2",
+        "rl": "rougeL",
+        "token_recall": "token_recall",
+        "label_accuracy": "label_accuracy",
+        "token_precision": "token_precision",
+    }
+)
+"""Key of a summary -> metric."""
+
+
+def read_into_scores(data: Any, keys: Mapping[str, str]) -> Any:
+    """Return the data of a model with `scores` in place of the former keys.
+
+    Args:
+        data: what the model is built from; whatever is no mapping is returned as it is.
+        keys: former key -> metric.
+
+    Raises:
+        ValueError: a former key contradicts `scores`.
+    """
+    if not isinstance(data, Mapping):
+        return data
+    former = {key: _number(metric, data[key]) for key, metric in keys.items() if key in data}
+    rest = {key: value for key, value in data.items() if key not in keys}
+    scores = rest.setdefault("scores", {keys[key]: value for key, value in former.items() if value is not None})
+    if isinstance(scores, Mapping):
+        for key, value in former.items():
+            if value != scores.get(keys[key]):
+                raise ValueError(f"{key} contradicts the score of {keys[key]}")
+    return rest
+
+
+def written_from_scores(scores: Mapping[str, float], keys: Mapping[str, str]) -> dict[str, float | None]:
+    """Return the former keys with their numbers, None where there is none."""
+    return {key: scores.get(metric) for key, metric in keys.items()}
+
+
+def _number(metric: str, value: Any) -> Any:
+    """Return `exact` as a number: a sequence says it as true or false."""
+    return float(value) if metric == "exact" and isinstance(value, bool) else value

@@ -1,0 +1,78 @@
+"""The private journal of an audit, `journal.jsonl`: finished attempts and the text they gave."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from leakaudit.errors import ResultsError
+from leakaudit.files.json_lines import split_lines
+from leakaudit.results.schema import Attempt, ResultsModel
+
+
+class TokenMatch(StrEnum):
+    """What a masked sample says about one token of a recovered or a true sequence."""
+
+    BIGRAM = "b"
+    """Correct, and part of a correct bigram."""
+    UNIGRAM = "u"
+    """Correct token."""
+    WRONG = "."
+
+
+class Sample(ResultsModel):
+    """One recovered-against-true pair of the private journal. `text` fields are None unless the run's mode is full."""
+
+    step: str
+    attack: str
+    defense: str
+    sequence: str
+    """Id of its `SequenceScore`."""
+    true_pattern: str
+    """One `TokenMatch` a token of the true sequence, special tokens left out."""
+    guess_pattern: str | None
+    """The same for the guess; None for an attack that guesses a bag of tokens."""
+    true_tokens: tuple[str, ...] | None = None
+    """Display strings, one a token; joined without a space where `continues` says so."""
+    guess_tokens: tuple[str, ...] | None = None
+
+
+class LabelSample(ResultsModel):
+    """True against recovered class counts of one step, for the private journal. Class names only in mode full."""
+
+    step: str
+    attack: str
+    defense: str
+    true_counts: tuple[int, ...]
+    guess_counts: tuple[int, ...]
+    names: tuple[str, ...] | None = None
+
+
+class JournalEntry(ResultsModel):
+    """One line of `journal.jsonl`: a finished attempt and what may be shown of it."""
+
+    attempt: Attempt
+    samples: tuple[Sample, ...] = ()
+    labels: LabelSample | None = None
+
+
+def load_journal(path: Path) -> list[JournalEntry]:
+    """Read `journal.jsonl`; a last line torn by a killed worker is left out, a missing file is an empty journal.
+
+    Raises:
+        ResultsError: a line other than the last one cannot be read.
+    """
+    if not path.exists():
+        return []
+    lines = split_lines(path.read_bytes())
+    entries = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            entries.append(JournalEntry.model_validate_json(line))
+        except ValidationError:
+            if number == len(lines):
+                break  # a worker was killed while it wrote: that attempt is repeated
+            raise ResultsError(f"{path}: line {number} of {len(lines)} cannot be read") from None
+    return entries

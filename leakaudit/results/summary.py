@@ -1,0 +1,49 @@
+"""Summaries of an audit: one attack under one defence over all attacked steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from statistics import median
+
+from leakaudit.results.schema import Attempt, Measured, Score, Summary
+
+
+def summarise(attempts: Iterable[Attempt]) -> tuple[Summary, ...]:
+    """Return one `Summary` per attack and defence, in order of first appearance.
+
+    Means weigh every sequence alike, and label accuracy every label; attempts that did not score add to
+    `status_counts` only. An attempt that ran out of budget still counts with the best guess it had.
+    """
+    groups: dict[tuple[str, str], list[Attempt]] = {}
+    for attempt in attempts:
+        groups.setdefault((attempt.attack, attempt.defense), []).append(attempt)
+    return tuple(_summarise_group(attack, defense, group) for (attack, defense), group in groups.items())
+
+
+def _summarise_group(attack: str, defense: str, attempts: list[Attempt]) -> Summary:
+    scored = [a for a in attempts if any(isinstance(s, Score) for s in a.scores.values())]
+    names = dict.fromkeys(name for attempt in scored for name in attempt.scores)
+    means = {name: pooled(a.scores.get(name) for a in scored) for name in names}
+    return Summary(
+        attack=attack,
+        defense=defense,
+        steps=len(scored),
+        sequences=sum(len(a.sequences) for a in scored),
+        scores={name: mean for name, mean in means.items() if mean is not None},
+        seconds_per_step=median(a.wall_s for a in scored) if scored else None,
+        status_counts=dict(Counter(a.status.value for a in attempts)),
+        reachable_tokens=pooled(a.reachable_tokens for a in scored),
+        reachable_sequences=pooled(a.reachable_sequences for a in scored),
+    )
+
+
+def pooled(measured: Iterable[Measured | None]) -> float | None:
+    """Return the mean of the numbers among `measured`, each weighed by its `n`, or None where there is none.
+
+    >>> pooled([Score(value=1.0, n=3), Missing(missing="no test"), Score(value=0.0)])
+    0.75
+    """
+    found = [score for score in measured if isinstance(score, Score)]
+    weight = sum(score.n for score in found)
+    return sum(score.value * score.n for score in found) / weight if weight else None
