@@ -633,7 +633,7 @@ def test_a_problem_of_our_own_never_reaches_training(
     def broken(*args: Any) -> None:
         raise ValueError("the old dog chased a cat")
 
-    monkeypatch.setattr(LeakAuditCallback, "_now", broken)
+    monkeypatch.setattr(LeakAuditCallback, "_step_context", broken)
     trainer = make_trainer(tmp_path, LeakAuditCallback(tiny_trainer.audit_config(tmp_path)))
     trainer.train()
     assert trainer.state.global_step == 3
