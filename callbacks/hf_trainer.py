@@ -5,8 +5,8 @@
     audit.attach(trainer)          # for labels that the trainer keeps from the model, and for its loggers
     trainer.train()
 
-Put it last among the callbacks, so that what another one does to the gradients is in what it sees. It never raises into the
-run; `LEAKAUDIT_DISABLED=1` switches it off.
+Put it last among the callbacks, so that it sees what the others do to the gradients. It never raises into the run;
+`LEAKAUDIT_DISABLED=1` switches it off.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Event:
 
 @dataclass(eq=False, repr=False)
 class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
-    """Keeps a real client step now and then, lets a side process attack it, and reports what could be read.
+    """Audits a training: keeps steps, has them attacked, and reports.
 
-    Making one stores the arguments; nothing is read, written or started before training begins.
+    A new object only stores its arguments; nothing is read, written or started before training begins.
     """
 
     FRAMEWORK = "transformers.Trainer"
@@ -69,7 +69,10 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
 
     @last_resort
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: the configuration and how many steps were kept, so that resuming goes on counting."""
+        """Return what a checkpoint keeps: configuration and number of kept steps.
+
+        A resumed run continues to count from there.
+        """
         return self._state() or {"args": {}, "attributes": {}}
 
     @entry
@@ -82,14 +85,14 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
 
     @last_resort
     def attach(self, trainer: Any) -> LeakAuditCallback:
-        """Read the batch where the trainer has it whole: labels included, before any forward hook.
+        """Read whole batches from the trainer, with labels, before any hook.
 
-        Without it the batch is what the model is given, which lacks labels that the trainer keeps for a loss of its own; nothing
-        is logged to the trainer's loggers; and a run that ends in an exception ends its audit only when the process ends or
-        trains again.
+        Without this call the batch is what the model is given, which lacks labels that the trainer keeps for a loss of its own;
+        nothing is logged to the trainer's loggers; and the audit of a run that ends in an exception ends only when the process ends
+        or trains again.
 
         Args:
-            trainer: a `transformers.Trainer`; it is given this callback if it does not have it yet.
+            trainer: a `transformers.Trainer`; this callback is added to it if it is missing there.
 
         Returns:
             This callback.
@@ -109,13 +112,16 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
 
     @entry
     def _batch(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> None:
-        """Tell of the batch; called before a training step, with what that is given."""
+        """Note the batch; called before a training step, with its arguments."""
         if self._run is not None and isinstance(inputs, Mapping):
             self._run.recorder.batch(inputs)
 
     @entry
     def _ended(self, error: BaseException) -> None:
-        """End the audit of a training that an exception ended, Ctrl-C included: no event of the trainer tells of either."""
+        """End the audit of a training that an exception ended, Ctrl-C included.
+
+        No event of the trainer tells of either.
+        """
         self._interrupt(f"training ended with {type(error).__name__}")
         self._event = None
 
@@ -125,7 +131,7 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Make the spool, set the hook, tell the user what will happen."""
+        """Begin the audit and tell the user what will happen."""
         self._event = Event(args, state, kwargs)
         self._open()
 
@@ -139,7 +145,7 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
 
     @entry
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Forget a step that the optimizer skipped; start a dead side process again; log what it has found since."""
+        """Cancel a step that the optimizer skipped, and log new results."""
         if self._run is not None:
             self._control = control
             self._run.recorder.cancel()  # a step that is still recorded was never made: an overflow, or a skipped batch

@@ -1,4 +1,6 @@
-"""`LeakAuditCallback` for the Lightning `Trainer`, in either of its package namespaces.
+"""`LeakAuditCallback` for the Lightning `Trainer`.
+
+Both package names work, `lightning` and `pytorch_lightning`.
 
     audit = LeakAuditCallback("leakaudit.yaml", tokenizer=tokenizer)
     Trainer(..., callbacks=[audit]).fit(module)
@@ -6,7 +8,7 @@
 A classifier of pictures or tables has no tokenizer; `LeakAuditCallback("leakaudit.yaml", num_labels=10)` audits its labels.
 
 Lightning runs forward and backward inside the optimizer's step, and no callback of its own comes after clipping; so the audit
-looks at the optimizer and at the model inside the module, and takes from Lightning only when training begins and ends. It never
+looks at the optimizer and at the model inside the module, and learns from Lightning only when training begins and ends. It never
 raises into the run; `LEAKAUDIT_DISABLED=1` switches it off.
 """
 
@@ -39,9 +41,9 @@ else:
 
 @dataclass(eq=False, repr=False)
 class LeakAuditCallback(Adapter, Callback):
-    """Keeps a real client step now and then, lets a side process attack it, and reports what could be read.
+    """Audits a training: keeps steps, has them attacked, and reports.
 
-    Making one stores the arguments; nothing is read, written or started before training begins.
+    A new object only stores its arguments; nothing is read, written or started before training begins.
     """
 
     FRAMEWORK = "lightning.Trainer"
@@ -50,20 +52,23 @@ class LeakAuditCallback(Adapter, Callback):
     """A YAML file, the object, a mapping, or None for the defaults."""
     _: KW_ONLY
     tokenizer: Any = None
-    """The model's; without it, the module's attribute `tokenizer` is taken."""
+    """The model's tokenizer; None for the module's attribute `tokenizer`."""
     num_labels: int | None = None
     """C, for a classifier of arrays: any module that turns one array (B, ...) into logits (B, C). Labels are those that a batch names,
     or the last entry of a batch such as (inputs, labels)."""
     criterion: torch.nn.Module | None = None
-    """Its loss, where that is another one than mean cross-entropy and the protocol says so."""
+    """Its loss, if that is not mean cross-entropy and the protocol makes it public."""
     batch_size: int | None = None
-    """Largest batch of a step, where the protocol makes it public; else attacks have to guess how many labels there are."""
+    """Largest batch of a step, if the protocol makes it public; else attacks have to guess how many labels there are."""
     _trainer: Any = field(default=None, init=False)
     _optimizer: Any = field(default=None, init=False)
     _counter: StepCounter = field(default_factory=StepCounter, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle the configuration only: a copy of a running audit is a new, idle one (`ddp_spawn` makes one)."""
+        """Pickle the configuration only: a copy is a new audit that has not begun.
+
+        `ddp_spawn` makes such a copy.
+        """
         return {one.name: getattr(self, one.name) for one in fields(self) if one.init} | {"_counter": StepCounter()}
 
     @last_resort
@@ -77,14 +82,14 @@ class LeakAuditCallback(Adapter, Callback):
 
     @entry
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up the count of a checkpoint."""
+        """Continue the count of a checkpoint."""
         self._kept = int(state_dict.get("kept", 0))
 
     # ------------------------------------------------------------------ the trainer's events
 
     @entry
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Make the spool, set the hooks, tell the user what will happen."""
+        """Begin the audit and tell the user what will happen."""
         self._unhook()
         self._trainer = trainer
         self._open()
@@ -94,13 +99,13 @@ class LeakAuditCallback(Adapter, Callback):
 
     @entry
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Tell of the batch: the module may keep its labels from the model."""
+        """Note the batch: the module may withhold its labels from the model."""
         if self._run is not None:
             self._run.recorder.batch(batch if isinstance(batch, Mapping) else labels_of(batch))
 
     @entry
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Start a dead side process again, and log what it has found since."""
+        """Start a dead side process again, and log new results."""
         self._after_step()
 
     @entry

@@ -1,4 +1,6 @@
-"""`watch`: audits a training loop of your own, in plain torch, Accelerate, Fabric or Opacus.
+"""`watch` audits a training loop of your own.
+
+It works in plain torch, Accelerate, Fabric and Opacus.
 
     with watch(model, optimizer, tokenizer=tokenizer, config="leakaudit.yaml"):
         for batch in loader:
@@ -7,7 +9,7 @@
             optimizer.step()
             optimizer.zero_grad()
 
-A classifier of pictures or tables has no tokenizer: `num_labels` says that its labels are to be audited, and the loop tells them.
+A classifier of pictures or tables has no tokenizer: `num_labels` asks for an audit of its labels, and the loop passes them on.
 
     with watch(net, optimizer, num_labels=10, config="leakaudit.yaml") as audit:
         for inputs, labels in loader:
@@ -15,8 +17,8 @@ A classifier of pictures or tables has no tokenizer: `num_labels` says that its 
             criterion(net(inputs), labels).backward()
             ...
 
-Give it what the loop uses: the objects that `accelerator.prepare` or `privacy_engine.make_private` returned. The loop is not
-changed; steps are counted at the optimizer. It never raises into the loop; `LEAKAUDIT_DISABLED=1` switches it off.
+Give it what the loop uses: the objects that `accelerator.prepare` or `privacy_engine.make_private` returned. The loop does not
+change; steps are counted at the optimizer. The audit never raises into the loop; `LEAKAUDIT_DISABLED=1` switches it off.
 """
 
 from __future__ import annotations
@@ -41,7 +43,10 @@ from leakaudit.errors import SnapshotError
 
 @dataclass(eq=False, repr=False)
 class Watch(Adapter):
-    """A context in which a training loop is audited. Making one stores the arguments; entering it begins the audit."""
+    """A context in which a training loop is audited.
+
+    A new object only stores its arguments; entering it begins the audit.
+    """
 
     FRAMEWORK = "torch"
 
@@ -53,41 +58,44 @@ class Watch(Adapter):
     have stepped after the same forward passes."""
     _: KW_ONLY
     tokenizer: Any = None
-    """The model's; none for a classifier of arrays."""
+    """The model's tokenizer; None for a classifier of arrays."""
     num_labels: int | None = None
     """C, for a classifier of arrays: any module that turns one array (B, ...) into logits (B, C)."""
     criterion: nn.Module | None = None
-    """Its loss, where that is another one than mean cross-entropy and the protocol says so."""
+    """Its loss, if that is not mean cross-entropy and the protocol makes it public."""
     batch_size: int | None = None
-    """Largest batch of a step, where the protocol makes it public; else attacks have to guess how many labels there are."""
+    """Largest batch of a step, if the protocol makes it public; else attacks have to guess how many labels there are."""
     config: Source = None
     """A YAML file, the object, a mapping, or None for the defaults."""
     scaler: Any = None
     """The `GradScaler`, if the loop has one that no wrapper of the optimizer holds."""
     max_grad_norm: float | None = None
-    """Bound that the loop clips to; without it a clipped step is stamped `scaled` instead of `verified`."""
+    """L2 norm to which the loop clips the gradient; without it a clipped step is stamped `scaled` instead of `verified`."""
     observe: Observe = "update"
-    """`update`, what the optimizer gets; `local`, this process's share of it before processes are summed; `delta`, the difference
-    of the weights after `local_steps` steps of plain SGD, as a client of federated averaging sends it."""
+    """What the client sends. `update`: what the optimizer gets. `local`: this process's share of it, before the processes are summed.
+    `delta`: the difference of the weights after `local_steps` steps of plain SGD, as in federated averaging."""
     local_steps: int = 1
     """K, for `delta`."""
     total_steps: int | None = None
-    """Of the loop, if known; for the report."""
+    """Optimizer steps of the loop, if known; `auto` spreads the kept steps over them."""
     first_step: int = 0
-    """Number of the loop's next step, where it goes on from a checkpoint."""
+    """Number of the first step, if the loop continues from a checkpoint."""
     log: Callable[[dict[str, float]], None] | None = None
     """Called with finished numbers, such as `accelerator.log`."""
     _counter: StepCounter = field(default_factory=StepCounter, init=False)
 
     @last_resort
     def __enter__(self) -> Self:
-        """Begin: make the spool, set the hooks, tell the user what will happen."""
+        """Begin the audit and tell the user what will happen."""
         self._begin_loop()
         return self
 
     @last_resort
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        """End: wait for the side process and tell the user where the report is, or leave it alone after an exception."""
+        """End the audit, and tell the user where the report is.
+
+        After an exception it does not wait for the side process.
+        """
         self._unhook()
         if kind is None:
             self._close(self._counter.number)
@@ -97,7 +105,13 @@ class Watch(Adapter):
 
     @entry
     def batch(self, values: Mapping[str, Any]) -> None:
-        """Tell of the whole batch before its forward pass, if the model is not given its labels: they are scored against then."""
+        """Tell the audit the whole batch, before its forward pass.
+
+        Call it if the loop withholds labels from the model: attacks are scored against them.
+
+        Args:
+            values: name -> tensor, as in `{"labels": labels}`.
+        """
         if self._run is not None:
             self._run.recorder.batch(values)
 
@@ -170,13 +184,16 @@ class Watch(Adapter):
         return self.log
 
     def _accelerator_state(self) -> Any:
-        """Return the state of Accelerate, which a prepared optimizer holds; None without Accelerate."""
+        """Return the state of Accelerate, which a prepared optimizer holds.
+
+        It is None without Accelerate.
+        """
         layers = every_layer(self.optimizer)
         return next((s for layer in layers if (s := vars(layer).get("accelerator_state")) is not None), None)
 
 
 watch = Watch
-"""How a loop says it: `with watch(model, optimizer, ...):`."""
+"""The name for use in a loop: `with watch(model, optimizer, ...):`."""
 
 
 def _fabric_precision(model: nn.Module) -> str | None:
@@ -189,6 +206,9 @@ def _fabric_precision(model: nn.Module) -> str | None:
 
 
 def _compiled(model: nn.Module) -> bool:
-    """Return whether a model is compiled, in which case its dropout may draw from a generator of its own."""
+    """Return whether a model is compiled.
+
+    The dropout of a compiled model may draw from a generator of its own.
+    """
     kinds = [kind.__name__ for kind in type(model).__mro__]
     return "OptimizedModule" in kinds or getattr(model, "_compiled_call_impl", None) is not None

@@ -57,4 +57,5 @@ __all__ = [
     "worker_process",
     "worker_progress",
     "worker_restarts",
+    "worker_wait",
 ]

@@ -1,4 +1,7 @@
-"""The base of the trainer adapters: it begins and ends audited runs, and keeps their problems out of training."""
+"""The base of the trainer adapters.
+
+It begins and ends audited runs, and keeps their problems out of training.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,10 @@ class Adapter:
         raise NotImplementedError
 
     def _logger(self) -> Callable[[dict[str, float]], None] | None:
-        """Return a function that sends numbers to the framework's loggers; None where there are none."""
+        """Return a function that sends numbers to the framework's loggers.
+
+        It is None where there are no loggers.
+        """
         return None
 
     # ------------------------------------------------------------------ what the events call
@@ -151,7 +157,7 @@ class Adapter:
 
     @entry
     def _remind(self) -> None:
-        """Tell the user again at the end of training why it was not audited, if it was not."""
+        """Tell the user again, at the end, why the training was not audited."""
         if self._off and self._off != SWITCHED_OFF:
             notify(f"this run was not audited: {self._off}")
 
@@ -162,7 +168,9 @@ class Adapter:
     # ------------------------------------------------------------------ runs that do not end as planned
 
     def _leave_earlier_run(self) -> tuple[Spool | None, Path | None]:
-        """End a run that training left without telling; return its spool and folder if nothing was put into them.
+        """End a run that training left without telling.
+
+        It returns the spool and folder of that run if nothing was put into them.
 
         `auto_find_batch_size` begins again like this, with another optimizer, after the first step ran out of memory.
         """
@@ -177,7 +185,10 @@ class Adapter:
         return run.spool, run.config.out_dir
 
     def _fail(self, error: Exception) -> None:
-        """Switch the audit off; only our own exceptions are known to hold no private text in their message."""
+        """Switch the audit off.
+
+        The message of an exception is shown only if the exception is ours: others may quote private text.
+        """
         ours = isinstance(error, LeakAuditError)
         self._marks_folder = isinstance(error, PeersError) and error.first
         self._switch_off(f"{type(error).__name__}: {error}" if ours else type_and_place(error))
@@ -196,7 +207,10 @@ class Adapter:
             )
 
     def _clear_away(self, run: AuditRun | None, reason: str) -> Iterator[str]:
-        """Take everything off a run and mark its folder; yield a clause on each thing that the user has to know."""
+        """Take everything off a run and mark its folder.
+
+        It yields a clause on each thing that the user has to know.
+        """
         try:
             if run is not None:
                 run.stop()
@@ -255,7 +269,9 @@ def _with_peers(trainer: TrainerContext, peers: ProcessGroup | None) -> TrainerC
 
 
 def _mark_folder(folder: Path | None, reason: str, *, marks: bool) -> Iterator[str]:
-    """Mark the folder of a run that is not audited; yield what became of an earlier audit there.
+    """Mark the folder of a run that is not audited.
+
+    It yields a clause on what became of an earlier audit in that folder.
 
     Args:
         folder: of the run; None where its configuration cannot be read.

@@ -10,7 +10,9 @@ from leakaudit.storage.spool import Totals
 
 
 def plan_in_words(plan: Plan, config: AuditConfig, step_bytes: int, bytes_once: int) -> str:
-    """Return which steps are kept, how long attacks on them may take, and whether the policy can pass.
+    """Return the plan of a run in one line.
+
+    It says which steps are kept, how long attacks on them may take, and whether the policy can pass.
 
     Args:
         plan: of the run.

@@ -102,17 +102,23 @@ class TrainerContext:
 
     @property
     def audited_steps(self) -> int | None:
-        """Steps of the run as the audit counts them, or None if unknown; a round of local steps counts once."""
+        """Steps of the run as the audit counts them; None if unknown.
+
+        A round of local steps counts once.
+        """
         if self.total_steps is None:
             return None
         return self.total_steps // self.steps_per_round
 
     @property
     def steps_per_round(self) -> int:
-        """Optimizer steps that are one step of the audit: K where the client sends the sum of local steps."""
+        """Optimizer steps that are one step of the audit: K for `delta`, else 1."""
         return self.local_steps if self.observe == "delta" else 1
 
 
 def writes(peers: ProcessGroup | None) -> bool:
-    """Return whether this process writes the audit: it is alone, or the first of its group."""
+    """Return whether this process writes the audit.
+
+    A process that is alone does, and the first of a group.
+    """
     return peers is None or peers.first

@@ -82,7 +82,9 @@ class RunDescription:
         )
 
     def manifest(self, now: StepContext, skipped_before: int) -> Manifest:
-        """Describe a step that begins: what is public about it, and how its update comes about.
+        """Describe a step that begins.
+
+        The manifest says what is public about the step, and how its update is computed.
 
         Args:
             now: what the framework knows of it.
@@ -108,7 +110,10 @@ class RunDescription:
         )
 
     def with_current_defenses(self, manifest: Manifest) -> Manifest:
-        """Return a manifest with the private optimizer's numbers as they are now; schedulers change them after each step."""
+        """Return a manifest with the current numbers of the private optimizer.
+
+        Schedulers change them after each step.
+        """
         if self.private is None:
             return manifest
         facts = manifest.facts.model_copy(update={"defenses": self._declared()})
@@ -151,9 +156,10 @@ class RunDescription:
 
 
 def audited_model(trainer: TrainerContext) -> tuple[TrainerContext, nn.Module]:
-    """Return the run with a model that computes its own loss, and that model without wrappers.
+    """Return the run with a model that computes its loss, and that model.
 
-    The loop of a classifier of arrays computes the loss itself, and continues to call its own model.
+    The model has no wrappers. A model of text computes its loss anyway. The loop of a classifier of arrays computes the loss itself;
+    there the audited model contains the loss, and the loop continues to call its own.
 
     Raises:
         SnapshotError: the run has neither a tokenizer nor `num_labels`.
@@ -208,7 +214,10 @@ def has_fresh_adapters(model: nn.Module) -> bool:
 
 
 def _neftune_alpha(model: nn.Module) -> float | None:
-    """Return the strength of NEFTune's noise, which transformers and trl keep as an attribute of the word embeddings."""
+    """Return the strength of NEFTune's noise; None without NEFTune.
+
+    transformers and trl keep it as an attribute of the word embeddings.
+    """
     table = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None  # type: ignore[operator]
     alpha = getattr(table, "neftune_noise_alpha", None)
     return None if alpha is None else float(alpha)
@@ -250,9 +259,9 @@ def run_facts(trainer: TrainerContext, model: nn.Module, declared: tuple[Declare
 
 
 def declared_defenses(shipped: PluginSpec, private: PrivateSgd | None) -> tuple[DeclaredDefense, ...]:
-    """Return what the protocol of a run declares: what its optimizer does, then the shipped defence.
+    """Return the defences that the protocol of a run declares.
 
-    Where both are one defence, the optimizer's own numbers count.
+    The optimizer's own come first, then the shipped defence. Where both are one defence, the optimizer's own numbers count.
     """
     optimizer = private.declared() if private else ()
     defense: Any = defenses.create(shipped.name, shipped.options)
@@ -262,14 +271,20 @@ def declared_defenses(shipped: PluginSpec, private: PrivateSgd | None) -> tuple[
 
 
 def _update_dtype(optimizer: Any, model: nn.Module) -> torch.dtype:
-    """Return the type in which the update is computed: the coarsest of the parameters that are trained."""
+    """Return the type in which the update is computed.
+
+    It is the coarsest type of the parameters that are trained.
+    """
     moved = {id(p) for mover in base_optimizers(optimizer) for p in parameters_of(mover)}
     trained = (p for p in model.parameters() if id(p) in moved)
     return coarsest_dtype(trained) or dtype_of(model)
 
 
 def _task(model: nn.Module) -> Any:
-    """Return the task that the model is made for, by the names of its class and of those it is derived from."""
+    """Return the task that the model is made for.
+
+    The names of its class and of the classes it is derived from tell it.
+    """
     names = [kind.__name__ for kind in type(model).__mro__]
     if any(name.endswith("ForSequenceClassification") for name in names):
         return "classification"

@@ -10,9 +10,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class MissedSteps:
-    """Due steps that found the writer busy or the disk full, counted once they are over.
+    """Due steps that found the writer busy or the disk full.
 
-    A step that was due and never began is not missed; the end of the run tells.
+    A step is counted when a later one begins, or at the end of the run: a step that never began is not missed.
     """
 
     busy: int = 0

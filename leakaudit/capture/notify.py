@@ -24,7 +24,10 @@ def notify(line: str) -> None:
 
 @contextmanager
 def countdown() -> Iterator[Callable[[str], None]]:
-    """Show a line that changes in place on a terminal, or elsewhere one line in `LOG_LINE_SECONDS`."""
+    """Yield a function that shows a line of progress.
+
+    On a terminal the line changes in place; elsewhere one line is printed in `LOG_LINE_SECONDS`.
+    """
     last: float | None = None
     tty = sys.stderr.isatty()
 

@@ -56,7 +56,10 @@ def make_recorder(config: AuditConfig, spool: Spool, description: RunDescription
 
 
 def _options_for_arrays(model: nn.Module) -> dict[str, Any]:
-    """Return recorder arguments for a wrapped array classifier; none for another model."""
+    """Return recorder arguments for a wrapped array classifier.
+
+    The result is empty for another model.
+    """
     if not isinstance(model, ArrayClassifier):
         return {}
     return {"as_kept": functools.partial(array_pass, num_labels=model.num_labels)}

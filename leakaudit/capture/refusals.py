@@ -1,4 +1,7 @@
-"""Why a training run is not audited: each refusal is an error that says what to do."""
+"""Refuses training runs that cannot be audited.
+
+Each refusal is an error that says what to do.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ def refuse_accelerate(found: Any) -> None:
 
 
 def refuse_wrapper(model: nn.Module) -> None:
-    """Refuse a model in a wrapper that distributes it in a way whose update no hook sees.
+    """Refuse a model whose wrapper hides the update from every hook.
 
     Raises:
         SnapshotError: names the wrapper and what to use instead.
@@ -142,7 +145,10 @@ def auditable(root: nn.Module, source: Source = None) -> tuple[nn.Module, nn.Mod
 
 
 def _rebuildable_inside(root: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules that can be rebuilt, by name, of the first depth at which there are any."""
+    """Return the modules that can be rebuilt, by name.
+
+    They are those of the first depth at which there are any.
+    """
     found: dict[str, nn.Module] = {}
     layers = {"": unwrapped(root)}
     while layers and not found:
@@ -187,7 +193,9 @@ def policy_of(config: AuditConfig) -> Policy:
 
 
 def unused_private_model(model: nn.Module) -> str:
-    """Return a warning if gradients are computed per example, but no optimizer adds noise to them; else an empty text.
+    """Return a warning if gradients per example get no noise.
+
+    The text is empty if there is nothing to warn of.
 
     `make_private` of Opacus returns a model, an optimizer and a loader; training with the optimizer it was given is not private.
     """

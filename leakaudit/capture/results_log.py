@@ -46,7 +46,10 @@ class ResultsLog:
                 self._log({"leakaudit/step": int(step.removeprefix("st-")), **strongest(found)})
 
     def _new_attempts(self) -> list[Attempt]:
-        """Return all attempts if there are new ones; the list is empty if there is no journal yet, or no longer."""
+        """Return all attempts if there are new ones, else an empty list.
+
+        The journal may not exist yet, or not any more.
+        """
         try:
             size = self.journal.stat().st_size
             if size == self._size:
@@ -57,7 +60,10 @@ class ResultsLog:
             return []
 
     def _log(self, numbers: dict[str, float]) -> None:
-        """Log now; after a logger has failed, nothing more is logged, and the audit continues."""
+        """Log some numbers, unless a logger failed on earlier ones.
+
+        A logger that fails ends the logging, not the audit.
+        """
         if self._broken or self.send is None:
             return
         try:
@@ -68,7 +74,10 @@ class ResultsLog:
 
 
 def strongest(attempts: list[Attempt]) -> dict[str, float]:
-    """Return the strongest attack's number for each metric; a metric that nothing measured is left out."""
+    """Return the strongest attack's number for each metric.
+
+    A metric that nothing measured is left out.
+    """
     found: dict[str, float] = {}
     for name, metric in METRICS.items():
         values = [score.value for one in attempts if isinstance(score := one.scores.get(metric), Score)]

@@ -1,9 +1,8 @@
 """Runs one audit beside a training, the same under every trainer.
 
-It holds schedule, recorder, spool and side process, and knows how the run ends.
-
-No framework is imported here. An adapter tells when a run begins and ends, what a step is called, and the few facts about it that
-only its framework knows (`StepContext`); everything else is seen at the model and the optimizer.
+The run holds plan, recorder, spool and side process. No framework is imported here: an adapter tells when a run begins and ends, the
+number of a step, and the few facts about it that only its framework knows (`StepContext`). Hooks on the model and the optimizer
+tell everything else.
 """
 
 from __future__ import annotations
@@ -77,7 +76,10 @@ class AuditRun:
 
     @property
     def kept(self) -> int:
-        """Return the steps kept so far, with the step on its way to the disk and those before a checkpoint."""
+        """Number of steps kept so far.
+
+        It includes the step on its way to the disk and those before a checkpoint.
+        """
         # Asked first: a step that arrives in between is counted twice rather than not at all.
         on_its_way = self.recorder.writing()
         return self.trainer.kept_before + self.recorder.counters.kept + on_its_way
@@ -158,7 +160,10 @@ class AuditRun:
         self.blocked_s += time.perf_counter() - start
 
     def _wanted(self, step: int) -> bool:
-        """Return whether this process would record a step; only the one that writes knows of room for it."""
+        """Return whether this process would record a step.
+
+        Only the process that writes knows whether there is room for it.
+        """
         if not self.trainer.writes:
             return not self.recorder.disabled
         if self.recorder.disabled or self.side.given_up or self.kept >= self.plan.most:
@@ -227,7 +232,9 @@ class AuditRun:
             self._notify_of_remaining()
 
     def interrupt(self, what: str) -> None:
-        """End the audit of a run that an exception ended; kept steps are audited for as long as this process lives.
+        """End the audit of a run that an exception ended.
+
+        Kept steps are audited for as long as this process lives.
 
         Args:
             what: happened, as the beginning of a sentence.
@@ -251,7 +258,7 @@ class AuditRun:
         self.side.terminate()
 
     def untouched(self) -> bool:
-        """Return whether nothing was put into the spool, so that a run that begins again can use it."""
+        """Return whether the spool is empty, so that another run can use it."""
         return not (self.recorder.counters.kept or self.recorder.writing() or self.spool.gone())
 
     def totals(self, total_steps: int | None, *, interrupted: bool) -> Totals:
@@ -264,14 +271,7 @@ class AuditRun:
             too_full=self.missed.too_full,
             not_finite=counters.not_finite,
             failed=counters.failed,
-            overhead=Overhead(
-                blocked_s=round(counters.blocked_s + self.blocked_s, 4),
-                training_s=round(time.monotonic() - self.started, 4),
-                check_s=round(counters.check_s, 4),
-                writer_s=round(counters.writer_s, 4),
-                memory_mb=round(self.recorder.bytes_held() / 1e6, 3),
-                disk_mb=round(counters.written / 1e6, 3),
-            ),
+            overhead=_overhead(self),
             interrupted=interrupted,
         )
 
@@ -331,9 +331,22 @@ def _announce(run: AuditRun, place: Place) -> None:
 
 
 def _warnings(description: RunDescription) -> Iterator[str]:
-    """Yield a sentence on each thing of the training that is not audited as the user may expect."""
+    """Yield a sentence on each thing that is not audited as expected."""
     trainer = description.trainer
     yield from filter(None, [beyond(description.fit.foreign, description.recipe.class_name)])
     yield from filter(None, [unmoved(description.model, base_optimizers(trainer.optimizer))])
     if description.private is None:
         yield from filter(None, [unused_private_model(trainer.model)])
+
+
+def _overhead(run: AuditRun) -> Overhead:
+    """Return what the audit cost the training process so far."""
+    counters = run.recorder.counters
+    return Overhead(
+        blocked_s=round(counters.blocked_s + run.blocked_s, 4),
+        training_s=round(time.monotonic() - run.started, 4),
+        check_s=round(counters.check_s, 4),
+        writer_s=round(counters.writer_s, 4),
+        memory_mb=round(run.recorder.bytes_held() / 1e6, 3),
+        disk_mb=round(counters.written / 1e6, 3),
+    )

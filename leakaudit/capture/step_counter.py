@@ -1,4 +1,7 @@
-"""Counts optimizer steps at the optimizers, for frameworks that do not announce them."""
+"""Counts optimizer steps by hooks on the optimizers.
+
+It serves frameworks that do not announce their steps.
+"""
 
 from __future__ import annotations
 

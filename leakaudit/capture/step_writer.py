@@ -29,9 +29,9 @@ AUTOCAST: Mapping[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "f
 
 @dataclass(frozen=True)
 class StepWriter:
-    """Completes the manifest of a kept step by what the step showed, and writes the step.
+    """Writes a kept step, with a manifest that says what the step showed.
 
-    It takes everything from the kept step: training continues while it writes.
+    It reads nothing but the kept step, because training continues while it writes.
     """
 
     spool: Spool
@@ -147,7 +147,10 @@ def _input_shape(kept: KeptStep) -> tuple[int, ...] | None:
 
 
 def _is_placeholder(kept: KeptStep) -> bool:
-    """Return whether a batch is one row of zeros and ones: what Opacus' `rand_on_empty` makes of an empty draw."""
+    """Return whether a batch is one row of zeros and ones.
+
+    Opacus' `rand_on_empty` makes such a batch of an empty draw.
+    """
     parts = [batch.inputs.get("inputs", batch.inputs["input_ids"]) for batch in kept.truth.micro_batches]
     rows = [row for part in parts for row in part]
     return len(rows) == 1 and bool(((rows[0] == 0) | (rows[0] == 1)).all())

@@ -1,4 +1,4 @@
-"""The environment of the side process: what it takes from the trainer, and what it leaves out."""
+"""The environment variables of the side process."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ LEAKED_PREFIXES = (
     "MV2_",
     "DEEPSPEED_",
 )
-"""Environment of a distributed launch: with it the side process would wait for peers that never come."""
+"""Variables of a distributed launch. With them the side process would wait for processes that never come."""
 
 INTERPRETER_VARIABLES = frozenset({"PYTHONINSPECT", "PYTHONSTARTUP", "PYTHONPROFILEIMPORTTIME", "PYTHONBREAKPOINT"})
-"""With the first of these the side process would end in a prompt that reads its input, and never go."""
+"""Variables of the interpreter. With `PYTHONINSPECT` the side process would end in a prompt, and never exit."""
 
 LOUD_VARIABLES = frozenset(
     {"TORCH_LOGS", "TORCH_LOGS_OUT", "TORCH_TRACE", "TORCH_COMPILE_DEBUG", "HF_DEBUG", "PYTHONVERBOSE"}
 )
-"""They let libraries write what they compute into logs and folders."""
+"""Variables that let libraries write what they compute into logs and folders."""
 
 SECRET_ENDINGS = (
     "_TOKEN",
@@ -57,8 +57,8 @@ QUIET = {
     "DISABLE_TELEMETRY": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
 }
-"""Threads that have nothing to do sleep, because the trainer can use the core that they would wait on. Nothing is looked up in a hub, nobody's experiment tracking gets a second run, and no library writes a model's configuration or
-what it computes into the log."""
+"""Settings of libraries. Nothing is looked up in a model hub, no experiment tracker gets a second run, and no library writes a model's
+configuration or what it computes into the log. Idle threads sleep, because the trainer can use the core on which they would wait."""
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -70,7 +70,9 @@ THREAD_VARIABLES = (
 
 
 def clean_environment(threads: int) -> dict[str, str]:
-    """Return the environment of the side process: few threads, no credentials, nothing of a distributed launch, no hub.
+    """Return the environment of the side process.
+
+    It sets the number of threads, and contains no credentials, nothing of a distributed launch and no access to a model hub.
 
     Modules are found where the trainer finds them, because a model may be built by the user's own code.
     """
@@ -85,7 +87,10 @@ def clean_environment(threads: int) -> dict[str, str]:
 
 
 def _python_path() -> str:
-    """Return where the trainer finds modules beside the interpreter's own: this package first, then its path in its order."""
+    """Return where the side process looks for modules.
+
+    This package comes first, then the trainer's path in its order, without the interpreter's own entries.
+    """
     interpreters = tuple({str(Path(prefix) / "lib") for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)})
     package = str(Path(leakaudit.__file__).absolute().parent.parent)
     own = [str(Path(entry).absolute()) for entry in sys.path if not entry.startswith(interpreters)]

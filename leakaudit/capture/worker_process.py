@@ -10,19 +10,17 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-from leakaudit.capture.notify import countdown, notify
+from leakaudit.capture.notify import notify
 from leakaudit.capture.outcome import outcome
 from leakaudit.capture.remaining_snapshots import command_to_continue
 from leakaudit.capture.worker_environment import clean_environment
-from leakaudit.capture.worker_progress import Progress
 from leakaudit.capture.worker_restarts import Restarts
+from leakaudit.capture.worker_wait import wait_for_attacks
 from leakaudit.exit_codes import ExitCode
 from leakaudit.files.private_files import open_to_append
-from leakaudit.results.wording import duration
 from leakaudit.storage.parent_watch import KEY_VARIABLE, PARENT_VARIABLE, yield_processor
 from leakaudit.storage.spool import DEVICE_VARIABLE, Spool
 
@@ -37,7 +35,7 @@ _detached: list[subprocess.Popen[bytes]] = []
 
 
 class SideProcess:
-    """`python -m leakaudit worker SPOOL`: started when there is something to attack, and again if it dies.
+    """Starts `python -m leakaudit worker SPOOL`, and again if it dies.
 
     Only the training thread calls this. What it is told goes through its standard input: first the key of the run where snapshots
     are encrypted, then `detach` where it is to outlive the trainer; the end of the input means that the trainer has ended.
@@ -85,7 +83,9 @@ class SideProcess:
             self.ensure()
 
     def ensure(self) -> bool:
-        """Start the worker, or start it again if it died; cheap where there is nothing to do.
+        """Start the worker, or start it again if it died.
+
+        A call is cheap where there is nothing to do.
 
         Returns:
             Whether a worker runs.
@@ -129,9 +129,9 @@ class SideProcess:
     # ------------------------------------------------------------------ the end of training
 
     def wait_or_detach(self) -> None:
-        """Do what the configuration asks for at the end of training: wait with a countdown, detach, or stop the worker.
+        """Do what `at_end` says: wait with a countdown, detach, or leave.
 
-        Raises nothing; a Ctrl-C ends the waiting, not the program.
+        A Ctrl-C ends the waiting, not the program.
         """
         self._training = False
         self._restarts.allow_retry()
@@ -151,7 +151,9 @@ class SideProcess:
             self._wait(config.wait_at_end_s)
 
     def continue_detached(self) -> str:
-        """Let kept steps be attacked after training was interrupted, without waiting for it.
+        """Let kept steps be attacked after training was interrupted.
+
+        This does not wait for the attacks.
 
         Returns:
             What becomes of the kept steps, in a clause.
@@ -174,13 +176,19 @@ class SideProcess:
         return f"the side process continues with them for as long as this process lives; later, {later}"
 
     def terminate(self) -> None:
-        """Ask the worker to write what it has and end, without waiting: training continues, and its audit does not."""
+        """Ask the worker to write what it has and end.
+
+        This does not wait: training continues, and its audit does not.
+        """
         self.given_up = self._terminated = True
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
 
     def stop(self) -> None:
-        """Leave no worker behind, whatever ended the training; what it has finished is on the disk."""
+        """Leave no worker behind, whatever ended the training.
+
+        What the worker has finished is on the disk.
+        """
         atexit.unregister(self.stop)
         if self._process is None or os.getpid() != self._owner:
             return  # a fork of the trainer must not end the trainer's audit
@@ -193,7 +201,10 @@ class SideProcess:
         close_input(self._process)
 
     def outcome(self) -> list[str]:
-        """Return the verdict and where the report is, or why there is none, a line each; for after `wait_or_detach`."""
+        """Return the verdict and where the report is, a line each.
+
+        If there is no report, the lines say why. Call it after `wait_or_detach`.
+        """
         report = self._log.with_name("report.html")
         if self.detached:
             return [f"report to come: {report}"]
@@ -203,27 +214,16 @@ class SideProcess:
         return [f"no report: see {self._log}" if self._log.exists() else "no report yet"]
 
     def _wait(self, seconds: float) -> None:
-        """Wait with a visible countdown until the worker is finished; after that, let it write what it has."""
-        deadline = time.monotonic() + seconds
-        progress = Progress(self._spool)
-        try:
-            with countdown() as show:
-                while self.ensure():
-                    patience = deadline - time.monotonic()
-                    if patience <= 0:
-                        break
-                    show(waiting_line(*progress.look(), patience))
-                    time.sleep(0.2)
-                else:
-                    return
-            reason = f"stopped waiting after {seconds:g} s (`wait_at_end_s`)"
-        except KeyboardInterrupt:
-            reason = "not waiting any longer"
-        notify(f"{reason}: the report covers what is finished")
-        self._end_early()
+        """Wait with a countdown; then ask the worker to write what it has."""
+        if reason := wait_for_attacks(self._spool, self.ensure, seconds):
+            notify(f"{reason}: the report covers what is finished")
+            self._end_early()
 
     def _raise_priority(self) -> None:
-        """Give the worker the processor that training does not need any more; not every system allows it."""
+        """Give the worker the processor that training does not need any more.
+
+        Not every system allows it.
+        """
         if self._process is not None and self._process.poll() is None:
             yield_processor(self._process.pid, os.getpid(), 0)
 
@@ -287,7 +287,9 @@ class SideProcess:
 
 
 def tell(process: subprocess.Popen[bytes], line: str) -> None:
-    """Write a line to a worker. Lines are far shorter than a pipe holds, so this never waits.
+    """Write a line to a worker.
+
+    Lines are far shorter than a pipe holds, so this never waits.
 
     Raises:
         OSError: the worker has ended.
@@ -333,18 +335,3 @@ def start_worker(spool: Spool, log: Path, trainer_device: str) -> subprocess.Pop
         )
     finally:
         os.close(output)
-
-
-def waiting_line(what: str, left: float | None, patience: float) -> str:
-    """Return what the end of training waits for, how long, and how to wait no longer.
-
-    Args:
-        what: is at work.
-        left: seconds that the rest takes; None if that is not known.
-        patience: seconds that remain of `wait_at_end_s`.
-
-    >>> waiting_line("attempt 3 of 7: tag on step 0, up to 60 s; about 40 s left", 40.0, 600.0)
-    'attempt 3 of 7: tag on step 0, up to 60 s; about 40 s left (Ctrl-C: do not wait)'
-    """
-    limit = f", waiting {duration(patience)} of it at most" if left is None or left > patience else ""
-    return f"{what}{limit if left else ''} (Ctrl-C: do not wait)"

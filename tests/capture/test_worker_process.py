@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from leakaudit.capture import worker_process as side_process
-from leakaudit.capture import worker_restarts
+from leakaudit.capture import worker_restarts, worker_wait
 from leakaudit.capture.remaining_snapshots import command_to_continue
 from leakaudit.capture.worker_environment import clean_environment
 from leakaudit.capture.worker_process import SideProcess
@@ -124,7 +123,7 @@ def test_waiting_ends_with_patience_or_ctrl_c_and_asks_for_the_report(
 
     if interrupt:
         side.ensure()
-        monkeypatch.setattr(side_process, "countdown", Impatient)
+        monkeypatch.setattr(worker_wait, "countdown", Impatient)
     side.wait_or_detach()
     assert side._process.returncode == -signal.SIGTERM
     said = "not waiting any longer" if interrupt else "stopped waiting after 0.5 s"
