@@ -73,7 +73,7 @@ class LeakAuditCallback(Adapter, Callback):
 
     @last_resort
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, so that resuming goes on counting."""
+        """Return what a checkpoint keeps, so that a resumed run continues to count."""
         return self._state() or {}
 
     @entry

@@ -203,7 +203,7 @@ class Adapter:
         notes = list(self._clear_away(run, reason))
         if not told:
             logger.warning(
-                "leakaudit is off for this run: %s; training goes on without it", "; ".join([reason, *notes])
+                "leakaudit is off for this run: %s; training continues without it", "; ".join([reason, *notes])
             )
 
     def _clear_away(self, run: AuditRun | None, reason: str) -> Iterator[str]:

@@ -144,13 +144,13 @@ class TorchProcessGroup:
             if self._missed >= MOST_MISSED:
                 self._end(f"{why}, {self._missed} times in a row", loud=_first_of(settled.silent))
             elif _first_of(settled.silent):
-                logger.warning("%s is not kept: %s; training goes on", topic.removeprefix(END_OF), why)
+                logger.warning("%s is not kept: %s; training continues", topic.removeprefix(END_OF), why)
 
     def _end(self, why: str, *, loud: bool) -> None:
         """Keep no more steps."""
         self.over = why
         if loud:
-            logger.warning("no more steps are kept: %s; training goes on, and steps that were kept are audited", why)
+            logger.warning("no more steps are kept: %s; training continues, and steps that were kept are audited", why)
 
     def leave(self) -> None:
         """Tell the others that this process takes no part any more.

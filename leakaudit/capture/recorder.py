@@ -167,7 +167,7 @@ class Recorder:
         self.current.hooks.install()
 
     def stop_recording(self) -> None:
-        """Record nothing more, but go on answering the other processes: they ask at every step that is due."""
+        """Record nothing more, but continue to answer the other processes: they ask at every step that is due."""
         self.current.stop()
 
     def remove(self, patience_s: float = PATIENCE_SECONDS) -> None:
@@ -176,7 +176,7 @@ class Recorder:
         self.current.hooks.remove()
         if not self.written(patience_s) and patience_s:
             logger.warning(
-                "the last kept step is still not on the disk after %g s; the audit goes on without it", patience_s
+                "the last kept step is still not on the disk after %g s; the audit continues without it", patience_s
             )
 
     def keep_only(self, parts: Parts) -> None:
@@ -254,7 +254,7 @@ class Recorder:
         self.stop_recording()
         self.counters.failed += 1
         logger.warning(
-            "leakaudit stops recording after a %s; training goes on, later steps are not audited", type_and_place(error)
+            "leakaudit stops recording after a %s; training continues, later steps are not audited", type_and_place(error)
         )
 
 

@@ -530,7 +530,7 @@ def test_a_wrong_configuration_is_said_at_the_start_and_again_at_the_end(
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Training goes on without the audit."""
+    """Training continues without the audit."""
     audit = LeakAuditCallback(tiny_trainer.audit_config(tmp_path, **change))
     make_trainer(tmp_path, audit).train()
     assert message in caplog.text

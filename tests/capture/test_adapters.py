@@ -136,7 +136,7 @@ REFUSED: dict[str, tuple[Make, str]] = {
 def test_adapters_that_cannot_be_made_again_are_refused_before_the_first_step(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By name, with what to do; nothing is written, and training goes on."""
+    """By name, with what to do; nothing is written, and training continues."""
     make, message = REFUSED[kind]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -215,7 +215,7 @@ def test_a_defect_is_said_once_with_its_type_and_place_and_what_it_costs(
         with sabotage.at_work():
             LOOPS["deferred"].train(tmp_path / f"raised {name[-4:]}", sabotage.again)
         said = [r.message for r in caplog.records if r.levelno >= logging.WARNING]
-        assert len(said) == 1 and says in said[0] and "training goes on" in said[0]
+        assert len(said) == 1 and says in said[0] and "training continues" in said[0]
 
 
 # ---------------------------------------------------------------------- frameworks

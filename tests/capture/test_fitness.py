@@ -87,7 +87,7 @@ def test_a_parameter_that_transmits_nothing_costs_no_result(
 def test_a_model_that_cannot_be_audited_is_refused_by_name_before_the_first_step(
     change: Callable[[Any], None], message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing is kept, the message says which tensor and what to do, and training goes on."""
+    """Nothing is kept, the message says which tensor and what to do, and training continues."""
     _train(tmp_path, change)
     assert message in caplog.text and caplog.text.count("is off for this run") == 1
     assert not (tmp_path / "audit" / "spool").exists()

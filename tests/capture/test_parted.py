@@ -83,7 +83,7 @@ def test_a_rank_without_data_ends_the_audit_and_what_was_kept_stays(parted: Part
 
 @pytest.mark.parametrize("name", ["left", "broken on rank 1"])
 def test_a_rank_that_leaves_tells_the_others_and_what_was_kept_stays(parted: Parted, name: str) -> None:
-    """Its training goes on without `watch`, or its audit failed."""
+    """Its training continues without `watch`, or its audit failed."""
     over = [line for line in parted.lines(name) if "no more steps are kept" in line]
     assert len(over) == 1 and "rank 1 takes no part any more" in over[0]
     assert parted.steps(name) == [0, 1]

@@ -800,7 +800,7 @@ def test_row_29_nothing_that_goes_wrong_in_a_hook_reaches_the_models_forward_or_
 def test_what_cannot_be_audited_is_said_before_the_first_step(
     tmp_path: Path, change: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Training goes on without; nothing is left behind."""
+    """Training continues without it; nothing is left behind."""
     model = change.pop("model", None) or tiny.bert().train()
     optimizer = torch.optim.Adam(model.parameters()) if change.get("optimizer") == "adam" else None
     options: dict[str, Any] = {"tokenizer": tiny.bert_tokenizer(), **change}
