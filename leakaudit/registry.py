@@ -136,8 +136,9 @@ class Registry(Generic[Plugin]):
             raise
 
     def _load_own(self, home: str) -> None:
-        """Import every module of a package; each registers exactly one plugin."""
-        for found in pkgutil.iter_modules(import_module(home).__path__, f"{home}."):
+        """Import a single module, or every module of a package, of which each registers exactly one plugin."""
+        path = getattr(import_module(home), "__path__", ())
+        for found in pkgutil.iter_modules(path, f"{home}."):
             module = import_module(found.name)
             names = self.registered_in(found.name)
             if len(names) != 1:

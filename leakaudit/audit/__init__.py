@@ -21,6 +21,7 @@ __all__ = [
     "run_folder",
     "scoring",
     "simulation",
+    "spool_audit",
     "stamp",
     "state",
     "step_record",

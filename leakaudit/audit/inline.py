@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from leakaudit.audit.live_copy import copier, prove_separate, unchanged
-from leakaudit.audit.worker import Means, audit_one, make_audit, write_results
+from leakaudit.audit.spool_audit import WorkerOptions, audit_one, open_audit, write_results
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.errors import LiveModelReachedError
 from leakaudit.files.private_files import append_line
@@ -38,12 +38,12 @@ class InlineAudit:
             live: the model that is trained.
         """
         self._spool = spool
-        seal = spool.seal
+        keys = spool.keys
         device = spool.config.device
-        self._means = Means(
+        self._options = WorkerOptions(
             device=str(next(live.parameters()).device) if device == "auto" else device,
-            identities=(seal.identity,) if seal and seal.identity else (),
-            say=self._note,
+            identities=(keys.identity,) if keys and keys.identity else (),
+            notify=self._note,
             build=copier(live),
         )
         self._live = live
@@ -62,14 +62,14 @@ class InlineAudit:
             return
         with undisturbed(self._live), self._spool.worker_lock():
             if self._audit is None:
-                made = make_audit(self._spool, Spool.open(self._spool.root)[1], self._means)
+                made = open_audit(self._spool, Spool.open(self._spool.root)[1], self._options)
                 self._audit = _Proven(made, self._live)
-            while (claimed := self._spool.claim()) is not None:
+            while (claimed := self._spool.queue.claim()) is not None:
                 try:
                     keep = self._spool.config.keep_snapshots
-                    self._refused += audit_one(self._spool, self._audit, claimed, self._means, keep=keep)
+                    self._refused += audit_one(self._spool, self._audit, claimed, self._options, keep=keep)
                 except BaseException:  # Ctrl-C, or a full disk: the step is not lost
-                    self._spool.give_back(claimed)
+                    self._spool.queue.give_back(claimed)
                     raise
                 if self._audit.unproven is not None:
                     raise self._audit.unproven
@@ -78,7 +78,7 @@ class InlineAudit:
         """Write results, verdict and report of what was attacked."""
         if self._audit is not None:
             with undisturbed(self._live):
-                write_results(self._spool, self._audit, self._refused, False, self._means)
+                write_results(self._spool, self._audit, self._refused, False, self._options)
 
     def _note(self, line: str) -> None:
         append_line(self._spool.root.parent / "worker.log", line, sync=False)

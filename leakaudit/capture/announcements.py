@@ -6,7 +6,7 @@ from leakaudit.capture.context import OFF_SWITCH
 from leakaudit.capture.plan import Plan, room_in_words, time_in_words
 from leakaudit.config.audit import AuditConfig
 from leakaudit.results.wording import counted
-from leakaudit.storage.spool import Totals
+from leakaudit.storage.spool_files import Totals
 
 
 def plan_in_words(plan: Plan, config: AuditConfig, step_bytes: int, bytes_once: int) -> str:

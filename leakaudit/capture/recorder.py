@@ -254,7 +254,8 @@ class Recorder:
         self.stop_recording()
         self.counters.failed += 1
         logger.warning(
-            "leakaudit stops recording after a %s; training continues, later steps are not audited", type_and_place(error)
+            "leakaudit stops recording after a %s; training continues, later steps are not audited",
+            type_and_place(error),
         )
 
 

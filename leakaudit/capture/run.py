@@ -40,14 +40,13 @@ from leakaudit.errors import SpoolError
 from leakaudit.models.array_classifier import ArrayClassifier
 from leakaudit.results.schema import Overhead
 from leakaudit.results.wording import counted
-from leakaudit.storage.spool import Place, Spool, Totals, settle
+from leakaudit.storage.run_folders import RunFolder, allocate_run_folder
+from leakaudit.storage.spool import Spool
+from leakaudit.storage.spool_files import Totals
 
 SHORT_RUN_PATIENCE_S = 10.0
 """Seconds that a due step of a run of a few steps waits until the step before is on the disk. Our choice: the end of such a run waits
 for both anyway, and a disk that is slower is stuck."""
-
-WHOLE = "everything"
-"""Value of `Attack.needs` where an attack does not set it: the attack reads the whole update."""
 
 
 @dataclass
@@ -107,9 +106,9 @@ class AuditRun:
         check_run(config, trainer, model)
         recipe, config = recipe_of(model, config)
         description = RunDescription.of(config, trainer, model, recipe)
-        place = Place(folder or config.out_dir.absolute())
+        place = RunFolder(folder or config.out_dir.absolute())
         if spool is None and trainer.writes:
-            spool, place = settle(place.folder, config, trainer.tokenizer, training_command())
+            spool, place = allocate_run_folder(place.folder, config, trainer.tokenizer, training_command())
         config = config.model_copy(update={"out_dir": place.folder})
         spool = spool or Spool(config.out_dir / "spool")
         try:
@@ -321,7 +320,7 @@ def _with_hooks(config: AuditConfig, spool: Spool, description: RunDescription) 
     return run
 
 
-def _announce(run: AuditRun, place: Place) -> None:
+def _announce(run: AuditRun, place: RunFolder) -> None:
     """Tell the user the plan, and what of the training is not audited."""
     step = run.recorder.bytes_of_a_step()
     plan = plan_in_words(run.plan, run.config, step, run.recorder.bytes_to_write() - step)

@@ -14,12 +14,12 @@ from typing import Any
 from leakaudit.config.audit import AuditConfig
 from leakaudit.files.private_files import write_atomic
 from leakaudit.results.not_audited import NOT_AUDITED, NotAudited
-from leakaudit.storage.spool import Place, make_room
+from leakaudit.storage.run_folders import RunFolder, archive_previous
 
 OUT_DIR_LINE = re.compile(r"""^out_dir:\s*(?P<quote>["']?)(?P<folder>.+?)(?P=quote)\s*(?:\s#.*)?$""", re.MULTILINE)
 
 
-def mark(wanted: Path, because: str) -> Place:
+def mark(wanted: Path, because: str) -> RunFolder:
     """Mark a folder: the latest run was not audited.
 
     Results of an earlier audit are moved out of it first.
@@ -35,7 +35,7 @@ def mark(wanted: Path, because: str) -> Place:
         SpoolError: `wanted` is a link.
         OSError: it cannot be written.
     """
-    place = make_room(wanted.absolute())
+    place = archive_previous(wanted.absolute())
     place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     note = NotAudited(because=because, when=datetime.now(UTC).isoformat(timespec="seconds"))
     write_atomic(place.folder / NOT_AUDITED, note.model_dump_json(by_alias=True, indent=1))

@@ -277,8 +277,8 @@ class SideProcess:
         try:
             self._process = start_worker(self._spool, self._log, self._trainer_device)
             yield_processor(self._process.pid, os.getpid(), self._spool.config.nice)
-            if self._spool.seal and self._spool.seal.identity:
-                tell(self._process, self._spool.seal.identity)
+            if self._spool.keys and self._spool.keys.identity:
+                tell(self._process, self._spool.keys.identity)
         except BrokenPipeError:
             pass  # it died at once: the next call of `ensure` starts it again
         except OSError as error:
@@ -321,7 +321,7 @@ def start_worker(spool: Spool, log: Path, trainer_device: str) -> subprocess.Pop
     environment = clean_environment(spool.config.threads) | {
         PARENT_VARIABLE: str(os.getpid()),
         DEVICE_VARIABLE: trainer_device,
-        KEY_VARIABLE: "1" if spool.seal and spool.seal.identity else "",
+        KEY_VARIABLE: "1" if spool.keys and spool.keys.identity else "",
     }
     output = open_to_append(log)
     try:

@@ -56,7 +56,7 @@ class Progress:
         The seconds are None if they cannot be estimated.
         """
         self._read()
-        waiting = [path.stem for path in self._spool.in_order()]
+        waiting = [path.stem for path in self._spool.queue.pending()]
         if self._battery is None:
             return f"the side process is starting, {counted(len(waiting), 'kept step')} to attack", None
         todo = self._todo(waiting, self._battery)

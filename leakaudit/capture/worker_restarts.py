@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from leakaudit.exit_codes import ExitCode
-from leakaudit.storage.spool import MOST_DEATHS
+from leakaudit.storage.snapshot_queue import MAX_CRASHES
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Restarts:
     def allowed(self, code: int, snapshot: str) -> bool:
         """Count the death of a worker; return whether another one may be started.
 
-        A snapshot over which workers died `MOST_DEATHS` times is set aside by the next one, so a few deadly snapshots cost their own
+        A snapshot over which workers died `MAX_CRASHES` times is set aside by the next one, so a few deadly snapshots cost their own
         audit only.
 
         Args:
@@ -63,7 +63,7 @@ class Restarts:
             snapshot: name of the snapshot that it was attacking; empty if none.
         """
         over = self._deaths_over[snapshot] = self._deaths_over.get(snapshot, 0) + 1 if snapshot else 0
-        if 0 < over <= MOST_DEATHS:
+        if 0 < over <= MAX_CRASHES:
             logger.warning(
                 "the audit's side process died while it attacked snapshot %s; starting it again", Path(snapshot).stem
             )

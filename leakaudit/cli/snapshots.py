@@ -15,6 +15,7 @@ from leakaudit.cli.common import EXISTING, IDENTITY_HELP, clear_errors
 from leakaudit.config.duration import length_of
 from leakaudit.errors import ConfigError
 from leakaudit.exit_codes import ExitCode
+from leakaudit.results.wording import short_duration, size_on_disk
 
 if TYPE_CHECKING:
     from leakaudit.storage.retention import Item, Purged
@@ -88,7 +89,7 @@ def list_command(audit: Path, as_json: bool) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    click.echo(f"{counted(found)}, {_size(spool.used_bytes())}")
+    click.echo(f"{counted(found)}, {size_on_disk(spool.used_bytes())}")
 
 
 def _as_json(spool: Spool, item: Item, now: datetime) -> dict[str, Any]:
@@ -112,8 +113,8 @@ def _row(spool: Spool, item: Item, now: datetime) -> tuple[str, ...]:
     return (
         item.path.stem if item.step is None else str(item.step),
         f"{item.state}: {item.why}" if item.why else item.state,
-        "unknown" if age is None else _span(age),
-        _size(item.size),
+        "unknown" if age is None else short_duration(age.total_seconds()),
+        size_on_disk(item.size),
         ", ".join(f"{key[:12]}..." for key in item.encrypted_to) or "no key: in clear",
         _fate(spool, item, now),
     )
@@ -129,20 +130,7 @@ def _fate(spool: Spool, item: Item, now: datetime) -> str:
     if age is None:
         return "by hand only: its age is unknown"
     left = timedelta(days=spool.config.retention_days) - age
-    return f"in {_span(left)}" if left > timedelta() else "with the next run here"
-
-
-def _span(span: timedelta) -> str:
-    """Write a duration in its largest unit."""
-    seconds = span.total_seconds()
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def _size(size: int) -> str:
-    return f"{size / 1e6:.1f} MB" if size < 1e9 else f"{size / 1e9:.1f} GB"
+    return f"in {short_duration(left.total_seconds())}" if left > timedelta() else "with the next run here"
 
 
 @snapshots.command(short_help="Check that they are whole, private and encrypted as asked.")
@@ -215,9 +203,11 @@ def purge(
         click.echo(json.dumps(_purged_json(done, dry_run), indent=1))
         return
     verb = "would be removed" if dry_run else "removed"
-    click.echo(f"{counted(done.removed)} {verb} ({_size(done.bytes)})" + _exceptions(done))
+    click.echo(f"{counted(done.removed)} {verb} ({size_on_disk(done.bytes)})" + _exceptions(done))
     if not whatever and not done.removed:
-        click.echo(f"only those older than {_span(limit)} go; --all or --step N removes others")
+        click.echo(
+            f"only those older than {short_duration(limit.total_seconds())} go; --all or --step N removes others"
+        )
     if done.key_destroyed:
         click.echo("the key of the run's hashes is destroyed: nobody can try texts against its results any more")
 
@@ -248,12 +238,12 @@ def _purged_json(done: Purged, dry_run: bool) -> dict[str, Any]:
 @clear_errors
 def hold(audit: Path, steps: tuple[int, ...], reason: str | None, let_go: bool) -> None:
     """Forbid that snapshots of AUDIT are removed: after their audit, by age, or by hand."""
-    from leakaudit.storage.retention import counted, release
+    from leakaudit.storage.retention import counted, unhold
     from leakaudit.storage.retention import hold as hold_snapshots
 
     spool = _open(audit)
     if let_go:
-        click.echo(f"{counted(release(spool, steps))} released; `leakaudit snapshots ls` says when they go")
+        click.echo(f"{counted(unhold(spool, steps))} released; `leakaudit snapshots ls` says when they go")
         return
     if not (reason or "").strip():
         raise ConfigError("--reason is missing: say why they are held, for whoever wants to remove them")

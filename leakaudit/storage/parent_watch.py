@@ -57,7 +57,7 @@ def yield_processor(process: int, trainer: int, nice: int) -> None:
         Path(f"/proc/{process or 'self'}/autogroup").write_text(str(nice), encoding="ascii")
 
 
-_leash: Leash | None = None
+_watch: ParentWatch | None = None
 
 
 def keep_memory_private() -> None:
@@ -80,15 +80,15 @@ def offer_memory() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
-def leash() -> Leash:
+def watch_parent() -> ParentWatch:
     """Return what ties this process to its trainer, made at the first call; it holds nothing where nobody started us."""
-    global _leash
-    if _leash is None or _leash.parent != os.environ.get(PARENT_VARIABLE):
-        _leash = Leash()
-    return _leash
+    global _watch
+    if _watch is None or _watch.parent != os.environ.get(PARENT_VARIABLE):
+        _watch = ParentWatch()
+    return _watch
 
 
-class Leash:
+class ParentWatch:
     """What the trainer says through the pipe, and whether it lives."""
 
     def __init__(self) -> None:

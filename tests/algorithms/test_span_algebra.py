@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from leakaudit.algorithms.span.attention_evidence import COMPLETE, AttentionEvidence, Group
 from leakaudit.algorithms.span.candidates import Candidates, Scan, distances
-from leakaudit.algorithms.span.grouping import COMPLETE, AttentionEvidence, AttentionFactors, Group, assemble
+from leakaudit.algorithms.span.factoring import AttentionFactors
+from leakaudit.algorithms.span.grouping import assemble
 from leakaudit.algorithms.span.mask_regression import MaskSearch, find_masked
 from leakaudit.algorithms.span.subspace import span_of
 from leakaudit.models.structure import Head, anatomy_of, input_stage_of

@@ -13,9 +13,9 @@ import torch
 from leakaudit.algorithms.resimulation import prove
 from leakaudit.algorithms.span.candidates import distances
 from leakaudit.algorithms.span.readers.decoder import PrefixRunner
-from leakaudit.algorithms.span.readers.early_dropout import widened
 from leakaudit.algorithms.span.residuals import ROUNDING_UNITS, ResidualScale
 from leakaudit.algorithms.span.subspace import stacked_update
+from leakaudit.algorithms.span.unnormalised_inputs import widened
 from leakaudit.attacks.span import Span
 from leakaudit.client.facts import DeclaredDefense
 from leakaudit.client.observation import Observation

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.algorithms.span import subspace as span_basis
-from leakaudit.algorithms.span.hypothesis_search import Hypothesis, Simulation, local_search
+from leakaudit.algorithms.span.hypothesis_search import Hypothesis, Neighbours, Simulation, local_search
 from leakaudit.algorithms.span.soft_ranking import Ranking
 from leakaudit.algorithms.span.sparse_regression import JointFit
 from leakaudit.algorithms.span.subspace import filled_in, noise_of, soft_span_of
@@ -82,9 +82,7 @@ def test_a_climb_ends_at_the_true_sentence() -> None:
     found = local_search(
         Simulation(step.observe()),
         start,
-        moves=lambda base: [],
-        propose=lambda base, width: everything,
-        widths=(1,),
+        Neighbours(moves=lambda base: [], propose=lambda base, width: everything, widths=(1,)),
         done=lambda base: False,
         most=5000,
         budget=Budget(600),

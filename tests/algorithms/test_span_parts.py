@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.algorithms.span.candidates import Scan, distances
-from leakaudit.algorithms.span.grouping import factor
-from leakaudit.algorithms.span.readers.encoder import _inside
+from leakaudit.algorithms.span.factoring import factor
+from leakaudit.algorithms.span.sequence_assembly import count_inside
 from leakaudit.algorithms.span.subspace import span_of, stacked_update
 from leakaudit.attacks.span import Span
 from leakaudit.client.step import ClientStep
@@ -132,7 +132,7 @@ def test_the_nearest_tokens_are_those_of_a_search_over_all(kind: str) -> None:
 )
 def test_pairs_in_the_span_end_at_the_widest_gap(distance: list[float], rank: int, expected: int) -> None:
     """Ranked, never fewer than the directions where there are as many near ones."""
-    assert _inside(torch.tensor(distance, dtype=torch.float64), rank) == expected
+    assert count_inside(torch.tensor(distance, dtype=torch.float64), rank) == expected
 
 
 @pytest.mark.parametrize("count", [1, 2])

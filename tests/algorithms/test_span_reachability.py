@@ -18,7 +18,7 @@ from leakaudit.algorithms.span.reachability import (
     ranked_reach,
     span_reach,
 )
-from leakaudit.algorithms.span.readers.encoder import FARTHEST_INSIDE
+from leakaudit.algorithms.span.sequence_assembly import FARTHEST_INSIDE
 from leakaudit.attacks.span import Span
 from leakaudit.client.observation import Observation
 from leakaudit.client.recipe import StepRecipe

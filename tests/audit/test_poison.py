@@ -81,7 +81,7 @@ def put(spool: Spool, number: int, *, deadly: bool) -> None:
     bound: dict[str, Any] = {"batch_size_bound": DEADLY} if deadly else {}
     step = tiny.client_step(model, tiny.bert_tokenizer(), ["the old dog chased a cat ."], [1], **bound)
     write_snapshot(
-        spool.slot(number),
+        spool.snapshot_folder(number),
         update=step.update(),
         weights=state_of(model),
         truth=step.truth,
@@ -154,7 +154,7 @@ def test_a_counter_that_cannot_be_written_does_not_start_workers_without_end(
 ) -> None:
     """The trainer counts for itself."""
     spool = make(tmp_path, 1)
-    claimed = spool.claim()
+    claimed = spool.queue.claim()
     assert claimed is not None
     side = SideProcess(spool)
     monkeypatch.setattr(sys, "executable", "/bin/false")
@@ -176,7 +176,7 @@ def test_a_step_that_nobody_could_open_is_lost_to_the_gate(tmp_path: Path) -> No
 
     spool = make(tmp_path, *range(30))
     for number in range(15, 30):
-        os.truncate(spool.slot(number) / TRUTH, 10)
+        os.truncate(spool.snapshot_folder(number) / TRUTH, 10)
     assert run_worker(spool.root) == 0
     results = load_results(tmp_path / "audit")
     assert len(results.steps) == 30 and [step.n_sequences for step in results.steps[15:]] == [0] * 15

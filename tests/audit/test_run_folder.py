@@ -174,14 +174,14 @@ def test_a_state_that_cannot_be_read_moves_aside(given: tuple[Path, Path], tmp_p
 def test_a_folder_that_another_audit_holds_is_refused(given: tuple[Path, Path], tmp_path: Path) -> None:
     """Two audits must not write one journal."""
     from leakaudit.audit.state import Unfinished
-    from leakaudit.storage.spool import make_room
+    from leakaudit.storage.run_folders import archive_previous
 
     out = tmp_path / "out"
     with run_folder(out, Unfinished("", "", 0), None):
         (out / "journal.jsonl").write_text("")
         result = _simulate(given, out)
         assert result.exit_code == 2 and "another audit is at work there" in result.stderr
-        assert make_room(out).folder == tmp_path / "out-2"  # a training run's audit goes beside it
+        assert archive_previous(out).folder == tmp_path / "out-2"  # a training run's audit goes beside it
     assert _simulate(given, out).exit_code == 0
 
 

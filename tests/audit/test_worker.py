@@ -23,8 +23,10 @@ from leakaudit.models.tensors import state_of
 from leakaudit.results.files import load_results
 from leakaudit.results.journal import load_journal
 from leakaudit.storage.parent_watch import PARENT_VARIABLE
+from leakaudit.storage.snapshot_queue import MAX_CRASHES, SnapshotQueue
 from leakaudit.storage.snapshots import write_snapshot
-from leakaudit.storage.spool import MOST_DEATHS, Spool, Totals
+from leakaudit.storage.spool import Spool
+from leakaudit.storage.spool_files import Totals
 from tests.support import tiny
 from tests.support.processes import until
 
@@ -56,7 +58,7 @@ def put(spool: Spool, number: int, model: nn.Module | None = None) -> None:
     model = model or tiny.bert()
     step = tiny.client_step(model, tiny.bert_tokenizer(), [TEXT], [1])
     write_snapshot(
-        spool.slot(number),
+        spool.snapshot_folder(number),
         update=step.update(),
         weights=state_of(model),
         truth=step.truth,
@@ -182,9 +184,9 @@ def test_a_last_snapshot_that_comes_with_the_end_is_not_left_behind(
 ) -> None:
     """The trainer hands it over and says that it is through just after the worker found nothing waiting."""
     spool = make(tmp_path, 3, finished=False)
-    claim, looks = Spool.claim, []
+    claim, looks = SnapshotQueue.claim, []
 
-    def claim_in_between(self: Spool) -> Path | None:
+    def claim_in_between(self: SnapshotQueue) -> Path | None:
         found = claim(self)
         looks.append(found)
         if len(looks) == 2:
@@ -192,7 +194,7 @@ def test_a_last_snapshot_that_comes_with_the_end_is_not_left_behind(
             spool.finish(Totals(total_steps=8, kept=1))
         return found
 
-    monkeypatch.setattr(Spool, "claim", claim_in_between)
+    monkeypatch.setattr(SnapshotQueue, "claim", claim_in_between)
     audit = FakeAudit()
     assert run_worker(spool.root, audit_factory=audit) == 0
     assert audit.steps == [3, 7] and looks[1] is None
@@ -235,7 +237,7 @@ def test_once_does_not_wait(tmp_path: Path) -> None:
 def test_a_damaged_snapshot_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is named, noted as lost and removed."""
     spool, audit = make(tmp_path, 1, 2), FakeAudit()
-    (spool.slot(1) / OBSERVED).write_bytes(b"short")
+    (spool.snapshot_folder(1) / OBSERVED).write_bytes(b"short")
     assert run_worker(spool.root, audit_factory=audit) == 0
     assert audit.steps == [2]
     assert names(spool) == []
@@ -261,7 +263,7 @@ def test_a_full_disk_gives_the_snapshot_back(tmp_path: Path, capsys: pytest.Capt
     spool = make(tmp_path, 1)
     assert run_worker(spool.root, audit_factory=FakeAudit(raising(OSError(28, os.strerror(28))))) == 5
     assert names(spool) == ["000001.ready"]
-    assert "error: cannot go on (No space left on device); free some space" in capsys.readouterr().out
+    assert "error: cannot continue (No space left on device); free some space" in capsys.readouterr().out
     assert run_worker(spool.root, audit_factory=FakeAudit()) == 0
 
 
@@ -343,11 +345,11 @@ def test_a_removed_spool_ends_the_worker_with_what_it_has(tmp_path: Path) -> Non
 def test_a_snapshot_that_workers_die_over_is_set_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """So that the others are audited."""
     spool = make(tmp_path, 1, 2)
-    for _ in range(MOST_DEATHS - 1):
-        assert spool.claim() is not None
+    for _ in range(MAX_CRASHES - 1):
+        assert spool.queue.claim() is not None
         with spool.worker_lock():
             pass
-    assert spool.claim() is not None
+    assert spool.queue.claim() is not None
     audit = FakeAudit()
     assert run_worker(spool.root, audit_factory=audit) == 0
     assert audit.steps == [2]

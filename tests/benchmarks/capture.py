@@ -122,10 +122,10 @@ class Written:
             start = time.perf_counter()
             real(kept)
             self.seconds.append(time.perf_counter() - start)
-            claimed = spool.claim()
+            claimed = spool.queue.claim()
             if claimed is not None:
                 self.each, self.once = size_of(claimed), spool.used_bytes() - size_of(claimed)
-                spool.release(claimed, keep=False)
+                spool.queue.discard_or_keep(claimed, keep=False)
 
         run.recorder.writer.write = write
 

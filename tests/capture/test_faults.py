@@ -196,7 +196,7 @@ def test_a_killed_trainer_takes_its_worker_along_within_three_seconds(tmp_path: 
     assert not spool.attended()
     assert [path.name for path in spool.entries()] == ["000001.run" if moment == "at work" else "000001.ready"]
     with spool.worker_lock():
-        assert spool.deadly() == [] and [path.name for path in spool.entries()] == ["000001.ready"]
+        assert spool.queue.poisonous() == [] and [path.name for path in spool.entries()] == ["000001.ready"]
 
 
 def assert_good_neighbour(worker: int, niceness: int) -> None:

@@ -126,8 +126,8 @@ def test_snapshots_that_a_worker_removes_at_once_find_the_weights_again(tmp_path
 
     def remove(step: int, model: nn.Module, others: Any) -> None:
         spool = others[0]._run.spool
-        if step < 6 and (claimed := spool.claim()):
-            spool.release(claimed, keep=False)
+        if step < 6 and (claimed := spool.queue.claim()):
+            spool.queue.discard_or_keep(claimed, keep=False)
         if step == 3:
             shutil.rmtree(spool.root / "base")
 

@@ -41,8 +41,8 @@ def _worker_dies_over(audit: Watch, step: int) -> None:
     """Set the first snapshot aside, as a worker does with one that other workers died over."""
     assert audit._run is not None
     spool = audit._run.spool
-    if step == 0 and (claimed := spool.claim()) is not None:
-        spool.set_aside(claimed, keep=True)
+    if step == 0 and (claimed := spool.queue.claim()) is not None:
+        spool.queue.set_aside(claimed, keep=True)
 
 
 def test_the_last_line_names_what_stays_what_is_in_it_and_how_it_goes(
@@ -81,10 +81,10 @@ def test_nothing_is_said_where_nothing_stays(tmp_path: Path, capfd: pytest.Captu
 
     def audited(audit: Watch, step: int) -> None:
         assert audit._run is not None
-        claimed = audit._run.spool.claim()
+        claimed = audit._run.spool.queue.claim()
         assert (claimed is None) == bool(step % 2)
         if claimed is not None:
-            audit._run.spool.release(claimed, keep=False)
+            audit._run.spool.queue.discard_or_keep(claimed, keep=False)
 
     _train(tmp_path / "audit", audited)
     assert "snapshots that stay" not in capfd.readouterr().err

@@ -273,7 +273,7 @@ def test_the_key_of_the_run_goes_through_the_pipe_and_nowhere_else(
     monkeypatch.setattr(subprocess, "Popen", spy)
     side.ensure()
     log = tmp_path / "audit" / "worker.log"
-    until(lambda: side._spool.seal.identity in log.read_text())
+    until(lambda: side._spool.keys.identity in log.read_text())
     side.stop()
     assert log.read_text().startswith("1 AGE-SECRET-KEY-")
     assert not any("SECRET" in value for value in [*seen["command"], *seen["env"].values()])

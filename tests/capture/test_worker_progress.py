@@ -32,8 +32,8 @@ def spool(tmp_path: Path) -> Spool:
     """A spool with two waiting snapshots, of which a worker has claimed the first."""
     made = Spool.create(tmp_path / "audit" / "spool", AuditConfig(), tiny.bert_tokenizer())
     for number in (0, 20):
-        made.slot(number).mkdir()
-    made.claim()
+        made.snapshot_folder(number).mkdir()
+    made.queue.claim()
     return made
 
 

@@ -14,7 +14,7 @@ import pytest
 from leakaudit.cli import main
 from leakaudit.config.audit import AuditConfig, load_config
 from leakaudit.storage.encryption import new_identity
-from leakaudit.storage.spool import Totals
+from leakaudit.storage.spool_files import Totals
 from tests.audit import test_worker
 from tests.storage import test_retention, test_spool
 from tests.storage.test_retention import audited
@@ -113,7 +113,7 @@ def test_verify_exits_5_where_something_is_wrong(tmp_path: Path) -> None:
     spool = audited(tmp_path, 1.0, 1.0)
     said = call("snapshots", "verify", spool.root)
     assert (said.exit_code, said.stdout) == (0, "2 snapshots checked, 0 problems\n")
-    (spool.slot(1).with_suffix(".kept") / "truth.safetensors").unlink()
+    (spool.snapshot_folder(1).with_suffix(".kept") / "truth.safetensors").unlink()
     said = call("snapshots", "verify", spool.root)
     assert said.exit_code == 5 and "000001.kept: " in said.stdout and "truth.safetensors is missing" in said.stdout
     assert said.stdout.endswith("2 snapshots checked, 1 problem\n")

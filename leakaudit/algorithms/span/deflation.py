@@ -14,9 +14,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from leakaudit.algorithms.span.attention_evidence import AttentionEvidence, Group
 from leakaudit.algorithms.span.attribution import VANISHED, Assignments, Attribution
 from leakaudit.algorithms.span.candidates import Candidates
-from leakaudit.algorithms.span.grouping import AttentionEvidence, Group, both_sides, keys_and_queries, padded
+from leakaudit.algorithms.span.factoring import both_sides, keys_and_queries, padded
 from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.rank_reduction import FeedForwardSpan, feed_forward_span_of
 from leakaudit.algorithms.span.sequence_gradient import SequenceGradient, sequence_gradients

@@ -35,6 +35,10 @@ CHUNK_TOKENS = 1024
 """Tokens, padding included, simulated at once. Our choice: activations of a base-size model stay below half a gigabyte."""
 
 
+MOST_CLASSES = 16
+"""Classes that are told apart by simulation. Our choice: with more, simulating each of them takes too long."""
+
+
 @dataclass(frozen=True)
 class Hypothesis:
     """One sentence and, for classifiers, its class."""
@@ -58,6 +62,12 @@ class Layer:
 def can_simulate(seen: Observation) -> bool:
     """Return whether a hypothesis about this step can be simulated: the task's loss is known."""
     return seen.whole and seen.facts.task in ("classification", "causal-lm")
+
+
+def labels_of(seen: Observation) -> range:
+    """Return the classes to try; one that stands for all where the task has no classes."""
+    facts = seen.facts
+    return range(min(facts.num_labels or 1, MOST_CLASSES)) if facts.task == "classification" else range(1)
 
 
 def linear_layers(seen: Observation) -> tuple[Layer, ...]:
@@ -228,45 +238,52 @@ class SearchResult:
         return self.best != before
 
 
+@dataclass(frozen=True)
+class Neighbours:
+    """What a local search tries next."""
+
+    moves: Callable[[Hypothesis], Sequence[Hypothesis]]
+    """Large changes: other lengths, other classes, many words at once."""
+    propose: Proposals
+    """Tokens to try at each position."""
+    widths: Sequence[int]
+    """Tokens per position in the first sweep, the second, and so on."""
+
+
 def local_search(
     simulation: Simulation,
     start: Hypothesis,
+    neighbours: Neighbours,
     *,
-    moves: Callable[[Hypothesis], Sequence[Hypothesis]],
-    propose: Proposals,
-    widths: Sequence[int],
     done: Callable[[Hypothesis], bool],
     most: int,
     budget: Budget,
     layers: Sequence[Layer] | None = None,
 ) -> SearchResult:
-    """Improve one hypothesis until no neighbour explains the update better.
+    """Improve one hypothesis until no neighbour explains the update better (hill climbing).
 
-    A few bold moves come first, as long as they help. Where they do not, one sweep simulates all single substitutions, then the
-    best substitutions of all positions applied together: all of them, all but the weakest, and so on. Where a sweep finds
-    nothing, the next one looks at more tokens a position.
+    Large changes come first, as long as they help. Then one sweep simulates all single substitutions, and after that the best
+    substitutions together: the best two, the best three, and so on. If a sweep finds nothing, the next one uses the next width.
 
     Args:
         simulation: of the observed update.
-        start: where to begin.
-        moves: bold moves: other lengths, other classes, many words at once.
-        propose: tokens to try at each position.
-        widths: tokens a position to try, from the first sweep on; the climb ends where the last finds nothing.
-        done: whether a hypothesis explains everything, asked whenever no move helps.
+        start: the first hypothesis.
+        neighbours: what to try.
+        done: whether a hypothesis explains everything; asked whenever no large change helps.
         most: hypotheses to simulate; a round that has begun is finished.
-        budget: looked at before every round.
-        layers: linear layers to compare.
+        budget: checked before every round.
+        layers: linear layers to compare; all by default.
     """
     state = SearchResult(start, float(simulation.explains([start], layers)[0]), simulated=1)
     level = 0
     while not budget.exhausted() and state.simulated < most:
         base = state.best
-        others = list(dict.fromkeys(h for h in moves(base) if h != base))
+        others = list(dict.fromkeys(h for h in neighbours.moves(base) if h != base))
         if state.offer(others, simulation.explains(others, layers)):
             continue
-        if level == len(widths) or done(base) or budget.exhausted():
+        if level == len(neighbours.widths) or done(base) or budget.exhausted():
             break
-        improved = _sweep(simulation, state, propose(base, widths[level]), layers)
+        improved = _sweep(simulation, state, neighbours.propose(base, neighbours.widths[level]), layers)
         level = 0 if improved else level + 1
     return state
 

@@ -300,3 +300,8 @@ class MaskSearch:
         for row in right.nonzero().flatten().tolist():
             if all(int((masks[row] != mask).sum()) > DIFFERENT for mask in pairs[row].masks):
                 pairs[row].masks.append(masks[row])
+
+
+SEARCH_SHARE = 0.7
+"""Share of the time left that the regressions may take. Our choice: assembly needs a tenth of theirs where both finish, and an
+attack that found tokens but has no time to put them together would return nothing."""

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from leakaudit.algorithms.span.attention_evidence import Group
 from leakaudit.algorithms.span.attention_identity import SATISFIED, AttentionIdentity
 from leakaudit.algorithms.span.deflation import Batch
-from leakaudit.algorithms.span.grouping import Group, both_sides
+from leakaudit.algorithms.span.factoring import both_sides
 
 EXCHANGES, EXCHANGEABLE = 3, 30
 """Members of a sequence that are exchanged by their attention, and tokens up to which it is tried. Our choice: a head of 32 dimensions

@@ -16,9 +16,9 @@ from leakaudit.algorithms.span.candidates import Scan
 from leakaudit.algorithms.span.mask_regression import find_masked
 from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.reachability import bag_of_words_reach
-from leakaudit.algorithms.span.readers.early_dropout import SumScan, widened
 from leakaudit.algorithms.span.residuals import ROUNDING_UNITS, ResidualScale
 from leakaudit.algorithms.span.subspace import stacked_update
+from leakaudit.algorithms.span.unnormalised_inputs import SumScan, widened
 from leakaudit.plugins.attack_protocol import Reconstruction
 
 CANDIDATES = 2
@@ -29,7 +29,12 @@ FALSE_WORDS = 1.0
 `embedding-rows`; where there is noise alone, nothing is named in 99 updates of 100."""
 
 
-def read_bag(problem: SpanProblem) -> Reconstruction:
+def fits(problem: SpanProblem) -> bool:
+    """Say whether attention inputs carry no position."""
+    return problem.stage.position_free
+
+
+def read(problem: SpanProblem) -> Reconstruction:
     """Return the words of the batch, special tokens left out, in ascending order of their ids."""
     if problem.basis.noisy:
         tokens = _standing_out(problem)

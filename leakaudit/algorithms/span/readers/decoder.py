@@ -144,7 +144,12 @@ class PrefixRunner:
         return all(torch.allclose(found[i, i], whole[i], atol=tolerance) for i in range(2))
 
 
-def read_causal(problem: SpanProblem) -> Reconstruction | None:
+def fits(problem: SpanProblem) -> bool:
+    """Say whether attention is causal and inputs lie in the span without dropout masks."""
+    return problem.has_exact_span and not problem.dropout and problem.anatomy.causal
+
+
+def read(problem: SpanProblem) -> Reconstruction | None:
     """Return the batch as a forest of prefixes says, with the sequences' ends; None where that says nothing.
 
     That is with dropout anywhere, and where no layer behind the first attention shares an update that leaves directions open.

@@ -5,28 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
 
+from leakaudit.algorithms.span.attention_evidence import Group
 from leakaudit.algorithms.span.candidates import Candidates, Scan, blocks, join
-from leakaudit.algorithms.span.grouping import Group, assemble, by_position, confidence_of, factor
-from leakaudit.algorithms.span.mask_regression import Masked, MaskSearch
+from leakaudit.algorithms.span.grouping import confidence_of, group_inputs
+from leakaudit.algorithms.span.mask_regression import SEARCH_SHARE, Masked, MaskSearch
 from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.reachability import dropout_reach
 from leakaudit.client.observation import Observation
 from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 from leakaudit.plugins.budget import Budget
 
-SEARCH_SHARE = 0.7
-"""Share of the time left that the regressions may take. Our choice: assembly needs a tenth of theirs where both finish, and an
-attack that found tokens but has no time to put them together would return nothing."""
-
-
 CROWDED, MORE = 0.2, 4
 """Rank over hidden size from which MORE times as many tokens are tried at each position. Measured on a train split: at 0.22 all true
 tokens are within the nearest 64 by plain distance, at 0.34 one in twenty and at 0.45 one in seven is not."""
 
 
-def read_masked(problem: SpanProblem) -> Reconstruction | None:
+def fits(problem: SpanProblem) -> bool:
+    """Say whether dropout acts after the last normalisation before the first attention."""
+    masked = problem.has_exact_span and problem.dropout > 0 and not problem.stage.position_free
+    return masked and not problem.anatomy.dropout_before
+
+
+def read(problem: SpanProblem) -> Reconstruction | None:
     """Return what was found behind dropout masks after the last normalisation, assembled; None where nothing was found."""
     seen, budget = problem.seen, problem.budget
     time = budget.part(SEARCH_SHARE)
@@ -63,7 +64,7 @@ def _sequences(problem: SpanProblem, masked: Masked) -> list[Group]:
     closing = masked.tokens == ends_with[-1] if ends_with else None
     if closing is not None and not bool(closing.any()):
         closing = None
-    return grouped(problem, masked.positions, masked.vectors, problem.basis.vectors, closing)
+    return group_inputs(problem, masked.positions, masked.vectors, problem.basis.vectors, closing)
 
 
 def _gaps(groups: Sequence[Group], masked: Masked) -> list[int]:
@@ -73,30 +74,6 @@ def _gaps(groups: Sequence[Group], masked: Masked) -> list[int]:
         has = {int(masked.positions[row]) for row in group.members}
         lacking |= set(range(max(has))) - has
     return sorted(lacking)
-
-
-def grouped(
-    problem: SpanProblem, positions: Tensor, inputs: Tensor, span: Tensor | None = None, closing: Tensor | None = None
-) -> list[Group]:
-    """Sort inputs that were found behind masks into sequences; each is used once.
-
-    Args:
-        problem: the observation.
-        positions: (n,) position of each input.
-        inputs: (n, D) float64, as the attention saw them.
-        span: as `factor` takes it.
-        closing: as `Evidence` takes it.
-    """
-    if len(torch.unique(positions)) == len(positions):  # no position twice: one sentence
-        left = max(0.0, 1.0 - len(positions) / problem.basis.rank)
-        return [Group(tuple(positions.argsort().tolist()), residual=left)]
-    factors = factor(problem.seen.update, problem.weights, problem.anatomy, inputs, span)
-    groups = (
-        []
-        if factors is None
-        else assemble(factors, positions, beam=problem.beam, budget=problem.budget, closing=closing)
-    )
-    return groups or by_position(positions)
 
 
 def _search(problem: SpanProblem, budget: Budget) -> tuple[Candidates, MaskSearch]:

@@ -21,32 +21,37 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.span.candidates import Candidates, blocks, distances, join
-from leakaudit.algorithms.span.grouping import confidence_of
+from leakaudit.algorithms.span.candidates import Candidates, blocks, join
+from leakaudit.algorithms.span.grouping import confidence_of, group_inputs
 from leakaudit.algorithms.span.last_tokens import likely_last_tokens
-from leakaudit.algorithms.span.mask_regression import find_masked
+from leakaudit.algorithms.span.mask_regression import SEARCH_SHARE, find_masked
 from leakaudit.algorithms.span.problem import SpanProblem
-from leakaudit.algorithms.span.readers.dropout import SEARCH_SHARE, grouped
-from leakaudit.models.structure import InputStage, Norm
+from leakaudit.algorithms.span.unnormalised_inputs import SumScan, widened
 from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 KEEP = 32
 """Tokens per position that are fitted. Measured on a train split (B = 4, p = 0.1): true ones within the nearest 8."""
 
+
 EMPTY_POSITIONS = 16
 """Positions looked at that cannot hold anything."""
+
 
 NEARER = 3.0
 """Standard deviations below chance from which a position holds a token, and SLACK further positions are tried. Our choice; as
 measured, nearest tokens at 0.15 to 0.33 where there is one and 0.34 to 0.41 by chance, at 29 tokens in 384 dimensions."""
 
+
 SLACK = 3
 
-LEAST_GAIN = 1e-3
-"""Coordinates whose gain is below this share of the median say nothing about the input and are left out. Our choice."""
+
+def fits(problem: SpanProblem) -> bool:
+    """Say whether dropout acts before the first normalisation."""
+    masked = problem.has_exact_span and problem.dropout > 0 and not problem.stage.position_free
+    return masked and bool(problem.anatomy.dropout_before)
 
 
-def read_premasked(problem: SpanProblem) -> Reconstruction | None:
+def read(problem: SpanProblem) -> Reconstruction | None:
     """Return what was found behind dropout masks before the normalisation, assembled; None where nothing was found."""
     stage, norm = problem.stage, problem.stage.norm
     if norm is None or not stage.additive or stage.position_free:
@@ -62,7 +67,7 @@ def read_premasked(problem: SpanProblem) -> Reconstruction | None:
     positions, inputs = masked.positions, norm.apply(masked.vectors)
     guess = [
         GuessedSequence(tuple(masked.tokens[list(group.members)].tolist()), confidence=confidence_of(group))
-        for group in grouped(problem, positions, inputs)
+        for group in group_inputs(problem, positions, inputs)
     ]
     return Reconstruction(_with_last_tokens(problem, guess), diagnostics=facts)
 
@@ -76,26 +81,6 @@ def _with_last_tokens(problem: SpanProblem, guess: Sequence[GuessedSequence]) ->
         replace(sequence, token_ids=(*sequence.token_ids, token), confidence=sequence.confidence * sure)
         for sequence, (token, sure) in zip(guess, last, strict=True)
     )
-
-
-def widened(basis: Tensor, norm: Norm) -> Tensor:
-    """Return an orthonormal basis (R + 2, D) of the space that masked vectors before the normalisation lie in.
-
-    Args:
-        basis: (R, D) float64, orthonormal rows: the span of the attention inputs.
-        norm: the normalisation; without centring (RMSNorm) the vector of ones is not needed, without shift c / g is not.
-    """
-    gain = norm.gain.clone()
-    floor = LEAST_GAIN * gain.abs().median()
-    gain = torch.where(gain.abs() < floor, floor, gain)
-    rows = [basis / gain]
-    if bool(norm.shift.any()):
-        rows.append((norm.shift / gain)[None])
-    if norm.centred:
-        rows.append(torch.ones_like(gain)[None])
-    stacked = torch.cat([part / part.norm(dim=1, keepdim=True) for part in rows])
-    orthonormal: Tensor = torch.linalg.qr(stacked.T).Q.T
-    return orthonormal
 
 
 def _nearest(problem: SpanProblem, basis: Tensor) -> Candidates:
@@ -118,41 +103,3 @@ def _nearest(problem: SpanProblem, basis: Tensor) -> Candidates:
         occupied = nearest[:rank] < chance.mean() - NEARER * chance.std()
         last = min(last, int(occupied.nonzero().max()) + SLACK if bool(occupied.any()) else last)
     return pairs.take((pairs.positions <= last).nonzero().flatten())
-
-
-class SumScan:
-    """Residuals of sums of token and position vectors against one space, for the whole vocabulary."""
-
-    def __init__(self, stage: InputStage, basis: Tensor, tokens: Tensor | None, keep: int) -> None:
-        """Prepare what does not depend on positions.
-
-        Args:
-            stage: gives the vectors.
-            basis: (R, D) float64, orthonormal rows.
-            tokens: (M,) the only token ids to consider, or None for the whole vocabulary.
-            keep: candidates per position.
-        """
-        self._stage = stage
-        self._basis = basis
-        self._tokens = torch.arange(stage.vocabulary, device=basis.device) if tokens is None else tokens
-        self._keep = min(keep, len(self._tokens))
-        self._vectors = stage.token_vectors[self._tokens].float()  # (M, D)
-        self._inside = self._vectors @ basis.T.float()  # (M, R)
-
-    def block(self, start: int, stop: int) -> Candidates:
-        """Return the nearest `keep` tokens at each position from `start` to `stop`, nearest first."""
-        d = self._stage.position_vectors[start:stop]  # (P, D)
-        total = _squares(self._vectors, d.float())
-        within = _squares(self._inside, (d @ self._basis.T).float())
-        share = 1.0 - within / total.clamp_min(1e-12)
-        nearest = share.topk(self._keep, dim=0, largest=False).indices  # (keep, P)
-        tokens = self._tokens[nearest.T.reshape(-1)]
-        where = torch.arange(start, stop, device=tokens.device).repeat_interleave(self._keep)
-        inputs = self._stage.token_vectors[tokens].double() + self._stage.position_vectors[where]
-        return Candidates(tokens, where, distances(inputs, self._basis), inputs)
-
-
-def _squares(w: Tensor, d: Tensor) -> Tensor:
-    """Return (M, P): |w + d|^2."""
-    sums: Tensor = w.square().sum(1)[:, None] + 2 * (w @ d.T) + d.square().sum(1)[None]
-    return sums

@@ -25,8 +25,8 @@ from leakaudit.algorithms.span.matching_pursuit import NOISE_EDGE, Words, find_w
 from leakaudit.algorithms.span.order_refinement import refine_sequences
 from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.reachability import bag_of_words_reach
-from leakaudit.algorithms.span.readers.encoder import read_inside
 from leakaudit.algorithms.span.residuals import ResidualScale
+from leakaudit.algorithms.span.sequence_assembly import read_inside
 from leakaudit.algorithms.span.subspace import Basis
 from leakaudit.client.facts import PublicFacts
 from leakaudit.models.structure import Anatomy
@@ -80,7 +80,12 @@ def whitened_update(
     return torch.cat(parts) if parts else torch.zeros(0, anatomy.hidden, dtype=torch.float64)
 
 
-def read_local(problem: SpanProblem) -> Reconstruction | None:
+def fits(problem: SpanProblem) -> bool:
+    """Say whether the update is a difference of weights after local steps."""
+    return problem.seen.facts.view == "delta"
+
+
+def read(problem: SpanProblem) -> Reconstruction | None:
     """Return what can be read out of a difference of weights; None where no words were found."""
     seen = problem.seen
     rows = whitened_update(seen.update, problem.anatomy, problem.weights, seen.facts)

@@ -23,10 +23,10 @@ from torch import Tensor
 from leakaudit.algorithms.resimulation import prove
 from leakaudit.algorithms.span.candidates import Candidates, blocks, join, quadratic_form
 from leakaudit.algorithms.span.matching_pursuit import Words, find_words
-from leakaudit.algorithms.span.problem import STANDS_OUT, SpanProblem
+from leakaudit.algorithms.span.problem import STANDS_OUT, SpanProblem, only_adapters
 from leakaudit.algorithms.span.reachability import bag_of_words_reach
-from leakaudit.algorithms.span.readers.dropout import read_masked
-from leakaudit.algorithms.span.readers.encoder import FARTHEST_INSIDE, read_pairs
+from leakaudit.algorithms.span.readers import dropout
+from leakaudit.algorithms.span.sequence_assembly import FARTHEST_INSIDE, read_pairs
 from leakaudit.algorithms.span.subspace import FLOAT32_FLOOR, Basis, span_of, stacked_update
 from leakaudit.models.structure import Anatomy, InputStage
 from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
@@ -34,12 +34,6 @@ from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 SCANNED = (64, 160)
 """Positions that texts are first taken to have, and then, if nothing was found: the fewer, the sharper, because each takes a
 dimension. Our choice."""
-
-
-def only_adapters(update: Mapping[str, Tensor], anatomy: Anatomy) -> bool:
-    """Return whether adapters are all that is shared of the layers that read the attention input."""
-    names = {name for adapter in anatomy.adapters for name in (adapter.down.weight, adapter.up.weight)}
-    return bool(names & set(update)) and not any(p.weight in update for p in anatomy.projections)
 
 
 def why_unreadable(update: Mapping[str, Tensor], anatomy: Anatomy, weights: Mapping[str, Tensor]) -> str:
@@ -71,7 +65,12 @@ class _Image:
     """Of the span of the images, in R dimensions."""
 
 
-def read_adapters(problem: SpanProblem) -> Reconstruction | None:
+def fits(problem: SpanProblem) -> bool:
+    """Say whether adapters are all that is shared of the layers that read the first attention input."""
+    return problem.seen.facts.view != "delta" and only_adapters(problem.seen.update, problem.anatomy)
+
+
+def read(problem: SpanProblem) -> Reconstruction | None:
     """Return what can be read out of adapters' updates; None where nothing was found."""
     rows = stacked_update(problem.seen.update, problem.anatomy)
     if len(rows) == 0:
@@ -80,7 +79,9 @@ def read_adapters(problem: SpanProblem) -> Reconstruction | None:
         return None if problem.dropout else _read_words(problem, rows)
     if problem.basis.rank < len(rows):
         return (
-            read_masked(problem) if problem.dropout else _sentence_or_words(problem, problem.scan(), problem.basis.rank)
+            dropout.read(problem)
+            if problem.dropout
+            else _sentence_or_words(problem, problem.scan(), problem.basis.rank)
         )
     return None if problem.dropout else _read_words(problem, rows)
 
@@ -101,8 +102,6 @@ def _sentence_or_words(problem: SpanProblem, pairs: Candidates, rank: int) -> Re
 
 
 # ---------------------------------------------------------------------- fewer rows than tokens
-
-
 def _read_words(problem: SpanProblem, rows: Tensor) -> Reconstruction | None:
     """Return the sentence, where there is one, or the words of several."""
     words = None
@@ -127,8 +126,6 @@ def _several(words: Words, facts: dict[str, float]) -> Reconstruction:
 
 
 # ---------------------------------------------------------------------- images at the start
-
-
 def _images(update: Mapping[str, Tensor], anatomy: Anatomy, weights: Mapping[str, Tensor]) -> list[_Image]:
     """Return the adapters whose images do not fill their rank."""
     found = []

@@ -1,0 +1,182 @@
+"""The audit of one spool: opens it, audits its snapshots one by one, and writes its results.
+
+The side process (`worker`) and the audit in the training process (`inline`) share it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from leakaudit.errors import LeakAuditError, SnapshotSealedError, type_and_place
+from leakaudit.exit_codes import ExitCode
+from leakaudit.results.journal import JournalEntry
+from leakaudit.storage.spool import DEVICE_VARIABLE, Spool
+from leakaudit.storage.spool_files import AuditFile, Totals
+
+
+def print_line(line: str) -> None:
+    """Print a line at once."""
+    print(line, flush=True)
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What a worker was started with."""
+
+    device: str | None = None
+    """Overrides the configuration's device."""
+    identities: tuple[str, ...] = ()
+    """Private keys that open encrypted snapshots."""
+    idle_limit_s: float | None = None
+    """Seconds without a new snapshot after which the worker ends; None for no limit."""
+    notify: Callable[[str], None] = print_line
+    """Called with each line of the log: ids, counts and times, never text of the batch."""
+    build: Callable[[Any, Any], Any] | None = None
+    """Builds a model from a recipe and weights; None to follow the recipe alone."""
+
+
+def open_audit(spool: Spool, audit_file: AuditFile, options: WorkerOptions) -> Any:
+    """Open the `Audit` of a spool on the device that fits.
+
+    Raises:
+        ConfigError: the device does not exist, or a plugin does not.
+        ResultsError: the folder of the spool holds another audit.
+    """
+    import torch
+
+    from leakaudit.audit.audit import Audit
+    from leakaudit.audit.devices import choose_device
+    from leakaudit.models.array_classifier import reader_in
+
+    def report(entry: JournalEntry) -> None:
+        done = entry.attempt
+        options.notify(f"{done.step} {done.attack} / {done.defense}: {done.status.value} in {done.wall_s:.1f} s")
+
+    config = audit_file.config
+    torch.set_num_threads(config.threads)
+    device = choose_device(
+        options.device or config.device, beside=os.environ.get(DEVICE_VARIABLE), snapshot=_largest_snapshot(spool)
+    )
+    options.notify(f"computes on {device}, CPU threads: {config.threads}")
+    audit = Audit(
+        spool.root.absolute().parent,  # not `config.out_dir`: a later run may have moved this audit aside
+        config,
+        reader_in(spool.root / "tokenizer"),
+        device=device,
+        report=report,
+        command=audit_file.command,
+        key=_hash_key(options, audit_file.salt) if config.encrypt_to else None,
+    )
+    spool.note_battery(audit.battery)
+    return audit
+
+
+def audit_one(spool: Spool, audit: Any, claimed: Path, options: WorkerOptions, *, keep: bool) -> int:
+    """Audit one snapshot.
+
+    A snapshot that cannot be audited is reported and set aside.
+
+    Args:
+        spool: holds the snapshot.
+        audit: of the spool.
+        claimed: the snapshot, claimed by this process.
+        options: of the worker.
+        keep: whether the snapshot stays on disk afterwards.
+
+    Returns:
+        1 if the snapshot was lost and its step is not known, else 0.
+
+    Raises:
+        SnapshotSealedError: it is encrypted, and no key fits.
+        OSError: the disk is full, or the spool was removed; the snapshot itself may be fine.
+    """
+    from leakaudit.storage.snapshots import read_snapshot
+
+    try:
+        audit.step(read_snapshot(claimed, options.identities, options.build))
+    except (SnapshotSealedError, OSError):
+        raise
+    except LeakAuditError as error:
+        options.notify(f"snapshot {claimed.stem} refused: {type(error).__name__}: {error}")
+        reason = type(error).__name__
+    except Exception as error:
+        reason = type_and_place(error)
+        options.notify(f"snapshot {claimed.stem} refused: {reason}")
+    else:
+        spool.queue.discard_or_keep(claimed, keep=keep)
+        return 0
+    reason = f"its snapshot could not be audited ({reason})"
+    unnamed = not record_loss(audit, claimed, reason)
+    spool.queue.set_aside(claimed, keep=keep, reason=reason)
+    return int(unnamed)
+
+
+def record_loss(audit: Any, snapshot: Path, reason: str) -> bool:
+    """Record in the results that a step was kept and could not be audited.
+
+    Returns:
+        Whether the step's number is known; if not, the loss can only be counted.
+    """
+    if not snapshot.stem.isdecimal():
+        return False
+    audit.lose(int(snapshot.stem), reason)
+    return True
+
+
+def write_results(
+    spool: Spool, audit: Any, refused: int, interrupted: bool, options: WorkerOptions, *, code: ExitCode = ExitCode.PASS
+) -> ExitCode:
+    """Write results, verdict and report; on failure, notify why in one line.
+
+    Args:
+        spool: of the audit.
+        audit: of the spool.
+        refused: snapshots that could not be audited and whose step is not known.
+        interrupted: whether training or the audit was stopped before its end.
+        options: of the worker.
+        code: exit code if everything was written.
+
+    Returns:
+        `code`; ERROR if something could not be written; INTERRUPTED if the process was interrupted meanwhile.
+    """
+    totals = spool.totals() or Totals()
+    spool.tidy()
+    try:
+        audit.finish(
+            refused=refused,
+            not_kept=totals.not_kept(spool.config),
+            total_steps=totals.total_steps,
+            overhead=totals.overhead,
+            interrupted=interrupted or totals.interrupted,
+        )
+    except LeakAuditError as error:
+        options.notify(f"error: {error}")
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except Exception as error:
+        options.notify(f"error: the results cannot be written: {type_and_place(error)}")
+    else:
+        options.notify(f"results.json and report.html are in {spool.root.absolute().parent}")
+        if not (interrupted or totals.interrupted or spool.entries() or spool.gone()):
+            spool.forget_salt()  # no later step can be added under the same key
+        return code
+    return code or ExitCode.ERROR
+
+
+def _largest_snapshot(spool: Spool) -> int:
+    """Return the bytes of weights and update of the largest waiting snapshot; 0 if none waits."""
+    from leakaudit.client.snapshot import BASE, OBSERVED
+
+    parts = [[*path.glob(f"{OBSERVED}*"), *path.glob(f"{BASE}*")] for path in spool.entries()]
+    return max((sum(file.stat().st_size for file in files) for files in parts), default=0)
+
+
+def _hash_key(options: WorkerOptions, salt: str) -> bytes:
+    """Return the key for hashes of private text, derived from the private key so that it is never on the disk."""
+    return hmac.new(options.identities[0].encode(), f"leakaudit keyed hashes {salt}".encode(), hashlib.sha256).digest()
