@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -34,13 +34,12 @@ from leakaudit.errors import SnapshotError
 from leakaudit.models.wrappers import unwrapped
 
 
-@dataclass(frozen=True)
-class Event:
-    """What the trainer tells with each of its events."""
+class Event(NamedTuple):
+    """What the trainer passes with each of its events."""
 
     args: TrainingArguments
     state: TrainerState
-    more: Mapping[str, Any]
+    objects: Mapping[str, Any]
     """Model, optimizer, scheduler, loader and tokenizer."""
 
 
@@ -59,8 +58,8 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
     num_labels: int | None = None
     """C, for a classifier of arrays, such as `AutoModelForImageClassification`: its labels are audited."""
     _trainer: Any = field(default=None, init=False)
-    _event: Event | None = field(default=None, init=False)
-    """The last event, during a run."""
+    _event: Any = field(default=None, init=False)
+    """The last `Event` of a training, None outside of it."""
     _control: TrainerControl | None = field(default=None, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -164,7 +163,7 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
     # ------------------------------------------------------------------ what the audit asks
 
     def _refuse(self) -> None:
-        args, accelerator = self._told().args, getattr(self._trainer, "accelerator", None)
+        args, accelerator = self._event.args, getattr(self._trainer, "accelerator", None)
         if getattr(args, "deepspeed", None):
             refuse_strategy("DEEPSPEED", fsdp2=False)
         refuse_accelerate(accelerator)
@@ -181,8 +180,8 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
         return {"torch": torch.__version__, "transformers": transformers.__version__}
 
     def _trainer_context(self) -> TrainerContext:
-        event, trainer = self._told(), self._trainer
-        model = event.more["model"]
+        event, trainer = self._event, self._trainer
+        model = event.objects["model"]
         called = None if trainer is None else trainer.model_wrapped
         # A class of the user's own on top of transformers' has a head of its own, which the part of it that is known has not.
         if self.num_labels is None and not isinstance(unwrapped(model), transformers.PreTrainedModel):
@@ -191,19 +190,19 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
                 model = called = inner
         return TrainerContext(
             model=model,
-            optimizer=event.more["optimizer"],
-            tokenizer=_tokenizer(event.more.get("processing_class"), event.more["model"]),
+            optimizer=event.objects["optimizer"],
+            tokenizer=_tokenizer(event.objects.get("processing_class"), event.objects["model"]),
             num_labels=self.num_labels,
             called=called,
-            batch_size_bound=_bound(event.args, event.more.get("train_dataloader")),
+            batch_size_bound=_bound(event.args, event.objects.get("train_dataloader")),
             total_steps=event.state.max_steps or None,
             kept_before=_kept_before(event.state, type(self).__name__),
             peers=peers_of(event.args.world_size),
         )
 
     def _step_context(self) -> StepContext:
-        event = self._told()
-        args, state, scheduler = event.args, event.state, event.more.get("lr_scheduler")
+        args, state, objects = self._event
+        scheduler = objects.get("lr_scheduler")
         rates = scheduler.get_last_lr() if scheduler is not None and hasattr(scheduler, "_last_lr") else [None]
         precision = getattr(getattr(self._trainer, "accelerator", None), "mixed_precision", None)
         return StepContext(
@@ -226,10 +225,6 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
         self._trainer.log(numbers)
         if control is not None:  # logging resets it, and the trainer's own line of this step would be lost
             control.should_log = due
-
-    def _told(self) -> Event:
-        assert self._event is not None
-        return self._event
 
 
 def _tokenizer(given: Any, model: Any) -> Any:
