@@ -1,4 +1,7 @@
-"""What is Lightning's own: two namespaces, clipping by value, resuming, exceptions, copies. The rest is in `test_rows.py`."""
+"""The audit under Lightning: namespaces, clipping, resuming, exceptions.
+
+What all adapters have in common is tested in `test_rows.py`.
+"""
 
 from __future__ import annotations
 

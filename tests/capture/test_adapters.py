@@ -1,4 +1,7 @@
-"""Adapters of peft: what can be made again is audited, and the rest is refused by name before the first step."""
+"""Adapters of peft are audited if they can be made again.
+
+Others are refused by name before the first step.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +88,10 @@ def _run(model: Any, folder: Path | None, **more: Any) -> Any:
 
 @pytest.mark.parametrize("kind", AUDITED)
 def test_adapters_that_peft_can_make_again_are_audited(kind: str, tmp_path: Path) -> None:
-    """Every shared gradient is kept, the rebuilt step is the one that was made, and training is bit-identical."""
+    """Every shared gradient is kept, and the rebuilt step is verified.
+
+    Training is the same to the bit.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         plain, audited = AUDITED[kind]().train(), AUDITED[kind]().train()

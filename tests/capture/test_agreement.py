@@ -1,4 +1,7 @@
-"""Agreement over a key-value store: one decision for all, no waiting beyond the limit, and no trace of earlier audits."""
+"""Processes agree over a key-value store.
+
+There is one decision for all, no waiting beyond the limit, and no influence of earlier audits.
+"""
 
 from __future__ import annotations
 

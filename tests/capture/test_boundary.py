@@ -1,4 +1,4 @@
-"""Whatever goes wrong in this package while somebody trains: training ends with the weights that it has without an audit.
+"""No defect of this package changes what a training leaves.
 
 Every function of ours that a training reaches raises in its turn, at its first call and once more in each later step. Marked
 `integrations`: the same from the third call on, and what adapters share once more under each framework.
@@ -158,7 +158,10 @@ def test_no_function_of_ours_can_stop_a_loop(
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Same weights and random state to the bit, the user's own exception unchanged, and no message of an exception in any log."""
+    """Weights and random state are the same to the bit.
+
+    The user's own exception is unchanged, and no log has the message of an exception.
+    """
     loop = LOOPS[kind]
     with monkeypatch.context() as off:
         off.setenv(OFF_SWITCH, "1")
@@ -181,7 +184,10 @@ def _wrong(
     caplog: pytest.LogCaptureFixture,
     first: int = 1,
 ) -> Iterator[str]:
-    """Let each function raise in its turn, at its first or a later call; yield what is wrong then."""
+    """Let each function raise in its turn; yield what is wrong then.
+
+    It raises at its first call or a later one.
+    """
     for number, target in enumerate(targets):
         caplog.clear()
         sabotage = Sabotage(target, first)
@@ -304,7 +310,10 @@ def test_no_function_of_an_adapter_can_stop_its_framework(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A checkpoint is written on the way; what the user's code raises arrives unchanged. The loops tried all that adapters share."""
+    """What the user's code raises arrives unchanged.
+
+    A checkpoint is written in between. The loops above try what all adapters have in common.
+    """
     with monkeypatch.context() as off:
         off.setenv(OFF_SWITCH, "1")
         wanted = train(tmp_path / "off", error=error)

@@ -1,4 +1,7 @@
-"""The side process as the trainer sees it: started again when it dies, waited for with patience, never left behind unasked."""
+"""The side process as the trainer sees it.
+
+It is started again when it dies, waited for at the end, and left behind only on request.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +115,10 @@ def test_a_full_disk_is_tried_again_after_a_while_and_at_the_end(
 def test_waiting_ends_with_patience_or_ctrl_c_and_asks_for_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], interrupt: bool
 ) -> None:
-    """The worker is asked to stop, not killed; training's result is not lost to the Ctrl-C."""
+    """The worker is asked to stop, not killed.
+
+    A Ctrl-C does not lose the result of training.
+    """
     side = make(tmp_path, monkeypatch, SLEEP, wait_at_end_s=30.0 if interrupt else 0.5)
 
     class Impatient:
@@ -155,7 +161,10 @@ def test_a_second_ctrl_c_ends_the_side_process(
 
 
 def test_a_side_process_told_to_go_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training goes on at once; the end of the program gives it time to have written its report."""
+    """Training continues at once.
+
+    The end of the program gives the worker time to write its report.
+    """
     slow = (
         "import signal, sys, time, pathlib\n"
         "def go(*_): time.sleep(3.0); pathlib.Path('report').touch(); sys.exit(130)\n"
@@ -183,7 +192,10 @@ def test_deferred_attacks_begin_with_the_end_of_training(tmp_path: Path, monkeyp
 
 
 def test_what_is_left_to_others_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another job attacks it; neither the end of training nor an exception starts one here."""
+    """Another job attacks the steps.
+
+    Neither the end of training nor an exception starts a process here.
+    """
     side = make(tmp_path, monkeypatch, SLEEP, schedule="deferred", at_end="leave")
     side.ensure(), side.wait_or_detach()
     assert side.continue_detached() == f"{command_to_continue(side._spool)} continues with them"
@@ -205,7 +217,10 @@ def test_leaving_the_rest_to_others_ends_the_worker_with_a_report(
 def test_a_detached_side_process_is_told_so_and_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ended: str
 ) -> None:
-    """Whether training came to its end or was broken off; stopping afterwards does nothing to it."""
+    """It does not matter whether training was interrupted.
+
+    To stop it afterwards has no effect.
+    """
     code = "import sys, pathlib; pathlib.Path('heard').write_text(sys.stdin.read()); import time; time.sleep(60)"
     monkeypatch.chdir(tmp_path)
     side = make(tmp_path, monkeypatch, code, at_end="detach")
@@ -283,7 +298,10 @@ def test_the_key_of_the_run_goes_through_the_pipe_and_nowhere_else(
 
 
 def test_the_side_process_sees_nothing_of_a_launch_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would wait for peers that never come; and it has no business with anybody's credentials."""
+    """With a launch's variables it would wait for processes that never come.
+
+    It needs no credentials.
+    """
     launch = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "ACCELERATE_USE_CPU", "TORCHELASTIC_RUN_ID", "SLURM_PROCID"}
     secrets = {
         "HF_TOKEN",
@@ -304,7 +322,10 @@ def test_the_side_process_sees_nothing_of_a_launch_and_no_secret(monkeypatch: py
 
 
 def test_the_side_process_finds_modules_where_the_trainer_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """This package first, then the trainer's own path in its order, without the interpreter's; relative entries made absolute."""
+    """This package comes first, then the trainer's path in its order.
+
+    The interpreter's entries are left out; relative entries are made absolute.
+    """
     monkeypatch.setattr(sys, "path", [str(tmp_path), "", *sys.path])
     monkeypatch.chdir(tmp_path)
     paths = clean_environment(threads=1)["PYTHONPATH"].split(os.pathsep)
