@@ -17,7 +17,7 @@ from leakaudit.errors import LeakAuditError, SnapshotSealedError, type_and_place
 from leakaudit.exit_codes import ExitCode
 from leakaudit.results.journal import JournalEntry
 from leakaudit.storage.spool import DEVICE_VARIABLE, Spool
-from leakaudit.storage.spool_files import AuditFile, Totals
+from leakaudit.storage.spool_files import AuditFile, Totals, forget_salt, write_battery
 
 
 def print_line(line: str) -> None:
@@ -73,7 +73,7 @@ def open_audit(spool: Spool, audit_file: AuditFile, options: WorkerOptions) -> A
         command=audit_file.command,
         key=_hash_key(options, audit_file.salt) if config.encrypt_to else None,
     )
-    spool.note_battery(audit.battery)
+    write_battery(spool.root, audit.battery)
     return audit
 
 
@@ -164,7 +164,7 @@ def write_results(
     else:
         options.notify(f"results.json and report.html are in {spool.root.absolute().parent}")
         if not (interrupted or totals.interrupted or spool.entries() or spool.gone()):
-            spool.forget_salt()  # no later step can be added under the same key
+            forget_salt(spool.root)  # no later step can be added under the same key
         return code
     return code or ExitCode.ERROR
 

@@ -11,15 +11,15 @@ from torch import nn
 
 from leakaudit.capture.array_batches import labels_only
 from leakaudit.capture.context import StepContext, TrainerContext
+from leakaudit.capture.entry_sample import own_part
 from leakaudit.capture.fitness import Fit, patched_parts
 from leakaudit.capture.optimizers import base_optimizers, parameters_of
 from leakaudit.capture.private_sgd import PrivateSgd, private_sgd
-from leakaudit.capture.witness import own_part
 from leakaudit.client.array_batches import array_facts
+from leakaudit.client.batches import public_facts
 from leakaudit.client.facts import DeclaredDefense, PublicFacts
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.snapshot import Manifest, Provenance
-from leakaudit.client.step import public_facts
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.errors import ModelError, SnapshotError
 from leakaudit.models.array_classifier import ArrayClassifier, NoText, array_recipe

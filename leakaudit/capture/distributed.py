@@ -24,7 +24,7 @@ from leakaudit.capture.agreement import MEETING, Agreement, Settled
 from leakaudit.capture.process_group import END_OF
 from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.errors import PeersError, SnapshotError
-from leakaudit.storage.snapshots import tensors_of, truth_of
+from leakaudit.storage.truth_tensors import tensors_of, truth_of
 
 logger = logging.getLogger(__name__)
 

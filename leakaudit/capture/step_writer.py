@@ -14,7 +14,7 @@ from leakaudit.capture.fitness import fitting
 from leakaudit.capture.kept_step import KeptStep
 from leakaudit.capture.notify import notify
 from leakaudit.capture.part_of_step import PartOfStep
-from leakaudit.capture.step_facts import believed_bound, believed_divisor, check_words
+from leakaudit.capture.step_facts import check_masked_words, checked_bound, checked_divisor
 from leakaudit.client.facts import PublicFacts
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.snapshot import KeptParts, Manifest
@@ -49,9 +49,9 @@ class StepWriter:
         """
         kept = fitting(kept, self.foreign)
         truth = replace(kept.truth, reading=reading_of(kept.manifest.facts))
-        check_words(kept.manifest.facts, truth)
-        bound, loose = believed_bound(kept.manifest.facts, truth)
-        divisor, uneven = believed_divisor(truth)
+        check_masked_words(kept.manifest.facts, truth)
+        bound, loose = checked_bound(kept.manifest.facts, truth)
+        divisor, uneven = checked_divisor(truth)
         if self.poisson and _is_placeholder(kept):
             raise SnapshotError(
                 "the Poisson draw was empty, and the loader made up a batch in its place, which is nobody's data"

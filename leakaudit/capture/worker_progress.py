@@ -17,6 +17,7 @@ from leakaudit.results.journal import load_journal
 from leakaudit.results.schema import Attempt, AttemptStatus, Battery
 from leakaudit.results.wording import counted, duration
 from leakaudit.storage.spool import Spool
+from leakaudit.storage.spool_files import read_battery
 
 _OBSERVED = "none"
 """Name of the defence that leaves the update as it was sent."""
@@ -72,7 +73,7 @@ class Progress:
     def _read(self) -> None:
         journal = self._spool.root.parent / "journal.jsonl"
         try:
-            self._battery = self._battery or self._spool.battery()
+            self._battery = self._battery or read_battery(self._spool.root)
             size = journal.stat().st_size
             if size != self._size:
                 self._finished = [entry.attempt for entry in load_journal(journal)]

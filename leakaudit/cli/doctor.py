@@ -126,8 +126,9 @@ def _positive_control() -> Check:
 
     from leakaudit.attacks.span import Span
     from leakaudit.audit.canaries import CANARIES
+    from leakaudit.client.batches import make_batch, public_facts
     from leakaudit.client.recipe import StepRecipe
-    from leakaudit.client.step import ClientStep, make_batch, public_facts
+    from leakaudit.client.step import ClientStep
     from leakaudit.client.truth import Truth
     from leakaudit.plugins.budget import Budget
 

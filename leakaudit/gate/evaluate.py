@@ -1,17 +1,17 @@
-"""The gate: policy + results -> verdict.
+"""The evaluation of a policy: results and rules give a verdict.
 
-One evaluator, `evaluate`, feeds the exit code, `verdict.json` and the report, so that they cannot disagree.
+The exit code, `verdict.json` and the report all come from `evaluate`, so they cannot disagree.
 
-What a verdict rests on:
+Principles:
 
 - The unit is one client step. A step leaks if any attack in the rule's scope had the event.
-- Success proves, failure bounds. One recovered text is a fact; that nothing was recovered only bounds the leak rate.
-- A step is evidence only if an attack that could have shown the event really ran on it. Not applicable, crashed,
-  skipped and not run are no evidence, and so never a pass. Neither is a step that fails verification.
-- A step that cannot be verified is attacked all the same: what comes back from it is proof, and where nothing comes back it
-  counts as nothing.
-- Verdict = the worst of the rules at level `error`: ERROR > FAIL > INCONCLUSIVE > PASS. Rules at level `warn` are shown
-  and never change it.
+- Success proves, failure bounds. One recovered text is a fact; if nothing was recovered, that only bounds the leak rate.
+- A step is evidence only if an attack that could have shown the event ran on it. An attack that was not applicable, crashed, was
+  skipped or did not run is no evidence, so it is never a pass. Nor is a step that fails verification.
+- A step that cannot be verified is attacked like the others. A text that comes back from it is proof; a step from which nothing comes
+  back is not counted.
+- The verdict is the worst of the rules at level `error`: ERROR > FAIL > INCONCLUSIVE > PASS. Rules at level `warn` are shown and never
+  change the verdict.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _SEVERITY = {"critical": 0, "high": 1, "medium": 2, "low": 3}
 def evaluate(results: Results, policy: Policy, *, now: datetime, results_sha256: str | None = None) -> Verdict:
     """Apply `policy` to `results`.
 
-    A positive control that fails, or any other gap in the evidence, keeps every rule from passing. It does not undo a
-    FAIL: a text that was recovered was recovered, by an audit that is otherwise blind as well. A negative control that
-    "leaks" does: then the scores themselves cannot be believed, and every rule is INCONCLUSIVE.
+    A positive control that fails, or any other gap in the evidence, keeps every rule from passing. It does not change a FAIL: a text
+    that was recovered is a fact, even if the audit misses others. A negative control that "leaks" makes every rule INCONCLUSIVE,
+    because then the scores themselves are wrong.
 
     Args:
         results: the audit.
         policy: the rules.
         now: the time of judgement, with time zone.
-        results_sha256: digest of the file that `results` were read from, to be recorded.
+        results_sha256: digest of the file that `results` were read from; the verdict records it.
 
     Returns:
-        The verdict; ERROR where the results contradict themselves.
+        The verdict; ERROR if the results contradict themselves.
     """
     problems = (*contradictions(results), *_from_the_future(results, now))
     if problems:
@@ -85,7 +85,10 @@ def evaluate(results: Results, policy: Policy, *, now: datetime, results_sha256:
 
 
 def unreadable(problem: str, policy: Policy, *, now: datetime, run: str = "") -> Verdict:
-    """Return the ERROR verdict for evidence that cannot be read at all, so that machines still get one document."""
+    """Return the ERROR verdict for evidence that cannot be read.
+
+    Machines so get one document in every case.
+    """
     return _error(policy, now, (problem,), None, run=run)
 
 
@@ -97,7 +100,7 @@ def _gaps(controls: Sequence[ControlVerdict], age_gap: str, results: Results) ->
 
 
 def _also_came_back(results: Results, deciding: RuleVerdict) -> list[str]:
-    """Say what came back where the deciding rule saw nothing."""
+    """Say what came back if the deciding rule saw nothing."""
     if deciding.defense != SHIPPED or deciding.k:
         return []
     found = in_words(recovered(results))
@@ -105,15 +108,18 @@ def _also_came_back(results: Results, deciding: RuleVerdict) -> list[str]:
 
 
 def _overall(rules: Sequence[RuleVerdict]) -> tuple[Status, RuleVerdict]:
-    """Return the verdict and the rule that decides it: the worst at level error, then the most severe."""
+    """Return the verdict and the rule that decides it.
+
+    It is the rule at level error with the worst status; of several, the most severe.
+    """
     deciding = min((rule for rule in rules if rule.level == "error"), key=_order)
     return deciding.status, deciding
 
 
 def _order(rule: RuleVerdict) -> tuple[int, int, int]:
-    """Return the key by which rules are sorted.
+    """Return the sort key of a rule: level, then status, then severity.
 
-    Rules that decide come before warnings, then the worst status, then severity; equal ones keep the policy's order.
+    Equal rules keep the order of the policy.
     """
     return rule.level != "error", -_BADNESS[rule.status], _SEVERITY[rule.severity]
 
@@ -136,14 +142,17 @@ def _alternatives(results: Results, policy: Policy, gaps: Gaps) -> Iterable[Alte
 
 
 def _from_the_future(results: Results, now: datetime) -> Iterable[str]:
-    """Yield a problem where the audit finished after the time of judgement."""
+    """Yield a problem if the audit finished after the time of judgement."""
     finished = moment(results.run.finished)
     if finished is not None and finished - now > CLOCK_SLACK:
         yield "the results are dated in the future"
 
 
 def _absent(results: Results) -> list[str]:
-    """Say how many steps lack attempts that were due, unless an interruption or a refused snapshot explains it."""
+    """Say how many steps lack attempts that were due.
+
+    Steps that an interruption or a refused snapshot explains are not counted.
+    """
     lacking = unexplained_steps(results)
     if not lacking:
         return []

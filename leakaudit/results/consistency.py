@@ -188,7 +188,10 @@ def _scores(attempt: Attempt, results: Results) -> Iterator[str]:
 
 
 def _sequence_metrics(results: Results) -> list[str]:
-    """Return the metrics that score sequences: those of the catalogue, and the few that every version knows."""
+    """Return the metrics that score sequences.
+
+    These are those of the catalogue and the few that every version knows.
+    """
     described = [name for name, entry in results.catalogue.metrics.items() if entry.level == "sequence"]
     return list(dict.fromkeys([*_IN_ORDER, "token_recall", "token_precision", *described]))
 

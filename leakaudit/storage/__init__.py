@@ -9,6 +9,7 @@ __all__ = [
     "frozen_weights",
     "locks",
     "parent_watch",
+    "partial_steps",
     "retention",
     "run_folders",
     "safetensors_stream",
@@ -19,4 +20,5 @@ __all__ = [
     "snapshots",
     "spool",
     "spool_files",
+    "truth_tensors",
 ]

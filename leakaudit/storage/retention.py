@@ -21,7 +21,7 @@ from leakaudit.errors import LeakAuditError, SpoolError
 from leakaudit.files.private_files import write_atomic
 from leakaudit.files.strict_json import parse_json, read_bounded
 from leakaudit.storage.spool import STATES, Spool, size_of
-from leakaudit.storage.spool_files import HOLD, MAX_JSON_BYTES
+from leakaudit.storage.spool_files import HOLD, MAX_JSON_BYTES, forget_salt
 
 PURGED = "purged.jsonl"
 """Beside the results: one line for every snapshot that was removed by age or by hand."""
@@ -318,7 +318,7 @@ def _destroy_key(spool: Spool) -> bool:
     """
     if spool.entries() or spool.under_way():
         return False
-    salted = spool.forget_salt()
+    salted = forget_salt(spool.root)
     path = spool.root.parent / "state.json"
     try:
         state = parse_json(read_bounded(path))

@@ -32,21 +32,18 @@ from typing import TYPE_CHECKING, Any
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import SpoolError
 from leakaudit.files.private_files import write_atomic
-from leakaudit.results.schema import Battery
 from leakaudit.storage.encryption import EncryptionKeys
 from leakaudit.storage.locks import create_locked, file_lock, is_locked
 from leakaudit.storage.shared_weights import BASES, SharedWeights
 from leakaudit.storage.snapshot_queue import SnapshotQueue
 from leakaudit.storage.spool_files import (
     AUDIT_FILE,
-    BATTERY,
     FINISHED,
     LEFT_BY_AUDIT,
     REASON,
     AuditFile,
     Totals,
     read_audit_file,
-    read_battery,
     read_totals,
     reason_in,
     write_audit_file,
@@ -320,29 +317,6 @@ class Spool:
             for path in self.root.parent.glob(f".{name}.*.tmp"):
                 with contextlib.suppress(OSError):
                     path.unlink()
-
-    def note_battery(self, battery: Battery) -> None:
-        """Write down which attempts are made on each snapshot, so that the trainer can say how many remain."""
-        write_atomic(self.root / BATTERY, battery.model_dump_json(indent=1))
-
-    def battery(self) -> Battery | None:
-        """Return which attempts are made on each snapshot; None before a worker has written that."""
-        return read_battery(self.root)
-
-    def forget_salt(self) -> bool:
-        """Destroy the salt of the key of the run's hashes, where that key is made from a private one.
-
-        Returns:
-            Whether there was a salt.
-
-        Raises:
-            SpoolError: the spool cannot be read.
-        """
-        _, audit = Spool.open(self.root)
-        if not audit.salt:
-            return False
-        write_audit_file(self.root, audit.model_copy(update={"salt": ""}))
-        return True
 
 
 def _audit_file(config: AuditConfig, command: str) -> AuditFile:

@@ -153,6 +153,27 @@ def read_battery(root: Path) -> Battery | None:
         return None
 
 
+def write_battery(root: Path, battery: Battery) -> None:
+    """Write down which attempts are made on each snapshot, so that the trainer can say how many remain."""
+    write_atomic(root / BATTERY, battery.model_dump_json(indent=1))
+
+
+def forget_salt(root: Path) -> bool:
+    """Destroy the salt of the key of the run's hashes, where that key is made from a private one.
+
+    Returns:
+        Whether there was a salt.
+
+    Raises:
+        SpoolError: audit.json cannot be read.
+    """
+    audit = read_audit_file(root)
+    if not audit.salt:
+        return False
+    write_audit_file(root, audit.model_copy(update={"salt": ""}))
+    return True
+
+
 def reason_in(path: Path) -> str:
     """Return the reason in a file; empty where there is none that can be read."""
     try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.span.attribution import Attribution, isolate, whitening
+from leakaudit.algorithms.span.attribution import Attribution
+from leakaudit.algorithms.span.isolation import isolate, whitening
 from leakaudit.algorithms.span.sequence_gradient import sequence_gradients
 from leakaudit.models.structure import anatomy_of
 from tests.support import tiny

@@ -17,9 +17,10 @@ from leakaudit.algorithms.span.residuals import ROUNDING_UNITS, ResidualScale
 from leakaudit.algorithms.span.subspace import stacked_update
 from leakaudit.algorithms.span.unnormalised_inputs import widened
 from leakaudit.attacks.span import Span
+from leakaudit.client.batches import with_random_state
 from leakaudit.client.facts import DeclaredDefense
 from leakaudit.client.observation import Observation
-from leakaudit.client.step import ClientStep, with_random_state
+from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import Truth
 from leakaudit.errors import AnatomyError
 from leakaudit.models.loading import Task

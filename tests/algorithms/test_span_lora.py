@@ -12,9 +12,10 @@ from leakaudit.algorithms.span.matching_pursuit import find_words
 from leakaudit.algorithms.span.readers.local_steps import rounding_error, whitened_update
 from leakaudit.attacks.span import Span
 from leakaudit.audit.verification import verify
+from leakaudit.client.batches import make_batch, public_facts
 from leakaudit.client.observation import Observation
 from leakaudit.client.recipe import StepRecipe
-from leakaudit.client.step import ClientStep, make_batch, public_facts
+from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import Truth
 from leakaudit.models.lora import add_lora, is_adapter
 from leakaudit.models.structure import anatomy_of, input_stage_of

@@ -20,9 +20,10 @@ from leakaudit.algorithms.span.reachability import (
 )
 from leakaudit.algorithms.span.sequence_assembly import FARTHEST_INSIDE
 from leakaudit.attacks.span import Span
+from leakaudit.client.batches import make_batch, public_facts, with_random_state
 from leakaudit.client.observation import Observation
 from leakaudit.client.recipe import StepRecipe
-from leakaudit.client.step import ClientStep, make_batch, public_facts, with_random_state
+from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import Truth
 from leakaudit.plugins.budget import Budget
 from tests.support import tiny

@@ -15,9 +15,10 @@ from leakaudit.algorithms.labels.output_layer import neutral_inputs
 from leakaudit.attacks.feature_labels import FeatureLabels
 from leakaudit.audit.simulation.texts import read_examples
 from leakaudit.client.array_batches import array_batch, array_facts
+from leakaudit.client.batches import make_batch, public_facts
 from leakaudit.client.observation import Observation
 from leakaudit.client.recipe import StepRecipe
-from leakaudit.client.step import ClientStep, make_batch, public_facts
+from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import Truth
 from leakaudit.errors import AnatomyError
 from leakaudit.models.array_classifier import ArrayClassifier

@@ -11,9 +11,10 @@ import torch
 
 from leakaudit.algorithms.resimulation import prove
 from leakaudit.attacks.span import Span
+from leakaudit.client.batches import make_batch, public_facts, with_random_state
 from leakaudit.client.observation import Observation
 from leakaudit.client.recipe import StepRecipe
-from leakaudit.client.step import ClientStep, make_batch, public_facts, with_random_state
+from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import Truth
 from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 from leakaudit.plugins.budget import Budget

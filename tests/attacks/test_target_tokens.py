@@ -22,7 +22,7 @@ def _model(tied: bool, steps: int) -> Any:
     """Return a GPT-2 of the tests, trained for some steps on random words."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = tiny.hf.GPT2LMHeadModel(tiny._gpt2_config(tie_word_embeddings=tied))
+        model = tiny.hf.GPT2LMHeadModel(tiny.gpt2_config(tie_word_embeddings=tied))
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         words, draw = tiny.TEXT_WORDS.split(), random.Random(1)
         for _ in range(steps):

@@ -21,6 +21,7 @@ from leakaudit.results.files import with_digest
 from leakaudit.results.journal import JournalEntry
 from leakaudit.results.schema import Attempt, AttemptStatus, Battery, Results, VerificationStatus
 from leakaudit.storage.spool import Spool
+from leakaudit.storage.spool_files import write_battery
 from tests.support import tiny
 from tests.support.factories import NOW, attempt, audit, results, step
 
@@ -45,7 +46,7 @@ def finish(spool: Spool, number: int, attack: str, seconds: float) -> None:
 
 
 def note(spool: Spool, **more: Any) -> None:
-    spool.note_battery(Battery(digest="sha256:0", attacks=ATTACKS, defenses=("none",), budget_s=60.0, **more))
+    write_battery(spool.root, Battery(digest="sha256:0", attacks=ATTACKS, defenses=("none",), budget_s=60.0, **more))
 
 
 def test_before_the_worker_has_begun_only_the_queue_is_known(spool: Spool) -> None:

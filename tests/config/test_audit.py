@@ -163,3 +163,9 @@ def test_the_shipped_defense_is_none_unless_declared() -> None:
     assert AuditConfig().shipped_defense == NONE
     declared = AuditConfig.model_validate({"shipped_defense": "gaussian-noise(scale=0.1)"})
     assert declared.shipped_defense.label == "gaussian-noise(scale=0.1)"
+
+
+def test_every_key_has_a_description_that_the_schema_prints() -> None:
+    """`leakaudit schema config` is the reference of the keys."""
+    properties = AuditConfig.model_json_schema()["properties"]
+    assert [name for name, key in properties.items() if not key.get("description")] == []

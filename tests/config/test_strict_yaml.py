@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
 
-from leakaudit.config.strict_yaml import MAX_BYTES, parse_yaml, read_yaml, validate_mapping
+from leakaudit.config.strict_yaml import parse_yaml, read_yaml, validate_mapping
+from leakaudit.config.yaml_document import MAX_BYTES
 from leakaudit.errors import ConfigError
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import types
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
@@ -24,57 +22,7 @@ from leakaudit.plugins.defense_protocol import Defense
 from leakaudit.registry import defenses
 from leakaudit.results.schema import Verification, VerificationStatus
 from tests.support import tiny
-
-TEXTS = ["the old dog chased a cat .", "a small bird saw the red fish .", "never one horse"]
-OTHERS = ["two big trees and a river", "the house found a blue road !", "always on"]
-
-VALUES: dict[Any, tuple[Any, ...]] = {
-    float: (0.05, 0.3, 0.5, 0.9, 1.0, 4.0),
-    int: (2, 3, 4, 8, 16),
-    bool: (False, True),
-    str: ("",),
-    types.NoneType: (None,),
-}
-"""Knobs to try by type, for whatever defence is registered; a combination that the defence refuses is left out."""
-
-
-def _values(kind: Any) -> tuple[Any, ...]:
-    """Return what to try for a knob of a type."""
-    if get_origin(kind) is Literal:
-        return get_args(kind)
-    if get_origin(kind) in (Union, types.UnionType):
-        return tuple(value for part in get_args(kind) for value in _values(part))
-    return VALUES[kind]
-
-
-@st.composite
-def _knobs(draw: st.DrawFn, kind: type[Defense]) -> Defense:
-    """Draw a defence of a class that does something."""
-    hints = get_type_hints(kind)
-    knobs = {
-        field.name: draw(st.sampled_from(_values(hints[field.name])), label=field.name)
-        for field in dataclasses.fields(kind)  # type: ignore[arg-type]
-    }
-    try:
-        defense = kind(**knobs)
-    except ValueError:
-        assume(False)
-    return defense
-
-
-def _classified(texts: list[str], labels: list[int]) -> ClientStep:
-    return tiny.client_step(tiny.bert(num_labels=3), tiny.bert_tokenizer(), texts, labels)
-
-
-def _continued(texts: list[str]) -> ClientStep:
-    return tiny.client_step(tiny.gpt2_lm(), tiny.gpt2_tokenizer(), texts, task="causal-lm")
-
-
-STEPS = {
-    "classification": (_classified(TEXTS, [0, 1, 2]), _classified(OTHERS, [2, 2, 1])),
-    "causal-lm": (_continued(TEXTS), _continued(OTHERS)),
-}
-"""Task -> a step and one of another batch on the same weights."""
+from tests.support.any_defense import STEPS, TEXTS, at_drawn_knobs
 
 
 def _sent(defense: Defense, step: ClientStep, seed: int = 0) -> Observation:
@@ -109,7 +57,7 @@ def test_a_defence_that_is_declared_and_applied_verifies(
 ) -> None:
     """As a run ships it, by its knobs alone, and as the battery declares it; whatever its strength."""
     step, _ = STEPS[task]
-    defense = data.draw(_knobs(kind))
+    defense = data.draw(at_drawn_knobs(kind))
     seen = _sent(defense, step, seed=3)
     shipped = () if defense.is_identity() else (defense.declared(),)
     _matches(verify(_declaring(step, *shipped), _recorded(step, seen)))
@@ -125,7 +73,7 @@ def test_another_batch_under_the_same_defence_is_a_mismatch(
 ) -> None:
     """Wherever the noise leaves the two apart; where it does not, the stamp's standard error says so."""
     step, other = STEPS[task]
-    defense = data.draw(_knobs(kind))
+    defense = data.draw(at_drawn_knobs(kind))
     declared = _declaring(step, *(() if defense.is_identity() else (defense.declared(),)))
     found = verify(declared, _recorded(other, _sent(defense, other)))
     if found.status is VerificationStatus.NOISED:
@@ -152,7 +100,7 @@ def test_a_defence_that_is_declared_and_missing_is_said(
 ) -> None:
     """The step is verified as undefended; a defence whose outcome the raw update is may stay declared."""
     step, _ = STEPS[task]
-    defense = data.draw(_knobs(kind))
+    defense = data.draw(at_drawn_knobs(kind))
     assume(not defense.is_identity())
     raw = step.observe().update
     declared = _declaring(step, defense.declared())

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from leakaudit import registry
 from leakaudit.errors import ConfigError
 from leakaudit.gate import evaluate as gate
-from leakaudit.gate.policy import default_policy, load_policy
+from leakaudit.gate.policy import Policy, default_policy, load_policy
 from leakaudit.gate.verdict import Status, Verdict, to_json
 from leakaudit.gate.wording import percent
 from leakaudit.plugins import names as catalogue
@@ -697,3 +697,11 @@ def test_the_gate_runs_without_torch() -> None:
     code = "import sys, leakaudit.gate.evaluate; print(sorted({'torch', 'scipy.stats', 'altair'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout.strip() == "[]"
+
+
+def test_every_key_of_a_policy_has_a_description() -> None:
+    """`leakaudit schema policy` is the reference of the keys; a part has the description of its class."""
+    schema = Policy.model_json_schema()
+    parts = {"": schema, **schema["$defs"]}
+    keys = {f"{part}.{name}": key for part, model in parts.items() for name, key in model.get("properties", {}).items()}
+    assert [name for name, key in keys.items() if not {"description", "$ref"} & set(key)] == []

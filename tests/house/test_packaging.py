@@ -105,8 +105,7 @@ def test_a_wheel_holds_every_module_and_template_of_the_checkout(wheel: list[str
     """Both linked folders are inside, with the report's templates and the marker of typed packages."""
     inside = [
         *(ROOT / "leakaudit").rglob("*"),
-        *(ROOT / "leakaudit" / "reports").glob("*"),
-        *(ROOT / "reports" / "templates").glob("*"),
+        *(ROOT / "reports" / "templates").rglob("*"),
     ]
     names = set()
     for path in inside:
@@ -114,7 +113,7 @@ def test_a_wheel_holds_every_module_and_template_of_the_checkout(wheel: list[str
         if path.is_file() and "__pycache__" not in name:
             names.add(name if name.startswith("leakaudit/") else f"leakaudit/{name}")
     for folder in ("callbacks", "reports"):
-        names |= {f"leakaudit/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / folder).glob("*.py")}
+        names |= {f"leakaudit/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / folder).rglob("*.py")}
     expected = {
         name for name in names if not name.endswith(".md")
     }  # READMEs of the folders are for readers of the source

@@ -213,6 +213,19 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
+def test_an_extension_is_held_to_the_promises_of_every_attack(installed: Path) -> None:
+    """By the checks that are shipped, without anything of this repository's tests."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ".", "test_extension.py"],
+        cwd=installed.parent / "source",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(ROOT)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+
+
 def test_an_installed_extension_is_listed_beside_our_own(installed: Path) -> None:
     """The entry point is all that it takes; listing shows its threat model and its knobs."""
     done = subprocess.run(

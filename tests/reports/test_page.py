@@ -27,11 +27,14 @@ from leakaudit.gate.policy import default_policy
 from leakaudit.gate.verdict import Status
 from leakaudit.gate.verdict import to_json as verdict_json
 from leakaudit.reports import charts as drawing
-from leakaudit.reports import page as page_module
-from leakaudit.reports import print_audit, print_summary, print_verdict, redact, render_html, write_report
+from leakaudit.reports import header, print_audit, print_summary, print_verdict, redact, render_html, write_report
+from leakaudit.reports.cells import cell_for
 from leakaudit.reports.charts import COLOURS, STATES, RateBar, StepMark, rate_chart, step_chart
-from leakaudit.reports.page import BANNERS, cell_for, plain, strip_in_words, strip_runs, style, visible
+from leakaudit.reports.escaping import plain, visible
+from leakaudit.reports.page import style
 from leakaudit.reports.redaction import RedactedResult
+from leakaudit.reports.strips import strip_in_words, strip_runs
+from leakaudit.reports.wording import BANNERS
 from leakaudit.results import schema as scores
 from leakaudit.results.files import to_json
 from leakaudit.results.journal import JournalEntry
@@ -50,7 +53,7 @@ from leakaudit.results.schema import (
     VerificationStatus,
 )
 from tests.gate.test_gate import eight, words
-from tests.support.factories import NOW, attempt, audit, journal_entry, policy, results, step, with_scores
+from tests.support.factories import NOW, attempt, audit, journal_entry, of_sequences, policy, results, step, with_scores
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -397,13 +400,10 @@ def test_every_cell_says_what_came_back() -> None:
         for i in range(2)
         for name, state in (("span", AttemptStatus.RAN), ("late", AttemptStatus.BUDGET_EXHAUSTED))
     ]
-    attempts = [
-        a.model_copy(update={"sequences": tuple(with_scores(s, token_precision=0.6) for s in a.sequences)})
-        for a in attempts
-    ]
+    attempts = [of_sequences(a, [with_scores(s, token_precision=0.6) for s in a.sequences]) for a in attempts]
     found = results([step(0), step(1)], attempts)
     for name in ("span", "late"):
-        assert "mean ROUGE-L 0.44, token recall 44%, precision 60%" in cell_for(found, name, "none").lines
+        assert "mean ROUGE-L 0.44, token recall 44%, token precision 60%" in cell_for(found, name, "none").lines
     assert (
         "out of time on 2 of 2 steps; until then 44% of the tokens came back" in cell_for(found, "late", "none").lines
     )
@@ -536,7 +536,7 @@ def test_the_dot_of_the_headline_is_green_only_where_the_rule_passes(
         drawn.extend(bars)
         return rate_chart(bars, *rest)
 
-    monkeypatch.setattr(page_module, "rate_chart", look)
+    monkeypatch.setattr(header, "rate_chart", look)
     clean = audit(0, steps)
     render_html(redact(clean, [], gate.evaluate(clean, policy(), now=NOW)))
     assert [bar.found for bar in drawn] == [found]

@@ -16,7 +16,8 @@ from pydantic import BaseModel
 from leakaudit.errors import RedactionError
 from leakaudit.gate import evaluate as gate
 from leakaudit.reports import redact, render_html
-from leakaudit.reports.redaction import PUBLIC, RedactedResult, allowed, clean_command, runs
+from leakaudit.reports.allowlist import PUBLIC, allowed, clean_command
+from leakaudit.reports.redaction import RedactedResult, runs
 from leakaudit.results.journal import JournalEntry, Sample, TokenMatch
 from leakaudit.results.schema import (
     LENGTHS,

@@ -180,12 +180,12 @@ def test_results_of_schema_1_0_are_read_as_without_reachability(tmp_path: Path) 
     found = load_results(save(tmp_path / "results.json", data))
     assert contradictions(found) == ()
     assert {(a.reachable_tokens, a.reachable_sequences) for a in found.attempts} == {(None, None)}
-    assert [s.fate for a in found.attempts for s in a.sequences] == ["recovered", None, None]
+    assert [s.outcome for a in found.attempts for s in a.sequences] == ["recovered", None, None]
     assert (found.summaries[0].reachable_tokens, found.summaries[0].reachable_sequences) == (None, None)
 
 
 @pytest.mark.parametrize(
-    ("exact", "reachable", "passes", "fate"),
+    ("exact", "reachable", "passes", "outcome"),
     [
         (True, 0.0, False, "recovered"),
         (False, 1.0, None, "search gave up"),
@@ -197,12 +197,12 @@ def test_results_of_schema_1_0_are_read_as_without_reachability(tmp_path: Path) 
     ],
 )
 def test_a_text_that_did_not_come_back_was_in_reach_or_not(
-    exact: bool | None, reachable: float | None, passes: bool | None, fate: str | None
+    exact: bool | None, reachable: float | None, passes: bool | None, outcome: str | None
 ) -> None:
     """The attack's own test decides; without one, whether every token was a candidate; without either, nobody knows."""
     (found,) = attempt(0).sequences
     known = with_scores(found, exact=None if exact is None else float(exact))
-    assert known.model_copy(update={"reachable": reachable, "passes": passes}).fate == fate
+    assert known.model_copy(update={"reachable": reachable, "passes": passes}).outcome == outcome
 
 
 def test_a_summary_of_reach_leaves_out_what_is_missing() -> None:

@@ -8,7 +8,9 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
+from leakaudit import registry
 from leakaudit.gate.policy import Policy
+from leakaudit.plugins.catalogue import catalogue
 from leakaudit.results.consistency import shipped_names, shown_events
 from leakaudit.results.files import with_digest
 from leakaudit.results.journal import JournalEntry, LabelSample, Sample
@@ -45,6 +47,7 @@ def step_id(number: int) -> str:
 
 SEQUENCE_METRICS = ("rouge1", "rouge2", "rougeL", "exact", "token_recall", "token_precision")
 """Metrics of one sequence that the attempts built here have."""
+LABEL_METRICS = ("label_accuracy", "label_classes", "label_excess")
 
 
 def step(
@@ -201,6 +204,9 @@ def results(
             trainable="all",
             batch_size=1,
             declared_defenses=tuple(sorted({name for s in steps for name in shipped_names(s.shipped_defense)})),
+        ),
+        "catalogue": catalogue(
+            [], [], [(name, registry.metrics[name]) for name in (*SEQUENCE_METRICS, *LABEL_METRICS)]
         ),
         "coverage": Coverage(audited_steps=len(steps)),
         "steps": tuple(steps),

@@ -29,6 +29,7 @@ __all__ = [
     "factoring",
     "grouping",
     "hypothesis_search",
+    "isolation",
     "last_tokens",
     "length_selection",
     "mask_regression",

@@ -36,7 +36,7 @@ MOST_MARGIN = 1e6
 
 
 class ExplainedSignal:
-    """The observed update, its noise, and the simulation that sentences are compared with."""
+    """The observed update, its noise, and the simulation to compare sentences with."""
 
     def __init__(self, problem: SpanProblem, span: SoftSpan, sigma: float | None) -> None:
         """Prepare the simulation.
@@ -59,7 +59,7 @@ class ExplainedSignal:
 
     @cached_property
     def projections(self) -> tuple[Layer, ...]:
-        """The first block's projections; empty where one of them is not a plain linear layer."""
+        """The first block's projections; empty if one of them is not a plain linear layer."""
         by_name = {layer.weight: layer for layer in self.simulation.layers}
         names = [p.weight for p in self._anatomy.projections if p.weight in self._span.sigma]
         return tuple(by_name[name] for name in names) if all(name in by_name for name in names) else ()
@@ -77,7 +77,7 @@ class ExplainedSignal:
 
     @cached_property
     def first_block(self) -> tuple[Layer, ...]:
-        """Linear layers in call order, from the first block's projections to the second block's."""
+        """Linear layers from the first block's projections to the second block's."""
         layers = self.simulation.layers
         names = {p.weight for p in self._anatomy.projections}
         start = next((i for i, layer in enumerate(layers) if layer.weight in names), 0)
@@ -89,7 +89,11 @@ class ExplainedSignal:
 
     @cached_property
     def compared(self) -> tuple[Layer, ...]:
-        """Layers that sentences are compared on: the first block if its signal is clear, else all layers."""
+        """Layers that sentences are compared on.
+
+        These are the first block's if its signal is clear, because its gradients depend most on single words; else all
+        layers.
+        """
         first = self.first_block
         if self.sigma is None:
             return first
@@ -133,7 +137,10 @@ class ExplainedSignal:
         return 0.0 if inner <= 0 or own == 0 else min(1.0, inner**2 / (own * signal))
 
     def is_explained(self, sentence: Hypothesis) -> bool:
-        """Return whether a sentence explains the first block's signal, up to three deviations of |N|^2."""
+        """Return whether a sentence explains the first block's signal.
+
+        Up to three standard deviations of |N|^2 may be missing.
+        """
         power, noise = self._energy(self.first_block)
         entries = sum(self._update[layer.weight].numel() for layer in self.first_block)
         # |N|^2 has a relative standard deviation of sqrt(2 / entries).
@@ -141,7 +148,7 @@ class ExplainedSignal:
         return bool(self.share(sentence) >= 1.0 - UNEXPLAINED - 3 * chance)
 
     def margin(self, found: SearchResult) -> float:
-        """Return by how many noise deviations the best sentence of a search leads the next one.
+        """Return the lead of a search's best sentence, in noise deviations.
 
         Scores are <g, G> / |g|, so the difference of two scores has a standard deviation of at most sqrt(2) sigma.
         """

@@ -45,7 +45,7 @@ class Reader(Protocol):
         ...
 
     def read(self, problem: SpanProblem) -> Reconstruction | None:
-        """Return the batch as far as it was recovered, or None to leave the problem to the next reader."""
+        """Return what was recovered, or None to leave the problem to the next reader."""
         ...
 
 
@@ -119,9 +119,9 @@ def recover(
     """
     problem = span_problem_of(seen, keep=candidates, beam=beam, max_positions=max_positions, rng=rng, budget=budget)
     found = _read(problem)
-    facts = {"rank": float(problem.basis.rank), "gap": problem.basis.gap, "hidden": float(problem.anatomy.hidden)}
+    diagnostics = {"rank": float(problem.basis.rank), "gap": problem.basis.gap, "hidden": float(problem.anatomy.hidden)}
     return replace(
-        found, diagnostics={**facts, **found.diagnostics}, stop="budget" if budget.exhausted() else found.stop
+        found, diagnostics={**diagnostics, **found.diagnostics}, stop="budget" if budget.exhausted() else found.stop
     )
 
 

@@ -1,8 +1,11 @@
-"""What becomes of sequences that attention put together wrongly, where it cannot be told which words stand together.
+"""Repairs sequences that attention assembled wrongly.
 
-A sequence that is longer than a head is wide is not tested by its attention, and comes out with words of its neighbours. What is
-tried, from cheap to dear: members are exchanged by their attention; sequences are searched whose marks are balanced
-(`span_balance`); near misses are simulated, and changed where they are off most.
+It is used where the feed-forward span gives no information. A sequence with more tokens than a head has dimensions is
+not tested by `attention_evidence`, and contains words of its neighbours. The repairs, from fast to slow:
+
+1. members are exchanged by attention;
+2. the sequence that satisfies the attention identity is searched (`attention_identity`);
+3. near misses are simulated, and changed where they are off most (`repair_group`).
 """
 
 from __future__ import annotations
@@ -19,26 +22,29 @@ from leakaudit.algorithms.span.deflation import Batch
 from leakaudit.algorithms.span.factoring import both_sides
 
 EXCHANGES, EXCHANGEABLE = 3, 30
-"""Members of a sequence that are exchanged by their attention, and tokens up to which it is tried. Our choice: a head of 32 dimensions
-explains everything from 33 members on."""
+"""Exchanges by attention per sequence, and the longest sequence for which they are tried.
+Our choice: a head of 32 dimensions explains everything from 33 members on."""
 
 SHARE = 0.2
-"""Of the budget left, what one search for balanced sequences may use. Our choice."""
+"""Share of the remaining budget for one search by the attention identity. Our choice."""
 
 ENDS = 3
-"""Ends that a sequence may have with which its balance is searched to the end. Our choice: a wrong first one mostly shows at once."""
+"""Ends of a sequence whose search is run to the end. Our choice: a wrong end mostly shows at once."""
 
 MOST_ROUNDS, MOST_CHANGES = 10, 24
-"""Times that a near miss is changed, and single changes simulated each time. Our choice: a change costs one short forward and backward
-pass, and all that help are made at once."""
+"""Rounds in which a near miss is changed, and single changes simulated per round.
+Our choice: a change costs one short forward and backward pass, and all changes that help are made at once."""
 
 
 def repair(batch: Batch, groups: Sequence[Group]) -> list[Group]:
-    """Take out what agrees with the update after exchanges by attention, or else when balanced; return what else is made of the groups.
+    """Subtract the sequences that agree after exchanges, or after the identity search.
 
     Args:
-        batch: settled, and nothing taken out of it since.
+        batch: solved, and nothing subtracted since.
         groups: sequences that do not agree with the update.
+
+    Returns:
+        The sequences that still do not agree.
     """
     before = len(batch.found)
     left = batch.take_confirmed(
@@ -51,7 +57,7 @@ def repair(batch: Batch, groups: Sequence[Group]) -> list[Group]:
 
 
 def _exchanged(batch: Batch, groups: Sequence[Group]) -> list[Group]:
-    """Return what becomes of sequences when members are exchanged by their attention for any pair that is left."""
+    """Return the sequences after exchanges by attention with any remaining pair."""
     rows = batch.live().nonzero().flatten()
     evidence = batch.evidence(rows)
     place = {row: n for n, row in enumerate(rows.tolist())}
@@ -63,7 +69,10 @@ def _exchanged(batch: Batch, groups: Sequence[Group]) -> list[Group]:
 
 
 def _satisfying_identity(batch: Batch, groups: Sequence[Group]) -> list[list[Group]]:
-    """Return for each of the groups of which something comes what that is when its marks are balanced, best first."""
+    """Return the best hypotheses for each sequence by the attention identity.
+
+    Groups without any are left out.
+    """
     options = _Options.of(batch)
     budget = batch.problem.budget.part(SHARE)
     better: list[list[Group]] = []
@@ -90,24 +99,25 @@ def _satisfying_identity(batch: Batch, groups: Sequence[Group]) -> list[list[Gro
 
 @dataclass(frozen=True)
 class _Options:
-    """What may stand at each place of a sequence, for all that the ledger says, and the search among that."""
+    """What may stand at each place of a sequence, and the search among it."""
 
     rows: Tensor
-    """(n,) pairs; one may be there twice, with and without a known update."""
+    """(n,) int64: pairs; a pair may occur twice, with and without a known gradient."""
     places: list[int]
     """Position of each."""
     identity: AttentionIdentity
+    """The search by the attention identity."""
     inner: Tensor
     """(n,) booleans: options that do not end a sequence."""
     ends: list[int]
-    """Options that may be the last of one."""
+    """Options that may end a sequence."""
 
     @classmethod
     def of(cls, batch: Batch) -> _Options:
-        """Find what may stand where in a batch that was settled."""
+        """Find the options in a batch that was solved."""
         attribution, pairs, assignments = batch.attribution, batch.pairs, batch.assignments
         at = attribution.positions
-        # A token that is entered at a place where something is wrong, or not quite surely, may stand elsewhere as well.
+        # A token whose assignment is doubtful or uncertain may stand elsewhere as well.
         elsewhere = torch.zeros(int(attribution.tokens.max()) + 1, dtype=torch.bool, device=at.device)
         elsewhere[attribution.tokens[assignments.assigned & (assignments.doubtful[at] | ~assignments.certain)]] = True
         possible = (
@@ -118,7 +128,7 @@ class _Options:
         if int((pairs.positions == 0).sum()) == 1:
             possible |= pairs.positions == 0
         rows = possible.nonzero().flatten()
-        # What is entered there may be wrong by another's part, or that of several: then its place is known, and its update is not.
+        # An assigned gradient may contain another token's: then the place is known, and the gradient is not.
         again = rows[assignments.assigned[rows] & (assignments.doubtful | assignments.shared)[at[rows]]]
         assigned = torch.cat([assignments.assigned[rows], torch.zeros_like(again, dtype=torch.bool)])
         rows = torch.cat([rows, again])
@@ -137,7 +147,12 @@ class _Options:
         )
 
     def start(self, group: Group, end: int) -> list[int]:
-        """Return by place the options of a group's members before an end, -1 where it has none."""
+        """Return an option of the group's members by place, -1 where there is none.
+
+        Args:
+            group: the sequence.
+            end: the option that ends it.
+        """
         start = [-1] * self.places[end] + [end]
         members = set(group.members)
         for option, row in reversed(list(enumerate(self.rows.tolist()))):
@@ -146,18 +161,21 @@ class _Options:
         return start
 
     def last_of(self, group: Group) -> list[int]:
-        """Return the option of a group's last member, where sequences end with nothing in particular."""
+        """Return the option of a group's last member, where no fixed token ends sequences."""
         return (self.rows == group.members[-1]).nonzero().flatten().tolist()[:1]
 
 
 def repair_group(batch: Batch, group: Group) -> bool:
-    """Exchange words of a near miss until it agrees with the update, and take it out; return whether that came to pass.
+    """Exchange words of a near miss until it agrees, and subtract it.
 
-    Simulated, each word of its own says how far it is off, and a stranger is off most.
+    Simulated alone, each member with a known gradient has a relative error; a wrong member has the largest.
 
     Args:
-        batch: settled, and nothing taken out of it since.
+        batch: solved, and nothing subtracted since.
         group: the near miss.
+
+    Returns:
+        Whether it agrees and was subtracted.
     """
     if not batch.can_simulate:
         return False
@@ -190,7 +208,10 @@ def repair_group(batch: Batch, group: Group) -> bool:
 
 
 def _others(batch: Batch) -> dict[int, list[int]]:
-    """Return by position the pairs that may stand there: those that are settled, then the others, the likeliest first."""
+    """Return by position the pairs that may stand there, the most likely first.
+
+    Assigned pairs come first.
+    """
     assignments = batch.assignments
     others: dict[int, list[int]] = {}
     in_question = (assignments.open | assignments.assigned).nonzero().flatten().tolist()
@@ -202,12 +223,17 @@ def _others(batch: Batch) -> dict[int, list[int]]:
 
 
 def _mean(misfits: Sequence[float]) -> float:
-    """Return the mean misfit of a sequence's members, but for the first, which stands in every sequence."""
+    """Return the mean error of the members; the first one is in every sequence."""
     return sum(misfits[1:]) / max(1, len(misfits) - 1)
 
 
 def _all_made(members: Sequence[int], gains: Sequence[tuple[float, int, int]]) -> tuple[int, ...]:
-    """Return a sequence with all changes made that help alone, (misfit, place, row), the best at each place."""
+    """Return a sequence with the best helpful change at each place made.
+
+    Args:
+        members: of the sequence.
+        gains: (error after the change, place, row), best first.
+    """
     changed: dict[int, int] = {}
     for _, place, row in gains:
         changed.setdefault(place, row)

@@ -1,7 +1,8 @@
-"""The tokens that a tokenizer puts around every text, and the lengths that they suggest.
+"""The tokens that a tokenizer puts around texts, and the lengths they suggest.
 
-A BERT tokenizer, for instance, starts each text with [CLS] and ends it with [SEP]. So a sentence of T tokens has [SEP] at position
-T - 1, and the attention input of that pair lies near the span of the update: the nearest positions are the likely lengths.
+A BERT tokenizer, for instance, starts each text with [CLS] and ends it with [SEP]. So a sentence of T tokens has [SEP]
+at position T - 1, and the attention input of that pair lies near the span of the update: the nearest positions are the
+likely lengths.
 """
 
 from __future__ import annotations

@@ -1,4 +1,14 @@
-"""Sequences out of pairs in the span."""
+"""Sequences from pairs in the span, without dropout masks.
+
+If there is one pair at each position, they are one sequence. Otherwise three steps repeat until nothing remains:
+
+1. gradients are assigned to pairs, which tells real pairs from ghosts (`attribution`);
+2. attention says which pairs belong together (`attention_evidence`);
+3. each sequence is simulated alone; if its part of the update agrees, it is confirmed and subtracted (`deflation`).
+
+A sequence that does not agree is completed by its context (`completion`) or, where that gives no information, repaired
+(`repair`). Where the loss has no classes nothing can be simulated alone, and sequences rely on attention only.
+"""
 
 from __future__ import annotations
 
@@ -20,66 +30,75 @@ from leakaudit.algorithms.span.repair import repair, repair_group
 from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 FARTHEST_INSIDE = 0.03
-"""Distance beyond which no pair counts as in the span of a clean update, however the others rank. Measured: true pairs at 1e-7
-to 1e-6 in a pretrained encoder, up to 5e-4 in untrained tiny ones, whose weak directions drown in rounding; the nearest false
-pair at 1e-1 and more."""
+"""Largest distance at which a pair can be in the span.
+Chosen on training sentences; see docs/measurements/span_constants.md."""
 
 
 HYPOTHESES = 3
-"""Incomplete sequences of one seed that are simulated. Our choice: a wrong first one mostly differs from the right one in a token."""
+"""Incomplete sequences per seed that are simulated.
+Our choice: a wrong first hypothesis mostly differs from the right one in one token."""
 
 
 LIKELY: tuple[float, ...] = (0.05, -1.0, 0.15)
-"""Coefficients from which pairs of tokens that occur several times are considered, in the order in which they are tried: whenever
-nothing more is found with one, the next is used. Measured on a train split at B = 8 to 24: nine in ten true ones are above 0.05, a
-third of the false ones."""
+"""Least coefficients of open pairs that are tried, one after the other.
+The next one is used when nothing more is found. Chosen on training sentences; see docs/measurements/span_constants.md.
+"""
 
 
 MOST_INCOMPLETE = 4
-"""Incomplete guesses that are worth their time. Our choice: beyond a few they are made of pairs that are not in the batch."""
+"""Most incomplete guesses. Our choice: with more, they consist of pairs that are not in the batch."""
 
 
 UNTESTED = 5
-"""Dimensions of a head that a sequence grown by attention has to leave. Our choice: what is added with fewer left is mostly of other
-sequences; sequences that are longer are completed by their balance."""
+"""Dimensions of a head that a sequence grown by attention must leave free.
+Our choice: with fewer, further members are mostly of other sequences. Longer sequences are completed by `repair`."""
 
 
 GROWN = 16
-"""Members up to which attention grows a sequence that its context can complete. Our choice: a few may be of other sequences by then."""
+"""Most members that attention adds to a sequence which `completion` can complete.
+Our choice: beyond them a few members may belong to other sequences."""
 
 
 def read_pairs(problem: SpanProblem, pairs: Candidates, rank: int) -> Reconstruction | None:
-    """Return what those of the ranked `pairs` that lie in a span of `rank` directions make up; None where none does."""
+    """Return the sequences that the pairs in the span form; None if no pair is inside.
+
+    Args:
+        problem: the observation with its parts.
+        pairs: candidates, nearest first.
+        rank: directions of the span.
+    """
     inside = pairs.take(torch.arange(count_inside(pairs.distance, rank), device=pairs.distance.device))
     return read_inside(problem, inside) if len(inside) else None
 
 
 def read_inside(problem: SpanProblem, inside: Candidates, noise: Mapping[str, float] | None = None) -> Reconstruction:
-    """Return what these pairs make up, all of the batch's among them, and perhaps others that lie in its span as well.
+    """Return the sequences that these pairs form, proved where possible.
 
     Args:
-        problem: the observation.
-        inside: pairs in the span, nearest first.
+        problem: the observation with its parts.
+        inside: pairs in the span, nearest first: all of the batch's, and perhaps others.
         noise: parameter name -> standard deviation of the errors on each entry of its update, if known.
     """
-    facts = {"candidates": float(len(inside))}
+    diagnostics = {"candidates": float(len(inside))}
     if _one_per_position(inside.positions):
         order = inside.positions.argsort()
         guess = [GuessedSequence(tuple(inside.tokens[order].tolist()), confidence=1.0)]
     elif problem.anatomy.heads and all(p.weight in problem.seen.update for p in problem.anatomy.projections):
         batch = Batch.of(problem, _possible(inside, problem.seen.facts.vocabulary.starts_with), noise)
         guess = _sequences(batch)
-        facts["rounds"] = float(batch.rounds)
+        diagnostics["rounds"] = float(batch.rounds)
     else:
         guess = _guesses(by_position(inside.positions), inside)
     proved = prove(problem.seen, guess, problem.budget)
     reach = span_reach(problem, inside, FARTHEST_INSIDE)
-    facts |= proved.facts
-    return Reconstruction(sequences=proved.sequences, label_counts=proved.label_counts, diagnostics=facts, reach=reach)
+    diagnostics |= proved.diagnostics
+    return Reconstruction(
+        sequences=proved.sequences, label_counts=proved.label_counts, diagnostics=diagnostics, reach=reach
+    )
 
 
 def _sequences(batch: Batch) -> list[GuessedSequence]:
-    """Return every sequence that could be put together, certain ones first."""
+    """Return every sequence that could be assembled, confirmed ones first."""
     left = _search(batch)
     while batch.feed_forward is None and any(repair_group(batch, group) for group in _disjoint(left)):
         left = _search(batch)
@@ -87,7 +106,10 @@ def _sequences(batch: Batch) -> list[GuessedSequence]:
 
 
 def _search(batch: Batch) -> list[Group]:
-    """Take out sequences until no more are found; return what else was put together, or nothing where the batch is used up."""
+    """Subtract sequences until no more are confirmed; return those that are not.
+
+    Nothing is returned if the whole batch was subtracted.
+    """
     left: list[Group] = []
     for likely in LIKELY:
         while True:
@@ -103,14 +125,18 @@ def _search(batch: Batch) -> list[Group]:
 
 
 def _round(batch: Batch, likely: float) -> list[Group]:
-    """Put sequences together from what is left, and take out those that are certain; return the others."""
+    """Assemble sequences from the remaining update and subtract the confirmed ones.
+
+    Returns:
+        The sequences that were not confirmed.
+    """
     batch.solve()
     start = _start(batch)
     candidates = _in_question(batch, start, likely)
     rows = candidates.nonzero().flatten()
     where = batch.pairs.positions[rows]
     if _one_per_position(where):
-        # By elimination: nothing yet says that it explains itself.
+        # One sequence by elimination; its residual is not known, so it gets a half.
         return batch.take_confirmed([[Group(tuple(rows[where.argsort()].tolist()), residual=0.5)]])
     completion = _completion_among(batch, candidates)
     before = len(batch.found)
@@ -136,7 +162,10 @@ def _start(batch: Batch) -> list[int]:
 
 
 def _in_question(batch: Batch, start: Sequence[int], likely: float) -> Tensor:
-    """Return (N,) booleans: pairs that start a sequence, are settled, or have a coefficient of `likely` or more; one at least a position."""
+    """Return (N,) booleans: pairs that sequences are assembled from.
+
+    They are assigned, stand first, or have a coefficient of at least `likely`; at each position there is at least one.
+    """
     assignments = batch.assignments
     chosen = (assignments.open & (assignments.coefficient >= likely)) | assignments.assigned
     chosen[list(start)] = True
@@ -150,24 +179,32 @@ def _in_question(batch: Batch, start: Sequence[int], likely: float) -> Tensor:
 
 @dataclass
 class _Growth:
-    """Sequences that attention grows out of the pairs in question, from one seed each."""
+    """Growth of sequences by attention, from one seed each."""
 
     batch: Batch
+    """The remaining update."""
     evidence: AttentionEvidence
+    """Attention evidence for the pairs in `rows`."""
     rows: Tensor
-    """(n,) the pairs in question, as the evidence numbers them."""
+    """(n,) int64: the pairs that may be used."""
     start: list[int]
-    """Of the pairs, what stands first in every sequence."""
+    """Pairs that stand first in every sequence: one or none."""
     seeds: list[int]
-    """Of the pairs, those whose own update is known, the largest first."""
+    """Pairs with a gradient of their own, the largest first."""
     longest: int
-    """Members up to which sequences grow."""
+    """Most members."""
     tried: set[int]
-    """Seeds that need not be tried any more."""
+    """Seeds that are not tried again."""
 
     @classmethod
     def of(cls, batch: Batch, rows: Tensor, start: list[int]) -> _Growth:
-        """Sort the seeds among the pairs in question (n,)."""
+        """Sort the seeds among the pairs.
+
+        Args:
+            batch: the remaining update.
+            rows: (n,) int64: the pairs that may be used.
+            start: pairs that stand first in every sequence.
+        """
         own = batch.assignments.own
         strength = batch.updates().square().sum((0, 2))
         seeds = [row for row in rows.tolist() if int(own[row]) >= 0]
@@ -189,7 +226,10 @@ class _Growth:
         return [seed for seed in self.seeds if seed not in self.tried]
 
     def from_untried(self) -> Iterator[list[Group]]:
-        """Yield the hypotheses, best first, of each seed that was not tried yet and is not in the sequence of another by now."""
+        """Yield the hypotheses of each untried seed, best first.
+
+        A seed that is in another seed's sequence by now is left out.
+        """
         claimed: set[int] = set()
         for seed in self.untried():
             if seed in claimed or self.batch.is_empty() or self.batch.problem.budget.exhausted():
@@ -210,10 +250,14 @@ class _Growth:
 
 
 def _grow_all(batch: Batch, growth: _Growth, completion: Completion | None) -> list[Group]:
-    """Take out the sequences that attention completes, or their context does; return what else was put together."""
+    """Subtract the sequences that attention or their context completes.
+
+    Returns:
+        The other sequences.
+    """
     before = len(batch.found)
     doubtful: list[Group] = []
-    # One seed a sequence first; the others of those that did not come out only where nothing did.
+    # One seed per sequence first; further seeds of the same sequences only if nothing was confirmed.
     while growth.untried():
         complete: list[list[Group]] = []
         open_: list[list[Group]] = []
@@ -228,7 +272,7 @@ def _grow_all(batch: Batch, growth: _Growth, completion: Completion | None) -> l
                 )
                 complete = []
                 if len(batch.found) > before and doubtful:
-                    return doubtful  # with what was found gone, the rest is easier
+                    return doubtful  # without the confirmed sequence the rest is easier
         doubtful += batch.take_confirmed(complete)
         if len(batch.found) > before:
             return doubtful + [hypotheses[0] for hypotheses in open_]
@@ -239,7 +283,12 @@ def _grow_all(batch: Batch, growth: _Growth, completion: Completion | None) -> l
 
 
 def _completion_among(batch: Batch, candidates: Tensor) -> Completion | None:
-    """Return the search among the pairs that are left, candidates (N,) first, if it can be told which words stand together."""
+    """Return the completion among the pairs that remain, or None without its span.
+
+    Args:
+        batch: the remaining update.
+        candidates: (N,) booleans: pairs that are tried first.
+    """
     if batch.feed_forward is None:
         return None
     pairs, live = batch.pairs, batch.live()
@@ -252,7 +301,11 @@ def _completion_among(batch: Batch, candidates: Tensor) -> Completion | None:
 
 
 def _complete_from(batch: Batch, completion: Completion, group: Group, *, unlikely_too: bool) -> list[Group]:
-    """Complete a sequence by its context, and take it out if it fits; return what becomes of it if not."""
+    """Complete a sequence by its context and subtract it if it is confirmed.
+
+    Returns:
+        The completed sequence if it is not confirmed, else nothing.
+    """
     known = dict(zip(batch.pairs.positions[list(group.members)].tolist(), batch.ids(group.members), strict=True))
     reached = completion.complete(known, batch.problem.budget, unlikely_too=unlikely_too)
     if reached is None:
@@ -262,7 +315,10 @@ def _complete_from(batch: Batch, completion: Completion, group: Group, *, unlike
 
 
 def _possible(inside: Candidates, starts_with: tuple[int, ...]) -> Candidates:
-    """Return the pairs that the tokenizer allows: what it puts before every text stands there, and nothing else does."""
+    """Return the pairs that the tokenizer allows.
+
+    Where the tokenizer puts a token before every text, no other token can stand.
+    """
     keep = torch.ones(len(inside), dtype=torch.bool, device=inside.tokens.device)
     for position, token in enumerate(starts_with):
         here, is_token = inside.positions == position, inside.tokens == token
@@ -272,9 +328,10 @@ def _possible(inside: Candidates, starts_with: tuple[int, ...]) -> Candidates:
 
 
 def _disjoint(groups: Sequence[Group]) -> list[Group]:
-    """Return the best of the sequences that no proof settled: those whose seeds say they are complete, and a few more.
+    """Return the best sequences that differ in at least half of their members.
 
-    Several seeds of one sequence end on the same hypothesis, or on ones that differ in a token.
+    Several seeds of one sequence lead to the same hypothesis or to similar ones. Complete sequences are kept, and
+    `MOST_INCOMPLETE` others.
     """
     chosen: list[Group] = []
     for group in sorted(groups, key=lambda g: g.residual):
@@ -292,12 +349,13 @@ def _guesses(groups: Sequence[Group], pairs: Candidates) -> list[GuessedSequence
 
 
 def count_inside(distance: Tensor, rank: int) -> int:
-    """Return how many of the ranked pairs lie in the span: up to the widest gap, from as many pairs as directions on.
+    """Return how many of the ranked pairs lie in the span: up to the widest gap.
 
-    There are at least as many true pairs as directions, and more where equal tokens stand at equal positions.
+    There are at least as many true pairs as directions, and more where equal tokens stand at equal positions. So the
+    gap is searched from the rank on.
 
     Args:
-        distance: (N,) ascending.
+        distance: (N,) float64, ascending.
         rank: directions of the span.
     """
     near = int((distance < FARTHEST_INSIDE).sum())
@@ -309,6 +367,6 @@ def count_inside(distance: Tensor, rank: int) -> int:
 
 
 def _one_per_position(positions: Tensor) -> bool:
-    """Return whether there is exactly one pair at every position from 0: then it is one sentence, and ordered."""
+    """Return whether there is exactly one pair at every position from 0 on."""
     ordered = positions.sort().values
     return bool(torch.equal(ordered, torch.arange(len(ordered), device=ordered.device)))

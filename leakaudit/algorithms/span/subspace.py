@@ -191,16 +191,26 @@ def soft_span_of(update: Mapping[str, Tensor], anatomy: Anatomy, sigma: float | 
     noise = {name: sigma or noise_of(gradient) for name, gradient in seen.items()}
     stacked = torch.cat([gradient / noise[name] for name, gradient in seen.items()])
     values, vectors = _spectrum(stacked.T @ stacked)
-    power = values.flip(0).clamp_min(0) / len(stacked)  # s^2 / F
-    beta = stacked.shape[1] / len(stacked)
-    excess = power - beta - 1.0
-    true = (excess + (excess.square() - 4 * beta).clamp_min(0).sqrt()) / 2  # x^2
-    cosine = (true.square() - beta) / (true.square() + beta * true).clamp_min(1e-300)
-    weights = torch.where(power > (1 + beta**0.5) ** 2, cosine, 0.0).clamp(0.0, 1.0)
+    weights = _signal_shares(values.flip(0), stacked.shape)
     # If no direction is above the noise, the strongest one is still the best guess.
     weights[0] = weights[0].clamp_min(LEAST_WEIGHT)
     kept = int((weights > 0).sum())
     return SoftSpan(vectors.flip(1).T[:kept], weights[:kept], seen, noise)
+
+
+def _signal_shares(values: Tensor, shape: torch.Size) -> Tensor:
+    """Return (D,): expected squared cosine of each singular vector with the true span.
+
+    Args:
+        values: (D,) eigenvalues s^2 of the Gram matrix, descending, in units of the noise.
+        shape: (F, D) of the stacked update.
+    """
+    power = values.clamp_min(0) / shape[0]  # s^2 / F
+    beta = shape[1] / shape[0]
+    excess = power - beta - 1.0
+    true = (excess + (excess.square() - 4 * beta).clamp_min(0).sqrt()) / 2  # x^2
+    cosine = (true.square() - beta) / (true.square() + beta * true).clamp_min(1e-300)
+    return torch.where(power > (1 + beta**0.5) ** 2, cosine, 0.0).clamp(0.0, 1.0)
 
 
 def filled_in(stacked: Tensor, smallest: float) -> Tensor:

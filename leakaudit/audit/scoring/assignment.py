@@ -1,4 +1,7 @@
-"""Which guess belongs to which true sequence: one-to-one, so that no guess is counted twice (honesty rule 7)."""
+"""One-to-one assignment of guesses to true sequences.
+
+One-to-one, so that no guess counts twice.
+"""
 
 from __future__ import annotations
 

@@ -15,9 +15,10 @@ from torch import nn
 
 from leakaudit.audit.simulation.texts import frozen_parameters, source_digest
 from leakaudit.client.array_batches import array_batch, array_facts
+from leakaudit.client.batches import with_random_state
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.snapshot import Provenance, Snapshot
-from leakaudit.client.step import ClientStep, with_random_state
+from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import Truth
 from leakaudit.config.simulation import MAX_CLASSES
 from leakaudit.errors import ConfigError, DataError

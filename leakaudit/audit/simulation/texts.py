@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from leakaudit.client.batches import make_batch, public_facts, with_random_state
 from leakaudit.client.facts import Granted
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.snapshot import Provenance, Snapshot
-from leakaudit.client.step import ClientStep, make_batch, public_facts, with_random_state
+from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.config.simulation import MAX_CLASSES, Simulation
 from leakaudit.errors import ConfigError, DataError
