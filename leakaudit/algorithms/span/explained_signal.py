@@ -22,7 +22,7 @@ from leakaudit.algorithms.span.subspace import PRUNED_SHARE, SoftSpan
 
 UNEXPLAINED = 0.004
 """Share of the first block's signal that a complete sentence may leave unexplained, beside chance.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 LEAST_SIGNAL = 1e-3
 """Smallest share of |G|^2 that counts as signal.
@@ -30,7 +30,7 @@ Our choice: below it the estimate of E|N|^2 has errors as large as the signal.""
 
 CLEAR = 100.0
 """Signal of the first block, in noise deviations, above which sentences are compared on that block alone.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 MOST_MARGIN = 1e6
 """Cap of the reported margin. Our choice: without noise the margin has no unit."""

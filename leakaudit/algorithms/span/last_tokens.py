@@ -41,7 +41,7 @@ Our choice: rounding leaves 1e-5; the weakest end is a sentence whose class the 
 
 RIDGE = 0.1
 """Ridge parameter of the estimate behind dropout, in units of an input's mean squared length.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 UNEXPLAINED = 0.3
 """Confidence in a sequence whose last gradient no target explains. Our choice."""

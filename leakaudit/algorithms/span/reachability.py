@@ -36,7 +36,7 @@ from leakaudit.models.structure import Anatomy, Projection, run_until
 
 FARTHEST_SECOND = 2e-3
 """Largest distance from the second block's span at which an input is in it.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
 class Pairs(Protocol):

@@ -30,7 +30,7 @@ Our choice."""
 
 LENGTHS = 5
 """Number of likely lengths that are returned.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
 @dataclass(frozen=True)

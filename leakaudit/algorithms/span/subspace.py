@@ -21,7 +21,7 @@ from leakaudit.models.structure import Anatomy
 
 FLOAT32_FLOOR = 3e-7
 """Share of the largest singular value below which a singular value is rounding.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 FULL_RANK_MARGIN = 4
 """Directions that must stay empty for the span to be a test.
@@ -33,7 +33,7 @@ Our choice: sums of rounded products are hardly ever exactly zero."""
 
 FILLING_TURNS = 80
 """Iterations of `filled_in`.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 FIRST_SHRINKAGE = 0.3
 """First shrinkage of `filled_in`, as a share of the largest singular value.
