@@ -112,7 +112,8 @@ class Attribution:
             positions: (N,) int64.
         """
         white = whitening(coordinates)
-        # A pair outside the span of the others has leverage 1 and is read alone; the other pairs of its token form another row.
+        # A pair outside the span of the others has leverage 1 and is read alone.
+        # The other pairs of its token form another row.
         alone = (coordinates @ white).square().sum(1) > 1.0 - WHOLE
         assignments = torch.where(
             alone, int(tokens.max()) + 1 + torch.arange(len(tokens), device=tokens.device), tokens

@@ -1,7 +1,7 @@
 """How much of a noisy update's signal a simulated sentence explains.
 
-For the observed update G = S + N, with signal S and noise N of known size, and the simulated gradient g of a sentence, the explained
-share is
+For the observed update G = S + N, with signal S and noise N of known size, and the simulated gradient g of a sentence,
+the explained share is
 
     cos^2(g, G) * |G|^2 / |S|^2,        |S|^2 = |G|^2 - E|N|^2.
 
@@ -116,8 +116,8 @@ class ExplainedSignal:
     def share(self, sentence: Hypothesis) -> float:
         """Return the share of the first block's signal that a sentence explains, 0 to 1.
 
-        The simulated gradient first loses what the observed update lost: entries that were pruned, and sizes where only signs
-        were sent.
+        The simulated gradient first loses what the observed update lost: entries that were pruned, and sizes where only
+        signs were sent.
         """
         layers = self.first_block if self.sigma is not None else self.projections or self.first_block
         inner = own = 0.0

@@ -236,8 +236,8 @@ def _ends_of_language_model(
 ) -> list[Ending] | None:
     """Return the ends of a language model's sequences, or None if the budget ends.
 
-    A target that continues no prefix is a last token. A prefix that has fewer continuations than its parent says is the end of a
-    sequence.
+    A target that continues no prefix is a last token. A prefix that has fewer continuations than its parent says is the
+    end of a sequence.
     """
     children: list[dict[int, int]] = [{} for _ in tokens]  # token -> child, of a prefix and of all its duplicates
     for node, parent in enumerate(parents):

@@ -72,8 +72,8 @@ def frame_of(problem: SpanProblem) -> Frame:
 def likely_lengths(problem: SpanProblem, span: SoftSpan, frame: Frame) -> tuple[int, ...]:
     """Return sentence lengths in tokens, most likely first.
 
-    A length scores by the weighted share of the closing tokens' inputs that lies in the span. Where texts have no closing token,
-    a geometric series of lengths is returned.
+    A length scores by the weighted share of the closing tokens' inputs that lies in the span. Where texts have no
+    closing token, a geometric series of lengths is returned.
 
     Args:
         problem: the observation with its parts.
