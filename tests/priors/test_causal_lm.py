@@ -168,5 +168,5 @@ def test_the_victim_is_its_own_prior_where_it_predicts_next_tokens(model: nn.Mod
     assert scorer.nll(ids) == TokenScorer(model, vocabulary).nll(ids)
     masked = tiny.hf.BertForMaskedLM(tiny.bert().config).eval()
     for other in (None, tiny.bert(), tiny.gpt2_classifier(), masked):
-        with pytest.raises(PriorError, match="is no causal language model"):
+        with pytest.raises(PriorError, match="is not a causal language model"):
             load_prior("victim", vocabulary=vocabulary, victim=other)

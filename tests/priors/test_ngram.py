@@ -97,11 +97,11 @@ def test_a_file_that_is_none_of_ours_is_a_clear_error(tmp_path: Path, vocabulary
         NGram(path=tmp_path / "gone.safetensors").load(vocabulary)
     torn = tmp_path / "torn.safetensors"
     torn.write_bytes(b"not a tensor")
-    with pytest.raises(PriorError, match=r"is no n-gram model of ours \(SafetensorError\)"):
+    with pytest.raises(PriorError, match=r"is not an n-gram model of leakaudit \(SafetensorError\)"):
         load_prior(str(torn), vocabulary=vocabulary)
     other = tmp_path / "other.safetensors"
     save_file({"weight": torch.ones(2).numpy()}, other)
-    with pytest.raises(PriorError, match=r"is no n-gram model of ours \(KeyError\)"):
+    with pytest.raises(PriorError, match=r"is not an n-gram model of leakaudit \(KeyError\)"):
         load_prior(str(other), vocabulary=vocabulary)
 
 

@@ -24,9 +24,9 @@ class TokenScorer:
     model: nn.Module
     """In eval mode; left unchanged."""
     vocabulary: Vocabulary
-    """Of the sequences that are scored."""
+    """Vocabulary of the sequences that are scored."""
     frame: Vocabulary | None = None
-    """Whose begin and end of text the model was trained with; None: the same one's."""
+    """Vocabulary with the begin and end of text that the model was trained with; None takes `vocabulary`."""
 
     def nll(self, sequences: Sequence[Sequence[int]]) -> list[float]:
         """Return each sequence's mean negative log-likelihood per scored token, in nats."""
@@ -34,10 +34,10 @@ class TokenScorer:
         return [nats / scored if scored else math.log(self.vocabulary.size) for nats, scored in totals]
 
     def totals(self, texts: Sequence[Sequence[int]]) -> list[tuple[float, int]]:
-        """Return each text's negative log-likelihood in nats and how many tokens it is of.
+        """Return the nats of each text, and its number of scored tokens.
 
         Args:
-            texts: N texts without anything around them.
+            texts: N texts without special tokens.
         """
         frame = self.frame or self.vocabulary
         start, end = frame_of(frame)
