@@ -77,7 +77,7 @@ def compare(before: Outcomes, after: Outcomes) -> str:
     leaks = sum(old for old, _ in finished)
     words = f"stopped {stopped} of {_leaks(leaks)}" if leaks else "there was no leak to stop"
     if not finished:
-        words = "nothing can be said of what it stops"
+        words = "nothing is known about what it stops"
     words += f", opened {opened}" if opened else ""
     if stopped + opened >= stats.MIN_STEPS_FOR_SIGN_TEST:
         words += f" (sign test p = {stats.sign_test(stopped, opened):.2g})"

@@ -20,7 +20,7 @@ def section(redacted: RedactedResult) -> Section:
     results, verdict = redacted.results, redacted.verdict
     n = sum(step.verification.status.bounds for step in results.steps)
     if n == 0:
-        text = "No client step could be verified, so nothing can be said of how often text leaks. "
+        text = "No client step could be verified, so nothing is known about how often text leaks. "
     elif n == 1:
         text = "1 step was verified: what leaked in it is a fact, and what did not leak in it bounds nothing. "
         text += "The leak rate may be anything up to 95%."
@@ -49,9 +49,9 @@ def _unverifiable_line(results: Results) -> str:
     why = "; ".join(f"{reason} ({counted(n, 'step')})" for reason, n in reasons.items())
     n = len(found)
     return (
-        f"{n} of {counted(len(results.steps), 'step')} cannot be verified: {why}. What came back from {_them(n)} stands in the batch and "
-        f"counts as a leak. Where there was no leak event, {_them(n, subject=True)} {'counts' if n == 1 else 'count'} as nothing: the bounds, the "
-        "evidence that the policy asks for and the tests of defences rest on the other steps."
+        f"{n} of {counted(len(results.steps), 'step')} cannot be verified: {why}. What came back from {_them(n)} is in the batch and "
+        f"counts as a leak. Where there was no leak event, {_them(n, subject=True)} {'is' if n == 1 else 'are'} not counted: the bounds, the "
+        "evidence that the policy asks for and the tests of defences use only the other steps."
     )
 
 

@@ -7,13 +7,13 @@ from leakaudit.reports.section import Section
 from leakaudit.results.schema import LENGTHS, PluginEntry
 
 GLOSSARY = (
-    ("Client step", "One optimizer step of one client: the batch and the update that was sent for it. The unit of all rates."),
-    ("Leak", "Something fixed before the audit came back. From the least to the worst: the exact label counts, every word of the batch or most words of a text, a whole text word for word."),
-    ("No leak event", "None of these came back, and no search was cut off. The numbers beside it say how much did come back."),
+    ("Client step", "One optimizer step of one client: the batch and the update that was sent for it. All rates count client steps."),
+    ("Leak", "One of these came back, from the least to the worst: the exact label counts; every word of the batch, or most words of a text; a whole text, word for word."),
+    ("No leak event", "No leak, and no search was cut off. The numbers beside it say how much came back nevertheless."),
     ("Bounds", "The lowest and highest leak rate that the counts are compatible with: one-sided Clopper-Pearson."),
-    ("Out of time", "The attack was stopped at its time limit. More time might find more, so such a step says nothing of what a defence stops."),
+    ("Out of time", "The attack was stopped at its time limit. More time might find more, so such a step does not show what a defence stops."),
     ("Not applicable", "The attack says that it cannot work here, and why. It is no evidence that nothing leaks."),
-    ("Unverifiable", "A step that cannot be computed again, so nobody knows whether its update comes from the kept batch. What comes back from it is proof of a leak; where nothing comes back, it is no evidence."),
+    ("Unverifiable", "A step that cannot be computed again, so nobody knows whether its update comes from the kept batch. What comes back from it proves a leak; where nothing comes back, it is no evidence."),
     ("Positive control", "An undefended step with known text that must be recovered. If it is not, the audit is blind."),
     ("Negative control", "An update of another batch. If the text is \"recovered\" from that, the scores are wrong."),
     ("In reach", "Tokens that were among an attack's candidates; sequences that would have passed its own test, had it tried them."),

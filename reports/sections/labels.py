@@ -28,7 +28,7 @@ MOST_STEPS = 24
 LEADS = {
     TextMode.HASH: "How many examples each class had is private; a report in text mode full shows it.",
     TextMode.MASKED: "How many examples each class had is private; a report in text mode full shows it.",
-    TextMode.FULL: "Below stands how many examples of each class the batch held, and how many were recovered.",
+    TextMode.FULL: "The tables below show how many examples of each class the batch held, and how many were recovered.",
 }
 
 
@@ -57,7 +57,7 @@ def section(redacted: RedactedResult) -> Section | None:
         {
             "rows": _rates(attempts, bounding, metrics),
             "head": [catalogue.metric_label(name) for name in metrics],
-            "lead": f"How well attacks read how many examples of each class the batch held. {LEADS[redacted.mode]}",
+            "lead": f"How well attacks recovered the number of examples of each class. {LEADS[redacted.mode]}",
             "chart": _chart(verified, steps),
             "by_step": _by_step(verified, steps)[:MOST_ROWS],
             "attacks": list(dict.fromkeys(a.attack for a in verified)),

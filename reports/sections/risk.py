@@ -64,7 +64,7 @@ def _way_out(results: Results, verdict: Verdict) -> str:
     if verdict.verdict is Status.ERROR:
         return "Fix the problems with the evidence first."
     if not verdict.alternatives:
-        return "No defence was tested beside what the run ships."
+        return "No other defence than the one that the run ships was tested."
     passing = [a for a in verdict.alternatives if a.status is Status.PASS]
     if passing:
         best = min(passing, key=lambda a: _loss(results, a))
@@ -72,7 +72,7 @@ def _way_out(results: Results, verdict: Verdict) -> str:
         return f"Shipping {best.defense} would pass ({cost or 'cost to the model not measured'})."
     undecided = [a.defense for a in verdict.alternatives if a.status is Status.INCONCLUSIVE]
     if undecided and verdict.verdict is Status.FAIL:
-        return f"No tested defence passes yet. Undecided for want of evidence: {', '.join(undecided)}."
+        return f"No tested defence passes yet. Undecided for lack of evidence: {', '.join(undecided)}."
     return "No tested defence passes."
 
 

@@ -25,11 +25,11 @@ def section(redacted: RedactedResult) -> Section:
         lead = {
             TextMode.HASH: f"Keyed hashes stand for the texts. {LENGTHS}",
             TextMode.MASKED: f"A strip is one text in sixteen equal parts; the words are not here. {LENGTHS}",
-            TextMode.FULL: "This is the text of the training batch. Treat it as the data it is.",
+            TextMode.FULL: "This is the text of the training batch. Treat it like the training data.",
         }[redacted.mode]
-        lead += f" {exact} of {shown} below came back word for word. For each, the attack that got most of it is shown."
+        lead += f" {exact} of {shown} below came back word for word. For each text, the attack that recovered most of it is shown."
     more = redacted.hidden_sequences
-    rest = f"{counted(more, 'further text')} came back to a lesser part; results.json has the numbers."
+    rest = f"{counted(more, 'further text')} came back to a lesser extent; results.json has the numbers."
     return Section(
         "samples",
         "Recovered against true",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from leakaudit.gate.wording import percent
 from leakaudit.reports.cells import OBSERVED, attack_names, state_of
@@ -12,63 +14,86 @@ from leakaudit.reports.escaping import plain
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import MOST_ROWS, Section
 from leakaudit.results.recovery import Severity, amount, is_silent, join, severity
-from leakaudit.results.schema import Attempt, Score, StepRecord
+from leakaudit.results.schema import Attempt, Results, Score, StepRecord
 from leakaudit.results.wording import counted
 
 _SEARCHED = ("no leak event", "out of time", "in reach, not found")
 """States of attacks that ran and found nothing that counts."""
 
 
+@dataclass(frozen=True)
+class _Step:
+    """What the attacks recovered from one audited step."""
+
+    number: int
+    phase: str
+    share: float | None
+    """Share of the text, or of the labels, that the best attack recovered; None where there is no number."""
+    states: tuple[str, ...]
+    """State of each attack, in the order of the battery."""
+
+
 def section(redacted: RedactedResult) -> Section:
     """Show the state of every attack at every step, and how much came back."""
     results = redacted.results
-    usable = [s for s in results.steps if s.verification.status.attacked]
     attacks = attack_names(results)
-    by_step: dict[str, list[Attempt]] = {step.id: [] for step in usable}
-    for attempt in results.attempts:
-        if attempt.defense == OBSERVED:
-            by_step[attempt.step].append(attempt)
+    text = any(_text_share(a) is not None for a in results.attempts)
+    measured = "share of the text" if text else "share of the labels"
+    usable = [s for s in results.steps if s.verification.status.attacked]
+    by_step = _attempts_by_step(results, usable)
     silent = {step.id for step in usable if is_silent(step, by_step[step.id])}
-    measure, name = (
-        (_text_share, "share of the text")
-        if any(_text_share(a) is not None for a in results.attempts)
-        else (
-            _label_share,
-            "share of the labels",
-        )
-    )
-    marks, shares, table = [], [], []
-    for step in usable:
-        attempts = by_step[step.id]
-        found = [share for a in attempts if (share := measure(a)) is not None]
-        share = max(found) if found and step.id not in silent else None
-        states = [state_of([a for a in attempts if a.attack == attack]) for attack in attacks]
-        if step.id in silent:
-            states = ["unverifiable" if state in _SEARCHED else state for state in states]
-        marks += [StepMark(step.step, plain(attack), state) for attack, state in zip(attacks, states, strict=True)]
-        shares.append((step.step, share))
-        shown = "no number" if share is None else percent(share)
-        table.append({"step": step.step, "phase": step.phase, "share": shown, "states": states})
-    lead = _steps_lead([step for step in usable if step.id not in silent], by_step, len(silent))
-    chart = None
-    if len(usable) > 1 and attacks:
-        chart = step_chart(marks, shares, plain(lead), name)
-    gap = any(share is None for _, share in shares)
-    gap_note = f"A dotted upright line is a step without a number for the {name}, which is not the same as 0%."
+    steps = [
+        _step(step, by_step[step.id], attacks, _text_share if text else _label_share, step.id in silent)
+        for step in usable
+    ]
+    marks = [
+        StepMark(s.number, plain(name), state) for s in steps for name, state in zip(attacks, s.states, strict=True)
+    ]
+    lead = _lead([step for step in usable if step.id not in silent], by_step, len(silent))
+    drawn = len(usable) > 1 and attacks
+    gap = f"A dotted upright line is a step without a number for the {measured}, which is not the same as 0%."
     return Section(
         "steps",
         "Step by step",
         {
             "attacks": attacks,
             "lead": lead,
-            "chart": chart,
-            "table": table[:MOST_ROWS],
-            "gap": gap_note * gap,
+            "chart": step_chart(marks, [(s.number, s.share) for s in steps], plain(lead), measured) if drawn else None,
+            "table": [_row(step) for step in steps][:MOST_ROWS],
+            "gap": gap if any(step.share is None for step in steps) else "",
             "states": [name for name in STATES if any(mark.state == name for mark in marks)],
-            "share_name": f"{name.capitalize()} that came back, by the best attack",
+            "share_name": f"{measured.capitalize()} that came back, by the best attack",
         },
         heading="What leaked, step by step",
     )
+
+
+def _attempts_by_step(results: Results, steps: Sequence[StepRecord]) -> dict[str, list[Attempt]]:
+    """Return the attempts on the update as it was sent, by step."""
+    by_step: dict[str, list[Attempt]] = {step.id: [] for step in steps}
+    for attempt in results.attempts:
+        if attempt.defense == OBSERVED:
+            by_step[attempt.step].append(attempt)
+    return by_step
+
+
+def _step(
+    step: StepRecord,
+    attempts: Sequence[Attempt],
+    attacks: Sequence[str],
+    share_of: Callable[[Attempt], float | None],
+    silent: bool,
+) -> _Step:
+    shares = [share for a in attempts if (share := share_of(a)) is not None]
+    states = [state_of([a for a in attempts if a.attack == attack]) for attack in attacks]
+    if silent:
+        states = ["unverifiable" if state in _SEARCHED else state for state in states]
+    return _Step(step.step, step.phase, max(shares) if shares and not silent else None, tuple(states))
+
+
+def _row(step: _Step) -> dict[str, Any]:
+    shown = "no number" if step.share is None else percent(step.share)
+    return {"step": step.number, "phase": step.phase, "share": shown, "states": step.states}
 
 
 def _text_share(attempt: Attempt) -> float | None:
@@ -85,7 +110,7 @@ def _label_share(attempt: Attempt) -> float | None:
     return found.value if isinstance(found, Score) else None
 
 
-def _steps_lead(steps: Sequence[StepRecord], by_step: Mapping[str, Sequence[Attempt]], silent: int) -> str:
+def _lead(steps: Sequence[StepRecord], by_step: Mapping[str, Sequence[Attempt]], silent: int) -> str:
     """Say in how many steps what leaked, each step by the worst of it."""
     aside = f" {counted(silent, 'unverifiable step')} without a leak event {_be(silent)} not counted." if silent else ""
     if not steps:
@@ -109,9 +134,7 @@ def _steps_lead(steps: Sequence[StepRecord], by_step: Mapping[str, Sequence[Atte
         return f"No leak event in {counted(len(steps), 'audited step')}.{reach}{aside}"
     if len(steps) == 1:
         what = {Severity.SENTENCE: "a sentence", Severity.WORDS: "words", Severity.LABELS: "labels"}[worst[leaked[0]]]
-        return (
-            f"One step was audited, step {leaked[0]}, and it leaked {what}. One step says nothing of how often.{aside}"
-        )
+        return f"One step was audited, step {leaked[0]}, and it leaked {what}. One step does not tell how often.{aside}"
     when = (
         f"step {leaked[0]}" if len(leaked) == 1 else f"the first at step {min(leaked)}, the last at step {max(leaked)}"
     )

@@ -428,7 +428,7 @@ def test_a_page_says_how_many_steps_cannot_be_verified_and_why() -> None:
     verdict = gate.evaluate(found, policy(), now=NOW)
     page = html.unescape(render_html(redact(found, [], verdict)))
     assert "5 of 8 steps cannot be verified: the loss cannot be computed again (5 steps)." in page
-    assert "Where there was no leak event, they count as nothing" in page and "5 unverifiable" in page
+    assert "Where there was no leak event, they are not counted" in page and "5 unverifiable" in page
     assert "2 of 4 audited steps leaked, the first at step 0, the last at step 3: a sentence in 2." in page
     assert "4 unverifiable steps without a leak event are not counted." in page
     lines = cell_for(found, "span", "none").lines
@@ -447,7 +447,7 @@ def test_a_defence_that_only_stopped_the_search_stopped_no_leak() -> None:
         page = html.unescape(render_html(redact(found, [], gate.evaluate(found, policy(), now=NOW))))
         section = page.partition('id="defences"')[2].partition("</section>")[0]
         assert "sign test p" not in section and "stopped" not in section.partition("</thead>")[2]
-        assert "nothing can be said of what it stops; not finished on 6 of 6 steps" in section
+        assert "nothing is known about what it stops; not finished on 6 of 6 steps" in section
         assert "0 of 6, 6 not finished" in section and f'fill="{drawing.CLEAN}"' not in section
         assert f'stroke="{drawing.LATE}"' in section
     clean = [attempt(i, defense="noise") for i in range(6)]
