@@ -42,7 +42,7 @@ class UnknownPluginError(ConfigError):
 
 
 class PluginError(LeakAuditError):
-    """A plugin's file or package does not register what it should; the message names it and says what to do."""
+    """A plugin's file or package does not register what it should."""
 
 
 class ModelError(LeakAuditError):

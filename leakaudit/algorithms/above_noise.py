@@ -28,14 +28,16 @@ The ratio is 2.44 for Gaussian and 3.32 for Laplace noise. Our choice is nearer 
 the second is safe for both."""
 
 SAMPLED = 100_000
-"""Entries from which the ratio is estimated. Our choice: its standard error is then 0.01."""
+"""Entries from which the ratio is estimated.
+Our choice: its standard error is then 0.01."""
 
 QUARTER = 0.25
 """Share of the rows that is assumed to hold noise alone.
 Our choice: a batch names fewer than three quarters of all tokens."""
 
 STANDARD_ERRORS = 3.0
-"""Standard errors that are added to a measured noise if none is declared. Our choice."""
+"""Standard errors that are added to a measured noise if none is declared.
+Our choice."""
 
 GRID = 2**16
 """Points of the grid for the distribution of the Laplace energy.

@@ -27,9 +27,9 @@ AGREES = 1e-4
 The median, because the output layer dominates the error of the whole update, and in an untrained model it hardly
 depends on one wrong word. Measured; see docs/measurements/span_constants.md."""
 
-
 MOST_ORDERED = 3
-"""Most local steps whose every order is simulated. Our choice: three steps have 6 orders, five have 120."""
+"""Most local steps whose every order is simulated.
+Our choice: three steps have 6 orders, five have 120."""
 
 
 @dataclass(frozen=True)

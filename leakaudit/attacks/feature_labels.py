@@ -44,7 +44,8 @@ ROUNDING = 1e-3
 It applies to sequences whose labels the model predicts with certainty, so that they leave hardly any gradient."""
 
 CANDIDATES = 8
-"""Sequences whose gradient is tried as the unit if the most likely one explains nothing. Our choice."""
+"""Sequences whose gradient is tried as the unit if the most likely one explains nothing.
+Our choice."""
 
 MOST_EQUAL = 16
 """Most equal sequences that are told apart in one batch. Our choice."""

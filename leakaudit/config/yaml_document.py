@@ -143,6 +143,11 @@ class _SyntaxOnly(yaml.SafeLoader):
 
 
 def read_text(path: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        ConfigError: it cannot be read, is larger than `MAX_BYTES` or is not UTF-8.
+    """
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
@@ -209,9 +214,11 @@ def dotted(path: Place) -> str:
 
 
 def named(path: Place) -> str:
+    """Return a path as the start of a message; empty at the top."""
     return f"{dotted(path)}: " if path else ""
 
 
 def short(value: Any) -> str:
+    """Return `repr(value)`, shortened."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

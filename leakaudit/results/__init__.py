@@ -6,6 +6,7 @@ It may import `files`.
 __all__ = [
     "bounds",
     "consistency",
+    "events",
     "files",
     "former_keys",
     "journal",

@@ -39,7 +39,7 @@ def test_the_rank_is_where_the_singular_values_fall_to_rounding() -> None:
 
 
 def test_noise_in_every_direction_is_told_from_rounding() -> None:
-    """A hundredth of noise fills all directions: the basis says so, and keeps what stands out."""
+    """A hundredth of noise fills all directions: the basis is marked noisy."""
     update, _ = _planted_update(5, noise=1e-2)
     basis = span_of(update)
     assert basis.noisy and 1 <= basis.rank <= 8
@@ -70,7 +70,10 @@ def test_attention_inputs_are_those_the_model_computes() -> None:
 def _masked_problem(
     copies: list[int], false: int, rate: float = 0.1, width: int = 192
 ) -> tuple[Tensor, Candidates, dict[int, list[Tensor]]]:
-    """Plant true inputs behind masks, some several times, among false ones; tokens number the inputs."""
+    """Plant true inputs behind masks, some several times, among false ones.
+
+    Tokens number the inputs.
+    """
     generator = _generator(5)
     inputs = torch.randn(len(copies) + false, width, generator=generator, dtype=torch.float64)
     masked: dict[int, list[Tensor]] = {}
@@ -86,7 +89,7 @@ def _masked_problem(
 
 
 def test_inputs_behind_dropout_masks_are_found_with_their_masks() -> None:
-    """Twelve planted inputs among sixty false ones: exactly the twelve, every coordinate of every mask."""
+    """Exactly the twelve planted ones of 72, every coordinate of every mask."""
     basis, candidates, planted = _masked_problem([1] * 12, false=60)
     found = find_masked(basis, candidates, 0.1, _generator(), Budget(600))
     assert sorted(found.tokens.tolist()) == list(range(12))
@@ -99,20 +102,20 @@ def test_two_copies_of_one_input_are_told_apart_by_their_masks() -> None:
     basis, candidates, planted = _masked_problem([2, *[1] * 8], false=30)
     found = find_masked(basis, candidates, 0.1, _generator(), Budget(600))
     assert sorted(found.tokens.tolist()) == [0, *range(9)]
-    twins = found.vectors[found.tokens == 0]
+    copies = found.vectors[found.tokens == 0]
     for mine in planted[0]:
-        assert float((twins - mine).abs().amax(dim=1).min()) < 1e-6
+        assert float((copies - mine).abs().amax(dim=1).min()) < 1e-6
 
 
 def test_the_zero_vector_explains_nothing() -> None:
-    """A span of one direction: candidates far from it would fit a mask that drops everything."""
+    """In a span of one direction, a mask that drops everything would fit any input."""
     basis, candidates, _ = _masked_problem([1], false=40)
     found = find_masked(basis, candidates, 0.1, _generator(), Budget(600))
     assert found.tokens.tolist() == [0]
 
 
-def test_what_a_sequence_lacks_is_found_when_it_is_looked_for_again() -> None:
-    """A search that was never shown three of the inputs misses them; shown their places, it finds them, and a second copy."""
+def test_a_missing_input_is_found_when_it_is_searched_again() -> None:
+    """Three inputs are shown to the second search only; it also finds a second copy."""
     basis, candidates, planted = _masked_problem([2, *[1] * 9], false=30)
     shown = candidates.take(torch.tensor([*range(7), *range(10, 40)]))
     search = MaskSearch(basis, 0.1, _generator(), Budget(600), frozenset())
@@ -130,7 +133,10 @@ def test_what_a_sequence_lacks_is_found_when_it_is_looked_for_again() -> None:
 def _planted_attention(
     sizes: list[int], heads: int = 6, width: int = 24
 ) -> tuple[AttentionFactors, Tensor, list[set[int]]]:
-    """Plant sequences: dq and dk are combinations of the own sequence's keys and queries, dq's coefficients sum to 0."""
+    """Plant sequences: dq and dk are combinations of their own keys and queries.
+
+    The coefficients of dq sum to 0.
+    """
     generator = _generator(9)
     count = sum(sizes)
     keys = torch.randn(heads, count, width, generator=generator, dtype=torch.float64)
@@ -147,7 +153,7 @@ def _planted_attention(
 
 
 def test_planted_sequences_are_assembled_exactly() -> None:
-    """Four sequences of different lengths, one of each row, none of another's."""
+    """Four sequences of different lengths come back row by row."""
     factors, positions, truth = _planted_attention([5, 9, 7, 12])
     groups = assemble(factors, positions, beam=8, budget=Budget(600))
     assert sorted(map(sorted, (group.members for group in groups))) == sorted(map(sorted, truth))
@@ -157,14 +163,14 @@ def test_planted_sequences_are_assembled_exactly() -> None:
 
 
 def test_a_sequence_longer_than_the_head_is_found_by_elimination() -> None:
-    """Thirty keys explain anything in a head of 24: the shorter sequences are found first, the rest is the long one."""
+    """Thirty keys explain anything in a head of 24, so the short one is found first."""
     factors, positions, truth = _planted_attention([6, 30])
     groups = assemble(factors, positions, beam=8, budget=Budget(600))
     assert sorted(map(sorted, (group.members for group in groups))) == sorted(map(sorted, truth))
 
 
-def test_a_sequence_ends_with_what_closes_it() -> None:
-    """Told the last rows, nothing is added behind them, and no sequence stops before."""
+def test_a_sequence_ends_with_its_closing_token() -> None:
+    """Nothing is added behind the given last rows, and no sequence stops before."""
     factors, positions, truth = _planted_attention([5, 9, 7, 12])
     closing = torch.zeros(len(positions), dtype=torch.bool)
     closing[[max(rows) for rows in truth]] = True
@@ -178,19 +184,19 @@ def test_a_sequence_ends_with_what_closes_it() -> None:
 
 
 def test_a_wrong_member_is_exchanged_for_the_one_that_explains_the_others() -> None:
-    """Two of nine members belong to another sequence; one exchange at a time puts the right ones back."""
+    """Two of nine members are of another sequence; single exchanges correct both."""
     factors, positions, truth = _planted_attention([9, 9])
     evidence = AttentionEvidence(factors.vectors, factors.updates, torch.arange(18), positions)
     wrong = list(range(9))
     wrong[3], wrong[6] = 12, 15
-    mended = evidence.exchanged(Group(tuple(wrong), 1.0), times=3)
-    assert set(mended.members) == truth[0]
-    assert mended.residual < COMPLETE
+    corrected = evidence.exchanged(Group(tuple(wrong), 1.0), times=3)
+    assert set(corrected.members) == truth[0]
+    assert corrected.residual < COMPLETE
     assert evidence.exchanged(Group(tuple(wrong), 1.0), times=0).members == tuple(wrong)
 
 
-def test_one_bad_witness_in_three_does_not_hide_a_whole_sequence() -> None:
-    """A token that stands in two places has a sum for its update; the others' word is enough."""
+def test_one_summed_gradient_in_three_does_not_hide_a_complete_sequence() -> None:
+    """A token at two places has the sum of two gradients; the other two are enough."""
     factors, positions, truth = _planted_attention([6, 6])
     updates = factors.updates.clone()
     updates[:, 2] += updates[:, 9]
@@ -202,7 +208,7 @@ def test_one_bad_witness_in_three_does_not_hide_a_whole_sequence() -> None:
     assert best.residual < COMPLETE
 
 
-def test_a_used_up_budget_assembles_nothing_and_does_not_hang() -> None:
+def test_a_spent_budget_assembles_nothing_and_does_not_hang() -> None:
     """The caller then falls back on positions."""
     factors, positions, _ = _planted_attention([5, 5])
     ticks = iter(float(i) for i in range(10_000))
@@ -210,7 +216,7 @@ def test_a_used_up_budget_assembles_nothing_and_does_not_hang() -> None:
 
 
 def test_heads_partition_the_features_of_the_projections() -> None:
-    """Query, key and value indices of all heads are disjoint and cover every output feature."""
+    """Indices of all heads are disjoint and cover every output feature."""
     anatomy = anatomy_of(tiny.bert())
     parts = [part for head in anatomy.heads for part in (head.query, head.key, head.value)]
     assert all(isinstance(head, Head) for head in anatomy.heads) and len(anatomy.heads) == 2

@@ -1,4 +1,4 @@
-"""Parts of the span attack against answers from elsewhere: autograd's own per-token gradients, planted gaps, brute force."""
+"""Parts of the span attack against autograd, planted gaps and brute force."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEXTS = ["the old dog chased a red cat", "one bird saw two fish today"]
 
 
 def _trained_looking(model: nn.Module) -> nn.Module:
-    """Give every bias and gain a value of its own: in a fresh model they are 0 and 1, which hides mistakes."""
+    """Give every bias and gain a value of its own; 0 and 1 would hide mistakes."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -37,7 +37,11 @@ def _step(kind: str, count: int = 2) -> ClientStep:
 
 
 def _outputs_and_gradients(step: ClientStep, modules: list[str]) -> tuple[Tensor, Tensor]:
-    """Return what the layers made of every real token and its gradient, (features, n) each, from autograd itself."""
+    """Return the outputs of layers and their gradients, from autograd itself.
+
+    Returns:
+        (features, n) each, for all n real tokens.
+    """
     taken: list[Tensor] = []
     handles = [
         step.model.get_submodule(name).register_forward_hook(lambda _, given, made: taken.append(made))
@@ -64,7 +68,7 @@ def _true_inputs(step: ClientStep) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["BERT", "GPT-2"])
 def test_the_span_is_that_of_the_inputs(kind: str) -> None:
-    """Every true input lies in it, and its rank is the number of distinct inputs that get a gradient."""
+    """Its rank is the number of distinct inputs that get a gradient."""
     step = _step(kind)
     inputs = _true_inputs(step)
     basis = span_of(stacked_update(step.observe().update, find_anatomy(step.model)))
@@ -76,7 +80,7 @@ def test_the_span_is_that_of_the_inputs(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["BERT", "GPT-2"])
 def test_the_update_factors_into_the_gradients_that_autograd_gave_each_token(kind: str) -> None:
-    """Queries, keys and their gradients of every token and head: taken apart from nothing but the summed update.
+    """Queries, keys and their gradients by token and head, from the summed update.
 
     One sequence, so that all inputs are distinct.
     """
@@ -95,7 +99,7 @@ def test_the_update_factors_into_the_gradients_that_autograd_gave_each_token(kin
 
 
 def test_factoring_needs_every_projection() -> None:
-    """With the keys frozen nobody knows who attends to whom."""
+    """With the keys frozen, attention is not known."""
     step = _step("BERT")
     anatomy = find_anatomy(step.model)
     update = step.observe().update
@@ -105,7 +109,7 @@ def test_factoring_needs_every_projection() -> None:
 
 @pytest.mark.parametrize("kind", ["BERT", "GPT-2"])
 def test_the_nearest_tokens_are_those_of_a_search_over_all(kind: str) -> None:
-    """The scan keeps three tokens per position; brute force over the whole vocabulary finds the same three."""
+    """Brute force over the whole vocabulary finds the same three per position."""
     step = _step(kind)
     stage = input_stage_of(step.model, tiny.POSITIONS)
     assert stage.additive
@@ -131,7 +135,7 @@ def test_the_nearest_tokens_are_those_of_a_search_over_all(kind: str) -> None:
     ],
 )
 def test_pairs_in_the_span_end_at_the_widest_gap(distance: list[float], rank: int, expected: int) -> None:
-    """Ranked, never fewer than the directions where there are as many near ones."""
+    """There are never fewer pairs than directions if that many are near."""
     assert count_inside(torch.tensor(distance, dtype=torch.float64), rank) == expected
 
 
@@ -146,7 +150,7 @@ def test_a_gpt2_classifiers_batch_comes_back_exactly(count: int) -> None:
 
 
 def test_the_last_token_of_a_language_models_text_comes_back_as_a_target() -> None:
-    """Nobody attends to it, so its query, key and value get no gradient; but it was predicted, and the last layer says so."""
+    """Its query, key and value get no gradient, but the last layer predicted it."""
     step = tiny.client_step(_trained_looking(tiny.gpt2_lm()), tiny.gpt2_tokenizer(), TEXTS[:1], task="causal-lm")
     guess = Span()(step.observe(), torch.Generator().manual_seed(0), Budget(600))
     (true,) = step.truth.sequences()

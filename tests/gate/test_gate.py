@@ -56,7 +56,7 @@ def judge(found: Results, *rules: dict[str, Any], **extra: Any) -> Verdict:
     ],
 )
 def test_a_rate_passes_or_fails_by_its_bounds(leaks: int, clean: int, expected: Status) -> None:
-    """The upper bound must be at or below the limit to pass, the lower above it to fail."""
+    """PASS needs an upper bound up to the limit, FAIL a lower bound above it."""
     assert judge(audit(leaks, clean), RATE).verdict is expected
 
 
@@ -103,7 +103,7 @@ def test_a_count_passes_only_with_enough_evidence() -> None:
 
 @pytest.mark.parametrize("status", [AttemptStatus.ERROR, AttemptStatus.NOT_APPLICABLE, AttemptStatus.SKIPPED])
 def test_an_attack_that_did_not_run_is_never_a_pass(status: AttemptStatus) -> None:
-    """Missing is not zero: sixty attempts that crashed, did not apply or were skipped are no evidence."""
+    """Sixty attempts that crashed, did not apply or were skipped are no evidence."""
     found = results([step(i) for i in range(60)], [attempt(i, status=status) for i in range(60)])
     verdict = judge(found, RED_LINE)
     assert (verdict.verdict, verdict.rules[0].n) == (Status.INCONCLUSIVE, 0)
@@ -113,7 +113,7 @@ def test_an_attack_that_did_not_run_is_never_a_pass(status: AttemptStatus) -> No
 
 @pytest.mark.parametrize("kind", ["bag", "labels"])
 def test_an_attack_of_another_kind_is_no_evidence(kind: str) -> None:
-    """A bag of words or a count of labels cannot show that a sentence came back, so it cannot clear one."""
+    """A bag of words or a count of labels cannot show that a sentence came back."""
     found = results([step(i) for i in range(60)], [attempt(i, "other", kind=kind) for i in range(60)])
     assert judge(found, RED_LINE).rules[0].n == 0
 
@@ -149,7 +149,7 @@ def test_out_of_time_counts_as_no_event_but_not_without_limit() -> None:
 
 
 def test_crashes_of_one_attack_are_not_hidden_by_another() -> None:
-    """The strong attack crashed everywhere, the weak one found nothing: that is not clean."""
+    """If the strong attack crashed and the weak one found nothing, nothing is clean."""
     attempts = [attempt(i, "tag") for i in range(60)]
     attempts += [attempt(i, "span", status=AttemptStatus.ERROR) for i in range(60)]
     verdict = judge(results([step(i) for i in range(60)], attempts), RED_LINE)
@@ -174,7 +174,7 @@ def test_a_step_leaks_if_any_attack_in_scope_leaks() -> None:
 
 
 def test_shipped_is_the_update_as_observed() -> None:
-    """Leaks under a defence that is only simulated do not fail what is shipped, and the other way round."""
+    """Leaks under a simulated defence do not fail what is shipped, and vice versa."""
     attempts = [attempt(i, defense=name, leaks=name == "none") for i in range(60) for name in ("none", "prune")]
     found = results([step(i) for i in range(60)], attempts)
     assert judge(found, RED_LINE).verdict is Status.FAIL
@@ -237,7 +237,10 @@ def test_controls_use_the_bound_where_it_can_be_reached(k: int, n: int, state: s
 
 
 def test_old_evidence_does_not_pass() -> None:
-    """Results older than the policy allows or without a date leave every rule open; from the future they cannot be."""
+    """Results that are too old or have no date leave every rule inconclusive.
+
+    Results from the future are an error.
+    """
     found, rules = audit(0, 60), policy(RED_LINE)
     assert gate.evaluate(found, rules, now=NOW + timedelta(days=6)).verdict is Status.PASS
     late = gate.evaluate(found, rules, now=NOW + timedelta(days=8))
@@ -284,7 +287,7 @@ def test_the_worst_rule_decides() -> None:
     ],
 )
 def test_a_score_is_judged_by_its_bounds(statistic: str, limit: float, n: int, expected: Status) -> None:
-    """Recall runs from 0.1 to 0.2 over the steps; two attacks, of which the worse one counts."""
+    """Recall is 0.1 to 0.2 over the steps; of two attacks the worse one counts."""
     attempts = [attempt(i, recall=0.1 + 0.1 * i / max(1, n - 1)) for i in range(n)]
     attempts += [attempt(i, "tag", recall=0.01) for i in range(n)]
     rule = {"id": "m", "metric": "token_recall", "statistic": statistic, "max_value": limit}
@@ -298,7 +301,7 @@ def reached(number: int, attack: str = "span", *, passes: bool | None, leaks: bo
 
 
 def test_a_verdict_says_where_a_search_gave_up_on_what_was_in_reach() -> None:
-    """No sentence came back, and yet the update protects none of those that an attack would have accepted."""
+    """No sentence came back, but a longer search may find those in reach."""
     attempts = [reached(i, passes=i < 2) for i in range(60)]
     attempts += [reached(i, "tag", passes=None) for i in range(60)]
     verdict = judge(results([step(i) for i in range(60)], attempts), RATE)
@@ -311,7 +314,7 @@ def test_a_verdict_says_where_a_search_gave_up_on_what_was_in_reach() -> None:
 
 
 def test_a_verdict_says_that_these_attacks_find_nothing_only_where_they_can_tell() -> None:
-    """By an attack that can tell; a text that another attack recovered did come back; without a teller nothing is said."""
+    """Only an attack that knows its reach can tell; otherwise nothing is said."""
     steps = [step(i) for i in range(2)]
     out = "What did not come back cannot be found by these attacks; another attack may find it."
     assert out in judge(results(steps, [reached(i, passes=False) for i in range(2)]), RATE).sentence
@@ -331,7 +334,7 @@ def test_a_text_of_which_no_attack_can_tell_is_not_called_out_of_reach() -> None
 
 
 def test_an_attack_that_named_nothing_is_a_clean_step_for_most_words() -> None:
-    """Without a guess there is no precision, and without recall no precision is needed."""
+    """Without a guess there is no precision, and none is needed."""
     silent = with_scores(sequence(recall=0.0, bag=True), token_precision=None)
     attempts = [of_sequences(attempt(i, "bag", kind="bag", recall=0.0), [silent]) for i in range(60)]
     rule = {"id": "most", "event": "most_words", "max_rate": 0.05}
@@ -357,7 +360,7 @@ def test_results_that_contradict_themselves_are_an_error() -> None:
 @settings(deadline=None)
 @given(st.integers(0, 80), st.integers(0, 80), st.floats(0.01, 0.9))
 def test_no_pass_above_the_limit_and_no_fail_below_it(leaks: int, clean: int, limit: float) -> None:
-    """Whatever the counts: PASS means the bound is below the limit, FAIL that it is above."""
+    """For all counts PASS means a bound below the limit, FAIL one above it."""
     verdict = judge(audit(leaks, clean), RATE | {"max_rate": limit}, evidence={"min_steps": 1})
     upper, lower = stats.upper_bound(leaks, leaks + clean), stats.lower_bound(leaks, leaks + clean)
     assert (verdict.verdict is Status.PASS) == (leaks + clean > 0 and upper <= limit)
@@ -389,7 +392,7 @@ UNVERIFIABLE = VerificationStatus.UNVERIFIABLE
 
 @pytest.mark.parametrize("stamp", [VerificationStatus.UNVERIFIABLE, VerificationStatus.STOCHASTIC])
 def test_a_leak_of_an_unverifiable_step_is_proof(stamp: VerificationStatus) -> None:
-    """What came back stands in the batch: nobody can recover a sentence from an update that does not hold it."""
+    """Nobody can recover a sentence of the batch from an update without it."""
     verdict = judge(results([step(0, stamp)], [attempt(0, leaks=True)]), RED_LINE)
     assert (verdict.verdict, verdict.rules[0].k, verdict.unverifiable_steps) == (Status.FAIL, 1, 1)
     assert (verdict.unverified_steps, verdict.rules[0].worst is not None) == (0, True)
@@ -397,7 +400,7 @@ def test_a_leak_of_an_unverifiable_step_is_proof(stamp: VerificationStatus) -> N
 
 @pytest.mark.parametrize("stamp", [VerificationStatus.UNVERIFIABLE, VerificationStatus.STOCHASTIC])
 def test_an_unverifiable_step_without_a_leak_is_no_evidence(stamp: VerificationStatus) -> None:
-    """Neither in n nor in a bound nor in the floor of evidence: sixty of them are as good as none."""
+    """Sixty such steps count neither in n nor in a bound nor in the floor."""
     verdict = judge(results([step(i, stamp) for i in range(60)], [attempt(i) for i in range(60)]), RED_LINE, RATE)
     assert verdict.verdict is Status.INCONCLUSIVE
     assert {(rule.status, rule.n, rule.silent, rule.due) for rule in verdict.rules} == {(Status.INCONCLUSIVE, 0, 60, 0)}
@@ -410,7 +413,7 @@ def test_an_unverifiable_step_without_a_leak_is_no_evidence(stamp: VerificationS
 
 
 def test_unverifiable_steps_bound_a_rate_from_neither_side() -> None:
-    """Those that leak would make the share of leaks too large, those that do not too small."""
+    """Leaking ones would make the rate too large, the others too small."""
     steps = [step(i, UNVERIFIABLE if i < 50 else VerificationStatus.VERIFIED) for i in range(108)]
     found = results(steps, [attempt(i, leaks=i < 5) for i in range(108)])
     rule = judge(found, RATE).rules[0]
@@ -432,7 +435,7 @@ def test_unverifiable_steps_bound_a_rate_from_neither_side() -> None:
 def test_a_score_of_an_unverifiable_step_counts_only_where_it_is_proof(
     statistic: str, n: int, k: int, expected: Status
 ) -> None:
-    """Above the limit on the largest score; a mean or a percentile of the steps that leaked would be biased."""
+    """A score above a maximum is proof; a mean of leaking steps would be biased."""
     steps = [*(step(i) for i in range(n)), step(n, UNVERIFIABLE)]
     attempts = [*(attempt(i, recall=0.1) for i in range(n)), attempt(n, recall=0.9 if k else 0.3)]
     rule = {"id": "m", "metric": "rougeL", "statistic": statistic, "max_value": 0.5}
@@ -456,7 +459,7 @@ def of_eight(done: Attempt) -> Attempt:
 
 
 def words(number: int) -> list[Attempt]:
-    """Build what a bag attack and a label attack got of a step of eight texts, beside a search that found nothing."""
+    """Build three attempts on eight texts: a bag, labels, and an empty search."""
     bag = attempt(number, "rows", kind="bag", recall=1.0, events=("all_words", "most_words"))
     labels = attempt(number, "llg", kind="labels", leaks=True)
     return [of_eight(bag), of_eight(labels), of_eight(attempt(number, "span", recall=0.0))]
@@ -468,7 +471,7 @@ def eight(number: int) -> StepRecord:
 
 
 def test_the_headline_says_what_came_back_beside_the_rule_that_decides() -> None:
-    """No whole sentence, and yet every word of eight texts and all labels: that is no clean step."""
+    """Every word of eight texts and all labels are named, though no sentence is."""
     found = results([eight(0)], words(0))
     verdict = gate.evaluate(found, default_policy(), now=NOW)
     assert verdict.sentence.startswith("1 client step audited: no sentence of 8+ tokens was recovered exactly")
@@ -479,7 +482,7 @@ def test_the_headline_says_what_came_back_beside_the_rule_that_decides() -> None
 
 
 def test_the_built_in_policy_judges_words_overlap_and_reach_at_level_error() -> None:
-    """Sixty steps that give words, most of the text or an open search away do not pass, whatever became of the sentences."""
+    """Sixty steps that lose words, most of a text or a text in reach do not pass."""
     default = default_policy()
     steps = [step(i) for i in range(60)]
 
@@ -501,7 +504,7 @@ def test_the_built_in_policy_judges_words_overlap_and_reach_at_level_error() -> 
 
 
 def test_a_chance_overlap_in_one_step_does_not_fail_the_built_in_policy() -> None:
-    """Unrelated short texts share half of their words now and then, so one step above 0.5 is no proof."""
+    """Short unrelated texts share half of their words sometimes."""
     attempts = [reached(i, passes=False, recall=0.6 if i == 0 else 0.1, long_enough=i > 0) for i in range(100)]
     found = gate.evaluate(results([step(i) for i in range(100)], attempts), default_policy(), now=NOW)
     assert found.verdict is Status.PASS
@@ -619,7 +622,7 @@ def test_a_wrong_name_is_one_error_with_its_line(tmp_path: Path, old: str, new: 
 
 
 def test_a_name_may_be_one_of_ours_of_the_results_or_of_another_package(tmp_path: Path) -> None:
-    """Known is what this package has and what stands in the results; options in brackets do not count."""
+    """Known names are ours and those in the results, without options."""
     path = tmp_path / "gate.yaml"
     path.write_text(POLICY.replace("[tag, span]", "[dlg, theirs]").replace("shipped", "prune(share=0.99)"))
     theirs = results([step(0)], [attempt(0, "theirs")])
@@ -651,7 +654,10 @@ def test_a_step_in_reach_of_a_search_that_gave_up_is_judged() -> None:
 
 
 def test_most_words_of_a_sentence_are_judged() -> None:
-    """Eleven of twelve tokens in every step, by a guess or a bag; a recall without its precision decides nothing."""
+    """Eleven of twelve tokens came back in every step, by a guess or a bag.
+
+    A recall without its precision decides nothing.
+    """
     rule = {"id": "words", "event": "most_words", "max_rate": 0.05}
     steps = [step(i) for i in range(60)]
     for kind in ("text", "bag"):
@@ -700,7 +706,7 @@ def test_the_gate_runs_without_torch() -> None:
 
 
 def test_every_key_of_a_policy_has_a_description() -> None:
-    """`leakaudit schema policy` is the reference of the keys; a part has the description of its class."""
+    """`leakaudit schema policy` is the reference; a part has that of its class."""
     schema = Policy.model_json_schema()
     parts = {"": schema, **schema["$defs"]}
     keys = {f"{part}.{name}": key for part, model in parts.items() for name, key in model.get("properties", {}).items()}

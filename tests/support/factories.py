@@ -11,7 +11,8 @@ from typing import Any
 from leakaudit import registry
 from leakaudit.gate.policy import Policy
 from leakaudit.plugins.catalogue import catalogue
-from leakaudit.results.consistency import shipped_names, shown_events
+from leakaudit.results.consistency import shipped_names
+from leakaudit.results.events import shown_events
 from leakaudit.results.files import with_digest
 from leakaudit.results.journal import JournalEntry, LabelSample, Sample
 from leakaudit.results.schema import (

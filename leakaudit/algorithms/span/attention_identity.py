@@ -32,7 +32,8 @@ STEPS = 30
 Our choice; see docs/measurements/span_constants.md."""
 
 WIDTH, PATIENCE = 3, 2
-"""Choices followed at a time, and steps without improvement after which the search ends. Our choice."""
+"""Choices followed at a time, and steps without improvement after which the search ends.
+Our choice."""
 
 HEADS = 4
 """Heads that are used: those with the largest terms.
@@ -206,8 +207,8 @@ class AttentionIdentity:
         left, right = self._sides(unknown)  # (H, d + 1, d + 1), (H, d, d)
         total = left @ self._terms[members].sum(0) @ right
         energy = self._own[members].sum() / ((width + 1) * width)
-        gone = torch.where((held >= 0)[:, None, None, None], self._terms[held.clamp_min(0)], 0.0)
-        rest = total - left @ gone @ right  # (n, H, d + 1, d)
+        removed = torch.where((held >= 0)[:, None, None, None], self._terms[held.clamp_min(0)], 0.0)
+        rest = total - left @ removed @ right  # (n, H, d + 1, d)
         shrunk = energy - torch.where(held >= 0, self._own[held.clamp_min(0)], 0.0) / ((width + 1) * width)
         known = self._known[options]
         added = left @ self._terms[options[known]] @ right

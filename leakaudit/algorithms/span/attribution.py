@@ -25,28 +25,23 @@ CLEAR, SECOND = 0.6, 0.35
 """Coefficients for an assignment: the largest is above CLEAR and no other reaches SECOND.
 Chosen on training sentences; see docs/measurements/span_constants.md."""
 
-
 SPREADS, FINEST = 4.0, 0.05
 """Bound on a coefficient's distance from 1 and on the others' from 0: SPREADS medians, or FINEST.
 The median is that of the other coefficients' magnitudes. Our choice: a token that occurs twice, once with a small
 gradient, has a second coefficient that is larger than the others."""
 
-
 WEAK = 0.02
 """Share of its gradient below which the rest of a token or position is not assigned.
 Our choice: the rest may be the error of an earlier assignment."""
-
 
 STRICT: tuple[float, ...] = (0.002, 0.01, 0.03)
 """Bounds on coefficients for certain assignments, in the order of trying.
 Our choice: unknown gradients move the coefficients of others by a tenth and more; with all of them known, coefficients
 are exact to 1e-4."""
 
-
 VANISHED = 1e-3
 """Share of its first size below which a gradient counts as removed.
 Our choice: simulated gradients agree to about 1e-5 in float32."""
-
 
 USED_UP = 1e-4
 """Residual share below which a token or position counts as explained.
@@ -187,7 +182,7 @@ class _Solver:
         self._ratio = torch.ones(count, width, dtype=torch.float64, device=update.device)
         self._ratio[rows, columns] = attribution.along_position[where] / attribution.along_token[where]
         self.known: list[int] = []
-        """Pairs that are booked, in order."""
+        """Pairs that are assigned, in order."""
         self._gradients: list[Tensor] = []
         self._counts = torch.zeros(width, dtype=torch.long, device=update.device)
         self._by_elimination = torch.zeros(width, dtype=torch.bool, device=update.device)

@@ -26,20 +26,23 @@ TOGETHER: tuple[float, ...] = (0.15, 0.4, 0.75, 1.0)
 Our choice; the best of the four results is taken."""
 
 WORTH_A_LOOK = 0.2
-"""Share of the worst token's distance below which a place is not changed. Our choice."""
+"""Share of the worst token's distance below which a place is not changed.
+Our choice."""
 
 CLOSE, FEW = 0.12, 1.5
 """Mean share outside the span (CLOSE) or sum of shares (FEW) at which single changes are tried.
 Chosen on training sentences; see docs/measurements/span_constants.md."""
 
 NEAR = 3
-"""Places by which an end is moved at a time. Our choice; all ends are tried if nothing else helps."""
+"""Places by which an end is moved at a time.
+Our choice; all ends are tried if nothing else helps."""
 
 PATIENCE = 3
 """Steps without improvement before changes are tried one by one. Our choice."""
 
 WORST, BEST = 4, 4
-"""Places where single words and pairs are tried (WORST), and words tried at each (BEST). Our choice."""
+"""Places where single words and pairs are tried (WORST), and words tried at each (BEST).
+Our choice."""
 
 NEIGHBOURS = 32
 """Words at each of two neighbouring places of which all pairs are tried.

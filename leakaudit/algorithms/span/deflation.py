@@ -32,7 +32,8 @@ REDUCES = 1e-2
 Chosen on training sentences; see docs/measurements/span_constants.md."""
 
 NOISY = 1.3
-"""Factor over the expected norm of the noise up to which a difference counts as noise. Our choice."""
+"""Factor over the expected norm of the noise up to which a difference counts as noise.
+Our choice."""
 
 FLOOR = 3e-6
 """Share of its first size that subtracting simulated sequences leaves of a gradient.
@@ -73,7 +74,7 @@ class Side:
 
 
 @dataclass
-class Batch:
+class RemainingUpdate:
     """The remaining update of one batch, and the sequences that were found."""
 
     problem: SpanProblem
@@ -89,7 +90,7 @@ class Batch:
     """What is read of each token."""
     by_position: Side
     """What is read of each position."""
-    rest: Tensor
+    update: Tensor
     """(F, R) float64: the updates of all projections, stacked, less the sequences that were found."""
     scale: Tensor
     """(F, 1) float64: norm of the first update of the projection that an output belongs to."""
@@ -103,7 +104,7 @@ class Batch:
     """The gradient of each pair, as of the last call of `solve`."""
 
     @classmethod
-    def of(cls, problem: SpanProblem, pairs: Candidates, noise: Mapping[str, float] | None = None) -> Batch:
+    def of(cls, problem: SpanProblem, pairs: Candidates, noise: Mapping[str, float] | None = None) -> RemainingUpdate:
         """Find the directions, and compute keys and queries of every pair.
 
         Args:
@@ -118,7 +119,7 @@ class Batch:
         coordinates = pairs.inputs @ basis.T
         attribution = Attribution.of(coordinates, pairs.tokens, pairs.positions)
         parts = [p.by_output(problem.seen.update[p.weight]).double() @ basis.T for p in projections]
-        rest = torch.cat(parts)
+        update = torch.cat(parts)
         scale = torch.cat([part.norm().expand(len(part)) for part in parts]).clamp_min(1e-300)[:, None]
         errors = [noise.get(p.weight, 0.0) ** 2 * p.out_features for p in projections]
         sizes = [float(part.norm().clamp_min(1e-300)) for part in parts]
@@ -130,9 +131,9 @@ class Batch:
             coordinates=coordinates,
             vectors=torch.cat([keys, padded(queries)]),
             attribution=attribution,
-            by_token=Side.of(attribution.token_directions, rest / scale, level),
-            by_position=Side.of(attribution.position_directions, rest / scale, level),
-            rest=rest,
+            by_token=Side.of(attribution.token_directions, update / scale, level),
+            by_position=Side.of(attribution.position_directions, update / scale, level),
+            update=update,
             scale=scale,
             feed_forward=feed_forward_span_of(problem.seen) if _can_simulate(problem) and not noise else None,
         )
@@ -164,7 +165,7 @@ class Batch:
 
     def live(self) -> Tensor:
         """Return (N,) booleans: the pair's token and position both remain in the update."""
-        update = self.rest / self.scale
+        update = self.update / self.scale
         tokens, positions = self.by_token.remains(update), self.by_position.remains(update)
         live: Tensor = tokens[self.attribution.tokens] & positions[self.attribution.positions]
         return live
@@ -173,7 +174,7 @@ class Batch:
         """Assign gradients to pairs in the remaining update, and keep the result."""
         self.rounds += 1
         floors = (self.by_token.floor, self.by_position.floor)
-        self.assignments = assignments = self.attribution.solve(self.rest / self.scale, self.live(), floors)
+        self.assignments = assignments = self.attribution.solve(self.update / self.scale, self.live(), floors)
         first = (self.pairs.positions == 0).nonzero().flatten()
         if len(first) == 1:  # the first token is in every sequence, so its gradient is a sum
             own, assigned, certain = assignments.own.clone(), assignments.assigned.clone(), assignments.certain.clone()
@@ -243,7 +244,7 @@ class Batch:
     def _confirmed_by_rank(self, parts: Mapping[Group, SequenceGradient], feed_forward: FeedForwardSpan) -> set[Group]:
         """Subtract and return the sequences that lower the rank by their length."""
         taken = set()
-        width = len(self.rest)
+        width = len(self.update)
         for group, part in parts.items():
             of_layer = part.gradients[:, :, width:]
             misfit, weights = feed_forward.fit(part.inputs, of_layer)
@@ -303,7 +304,7 @@ class Batch:
             gradients: (L, F) float64.
         """
         self.found.append(GuessedSequence(self.ids(members), confidence=1.0))
-        self.rest = self.rest - gradients.T @ self.coordinates[list(members)]
+        self.update = self.update - gradients.T @ self.coordinates[list(members)]
 
 
 def _can_simulate(problem: SpanProblem) -> bool:

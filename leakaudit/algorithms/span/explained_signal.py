@@ -25,7 +25,8 @@ UNEXPLAINED = 0.004
 Chosen on training sentences; see docs/measurements/span_constants.md."""
 
 LEAST_SIGNAL = 1e-3
-"""Smallest share of |G|^2 that counts as signal. Our choice: below it the estimate of E|N|^2 has errors as large as the signal."""
+"""Smallest share of |G|^2 that counts as signal.
+Our choice: below it the estimate of E|N|^2 has errors as large as the signal."""
 
 CLEAR = 100.0
 """Signal of the first block, in noise deviations, above which sentences are compared on that block alone.
@@ -54,7 +55,7 @@ class ExplainedSignal:
 
     @property
     def directions(self) -> int:
-        """Number of directions of the span that stand out of the noise."""
+        """Number of directions of the span that are above the noise."""
         return len(self._span.weights)
 
     @cached_property

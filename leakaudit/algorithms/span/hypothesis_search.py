@@ -37,9 +37,9 @@ CHUNK_TOKENS = 1024
 """Tokens, padding included, that are simulated at once.
 Our choice: activations of a base-size model stay below half a gigabyte."""
 
-
 MOST_CLASSES = 16
-"""Classes that are told apart by simulation. Our choice: with more, simulating each of them takes too long."""
+"""Classes that are told apart by simulation.
+Our choice: with more, simulating each of them takes too long."""
 
 
 @dataclass(frozen=True)

@@ -39,20 +39,16 @@ NOTHING = 1e-3
 """|dy_i| over the largest one below which a classifier's prefix is no end.
 Our choice: rounding leaves 1e-5; the weakest end is a sentence whose class the model predicts with certainty."""
 
-
 RIDGE = 0.1
 """Ridge parameter of the estimate behind dropout, in units of an input's mean squared length.
 Chosen on training sentences; see docs/measurements/span_constants.md."""
 
-
 UNEXPLAINED = 0.3
 """Confidence in a sequence whose last gradient no target explains. Our choice."""
-
 
 UNEVEN, MOSTLY = 0.1, 0.9
 """Tolerance for multiples of a unit, and the share of amounts that must be within it.
 Our choice. The tolerance is relative to the multiple."""
-
 
 SAME_INPUT = 1e-4
 """Largest relative difference of two inputs that count as the same.

@@ -20,10 +20,12 @@ from leakaudit.algorithms.span.sparse_regression import Joint, JointFit
 from leakaudit.algorithms.span.word_scores import WordScores
 
 SOLVE_SHARE = 0.2
-"""Share of the remaining time for the joint regression of one length. Our choice: three lengths are solved, then searched from."""
+"""Share of the remaining time for the joint regression of one length.
+Our choice: three lengths are solved, then searched from."""
 
 STARTS = 2
-"""Sentences of the joint regression that a search starts from. Chosen on training sentences; see docs/measurements/span_constants.md."""
+"""Sentences of the joint regression that a search starts from.
+Chosen on training sentences; see docs/measurements/span_constants.md."""
 
 
 @dataclass(frozen=True)

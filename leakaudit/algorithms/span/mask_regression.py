@@ -50,10 +50,12 @@ SCOUTED, TRIED = 3, 3
 Chosen on training sentences; see docs/measurements/span_constants.md."""
 
 CHUNK = 1024
-"""Candidates in one product. Our choice: a float32 state of (1024, D) takes 2 MB at D = 384."""
+"""Candidates in one product.
+Our choice: a float32 state of (1024, D) takes 2 MB at D = 384."""
 
 RESTARTS = 8
-"""Rounds of random starts. Chosen on training sentences; see docs/measurements/span_constants.md."""
+"""Rounds of random starts.
+Chosen on training sentences; see docs/measurements/span_constants.md."""
 
 FLIPPED = 0.3
 """Share of coordinates that a random start takes for dropped.
@@ -64,8 +66,8 @@ TRIES, FREQUENT_TRIES = 2, 48
 Our choice. Copies are probable for a token that every sequence has, and where a sequence lacks an input."""
 
 AGAIN = 2
-"""Rounds of random starts at positions where a sequence lacks an input. Our choice: there are thousands of candidates.
-"""
+"""Rounds of random starts at positions where a sequence lacks an input.
+Our choice: there are thousands of candidates."""
 
 HIDDEN = 256
 """Pairs without a mask that are started again, best first.
@@ -281,11 +283,11 @@ class MaskSearch:
     def _project(self, vectors: Tensor) -> Tensor:
         return (vectors @ self._rows.T) @ self._rows
 
-    def _deviations(self, targets: Tensor, turns: int) -> tuple[Tensor, Tensor]:
+    def _deviations(self, targets: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
         """Return deviations (N, D) after some convex iterations, and the dual variable."""
         unit = STIFFNESS * targets.abs().median(dim=1, keepdim=True).values.clamp_min(1e-12)
         wrong, dual = torch.zeros_like(targets), torch.zeros_like(targets)
-        for _ in range(turns):
+        for _ in range(iterations):
             pulled = targets - self._project(targets - wrong + dual) + dual
             wrong = pulled - pulled.clamp(-unit, unit)
             dual = pulled - wrong

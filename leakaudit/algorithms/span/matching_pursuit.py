@@ -35,7 +35,8 @@ FLOOR = 3e-6
 Chosen on training sentences; see docs/measurements/span_constants.md."""
 
 NOISE_EDGE = 1.2
-"""Factor over the largest singular value of noise alone up to which a residual is noise. Our choice."""
+"""Factor over the largest singular value of noise alone up to which a residual is noise.
+Our choice."""
 
 MOST_WORDS = 0.5
 """Most words, as a share of the dimensions that positions leave.
@@ -46,10 +47,12 @@ SAME_WEIGHT = 0.1
 Our choice; see docs/measurements/span_constants.md for the distances of true pairs."""
 
 UNUSED = 30.0
-"""Factor over the weights of the last positions, which are rounding, above which a position is used. Our choice."""
+"""Factor over the weights of the last positions, which are rounding, above which a position is used.
+Our choice."""
 
 REPEATS = 4
-"""Positions at which one word may stand. Our choice: subsets of positions are tried, and their number grows fast."""
+"""Positions at which one word may stand.
+Our choice: subsets of positions are tried, and their number grows fast."""
 
 
 @dataclass(frozen=True)

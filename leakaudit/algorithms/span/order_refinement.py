@@ -14,7 +14,8 @@ from leakaudit.client.observation import Observation
 from leakaudit.plugins.budget import Budget
 
 LESS = 0.98
-"""Factor by which a change must lower the error. Our choice: changes that matter lower it by tenths."""
+"""Factor by which a change must lower the error.
+Our choice: changes that matter lower it by tenths."""
 
 ROUNDS = 3
 """Passes over all places. Our choice: most near misses are corrected in the first."""

@@ -93,7 +93,7 @@ def can_recover(seen: Observation, max_positions: int = 0) -> Applicability:
     if basis.noisy and not damaged:
         return not_applicable(
             f"the update fills all directions of the hidden size {anatomy.hidden}, and no declared defence or low precision "
-            "explains it: the batch has at least as many tokens, and the span is everything"
+            "explains it: the batch has at least as many tokens, so every input lies in the span"
         )
     return APPLIES
 

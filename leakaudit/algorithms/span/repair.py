@@ -18,7 +18,7 @@ from torch import Tensor
 
 from leakaudit.algorithms.span.attention_evidence import Group
 from leakaudit.algorithms.span.attention_identity import SATISFIED, AttentionIdentity
-from leakaudit.algorithms.span.deflation import Batch
+from leakaudit.algorithms.span.deflation import RemainingUpdate
 from leakaudit.algorithms.span.factoring import both_sides
 
 EXCHANGES, EXCHANGEABLE = 3, 30
@@ -26,40 +26,42 @@ EXCHANGES, EXCHANGEABLE = 3, 30
 Our choice: a head of 32 dimensions explains everything from 33 members on."""
 
 SHARE = 0.2
-"""Share of the remaining budget for one search by the attention identity. Our choice."""
+"""Share of the remaining budget for one search by the attention identity.
+Our choice."""
 
 ENDS = 3
-"""Ends of a sequence whose search is run to the end. Our choice: a wrong end mostly shows at once."""
+"""Ends of a sequence whose search is run to the end.
+Our choice: a wrong end mostly shows at once."""
 
 MOST_ROUNDS, MOST_CHANGES = 10, 24
 """Rounds in which a near miss is changed, and single changes simulated per round.
 Our choice: a change costs one short forward and backward pass, and all changes that help are made at once."""
 
 
-def repair(batch: Batch, groups: Sequence[Group]) -> list[Group]:
+def repair(remaining: RemainingUpdate, groups: Sequence[Group]) -> list[Group]:
     """Subtract the sequences that agree after exchanges, or after the identity search.
 
     Args:
-        batch: solved, and nothing subtracted since.
+        remaining: solved, and nothing subtracted since.
         groups: sequences that do not agree with the update.
 
     Returns:
         The sequences that still do not agree.
     """
-    before = len(batch.found)
-    left = batch.take_confirmed(
-        [[group] for group in _exchanged(batch, [g for g in groups if len(g.members) <= EXCHANGEABLE])]
+    before = len(remaining.found)
+    left = remaining.take_confirmed(
+        [[group] for group in _exchanged(remaining, [g for g in groups if len(g.members) <= EXCHANGEABLE])]
     )
     left += [group for group in groups if len(group.members) > EXCHANGEABLE]
-    if len(batch.found) > before or batch.problem.budget.exhausted():
+    if len(remaining.found) > before or remaining.problem.budget.exhausted():
         return left
-    return batch.take_confirmed(_satisfying_identity(batch, left)) or left
+    return remaining.take_confirmed(_satisfying_identity(remaining, left)) or left
 
 
-def _exchanged(batch: Batch, groups: Sequence[Group]) -> list[Group]:
+def _exchanged(remaining: RemainingUpdate, groups: Sequence[Group]) -> list[Group]:
     """Return the sequences after exchanges by attention with any remaining pair."""
-    rows = batch.live().nonzero().flatten()
-    evidence = batch.evidence(rows)
+    rows = remaining.live().nonzero().flatten()
+    evidence = remaining.evidence(rows)
     place = {row: n for n, row in enumerate(rows.tolist())}
     exchanged = []
     for group in groups:
@@ -68,13 +70,13 @@ def _exchanged(batch: Batch, groups: Sequence[Group]) -> list[Group]:
     return exchanged
 
 
-def _satisfying_identity(batch: Batch, groups: Sequence[Group]) -> list[list[Group]]:
+def _satisfying_identity(remaining: RemainingUpdate, groups: Sequence[Group]) -> list[list[Group]]:
     """Return the best hypotheses for each sequence by the attention identity.
 
     Groups without any are left out.
     """
-    options = _Options.of(batch)
-    budget = batch.problem.budget.part(SHARE)
+    options = _Options.of(remaining)
+    budget = remaining.problem.budget.part(SHARE)
     better: list[list[Group]] = []
     ends = set(options.ends)
     done: set[int] = set()
@@ -113,9 +115,9 @@ class _Options:
     """Options that may end a sequence."""
 
     @classmethod
-    def of(cls, batch: Batch) -> _Options:
-        """Find the options in a batch that was solved."""
-        attribution, pairs, assignments = batch.attribution, batch.pairs, batch.assignments
+    def of(cls, remaining: RemainingUpdate) -> _Options:
+        """Find the options in a remaining update that was solved."""
+        attribution, pairs, assignments = remaining.attribution, remaining.pairs, remaining.assignments
         at = attribution.positions
         # A token whose assignment is doubtful or uncertain may stand elsewhere as well.
         elsewhere = torch.zeros(int(attribution.tokens.max()) + 1, dtype=torch.bool, device=at.device)
@@ -123,7 +125,7 @@ class _Options:
         possible = (
             assignments.open
             | assignments.assigned
-            | (batch.live() & elsewhere[attribution.tokens] & ~assignments.explained[at])
+            | (remaining.live() & elsewhere[attribution.tokens] & ~assignments.explained[at])
         )
         if int((pairs.positions == 0).sum()) == 1:
             possible |= pairs.positions == 0
@@ -134,14 +136,14 @@ class _Options:
         rows = torch.cat([rows, again])
         single = assignments.single[at[rows]] & ~assigned & assignments.open[rows]
         gradients = torch.where(
-            single, assignments.residual[:, at[rows]] / attribution.along_position[rows], batch.gradients_of(rows).T
+            single, assignments.residual[:, at[rows]] / attribution.along_position[rows], remaining.gradients_of(rows).T
         )
-        updates = both_sides(batch.scale * gradients, batch.problem.anatomy)
-        is_end = torch.zeros_like(assigned) if batch.end is None else pairs.tokens[rows] == batch.end
+        updates = both_sides(remaining.scale * gradients, remaining.problem.anatomy)
+        is_end = torch.zeros_like(assigned) if remaining.end is None else pairs.tokens[rows] == remaining.end
         return cls(
             rows=rows,
             places=pairs.positions[rows].tolist(),
-            identity=AttentionIdentity(batch.vectors[:, rows], updates, assigned | single, pairs.positions[rows]),
+            identity=AttentionIdentity(remaining.vectors[:, rows], updates, assigned | single, pairs.positions[rows]),
             inner=~is_end,
             ends=(is_end & assignments.last[at[rows]]).nonzero().flatten().tolist(),
         )
@@ -165,27 +167,27 @@ class _Options:
         return (self.rows == group.members[-1]).nonzero().flatten().tolist()[:1]
 
 
-def repair_group(batch: Batch, group: Group) -> bool:
+def repair_group(remaining: RemainingUpdate, group: Group) -> bool:
     """Exchange words of a near miss until it agrees, and subtract it.
 
     Simulated alone, each member with a known gradient has a relative error; a wrong member has the largest.
 
     Args:
-        batch: solved, and nothing subtracted since.
+        remaining: solved, and nothing subtracted since.
         group: the near miss.
 
     Returns:
         Whether it agrees and was subtracted.
     """
-    if not batch.can_simulate:
+    if not remaining.can_simulate:
         return False
-    others = _others(batch)
+    others = _others(remaining)
     best, members = float("inf"), group.members
     for _ in range(MOST_ROUNDS):
-        if batch.problem.budget.exhausted():
+        if remaining.problem.budget.exhausted():
             return False
-        (part,) = batch.simulate([members])
-        misfits = batch.misfits(members, part)
+        (part,) = remaining.simulate([members])
+        misfits = remaining.misfits(members, part)
         changes = [
             (place, row)
             for place in sorted(range(1, len(members)), key=lambda place: -misfits[place])
@@ -193,13 +195,13 @@ def repair_group(batch: Batch, group: Group) -> bool:
             if row != members[place]
         ][:MOST_CHANGES]
         variants = [(*members[:place], row, *members[place + 1 :]) for place, row in changes]
-        parts = batch.simulate(variants)
+        parts = remaining.simulate(variants)
         for variant, simulated in zip([members, *variants], [part, *parts], strict=True):
-            if (fit := batch.fit(variant, simulated)) is not None:
-                batch.take(variant, fit[1])
+            if (fit := remaining.fit(variant, simulated)) is not None:
+                remaining.take(variant, fit[1])
                 return True
         off = _mean(misfits)
-        offs = [_mean(batch.misfits(variant, part)) for variant, part in zip(variants, parts, strict=True)]
+        offs = [_mean(remaining.misfits(variant, part)) for variant, part in zip(variants, parts, strict=True)]
         gains = sorted((off_then, *change) for off_then, change in zip(offs, changes, strict=True) if off_then < off)
         if off >= best or not gains:
             return False
@@ -207,18 +209,18 @@ def repair_group(batch: Batch, group: Group) -> bool:
     return False
 
 
-def _others(batch: Batch) -> dict[int, list[int]]:
+def _others(remaining: RemainingUpdate) -> dict[int, list[int]]:
     """Return by position the pairs that may stand there, the most likely first.
 
     Assigned pairs come first.
     """
-    assignments = batch.assignments
+    assignments = remaining.assignments
     others: dict[int, list[int]] = {}
     in_question = (assignments.open | assignments.assigned).nonzero().flatten().tolist()
     for row in sorted(
         in_question, key=lambda r: (not bool(assignments.assigned[r]), -float(assignments.coefficient[r]))
     ):
-        others.setdefault(int(batch.pairs.positions[row]), []).append(row)
+        others.setdefault(int(remaining.pairs.positions[row]), []).append(row)
     return others
 
 

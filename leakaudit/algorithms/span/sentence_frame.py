@@ -17,17 +17,20 @@ from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.subspace import SoftSpan
 
 LONGEST = 128
-"""Largest length in tokens that is tried. Our choice: longer sentences have too many words to search in time."""
+"""Largest length in tokens that is tried.
+Our choice: longer sentences have too many words to search in time."""
 
 POSITIONS_PER_DIRECTION, MORE_POSITIONS = 3, 8
 """Positions to try for each direction above the noise, and on top of that.
 Our choice: each token adds a direction, and most directions are visible."""
 
 LADDER = 1.5
-"""Ratio between the lengths that are tried where no token marks the end. Our choice."""
+"""Ratio between the lengths that are tried where no token marks the end.
+Our choice."""
 
 LENGTHS = 5
-"""Number of likely lengths that are returned. Chosen on training sentences; see docs/measurements/span_constants.md."""
+"""Number of likely lengths that are returned.
+Chosen on training sentences; see docs/measurements/span_constants.md."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from leakaudit.algorithms.resimulation import prove
 from leakaudit.algorithms.span.attention_evidence import COMPLETE, AttentionEvidence, Group
 from leakaudit.algorithms.span.candidates import Candidates
 from leakaudit.algorithms.span.completion import Completion
-from leakaudit.algorithms.span.deflation import Batch
+from leakaudit.algorithms.span.deflation import RemainingUpdate
 from leakaudit.algorithms.span.grouping import by_position, confidence_of
 from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.reachability import span_reach
@@ -33,26 +33,22 @@ FARTHEST_INSIDE = 0.03
 """Largest distance at which a pair can be in the span.
 Chosen on training sentences; see docs/measurements/span_constants.md."""
 
-
 HYPOTHESES = 3
 """Incomplete sequences per seed that are simulated.
 Our choice: a wrong first hypothesis mostly differs from the right one in one token."""
-
 
 LIKELY: tuple[float, ...] = (0.05, -1.0, 0.15)
 """Least coefficients of open pairs that are tried, one after the other.
 The next one is used when nothing more is found. Chosen on training sentences; see docs/measurements/span_constants.md.
 """
 
-
 MOST_INCOMPLETE = 4
-"""Most incomplete guesses. Our choice: with more, they consist of pairs that are not in the batch."""
-
+"""Most incomplete guesses.
+Our choice: with more, they consist of pairs that are not in the batch."""
 
 UNTESTED = 5
 """Dimensions of a head that a sequence grown by attention must leave free.
 Our choice: with fewer, further members are mostly of other sequences. Longer sequences are completed by `repair`."""
-
 
 GROWN = 16
 """Most members that attention adds to a sequence which `completion` can complete.
@@ -84,9 +80,9 @@ def read_inside(problem: SpanProblem, inside: Candidates, noise: Mapping[str, fl
         order = inside.positions.argsort()
         guess = [GuessedSequence(tuple(inside.tokens[order].tolist()), confidence=1.0)]
     elif problem.anatomy.heads and all(p.weight in problem.seen.update for p in problem.anatomy.projections):
-        batch = Batch.of(problem, _possible(inside, problem.seen.facts.vocabulary.starts_with), noise)
-        guess = _sequences(batch)
-        diagnostics["rounds"] = float(batch.rounds)
+        remaining = RemainingUpdate.of(problem, _possible(inside, problem.seen.facts.vocabulary.starts_with), noise)
+        guess = _sequences(remaining)
+        diagnostics["rounds"] = float(remaining.rounds)
     else:
         guess = _guesses(by_position(inside.positions), inside)
     proved = prove(problem.seen, guess, problem.budget)
@@ -97,15 +93,15 @@ def read_inside(problem: SpanProblem, inside: Candidates, noise: Mapping[str, fl
     )
 
 
-def _sequences(batch: Batch) -> list[GuessedSequence]:
+def _sequences(remaining: RemainingUpdate) -> list[GuessedSequence]:
     """Return every sequence that could be assembled, confirmed ones first."""
-    left = _search(batch)
-    while batch.feed_forward is None and any(repair_group(batch, group) for group in _disjoint(left)):
-        left = _search(batch)
-    return [*batch.found, *_guesses(_disjoint(left), batch.pairs)]
+    left = _search(remaining)
+    while remaining.feed_forward is None and any(repair_group(remaining, group) for group in _disjoint(left)):
+        left = _search(remaining)
+    return [*remaining.found, *_guesses(_disjoint(left), remaining.pairs)]
 
 
-def _search(batch: Batch) -> list[Group]:
+def _search(remaining: RemainingUpdate) -> list[Group]:
     """Subtract sequences until no more are confirmed; return those that are not.
 
     Nothing is returned if the whole batch was subtracted.
@@ -113,63 +109,63 @@ def _search(batch: Batch) -> list[Group]:
     left: list[Group] = []
     for likely in LIKELY:
         while True:
-            if batch.is_empty() or not bool(batch.live().any()):
+            if remaining.is_empty() or not bool(remaining.live().any()):
                 return []
-            if batch.problem.budget.exhausted():
+            if remaining.problem.budget.exhausted():
                 return left
-            before = len(batch.found)
-            left = _round(batch, likely)
-            if len(batch.found) == before:
+            before = len(remaining.found)
+            left = _round(remaining, likely)
+            if len(remaining.found) == before:
                 break
     return left
 
 
-def _round(batch: Batch, likely: float) -> list[Group]:
+def _round(remaining: RemainingUpdate, likely: float) -> list[Group]:
     """Assemble sequences from the remaining update and subtract the confirmed ones.
 
     Returns:
         The sequences that were not confirmed.
     """
-    batch.solve()
-    start = _start(batch)
-    candidates = _in_question(batch, start, likely)
+    remaining.solve()
+    start = _start(remaining)
+    candidates = _in_question(remaining, start, likely)
     rows = candidates.nonzero().flatten()
-    where = batch.pairs.positions[rows]
+    where = remaining.pairs.positions[rows]
     if _one_per_position(where):
         # One sequence by elimination; its residual is not known, so it gets a half.
-        return batch.take_confirmed([[Group(tuple(rows[where.argsort()].tolist()), residual=0.5)]])
-    completion = _completion_among(batch, candidates)
-    before = len(batch.found)
-    doubtful = _grow_all(batch, _Growth.of(batch, rows, start), completion)
-    if len(batch.found) > before or batch.problem.budget.exhausted():
+        return remaining.take_confirmed([[Group(tuple(rows[where.argsort()].tolist()), residual=0.5)]])
+    completion = _completion_among(remaining, candidates)
+    before = len(remaining.found)
+    doubtful = _grow_all(remaining, _Growth.of(remaining, rows, start), completion)
+    if len(remaining.found) > before or remaining.problem.budget.exhausted():
         return doubtful
     if completion is None:
-        return repair(batch, _disjoint(doubtful))
+        return repair(remaining, _disjoint(doubtful))
     open_ = _disjoint(doubtful)
     for group in open_:
-        _complete_from(batch, completion, group, unlikely_too=True)
-        if len(batch.found) > before:
+        _complete_from(remaining, completion, group, unlikely_too=True)
+        if len(remaining.found) > before:
             return [other for other in open_ if other is not group]
-        if batch.problem.budget.exhausted():
+        if remaining.problem.budget.exhausted():
             break
     return doubtful
 
 
-def _start(batch: Batch) -> list[int]:
+def _start(remaining: RemainingUpdate) -> list[int]:
     """Return the pair that stands first in every sequence, if there is one."""
-    first = ((batch.pairs.positions == 0) & batch.live()).nonzero().flatten().tolist()
+    first = ((remaining.pairs.positions == 0) & remaining.live()).nonzero().flatten().tolist()
     return first if len(first) == 1 else []
 
 
-def _in_question(batch: Batch, start: Sequence[int], likely: float) -> Tensor:
+def _in_question(remaining: RemainingUpdate, start: Sequence[int], likely: float) -> Tensor:
     """Return (N,) booleans: pairs that sequences are assembled from.
 
     They are assigned, stand first, or have a coefficient of at least `likely`; at each position there is at least one.
     """
-    assignments = batch.assignments
+    assignments = remaining.assignments
     chosen = (assignments.open & (assignments.coefficient >= likely)) | assignments.assigned
     chosen[list(start)] = True
-    positions = batch.pairs.positions
+    positions = remaining.pairs.positions
     without = set(positions[assignments.open].tolist()) - set(positions[chosen].tolist())
     for position in without:
         here = (assignments.open & (positions == position)).nonzero().flatten()
@@ -181,7 +177,7 @@ def _in_question(batch: Batch, start: Sequence[int], likely: float) -> Tensor:
 class _Growth:
     """Growth of sequences by attention, from one seed each."""
 
-    batch: Batch
+    remaining: RemainingUpdate
     """The remaining update."""
     evidence: AttentionEvidence
     """Attention evidence for the pairs in `rows`."""
@@ -197,26 +193,27 @@ class _Growth:
     """Seeds that are not tried again."""
 
     @classmethod
-    def of(cls, batch: Batch, rows: Tensor, start: list[int]) -> _Growth:
+    def of(cls, remaining: RemainingUpdate, rows: Tensor, start: list[int]) -> _Growth:
         """Sort the seeds among the pairs.
 
         Args:
-            batch: the remaining update.
+            remaining: the remaining update.
             rows: (n,) int64: the pairs that may be used.
             start: pairs that stand first in every sequence.
         """
-        own = batch.assignments.own
-        strength = batch.updates().square().sum((0, 2))
+        own = remaining.assignments.own
+        strength = remaining.updates().square().sum((0, 2))
         seeds = [row for row in rows.tolist() if int(own[row]) >= 0]
-        width = batch.vectors.shape[2]
+        width = remaining.vectors.shape[2]
         return cls(
-            batch=batch,
-            evidence=batch.evidence(rows),
+            remaining=remaining,
+            evidence=remaining.evidence(rows),
             rows=rows,
             start=start,
             seeds=sorted(seeds, key=lambda row: -float(strength[own[row]])),
             longest=min(
-                int(batch.pairs.positions[rows].max()) + 1, width - UNTESTED if batch.feed_forward is None else GROWN
+                int(remaining.pairs.positions[rows].max()) + 1,
+                width - UNTESTED if remaining.feed_forward is None else GROWN,
             ),
             tried=set(start),
         )
@@ -232,7 +229,7 @@ class _Growth:
         """
         claimed: set[int] = set()
         for seed in self.untried():
-            if seed in claimed or self.batch.is_empty() or self.batch.problem.budget.exhausted():
+            if seed in claimed or self.remaining.is_empty() or self.remaining.problem.budget.exhausted():
                 continue
             self.tried.add(seed)
             hypotheses = self._from(seed)
@@ -245,17 +242,17 @@ class _Growth:
         place = {row: n for n, row in enumerate(self.rows.tolist())}
         members = [place[row] for row in dict.fromkeys([*self.start, seed])]
         everyone = torch.ones(len(self.rows), dtype=torch.bool, device=self.rows.device)
-        grown = self.evidence.grow(members, everyone, self.batch.problem.beam, self.longest)
+        grown = self.evidence.grow(members, everyone, self.remaining.problem.beam, self.longest)
         return [Group(tuple(self.rows[list(g.members)].tolist()), g.residual) for g in grown[:HYPOTHESES]]
 
 
-def _grow_all(batch: Batch, growth: _Growth, completion: Completion | None) -> list[Group]:
+def _grow_all(remaining: RemainingUpdate, growth: _Growth, completion: Completion | None) -> list[Group]:
     """Subtract the sequences that attention or their context completes.
 
     Returns:
         The other sequences.
     """
-    before = len(batch.found)
+    before = len(remaining.found)
     doubtful: list[Group] = []
     # One seed per sequence first; further seeds of the same sequences only if nothing was confirmed.
     while growth.untried():
@@ -267,51 +264,55 @@ def _grow_all(batch: Batch, growth: _Growth, completion: Completion | None) -> l
             elif completion is None:
                 open_.append(hypotheses)
             else:
-                doubtful += batch.take_confirmed(complete) + _complete_from(
-                    batch, completion, hypotheses[0], unlikely_too=False
+                doubtful += remaining.take_confirmed(complete) + _complete_from(
+                    remaining, completion, hypotheses[0], unlikely_too=False
                 )
                 complete = []
-                if len(batch.found) > before and doubtful:
+                if len(remaining.found) > before and doubtful:
                     return doubtful  # without the confirmed sequence the rest is easier
-        doubtful += batch.take_confirmed(complete)
-        if len(batch.found) > before:
+        doubtful += remaining.take_confirmed(complete)
+        if len(remaining.found) > before:
             return doubtful + [hypotheses[0] for hypotheses in open_]
-        doubtful += batch.take_confirmed(open_)
-        if len(batch.found) > before or batch.problem.budget.exhausted():
+        doubtful += remaining.take_confirmed(open_)
+        if len(remaining.found) > before or remaining.problem.budget.exhausted():
             return doubtful
     return doubtful
 
 
-def _completion_among(batch: Batch, candidates: Tensor) -> Completion | None:
+def _completion_among(remaining: RemainingUpdate, candidates: Tensor) -> Completion | None:
     """Return the completion among the pairs that remain, or None without its span.
 
     Args:
-        batch: the remaining update.
+        remaining: the remaining update.
         candidates: (N,) booleans: pairs that are tried first.
     """
-    if batch.feed_forward is None:
+    if remaining.feed_forward is None:
         return None
-    pairs, live = batch.pairs, batch.live()
-    closing = live & (pairs.tokens == batch.end) if batch.end is not None else torch.zeros_like(live)
+    pairs, live = remaining.pairs, remaining.live()
+    closing = live & (pairs.tokens == remaining.end) if remaining.end is not None else torch.zeros_like(live)
     inner = live & ~closing & (pairs.positions > 0)
-    ends = pairs.positions[closing if batch.end is not None else inner].unique().tolist()
+    ends = pairs.positions[closing if remaining.end is not None else inner].unique().tolist()
     return Completion(
-        batch.feed_forward, pairs.tokens[inner], pairs.positions[inner], candidates[inner], ends, batch.end
+        remaining.feed_forward, pairs.tokens[inner], pairs.positions[inner], candidates[inner], ends, remaining.end
     )
 
 
-def _complete_from(batch: Batch, completion: Completion, group: Group, *, unlikely_too: bool) -> list[Group]:
+def _complete_from(
+    remaining: RemainingUpdate, completion: Completion, group: Group, *, unlikely_too: bool
+) -> list[Group]:
     """Complete a sequence by its context and subtract it if it is confirmed.
 
     Returns:
         The completed sequence if it is not confirmed, else nothing.
     """
-    known = dict(zip(batch.pairs.positions[list(group.members)].tolist(), batch.ids(group.members), strict=True))
-    reached = completion.complete(known, batch.problem.budget, unlikely_too=unlikely_too)
+    known = dict(
+        zip(remaining.pairs.positions[list(group.members)].tolist(), remaining.ids(group.members), strict=True)
+    )
+    reached = completion.complete(known, remaining.problem.budget, unlikely_too=unlikely_too)
     if reached is None:
         return [group]
-    members = tuple(batch.row_of[place, token] for place, token in enumerate(reached.ids))
-    return batch.take_confirmed([[Group(members, reached.off)]])
+    members = tuple(remaining.row_of[place, token] for place, token in enumerate(reached.ids))
+    return remaining.take_confirmed([[Group(members, reached.off)]])
 
 
 def _possible(inside: Candidates, starts_with: tuple[int, ...]) -> Candidates:

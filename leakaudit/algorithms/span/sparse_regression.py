@@ -37,10 +37,12 @@ SKETCH_SWEEPS = 2
 """Sweeps of the ascent that compares lengths. Our choice."""
 
 EXCHANGES = 2
-"""Rounds of exchanges between all pairs of positions. Our choice: a third round hardly ever changes anything."""
+"""Rounds of exchanges between all pairs of positions.
+Our choice: a third round hardly ever changes anything."""
 
 MOST_SWEEPS = 12
-"""Most sweeps of the ascent. Chosen on training sentences; see docs/measurements/span_constants.md."""
+"""Most sweeps of the ascent.
+Chosen on training sentences; see docs/measurements/span_constants.md."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ FILLING_TURNS = 80
 Chosen on training sentences; see docs/measurements/span_constants.md."""
 
 FIRST_SHRINKAGE = 0.3
-"""First shrinkage of `filled_in`, as a share of the largest singular value. Our choice."""
+"""First shrinkage of `filled_in`, as a share of the largest singular value.
+Our choice."""
 
 FILLING_DECAY = 0.95
 """Factor on the shrinkage per iteration.

@@ -28,11 +28,9 @@ EXPLAINED = 3e-2
 """Largest share of |dy_i| that the targets may leave unexplained.
 Chosen on training sentences; see docs/measurements/span_constants.md."""
 
-
 SHORTLIST = 64
 """Tokens whose atoms are computed exactly.
 Our choice: the estimate that ranks them is exact up to the length of the atoms."""
-
 
 MOST_TARGETS = 24
 """Most different tokens after one prefix. Our choice."""

@@ -22,13 +22,16 @@ from leakaudit.algorithms.span.soft_ranking import Ranking
 from leakaudit.algorithms.span.subspace import SoftSpan
 
 SPARE_POSITIONS = 4
-"""Positions beyond the longest likely length, so that a sentence can still grow. Our choice."""
+"""Positions beyond the longest likely length, so that a sentence can still grow.
+Our choice."""
 
 MOST_EVIDENCE = 10.0
-"""Cap, in standard deviations, on what a row of the word embedding adds to a score. Our choice: a row beyond it is certainly there."""
+"""Cap, in standard deviations, on what a row of the word embedding adds to a score.
+Our choice: a row beyond it is certainly there."""
 
 POOL = 128
-"""Words per position that later steps choose from. Chosen on training sentences; see docs/measurements/span_constants.md."""
+"""Words per position that later steps choose from.
+Chosen on training sentences; see docs/measurements/span_constants.md."""
 
 
 @dataclass(frozen=True)

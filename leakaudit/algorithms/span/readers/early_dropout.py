@@ -33,15 +33,13 @@ KEEP = 32
 """Tokens per position that are fitted.
 Chosen on training sentences; see docs/measurements/span_constants.md."""
 
-
 EMPTY_POSITIONS = 16
-"""Positions beyond the longest possible sequence that show how near a token comes by chance. Our choice."""
-
+"""Positions beyond the longest possible sequence that show how near a token comes by chance.
+Our choice."""
 
 NEARER = 3.0
 """Standard deviations below chance at which a position holds a token.
 Our choice; see docs/measurements/span_constants.md."""
-
 
 SLACK = 3
 """Positions that are tried behind the last one that holds a token. Our choice."""

@@ -35,13 +35,16 @@ from leakaudit.models.structure import Anatomy
 from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 LONGEST = 64
-"""Positions that a text is assumed to have. Our choice: every position takes a dimension from the words."""
+"""Positions that a text is assumed to have.
+Our choice: every position takes a dimension from the words."""
 
 MORE_POSITIONS = 12
-"""Positions beyond the number of distinct words that one text is tried with. Our choice: words repeat."""
+"""Positions beyond the number of distinct words that one text is tried with.
+Our choice: words repeat."""
 
 EXTRA = 2.0
-"""What one more position must explain, as a multiple of the noise that any vector explains. Our choice."""
+"""What one more position must explain, as a multiple of the noise that any vector explains.
+Our choice."""
 
 ONLY_NOISE = 1.1
 """Largest mean square residual of one text, in units of the rounding error.

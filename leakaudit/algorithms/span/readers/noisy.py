@@ -40,7 +40,8 @@ from leakaudit.algorithms.span.word_scores import WordScores
 from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 MOST_CONFIDENT = 0.99
-"""Confidence of a sentence that explains everything. Our choice: 1 is kept for proofs."""
+"""Confidence of a sentence that explains everything.
+Our choice: 1 is kept for proofs."""
 
 MOST_SIMULATED = 400
 """Sentences that one search may simulate, so that hopeless searches end.
