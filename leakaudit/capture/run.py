@@ -58,6 +58,7 @@ from leakaudit.plugins.names import registered_names
 from leakaudit.registry import attacks, defenses
 from leakaudit.results.journal import load_journal
 from leakaudit.results.schema import Attempt, Overhead, Score
+from leakaudit.results.short_outputs import in_logs
 from leakaudit.results.wording import counted
 from leakaudit.storage.run_folders import RunFolder, allocate_run_folder
 from leakaudit.storage.spool import Spool
@@ -79,9 +80,6 @@ WHOLE = "everything"
 
 AUTOCAST: Mapping[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 AUTOCAST_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
-
-METRICS = {"exact_rate": "exact", "r1": "rouge1", "token_recall": "token_recall", "label_accuracy": "label_accuracy"}
-"""Name in the trainer's log -> metric of the results; the strongest attack on the step counts."""
 
 
 @dataclass(frozen=True)
@@ -1120,7 +1118,7 @@ def _declared(config: AuditConfig, private: PrivateSgd | None) -> tuple[Declared
 def _numbers(attempts: list[Attempt]) -> dict[str, float]:
     """Return the strongest attack's number for each metric; a metric that nothing measured is left out."""
     found: dict[str, float] = {}
-    for name, metric in METRICS.items():
+    for metric, name in in_logs(dict.fromkeys(name for a in attempts for name in a.scores)).items():
         values = [s.value for a in attempts if isinstance(s := a.scores.get(metric), Score)]
         if values:
             found[f"leakaudit/{name}"] = max(values)
