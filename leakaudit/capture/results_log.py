@@ -9,11 +9,9 @@ from pathlib import Path
 
 from leakaudit.results.journal import load_journal
 from leakaudit.results.schema import Attempt, Score
+from leakaudit.results.short_outputs import in_logs
 
 logger = logging.getLogger(__name__)
-
-METRICS = {"exact_rate": "exact", "r1": "rouge1", "token_recall": "token_recall", "label_accuracy": "label_accuracy"}
-"""Name in the trainer's log -> metric of the results; the strongest attack on the step counts."""
 
 
 @dataclass
@@ -79,7 +77,7 @@ def strongest(attempts: list[Attempt]) -> dict[str, float]:
     A metric that nothing measured is left out.
     """
     found: dict[str, float] = {}
-    for name, metric in METRICS.items():
+    for metric, name in in_logs(dict.fromkeys(name for one in attempts for name in one.scores)).items():
         values = [score.value for one in attempts if isinstance(score := one.scores.get(metric), Score)]
         if values:
             found[f"leakaudit/{name}"] = max(values)
