@@ -1,4 +1,4 @@
-"""Steps on small models with known attention inputs, for the tests of the span family."""
+"""Steps on small models with known attention inputs, for tests of `span`."""
 
 from __future__ import annotations
 
