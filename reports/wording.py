@@ -7,7 +7,6 @@ from datetime import datetime
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
 from leakaudit.gate.wording import number, percent
 from leakaudit.results.schema import TextMode
-from leakaudit.results.wording import counted
 
 BANNERS = {
     TextMode.HASH: "HASHES ONLY: keyed hashes and numbers, no training text",
@@ -59,10 +58,10 @@ def run_time(seconds: float) -> str:
 
 
 def age_in_words(seconds: float) -> str:
-    """Return an age in minutes, hours or days."""
-    if seconds < 5400:
-        return counted(max(0, round(seconds / 60)), "minute")
-    return counted(round(seconds / 3600), "hour") if seconds < 172_800 else counted(round(seconds / 86_400), "day")
+    """Return an age in its largest unit, such as `2 hours` or `a day`."""
+    import humanize
+
+    return humanize.naturaldelta(max(0.0, seconds), months=False)
 
 
 def rounded(n: int) -> str:

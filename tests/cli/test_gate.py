@@ -91,7 +91,7 @@ def test_a_score_is_a_number_from_0_to_1(tmp_path: Path, value: str) -> None:
         ('"step": 0', '"step": "0"'),
         ('"min_tokens": 8', '"min_tokens": 0'),
         ('"long_enough": true', '"long_enough": 1'),
-        ('"exact": false', '"exact": 0'),
+        ('"exact": 0.0', '"exact": "0.0"'),
         ('"wall_s": 1.5', '"wall_s": "1.5"'),
         ('"relative_error": 1e-06', '"relative_error": -1e-06'),
     ],
