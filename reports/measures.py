@@ -9,21 +9,11 @@ from collections.abc import Sequence
 
 from leakaudit.gate.wording import number, percent
 from leakaudit.results.schema import Attempt, Catalogue, SequenceScore
+from leakaudit.results.short_outputs import about_labels, in_cells
 from leakaudit.results.summary import pooled
 
-_FIRST = ("rougeL", "token_recall", "token_precision", "masked_token_recall", "label_accuracy")
-"""Metrics that a cell names before all others, in this order."""
-
-_LEFT_OUT = frozenset(
-    {"rouge1", "rouge2", "exact", "longest_run", "label_exact", "label_classes", "label_excess", "label_hellinger"}
-)
-"""Metrics that a cell leaves out, because another one says nearly the same. The sections on texts and on labels show them."""
-
-_SHARES = frozenset({"token_recall", "token_precision", "masked_token_recall", "longest_run"})
-"""Metrics that are shares of tokens, which are read in per cent."""
-
-_ABOUT_LABELS = ("label_accuracy", "label_classes", "label_excess")
-"""Metrics in the section on labels, in this order; `label_exact` stands there as a count of steps."""
+_SHARES = ("token_recall", "token_precision", "masked_token_recall", "longest_run")
+"""Metrics that are shares of tokens: written in per cent, and first beside a text."""
 
 
 def means_of(attempts: Sequence[Attempt], catalogue: Catalogue, *, in_per_cent: bool = True) -> list[str]:
@@ -34,9 +24,8 @@ def means_of(attempts: Sequence[Attempt], catalogue: Catalogue, *, in_per_cent: 
         catalogue: holds the labels.
         in_per_cent: whether shares of tokens are written in per cent.
     """
-    measured = (name for attempt in attempts for name in attempt.scores)
-    names = [name for name in dict.fromkeys([*_FIRST, *measured]) if name not in _LEFT_OUT]
-    means = {name: pooled(attempt.scores.get(name) for attempt in attempts) for name in names}
+    scored = dict.fromkeys(name for attempt in attempts for name in attempt.scores)
+    means = {name: pooled(attempt.scores.get(name) for attempt in attempts) for name in in_cells(scored)}
     return [
         f"{catalogue.metric_label(name)} {_written(name, mean) if in_per_cent else number(mean)}"
         for name, mean in means.items()
@@ -49,8 +38,7 @@ def scores_of(found: SequenceScore, catalogue: Catalogue) -> list[str]:
 
     `exact` is left out, because the report says it in words.
     """
-    shares = [name for name in _FIRST if name in _SHARES]
-    names = dict.fromkeys([*shares, "longest_run", *sorted(found.scores)])
+    names = dict.fromkeys([*_SHARES, *sorted(found.scores)])
     hidden = {"exact", *(["longest_run"] if found.exact else [])}
     return [
         f"{catalogue.metric_label(name)} {_written(name, found.scores[name])}"
@@ -61,8 +49,7 @@ def scores_of(found: SequenceScore, catalogue: Catalogue) -> list[str]:
 
 def label_metrics(catalogue: Catalogue) -> list[str]:
     """Return the metrics of a section on labels."""
-    others = [name for name, entry in catalogue.metrics.items() if entry.level == "step" and name not in _LEFT_OUT]
-    return list(dict.fromkeys([*_ABOUT_LABELS, *others]))
+    return about_labels(name for name, entry in catalogue.metrics.items() if entry.level == "step")
 
 
 def _written(name: str, value: float) -> str:

@@ -25,7 +25,7 @@ from leakaudit.plugins.budget import Budget
 AGREES = 1e-4
 """Largest median relative error over the weight matrices at which a guess is proved.
 The median, because the output layer dominates the error of the whole update, and in an untrained model it hardly
-depends on one wrong word. Measured; see docs/measurements/span_constants.md."""
+depends on one wrong word. Measured; see docs/decisions/span_constants.md."""
 
 MOST_ORDERED = 3
 """Most local steps whose every order is simulated.

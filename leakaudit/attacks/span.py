@@ -35,7 +35,7 @@ class Span:
 
     candidates: int = CANDIDATES
     """Tokens per position that are checked in float64.
-    Chosen on training sentences; see docs/measurements/span_constants.md."""
+    Chosen on training sentences; see docs/decisions/span_constants.md."""
     beam: int = BEAM
     """Hypotheses kept while a sentence grows."""
     max_positions: int = 0

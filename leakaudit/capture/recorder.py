@@ -183,7 +183,7 @@ class Recorder:
         self.current.hooks.remove()
         if not self.written(patience_s) and patience_s:
             logger.warning(
-                "the last kept step is still not on the disk after %g s; the audit goes on without it", patience_s
+                "the last kept step is still not on the disk after %g s; the audit continues without it", patience_s
             )
 
     def keep_only(self, parts: Parts) -> None:
@@ -261,7 +261,8 @@ class Recorder:
         self.stop_recording()
         self.counters.failed += 1
         logger.warning(
-            "leakaudit stops recording after a %s; training goes on, later steps are not audited", type_and_place(error)
+            "leakaudit stops recording after a %s; training continues, later steps are not audited",
+            type_and_place(error),
         )
 
 

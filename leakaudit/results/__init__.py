@@ -13,6 +13,7 @@ __all__ = [
     "not_audited",
     "recovery",
     "schema",
+    "short_outputs",
     "summary",
     "wording",
 ]

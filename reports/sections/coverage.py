@@ -39,7 +39,7 @@ def _unfinished(results: Results) -> list[dict[str, str]]:
 
 
 def _steps_left_out(results: Results, verdict: Verdict) -> list[dict[str, str]]:
-    """Return the steps that were not audited, or that are no evidence, with the reason."""
+    """Return the steps that were not audited or are no evidence, and why."""
     coverage, found = results.coverage, []
     if verdict.unverified_steps:
         why = "the observed update does not come from the kept batch, so no number is shown for them"

@@ -159,8 +159,8 @@ def test_linear_and_quadratic_forms_are_those_of_the_inputs() -> None:
     tokens = torch.arange(stage.vocabulary)
     for position in range(3):
         x = stage.inputs(tokens, torch.full_like(tokens, position))
-        torch.testing.assert_close(ranking._power[:, position].double(), x.square().sum(1), rtol=1e-3, atol=1e-3)
-        inner = ranking._inner(rows)[:, position].double()
+        torch.testing.assert_close(ranking.squared_norms[:, position].double(), x.square().sum(1), rtol=1e-3, atol=1e-3)
+        inner = ranking.inner_products(rows)[:, position].double()
         torch.testing.assert_close(inner, x @ rows[position], rtol=1e-3, atol=1e-3)
         share = x[:, :4].square().sum(1) / x.square().sum(1)
         expected = (share - share.mean()) / share.std()
@@ -219,6 +219,6 @@ def test_a_spectrum_that_is_not_found_at_first_is_found_at_the_second_try(monkey
 
     expected = plain(gram).eigenvalues
     monkeypatch.setattr(torch.linalg, "eigh", gives_up_once)
-    values, vectors = subspace._spectrum(gram)
+    values, vectors = subspace.spectrum(gram)
     torch.testing.assert_close(values, expected, atol=1e-10, rtol=1e-9)
     torch.testing.assert_close(vectors @ torch.diag(values) @ vectors.T, gram, atol=1e-10, rtol=1e-9)

@@ -1,4 +1,4 @@
-"""A metric is one class: what it measures reaches every output without another line."""
+"""A metric is one class, and its numbers reach every output."""
 
 from __future__ import annotations
 

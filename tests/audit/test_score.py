@@ -1,4 +1,4 @@
-"""One attempt is scored with every metric, and what cannot be scored is missing with a reason."""
+"""Scores of one attempt: every metric has a number, or a reason for none."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_guess_of_nothing_scores_zero() -> None:
 
 
 def test_a_bag_of_words_has_token_recall_and_precision_only() -> None:
-    """Over the distinct tokens of the batch: six of the, old, dog, chased, a, cat, bird."""
+    """They are over the distinct tokens of the batch, seven here."""
     bag = tuple(sorted(set(TRUTH[0]) - SPECIAL))
     scored = _score(Reconstruction(tokens=bag))
     assert scored.scores["token_recall"] == Score(value=6 / 7, n=2)

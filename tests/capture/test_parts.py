@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from leakaudit.audit.worker import run_worker
 from leakaudit.callbacks.torch_loop import watch
-from leakaudit.capture import run as audit_run
+from leakaudit.capture import recorder_setup
 from leakaudit.capture.sketch import distance
 from leakaudit.client.snapshot import BASE, OBSERVED, Snapshot
 from leakaudit.errors import SnapshotDamagedError
@@ -94,7 +94,7 @@ def snapshot(folder: Path) -> tuple[Path, Snapshot]:
 
 @pytest.fixture(autouse=True)
 def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_run, "KEEP_ALL_BYTES", 0)
+    monkeypatch.setattr(recorder_setup, "KEEP_ALL_BYTES", 0)
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -22,7 +22,7 @@ from leakaudit.audit.verification import verify
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.capture.recorder import Recorder
-from leakaudit.capture.run import refuse_strategy
+from leakaudit.capture.refusals import refuse_strategy
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import Truth
@@ -755,7 +755,7 @@ def test_row_29_a_second_run_has_one_set_of_hooks(tmp_path: Path, ending: str) -
                 run()
         assert watched.folder is not None and list(kept(watched)) == [0, 1]
         shutil.rmtree(watched.folder / "taken")
-        watched._steps = 0
+        watched._counter.number = 0
         with watched:
             run()
     assert list(kept(watched)) == [0, 1]
@@ -800,7 +800,7 @@ def test_row_29_nothing_that_goes_wrong_in_a_hook_reaches_the_models_forward_or_
 def test_what_cannot_be_audited_is_said_before_the_first_step(
     tmp_path: Path, change: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Training goes on without; nothing is left behind."""
+    """Training continues without it; nothing is left behind."""
     model = change.pop("model", None) or tiny.bert().train()
     optimizer = torch.optim.Adam(model.parameters()) if change.get("optimizer") == "adam" else None
     options: dict[str, Any] = {"tokenizer": tiny.bert_tokenizer(), **change}

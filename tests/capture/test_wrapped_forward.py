@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from leakaudit.audit.inline import undisturbed
 from leakaudit.audit.live_copy import copier, prove_separate
-from leakaudit.capture.run import OFF_SWITCH
+from leakaudit.capture.context import OFF_SWITCH
 from leakaudit.client.truth import MicroBatch
 from leakaudit.config.audit import PluginSpec
 from leakaudit.errors import ModelError

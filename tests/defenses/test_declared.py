@@ -1,4 +1,4 @@
-"""Every registered defence verifies against itself: declared and applied, it is never taken for another batch."""
+"""Every registered defence, declared and applied, is verified."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _sent(defense: Defense, step: ClientStep, seed: int = 0) -> Observation:
 
 
 def _recorded(step: ClientStep, seen: Observation) -> dict[str, Tensor]:
-    """Return the update as a recorder sees it that knows of no withheld parameter: zero there."""
+    """Return the update as a recorder sees it: zero where nothing is sent."""
     return {name: seen.update.get(name, torch.zeros_like(g)) for name, g in step.observe().update.items()}
 
 
@@ -39,7 +39,7 @@ def _declaring(step: ClientStep, *declared: DeclaredDefense) -> ClientStep:
 
 
 def _narrowed(step: ClientStep, seen: Observation) -> ClientStep:
-    """Return the step with what the battery declares, parameters that are no longer sent included."""
+    """Return the step as the audit declares it, with its frozen parameters."""
     return dataclasses.replace(step, facts=seen.facts)
 
 
@@ -55,7 +55,7 @@ def _matches(found: Verification) -> None:
 def test_a_defence_that_is_declared_and_applied_verifies(
     name: str, kind: type[Defense], task: str, data: st.DataObject
 ) -> None:
-    """As a run ships it, by its knobs alone, and as the battery declares it; whatever its strength."""
+    """At every strength; as a run ships it and as the audit declares it."""
     step, _ = STEPS[task]
     defense = data.draw(at_drawn_knobs(kind))
     seen = _sent(defense, step, seed=3)
@@ -71,7 +71,7 @@ def test_a_defence_that_is_declared_and_applied_verifies(
 def test_another_batch_under_the_same_defence_is_a_mismatch(
     name: str, kind: type[Defense], task: str, data: st.DataObject
 ) -> None:
-    """Wherever the noise leaves the two apart; where it does not, the stamp's standard error says so."""
+    """If noise hides the difference, the stamp's standard error says so."""
     step, other = STEPS[task]
     defense = data.draw(at_drawn_knobs(kind))
     declared = _declaring(step, *(() if defense.is_identity() else (defense.declared(),)))
@@ -98,7 +98,10 @@ def _apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 def test_a_defence_that_is_declared_and_missing_is_said(
     name: str, kind: type[Defense], task: str, data: st.DataObject
 ) -> None:
-    """The step is verified as undefended; a defence whose outcome the raw update is may stay declared."""
+    """The step is then verified as undefended.
+
+    A defence that could have made the raw update may stay declared.
+    """
     step, _ = STEPS[task]
     defense = data.draw(at_drawn_knobs(kind))
     assume(not defense.is_identity())
@@ -147,7 +150,7 @@ def test_clipping_without_its_noise_stays_declared_as_clipping() -> None:
 
 
 def test_a_defence_that_is_not_registered_makes_a_step_unverifiable_and_never_a_mismatch() -> None:
-    """Nobody knows what it does to an update; where it did nothing, it is said to be missing."""
+    """Its effect is unknown; if it had none, it is reported as missing."""
     step, other = STEPS["classification"]
     declared = _declaring(step, DeclaredDefense(name="of-another-protocol", parameters={"strength": 3}))
     for update in (other.update(), {name: g.sign() for name, g in step.update().items()}):
@@ -161,7 +164,7 @@ def test_a_defence_that_is_not_registered_makes_a_step_unverifiable_and_never_a_
 
 
 def test_an_update_of_zeros_is_a_mismatch_unless_somebody_unknown_may_have_made_it() -> None:
-    """A batch whose update is not zero sends zeros under no defence that is known here."""
+    """No registered defence sends zeros for an update that is not zero."""
     step, _ = STEPS["classification"]
     zeros = {name: torch.zeros_like(g) for name, g in step.update().items()}
     assert verify(step, zeros).status is VerificationStatus.MISMATCH
@@ -228,7 +231,7 @@ def test_private_sgd_says_where_it_cannot_be_computed() -> None:
 
 @pytest.mark.parametrize("name", [name for name, kind in defenses if kind.resized])
 def test_what_keeps_no_length_is_not_matched_by_length(name: str) -> None:
-    """Signs and clipped examples, without a bound of the whole update as well as with one."""
+    """Signs and clipped examples have no length to match."""
     step, _ = STEPS["classification"]
     assert scale_is_known(step.observe())
     assert not scale_is_known(_sent(defenses.create(name), step))
@@ -236,7 +239,7 @@ def test_what_keeps_no_length_is_not_matched_by_length(name: str) -> None:
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 8.0])
 def test_lost_dropout_masks_under_declared_noise_are_no_mismatch(scale: float) -> None:
-    """The cosine falls with the noise, so it is judged as far as noise lets it be seen; the opposite direction still is one."""
+    """The cosine is judged as far as noise allows; the opposite direction fails."""
     model = tiny.bert(num_labels=3, dropout=0.1)
     step = tiny.client_step(model, tiny.bert_tokenizer(), TEXTS, [1, 1, 1], training=True)
     torch.manual_seed(5)

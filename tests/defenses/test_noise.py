@@ -1,4 +1,4 @@
-"""Under noise that a defence adds and declares, no attack claims more than without it; for every defence that is registered."""
+"""Under declared noise of any defence, no attack claims more than without."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MIN_TOKENS = 3
 
 
 def _guess(attack: Any, seen: Observation) -> Reconstruction | None:
-    """Return what an attack guesses in the time of fifteen looks at the clock; None where it does not apply."""
+    """Return a guess after fifteen looks at the clock; None if not applicable."""
     return attack(seen, torch.Generator().manual_seed(0), ticking(15)) if attack.applies(seen) else None
 
 
@@ -63,7 +63,7 @@ def test_noise_is_found_by_what_a_defence_says_and_not_by_its_name() -> None:
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_no_attack_names_more_words_under_declared_noise(kind: type[Defense], attack: Any, data: st.DataObject) -> None:
-    """Noise makes every row of an update non-zero; whoever took that for words would name the vocabulary."""
+    """Noise makes every row non-zero; that must not name the vocabulary."""
     fitting = [step for step, _ in STEPS.values() if attack().applies(step.observe())]
     step = data.draw(st.sampled_from(fitting))
     defense = data.draw(at_drawn_knobs(kind))

@@ -130,7 +130,7 @@ def test_a_worker_killed_during_training_is_started_again(tmp_path: Path, caplog
     trainer.train()
     assert trainer.state.global_step == 5
     assert killed and seen[-1] != killed[0], "started again during training, not only at its end"
-    assert "side process died over snapshot 000000; starting it again" in caplog.text
+    assert "side process died while it attacked snapshot 000000; starting it again" in caplog.text
     results = load_results(tmp_path / "audit")
     attempts = {attempt.attack.partition("(")[0]: attempt.status for attempt in results.attempts}
     assert attempts == {

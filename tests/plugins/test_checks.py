@@ -1,4 +1,4 @@
-"""The shipped checks find each broken promise, and say what was asked and what was found."""
+"""The shipped checks find each broken promise and name it."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_a_defence_that_keeps_its_promises_passes(kind: type) -> None:
     ],
 )
 def test_a_promise_that_a_defence_breaks_is_named(kind: type, changed: dict[str, Any], message: str) -> None:
-    """A defence that does not say what it does would make honest steps a mismatch, and noise a list of words."""
+    """Otherwise honest steps would be a mismatch, and noise a list of words."""
     with pytest.raises(AssertionError, match=message):
         check_defense(_like(kind, DEFENSES, **changed))
 

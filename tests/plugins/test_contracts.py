@@ -1,4 +1,4 @@
-"""Every registered attack, defence, metric and prior keeps the promises of its kind."""
+"""Every registered plugin keeps the promises of its kind."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ def _ready(kind: type, folder: Path) -> Any:
 
 @pytest.mark.parametrize(("name", "kind"), list(attacks))
 def test_an_attack_keeps_its_promises(name: str, kind: type, tmp_path: Path) -> None:
-    """It says what it is, cannot be handed the truth, repeats itself, changes nothing and keeps to its budget."""
+    """It repeats itself, changes nothing, keeps to its budget, sees no truth."""
     check_attack(_ready(kind, tmp_path), ELSEWHERE.get(kind, OBSERVATIONS))
 
 
 @pytest.mark.parametrize(("name", "kind"), list(defenses))
 def test_a_defence_keeps_its_promises(name: str, kind: type, tmp_path: Path) -> None:
-    """It says what it is, does nothing at no strength, declares itself and accounts for what it does."""
+    """It does nothing at no strength, declares itself, accounts for what it does."""
     check_defense(_ready(kind, tmp_path))
 
 
@@ -98,7 +98,7 @@ def test_a_metric_keeps_its_promises(name: str, kind: type, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("name", "kind"), list(priors))
 def test_a_prior_keeps_its_promises(name: str, kind: type, tmp_path: Path) -> None:
-    """It says what it is, cannot be handed the truth, and scores many sequences as it scores one."""
+    """It scores many sequences as it scores one, and sees no update."""
     check_prior(_ready(kind, tmp_path))
 
 

@@ -24,7 +24,7 @@ def _context(redacted: RedactedResult) -> Mapping[str, Any]:
 
 
 def _shown(mode: TextMode, accuracy: tuple[float, ...] = (1.0, 0.75)) -> RedactedResult:
-    """Return an audit of two steps with two label attacks, the second right in the first step only."""
+    """Return an audit with two label attacks, the second right in step 0 only."""
     attempts, entries = [], []
     for number in range(len(accuracy)):
         one = attempt(number, "ilrg", kind="labels", leaks=True)
@@ -46,7 +46,7 @@ def _shown(mode: TextMode, accuracy: tuple[float, ...] = (1.0, 0.75)) -> Redacte
 
 
 def test_exact_vectors_are_counted_with_their_bounds_and_what_was_granted() -> None:
-    """1 of 2 and 2 of 2: Clopper-Pearson's bounds at 95 % are 2.5 % to 97.5 % and 22.4 % to 100 %."""
+    """Clopper-Pearson: 2.5 % to 97.5 % for 1 of 2, from 22.4 % for 2 of 2."""
     rows = {row["attack"]: row for row in _context(_shown(TextMode.HASH))["rows"]}
     assert (rows["llg"]["exact"], rows["llg"]["bounds"]) == ("1 of 2", "2.5% to 97.5%")
     assert (rows["ilrg"]["exact"], rows["ilrg"]["bounds"]) == ("2 of 2", "22.4% to 100%")
@@ -62,7 +62,7 @@ def test_true_and_recovered_counts_stand_side_by_side_in_mode_full() -> None:
 
 
 def test_an_unverifiable_step_counts_in_a_rate_of_labels_only_where_they_came_back() -> None:
-    """And then beside the rate of the verified steps, because it was chosen by its leak."""
+    """It stands beside the rate, because it was chosen by its leak."""
     stamps = [VerificationStatus.VERIFIED, VerificationStatus.UNVERIFIABLE, VerificationStatus.UNVERIFIABLE]
     attempts = [attempt(i, "ilrg", kind="labels", leaks=i < 2, recall=None if i < 2 else 0.5) for i in range(3)]
     found = results([step(i, stamp) for i, stamp in enumerate(stamps)], attempts)

@@ -1,4 +1,4 @@
-"""Sections of the report: each file of the folder is listed, has a template and is shown."""
+"""Sections of the report: each file is listed and has a template."""
 
 from __future__ import annotations
 

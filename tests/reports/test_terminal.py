@@ -1,4 +1,4 @@
-"""The terminal's summary: every attack under every defence at any width, and words that cannot be mistaken."""
+"""The terminal's summary: every attack under every defence at any width."""
 
 from __future__ import annotations
 

@@ -25,11 +25,11 @@ from leakaudit.plugins.budget import Budget
 
 SATISFIED = 1e-9
 """Violation below which the identity holds.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 STEPS = 30
 """Steps in which several places are changed at a time.
-Our choice; see docs/measurements/span_constants.md."""
+Our choice; see docs/decisions/span_constants.md."""
 
 WIDTH, PATIENCE = 3, 2
 """Choices followed at a time, and steps without improvement after which the search ends.

@@ -23,7 +23,7 @@ from leakaudit.algorithms.span.isolation import WHOLE, isolate, whitening
 
 CLEAR, SECOND = 0.6, 0.35
 """Coefficients for an assignment: the largest is above CLEAR and no other reaches SECOND.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 SPREADS, FINEST = 4.0, 0.05
 """Bound on a coefficient's distance from 1 and on the others' from 0: SPREADS medians, or FINEST.
@@ -45,7 +45,7 @@ Our choice: simulated gradients agree to about 1e-5 in float32."""
 
 USED_UP = 1e-4
 """Residual share below which a token or position counts as explained.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,8 @@ class Attribution:
             positions: (N,) int64.
         """
         white = whitening(coordinates)
-        # A pair outside the span of the others has leverage 1 and is read alone; the other pairs of its token form another row.
+        # A pair outside the span of the others has leverage 1 and is read alone.
+        # The other pairs of its token form another row.
         alone = (coordinates @ white).square().sum(1) > 1.0 - WHOLE
         assignments = torch.where(
             alone, int(tokens.max()) + 1 + torch.arange(len(tokens), device=tokens.device), tokens

@@ -19,7 +19,7 @@ from leakaudit.plugins.budget import Budget
 
 FITS = 1.5e-3
 """Mean share outside the span below which a sequence is complete.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 TOGETHER: tuple[float, ...] = (0.15, 0.4, 0.75, 1.0)
 """Places are changed together whose gain is above one of these shares of the largest.
@@ -31,7 +31,7 @@ Our choice."""
 
 CLOSE, FEW = 0.12, 1.5
 """Mean share outside the span (CLOSE) or sum of shares (FEW) at which single changes are tried.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 NEAR = 3
 """Places by which an end is moved at a time.
@@ -89,7 +89,7 @@ class Completion:
         self._measured: dict[tuple[int, ...], tuple[float, list[float]]] = {}
 
     def complete(self, known: Mapping[int, int], budget: Budget, *, unlikely_too: bool) -> Completed | None:
-        """Return the best sequence that contains most of the known words.
+        """Return the best sequence found from some known words.
 
         Args:
             known: place -> token id. The sequence may end behind any place that keeps half of them.

@@ -25,11 +25,11 @@ from leakaudit.plugins.attack_protocol import GuessedSequence
 
 AGREES = 1e-4
 """Largest relative error at which a simulated sequence agrees with the update.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 REDUCES = 1e-2
 """Largest relative error at which subtracting a sequence lowers the rank by its length.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 NOISY = 1.3
 """Factor over the expected norm of the noise up to which a difference counts as noise.
@@ -37,7 +37,7 @@ Our choice."""
 
 FLOOR = 3e-6
 """Share of its first size that subtracting simulated sequences leaves of a gradient.
-Measured; see docs/measurements/span_constants.md."""
+Measured; see docs/decisions/span_constants.md."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """How much of a noisy update's signal a simulated sentence explains.
 
-For the observed update G = S + N, with signal S and noise N of known size, and the simulated gradient g of a sentence, the explained
-share is
+For the observed update G = S + N, with signal S and noise N of known size, and the simulated gradient g of a sentence,
+the explained share is
 
     cos^2(g, G) * |G|^2 / |S|^2,        |S|^2 = |G|^2 - E|N|^2.
 
@@ -22,7 +22,7 @@ from leakaudit.algorithms.span.subspace import PRUNED_SHARE, SoftSpan
 
 UNEXPLAINED = 0.004
 """Share of the first block's signal that a complete sentence may leave unexplained, beside chance.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 LEAST_SIGNAL = 1e-3
 """Smallest share of |G|^2 that counts as signal.
@@ -30,7 +30,7 @@ Our choice: below it the estimate of E|N|^2 has errors as large as the signal.""
 
 CLEAR = 100.0
 """Signal of the first block, in noise deviations, above which sentences are compared on that block alone.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 MOST_MARGIN = 1e6
 """Cap of the reported margin. Our choice: without noise the margin has no unit."""
@@ -116,8 +116,8 @@ class ExplainedSignal:
     def share(self, sentence: Hypothesis) -> float:
         """Return the share of the first block's signal that a sentence explains, 0 to 1.
 
-        The simulated gradient first loses what the observed update lost: entries that were pruned, and sizes where only signs
-        were sent.
+        The simulated gradient first loses what the observed update lost: entries that were pruned, and sizes where only
+        signs were sent.
         """
         layers = self.first_block if self.sigma is not None else self.projections or self.first_block
         inner = own = 0.0

@@ -11,7 +11,7 @@ from torch import Tensor
 
 WHOLE = 1e-6
 """Largest difference from 1 of the leverage of a group that is read alone.
-Measured; see docs/measurements/span_constants.md."""
+Measured; see docs/decisions/span_constants.md."""
 
 
 def whitening(coordinates: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ Our choice: rounding leaves 1e-5; the weakest end is a sentence whose class the 
 
 RIDGE = 0.1
 """Ridge parameter of the estimate behind dropout, in units of an input's mean squared length.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 UNEXPLAINED = 0.3
 """Confidence in a sequence whose last gradient no target explains. Our choice."""
@@ -236,8 +236,8 @@ def _ends_of_language_model(
 ) -> list[Ending] | None:
     """Return the ends of a language model's sequences, or None if the budget ends.
 
-    A target that continues no prefix is a last token. A prefix that has fewer continuations than its parent says is the end of a
-    sequence.
+    A target that continues no prefix is a last token. A prefix that has fewer continuations than its parent says is the
+    end of a sequence.
     """
     children: list[dict[int, int]] = [{} for _ in tokens]  # token -> child, of a prefix and of all its duplicates
     for node, parent in enumerate(parents):

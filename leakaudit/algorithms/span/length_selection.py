@@ -25,7 +25,7 @@ Our choice: three lengths are solved, then searched from."""
 
 STARTS = 2
 """Sentences of the joint regression that a search starts from.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,11 @@ from leakaudit.plugins.budget import Budget
 
 FOUND = 2e-4
 """Largest distance from the span at which a masked candidate is in it.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 SCOUT, CONVEX, TWO_VALUED = 12, 48, 100
 """Iterations: convex before selection, convex after it, and two-valued.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 STIFFNESS = 0.5
 """Deviation, over the median |y_j|, that one iteration of the convex phase accepts.
@@ -43,11 +43,11 @@ Our choice: 1 finds as many and is slower."""
 
 BIAS = 0.2
 """How much nearer to 0 than to y_j a coordinate must be to count as dropped, over |y_j|.
-Our choice, because most coordinates are kept; see docs/measurements/span_constants.md."""
+Our choice, because most coordinates are kept; see docs/decisions/span_constants.md."""
 
 SCOUTED, TRIED = 3, 3
 """Selection: one candidate in SCOUTED is kept, and TRIED per direction are tried at once.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 CHUNK = 1024
 """Candidates in one product.
@@ -55,11 +55,11 @@ Our choice: a float32 state of (1024, D) takes 2 MB at D = 384."""
 
 RESTARTS = 8
 """Rounds of random starts.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 FLIPPED = 0.3
 """Share of coordinates that a random start takes for dropped.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 TRIES, FREQUENT_TRIES = 2, 48
 """Random starts per round, for all pairs (TRIES) and for those that have copies (FREQUENT_TRIES).
@@ -71,7 +71,7 @@ Our choice: there are thousands of candidates."""
 
 HIDDEN = 256
 """Pairs without a mask that are started again, best first.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 DIFFERENT = 8
 """Coordinates in which the masks of two copies differ at least.

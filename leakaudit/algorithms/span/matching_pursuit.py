@@ -32,7 +32,7 @@ from leakaudit.plugins.budget import Budget
 
 FLOOR = 3e-6
 """Share of the strongest row below which a residual is rounding of float32 sums.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 NOISE_EDGE = 1.2
 """Factor over the largest singular value of noise alone up to which a residual is noise.
@@ -44,7 +44,7 @@ Our choice: beyond it any set of words explains much."""
 
 SAME_WEIGHT = 0.1
 """Largest relative distance between the weights of a word and of its position.
-Our choice; see docs/measurements/span_constants.md for the distances of true pairs."""
+Our choice; see docs/decisions/span_constants.md for the distances of true pairs."""
 
 UNUSED = 30.0
 """Factor over the weights of the last positions, which are rounding, above which a position is used.

@@ -34,7 +34,7 @@ Our choice: rounding is far below, a position scheme that does not fit far above
 
 COLUMNS = 48
 """Words that are tried side by side in one row.
-Measured; see docs/measurements/span_constants.md."""
+Measured; see docs/decisions/span_constants.md."""
 
 AT_ONCE = 4096
 """Options that are run at once.

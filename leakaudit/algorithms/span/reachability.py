@@ -36,7 +36,7 @@ from leakaudit.models.structure import Anatomy, Projection, run_until
 
 FARTHEST_SECOND = 2e-3
 """Largest distance from the second block's span at which an input is in it.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
 class Pairs(Protocol):
@@ -95,7 +95,7 @@ def span_reach(problem: SpanProblem, inside: Pairs, farthest: float, last: froze
         farthest: largest distance of such a pair.
         last: candidates for the last place of a language model's sequence.
     """
-    # With adapters alone or local steps the span of the inputs is not exact, and the reader has tests of its own.
+    # With adapters at their start or after local steps there is no exact span, and the reader has a test of its own.
     if problem.basis.rank == 0 or problem.seen.facts.view == "delta":
         return dropout_reach(problem, inside, inside, all_tried=True, last=last)
     return _reach(problem, inside, SpanTest(problem, farthest), last)

@@ -31,7 +31,7 @@ from leakaudit.plugins.budget import Budget
 
 CANDIDATES = 64
 """Tokens per position that are checked in float64.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 BEAM = 8
 """Hypotheses that are kept while a sequence grows. Our choice."""

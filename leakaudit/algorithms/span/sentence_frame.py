@@ -30,7 +30,7 @@ Our choice."""
 
 LENGTHS = 5
 """Number of likely lengths that are returned.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def frame_of(problem: SpanProblem) -> Frame:
 def likely_lengths(problem: SpanProblem, span: SoftSpan, frame: Frame) -> tuple[int, ...]:
     """Return sentence lengths in tokens, most likely first.
 
-    A length scores by the weighted share of the closing tokens' inputs that lies in the span. Where texts have no closing token,
-    a geometric series of lengths is returned.
+    A length scores by the weighted share of the closing tokens' inputs that lies in the span. Where texts have no
+    closing token, a geometric series of lengths is returned.
 
     Args:
         problem: the observation with its parts.

@@ -31,7 +31,7 @@ from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 FARTHEST_INSIDE = 0.03
 """Largest distance at which a pair can be in the span.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 HYPOTHESES = 3
 """Incomplete sequences per seed that are simulated.
@@ -39,7 +39,7 @@ Our choice: a wrong first hypothesis mostly differs from the right one in one to
 
 LIKELY: tuple[float, ...] = (0.05, -1.0, 0.15)
 """Least coefficients of open pairs that are tried, one after the other.
-The next one is used when nothing more is found. Chosen on training sentences; see docs/measurements/span_constants.md.
+The next one is used when nothing more is found. Chosen on training sentences; see docs/decisions/span_constants.md.
 """
 
 MOST_INCOMPLETE = 4

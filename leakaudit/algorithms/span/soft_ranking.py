@@ -90,19 +90,21 @@ class Ranking:
         change = torch.linalg.solve(
             gradients @ gradients.T + ridge, gradients @ (update - gradients.T @ mean)
         )  # (T, D): most likely x - m
-        inner = self._inner(change)  # (V, T): x . change
+        inner = self.inner_products(change)  # (V, T): x . change
         inner = inner - (mean * change).sum(1).float()
-        size = (self._power[:, :length] - 2 * self._by_mean[:, :length] + mean.square().sum(1).float()).clamp_min(1e-9)
+        size = (
+            self.squared_norms[:, :length] - 2 * self._by_mean[:, :length] + mean.square().sum(1).float()
+        ).clamp_min(1e-9)
         return standardised(inner * size.rsqrt())
 
     @cached_property
     def _by_mean(self) -> Tensor:
         """(V, P): x . m_p."""
-        return self._inner(self._mean)
+        return self.inner_products(self._mean)
 
     @cached_property
-    def _power(self) -> Tensor:
-        """(V, P): |x|^2."""
+    def squared_norms(self) -> Tensor:
+        """(V, P): |x|^2 of every token at every position."""
         if not self.stage.additive:
             columns = [_inputs(self.stage, p).square().sum(1) for p in range(self.positions)]
             return torch.stack(columns, dim=1).float()
@@ -133,7 +135,7 @@ class Ranking:
         mean = w.mean(1)[:, None] + d.mean(1)[None] if norm.centred else torch.zeros_like(power)
         return mean, (power - mean.square() + norm.eps).clamp_min(1e-12).sqrt()
 
-    def _inner(self, rows: Tensor) -> Tensor:
+    def inner_products(self, rows: Tensor) -> Tensor:
         """Return (V, T) float32: x(t, p) . row_p for rows (T, D)."""
         if not self.stage.additive:
             columns = [_inputs(self.stage, p) @ row for p, row in enumerate(rows)]

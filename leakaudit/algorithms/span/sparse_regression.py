@@ -42,7 +42,7 @@ Our choice: a third round hardly ever changes anything."""
 
 MOST_SWEEPS = 12
 """Most sweeps of the ascent.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
 @dataclass(frozen=True)

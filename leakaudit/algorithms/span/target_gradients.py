@@ -26,7 +26,7 @@ from leakaudit.models.structure import Tail, find_tail
 
 EXPLAINED = 3e-2
 """Largest share of |dy_i| that the targets may leave unexplained.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 SHORTLIST = 64
 """Tokens whose atoms are computed exactly.

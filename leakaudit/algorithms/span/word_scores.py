@@ -31,7 +31,7 @@ Our choice: a row beyond it is certainly there."""
 
 POOL = 128
 """Words per position that later steps choose from.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
 @dataclass(frozen=True)

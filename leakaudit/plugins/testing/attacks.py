@@ -55,7 +55,10 @@ def check_attack(attack: Any, observations: Makers = OBSERVATIONS) -> None:
 
 
 def ticking(checks: int) -> Budget:
-    """Return a budget that is used up after so many looks at the clock, so that time plays no part in a test."""
+    """Return a budget that is used up after so many looks at the clock.
+
+    Time then plays no part in a test.
+    """
     ticks = count()
     return Budget(checks, clock=lambda: float(next(ticks)))
 
@@ -92,7 +95,10 @@ def _cannot_be_handed_the_truth(attack: Any) -> None:
 
 
 def _applicable(attack: Any, observations: Makers) -> Iterator[tuple[str, Callable[[], Observation]]]:
-    """Yield the observations that the attack applies to; a refusal is a sentence and leaves the model as it was."""
+    """Yield the observations that the attack applies to.
+
+    A refusal has a reason, and leaves the model as it was.
+    """
     for what, make in observations.items():
         seen = make()
         before = ModelState.of(seen.model)
@@ -105,7 +111,7 @@ def _applicable(attack: Any, observations: Makers) -> Iterator[tuple[str, Callab
 
 
 def _repeats_itself(attack: Any, what: str, make: Callable[[], Observation]) -> None:
-    """Randomness comes from the generator only, and time plays no part in it."""
+    """Check that randomness comes from the generator only."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         one = attack(make(), _rng(), ticking(25))
@@ -126,7 +132,7 @@ def _leaves_everything_as_it_was(attack: Any, what: str, make: Callable[[], Obse
 
 
 def _keeps_to_its_budget(attack: Any, what: str, make: Callable[[], Observation]) -> None:
-    """A budget that is used up at once gives a guess all the same: the attack says `budget`, or it needed none."""
+    """Check that the attack guesses although its budget is used up at once."""
     guess = attack(make(), _rng(0), ticking(1))
     promise(isinstance(guess, Reconstruction), attack, f"an attack returns a Reconstruction, on {what}", type(guess))
     stops = ("budget", "done", "converged")
@@ -136,7 +142,7 @@ def _keeps_to_its_budget(attack: Any, what: str, make: Callable[[], Observation]
 
 
 def _guesses_what_its_goal_says(attack: Any, what: str, make: Callable[[], Observation]) -> None:
-    """Text attacks return sequences, word attacks a bag, label attacks counts; confidences are fractions."""
+    """Check the field that the goal names, the token ids and the confidences."""
     seen = make()
     guess = attack(seen, _rng(0), ticking(15))
     field = FIELDS[attack.goal]
@@ -151,7 +157,7 @@ def _guesses_what_its_goal_says(attack: Any, what: str, make: Callable[[], Obser
 
 
 def _leaves_no_trace_when_asked_about_its_reach(attack: Any, what: str, make: Callable[[], Observation]) -> None:
-    """The audit asks with the truth: the model stays as it was, and the same attack guesses the same afterwards."""
+    """Check that questions about the truth change neither model nor attack."""
     seen = make()
     before = ModelState.of(seen.model)
     guess = attack(seen, _rng(), ticking(25))

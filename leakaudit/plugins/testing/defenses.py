@@ -51,7 +51,10 @@ def check_defense(defense: Any) -> None:
 
 
 def _is_the_identity_at_no_strength(defense: Any, what: str, step: ClientStep) -> None:
-    """Otherwise an audit would compare two undefended runs that differ."""
+    """Check that it does nothing at `identity`.
+
+    Otherwise an audit would compare two undefended runs that differ.
+    """
     promise(
         isinstance(defense.identity, Mapping), defense, "`identity` maps knobs to the values at which it does nothing"
     )
@@ -65,7 +68,7 @@ def _is_the_identity_at_no_strength(defense: Any, what: str, step: ClientStep) -
 
 
 def _declares_itself_and_changes_nothing(defense: Any, what: str, step: ClientStep) -> None:
-    """Nothing is changed in place; an attack finds name and parameters in the public facts."""
+    """Check that it changes nothing in place, and that attacks can know it."""
     seen = step.observe()
     digest, before = seen.digest(), ModelState.of(seen.model)
     defended = defense(step, seen, torch.Generator().manual_seed(0))
@@ -89,7 +92,7 @@ def _declares_itself_and_changes_nothing(defense: Any, what: str, step: ClientSt
 
 
 def _accounts_for_what_it_does(defense: Any, what: str, step: ClientStep) -> None:
-    """What was sent is what `expected` returns, plus noise as large as `added_noise` says.
+    """Check that what is sent is what `expected` returns, plus the stated noise.
 
     Verification relies on it: otherwise a step that declares and applies the defence would be taken for one of another batch.
     """
@@ -109,7 +112,10 @@ def _accounts_for_what_it_does(defense: Any, what: str, step: ClientStep) -> Non
 
 
 def _tells_its_noise(defense: Any, what: str, sigma: float, sent: Mapping[str, Tensor]) -> None:
-    """An attack asks how large the noise is; less than there is would make it name words by chance."""
+    """Check the noise level that attacks ask for.
+
+    If it were below the real one, attacks would name words by chance.
+    """
     told = defense.noise(sent)
     enough = told >= (1 - NOISE_ERROR) * sigma
     promise(

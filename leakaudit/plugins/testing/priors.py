@@ -49,7 +49,7 @@ def check_prior(prior: Any) -> None:
 
 
 def _scores(prior: Any, scorer: Any, text: list[int], size: int) -> None:
-    """Check that a sequence scores the same alone and among others, and the same at every call."""
+    """Check that a sequence scores the same alone, among others and again."""
     promise(isinstance(scorer, Scorer), prior, "`load` returns a `leakaudit.plugins.Scorer`", type(scorer).__name__)
     sequences: list[list[int]] = [[*text], [7], [9, 8, 7], []]
     values = scorer.nll(sequences)

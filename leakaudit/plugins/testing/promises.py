@@ -1,4 +1,4 @@
-"""What all checks share: a sentence for each broken promise, and the parts of a model that a plugin must not change."""
+"""What all checks share: broken promises, and the state of a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def promise(kept: object, plugin: Any, asked: str, found: object = None) -> None
 
 
 def instance(plugin: Any) -> Any:
-    """Return a plugin as it is with the default knobs, or the instance that was handed over."""
+    """Return the plugin with its default knobs, or the given instance."""
     if not isinstance(plugin, type):
         return plugin
     try:

@@ -1,4 +1,7 @@
-"""Small models with random weights, their tokenizers, and client steps on them. Nothing is downloaded."""
+"""Small models with random weights, their tokenizers, and client steps on them.
+
+They are built in code; nothing is downloaded.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +85,7 @@ def gpt2_config(**more: Any) -> Any:
 
 
 def gpt2_lm(seed: int = 0) -> nn.Module:
-    """Return a GPT-2 language model, 2 layers, D = 32, head tied to the word embedding."""
+    """Return a GPT-2 language model: 2 layers, D = 32, tied head."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: nn.Module = hf.GPT2LMHeadModel(gpt2_config()).eval()
@@ -101,7 +104,19 @@ def client_step(
     max_grad_norm: float | None = None,
     **facts: Any,
 ) -> ClientStep:
-    """Return the step of one client on `texts`; `facts` are further public facts such as `batch_size_bound`."""
+    """Return the step of one client on `texts`.
+
+    Args:
+        model: in the mode that the step is computed in.
+        tokenizer: of the model.
+        texts: B texts.
+        labels: B classes; 0 for all if None.
+        task: what the model is trained for.
+        training: whether dropout is active.
+        frozen: names of parameters without an update.
+        max_grad_norm: norm to which the client clips; None if it does not.
+        **facts: further public facts, such as `batch_size_bound`.
+    """
     if task == "classification" and labels is None:
         labels = [0] * len(texts)
     batch = make_batch(tokenizer, texts, labels, task, max_length=POSITIONS)

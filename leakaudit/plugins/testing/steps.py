@@ -10,10 +10,16 @@ TEXT = "the old dog chased a cat."
 
 
 def classifier_step() -> ClientStep:
-    """Return the step of a client on one sentence, of class 1 of 3, for a small BERT classifier in eval mode."""
+    """Return a client's step on one sentence of class 1 of 3.
+
+    The model is a small BERT classifier in eval mode.
+    """
     return client_step(bert(num_labels=3), bert_tokenizer(), [TEXT], [1], batch_size_bound=1)
 
 
 def language_model_step() -> ClientStep:
-    """Return the step of a client on one sentence for a small GPT-2 language model in eval mode."""
+    """Return a client's step on one sentence.
+
+    The model is a small GPT-2 language model in eval mode.
+    """
     return client_step(gpt2_lm(), gpt2_tokenizer(), [TEXT], task="causal-lm")

@@ -1,4 +1,4 @@
-"""What the author of a plugin outside the repository tests: that it keeps the promises of every attack."""
+"""The test that the author of an attack outside the repository writes."""
 
 from leakaudit_extension import AlwaysOneToken  # type: ignore[import-not-found]  # found once it is installed
 

@@ -35,7 +35,7 @@ from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 NEARLY_INSIDE = 0.03
 """Largest distance from the first span at which a token is tried.
-Lenient, because the second span decides. Chosen on training sentences; see docs/measurements/span_constants.md."""
+Lenient, because the second span decides. Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 MOST_PREFIXES = 2
 """Prefixes per direction of the span at which growing stops.

@@ -23,7 +23,7 @@ from leakaudit.plugins.budget import Budget
 
 CROWDED, MORE = 0.2, 4
 """Rank over hidden size (CROWDED) from which MORE times as many tokens are tried per position.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
 def fits(problem: SpanProblem) -> bool:

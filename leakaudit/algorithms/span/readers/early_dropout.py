@@ -31,7 +31,7 @@ from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 KEEP = 32
 """Tokens per position that are fitted.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 EMPTY_POSITIONS = 16
 """Positions beyond the longest possible sequence that show how near a token comes by chance.
@@ -39,7 +39,7 @@ Our choice."""
 
 NEARER = 3.0
 """Standard deviations below chance at which a position holds a token.
-Our choice; see docs/measurements/span_constants.md."""
+Our choice; see docs/decisions/span_constants.md."""
 
 SLACK = 3
 """Positions that are tried behind the last one that holds a token. Our choice."""

@@ -55,7 +55,7 @@ ARRANGED = 0.9
 
 INSIDE = 1.5
 """Largest distance, in units of the expected error, at which a pair is in the span.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
 def rounding_error(weight: Tensor, facts: PublicFacts) -> float:

@@ -45,11 +45,11 @@ Our choice: 1 is kept for proofs."""
 
 MOST_SIMULATED = 400
 """Sentences that one search may simulate, so that hopeless searches end.
-Our choice; see docs/measurements/span_constants.md for its cost."""
+Our choice; see docs/decisions/span_constants.md for its cost."""
 
 WIDTHS = (6, 16, 64)
 """Tokens per position that are tried from each score; the next width follows where nothing improves.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
 def fits(problem: SpanProblem) -> bool:  # noqa: ARG001  every reader takes the problem
