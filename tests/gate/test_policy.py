@@ -12,7 +12,7 @@ from leakaudit.errors import ConfigError
 from leakaudit.gate import evaluate as gate
 from leakaudit.gate.policy import Policy, default_policy, load_policy
 from leakaudit.gate.verdict import Status
-from leakaudit.plugins import names as catalogue
+from leakaudit.plugins import names as plugin_names
 from leakaudit.results.schema import Attempt, AttemptStatus, Score, StepRecord
 from tests.gate.test_evidence import reached
 from tests.support.factories import NOW, attempt, audit, results, step
@@ -200,7 +200,7 @@ def test_a_wrong_name_is_one_error_with_its_line(tmp_path: Path, old: str, new: 
     path = tmp_path / "gate.yaml"
     path.write_text(POLICY.replace(old, new, 1))
     with pytest.raises(ConfigError) as caught:
-        load_policy(path, catalogue.names_for(audit(0, 1)))
+        load_policy(path, plugin_names.names_for(audit(0, 1)))
     said = re.sub(r"('exact_sentence'), .*;", r"\1, ...;", str(caught.value))
     assert said.splitlines() == [f"{path}:{problem}" for problem in problems]
 
@@ -210,14 +210,14 @@ def test_a_name_may_be_one_of_ours_of_the_results_or_of_another_package(tmp_path
     path = tmp_path / "gate.yaml"
     path.write_text(POLICY.replace("[tag, span]", "[dlg, theirs]").replace("shipped", "prune(share=0.99)"))
     theirs = results([step(0)], [attempt(0, "theirs")])
-    assert load_policy(path, catalogue.names_for(theirs)).rules[1].scope.attacks == ("dlg", "theirs")
+    assert load_policy(path, plugin_names.names_for(theirs)).rules[1].scope.attacks == ("dlg", "theirs")
     with pytest.raises(ConfigError, match="the attack 'theirs' is unknown; known: "):
-        load_policy(path, catalogue.own_names())
+        load_policy(path, plugin_names.own_names())
 
 
 def test_every_registered_name_is_known_without_importing_it() -> None:
     """The names stand in the source; this imports the plugins and compares."""
-    own = catalogue.own_names()
+    own = plugin_names.own_names()
     for kind in ("attacks", "defenses", "metrics"):
         registered = {n for n, plugin in getattr(registry, kind) if plugin.__module__.startswith("leakaudit.")}
         assert getattr(own, kind) == registered
