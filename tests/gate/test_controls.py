@@ -24,7 +24,7 @@ def test_a_broken_audit_decides_nothing() -> None:
     """If the text of another batch is "recovered", not even a leak is believed."""
     verdict = judge(audit(60, 0, negative=(1, 1)), RED_LINE)
     assert verdict.verdict is Status.INCONCLUSIVE
-    assert "the scores of this audit cannot be believed" in verdict.sentence
+    assert "the scores of this audit are wrong" in verdict.sentence
 
 
 @pytest.mark.parametrize(
