@@ -87,7 +87,9 @@ class Registry(Generic[Plugin]):
             ) from None
 
     def create(self, name: str, options: Mapping[str, Any] | None = None) -> Any:
-        """Build the plugin `name` with its knobs set from `options` (strings are converted to the field's type).
+        """Build the plugin `name` with its knobs set from `options`.
+
+        Strings are converted to the type of the field.
 
         Raises:
             UnknownPluginError: there is no such plugin.
@@ -114,7 +116,7 @@ class Registry(Generic[Plugin]):
             raise ConfigError(f"{self.kind} {name!r}: {error}") from None
 
     def registered_in(self, module: str) -> list[str]:
-        """Return the names of the plugins whose class stands in a module or, for a package, in one of its modules."""
+        """Return the names of the plugins in a module or in the modules of a package."""
         inside = (name for name, plugin in self._plugins.items() if f"{plugin.__module__}.".startswith(f"{module}."))
         return sorted(inside)
 
@@ -122,7 +124,7 @@ class Registry(Generic[Plugin]):
         """Import our own plugins and those of other packages.
 
         Raises:
-            PluginError: a file or a package registers what it should not; the message names it.
+            PluginError: a file or a package does not register what it should; the message names it.
         """
         if self._loaded or self._home is None:
             return
@@ -136,7 +138,10 @@ class Registry(Generic[Plugin]):
             raise
 
     def _load_own(self, home: str) -> None:
-        """Import a single module, or every module of a package, of which each registers exactly one plugin."""
+        """Import a module, or every module of a package.
+
+        Each module of a package has to register exactly one plugin.
+        """
         path = getattr(import_module(home), "__path__", ())
         for found in pkgutil.iter_modules(path, f"{home}."):
             module = import_module(found.name)
@@ -150,7 +155,9 @@ class Registry(Generic[Plugin]):
 
 
 def _load_other(entry_point: EntryPoint) -> None:
-    """Import the module that another package names; it has to register at least one plugin, of any kind.
+    """Import the module that another package names.
+
+    It has to register at least one plugin, of any kind.
 
     Raises:
         PluginError: it cannot be imported or registers nothing.
@@ -170,14 +177,17 @@ def _load_other(entry_point: EntryPoint) -> None:
 
 
 def _packages_in(module: Any) -> set[str]:
-    """Return the top-level packages, ours aside, of what stands in a module."""
+    """Return the top-level packages of the names in a module, without ours."""
     homes = (getattr(thing, "__module__", None) or getattr(thing, "__name__", "") for thing in vars(module).values())
     return {str(home).partition(".")[0] for home in homes if home} - {"leakaudit"}
 
 
 @cache
 def _adapter(plugin: type, key: str) -> TypeAdapter[Any]:
-    """Return what checks one knob of a plugin; made once, because observations look their defences up again and again."""
+    """Return the validator of one knob.
+
+    Cached, because observations look up their defences again and again.
+    """
     return TypeAdapter(get_type_hints(plugin)[key])
 
 

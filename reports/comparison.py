@@ -77,7 +77,7 @@ def compare(before: Outcomes, after: Outcomes) -> str:
     leaks = sum(old for old, _ in finished)
     words = f"stopped {stopped} of {_leaks(leaks)}" if leaks else "there was no leak to stop"
     if not finished:
-        words = "nothing can be said of what it stops"
+        words = "nothing is known about what it stops"
     words += f", opened {opened}" if opened else ""
     if stopped + opened >= stats.MIN_STEPS_FOR_SIGN_TEST:
         words += f" (sign test p = {stats.sign_test(stopped, opened):.2g})"
@@ -88,12 +88,12 @@ def compare(before: Outcomes, after: Outcomes) -> str:
 
 
 def _outcome(attempts: Sequence[Attempt], event: str) -> bool | None:
-    fates = {s.fate for a in attempts for s in a.sequences if s.long_enough}
+    of_texts = {s.outcome for a in attempts for s in a.sequences if s.long_enough}
     known = EVENTS.get(event)
     if any(map(known.happened, attempts)) if known else any(event in a.events for a in attempts):
         return True
     late = any(a.status is AttemptStatus.BUDGET_EXHAUSTED for a in attempts)
-    gave_up = (known is None or known.of_texts) and "search gave up" in fates
+    gave_up = (known is None or known.of_texts) and "search gave up" in of_texts
     return None if late or gave_up else False
 
 

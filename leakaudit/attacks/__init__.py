@@ -1,4 +1,4 @@
-"""Attacks: what an eavesdropper reads out of an update. One file each, compared in README.md.
+"""Attacks: one file for each, compared in README.md.
 
 The registry imports every module of this folder, and each registers exactly one plugin.
 """

@@ -1,4 +1,4 @@
-"""`span`: whole sentences by linear algebra, from the update of one block's query, key and value layers."""
+"""`span`: whole sentences by linear algebra, from the first attention's update."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from leakaudit.plugins import FALSE_EVENTS, Applicability, Budget, Goal, Needs, 
 class Span:
     """Recover every sentence of the batch from the first block's attention update.
 
-    Source: the span check of DAGER (Petrov et al., NeurIPS 2024, Sec. 4); rank by spectral gap, stacked projections, the
-    whole-vocabulary product, dropout, assembly and proof are ours (see the modules).
+    Source: the span check of DAGER (Petrov et al., NeurIPS 2024, Sec. 4). The rank by spectral gap, stacked
+    projections, the whole-vocabulary product, dropout, assembly and proof are ours; see `leakaudit.algorithms.span`.
     """
 
     label: ClassVar[str] = "span"
@@ -34,17 +34,17 @@ class Span:
     )
 
     candidates: int = CANDIDATES
-    """Tokens per position that are checked in float64. Our choice: true tokens were always within the nearest 105 of 30,522
-    with dropout on, and within the nearest few without."""
+    """Tokens per position that are checked in float64.
+    Chosen on training sentences; see docs/decisions/span_constants.md."""
     beam: int = BEAM
-    """Hypotheses kept while a sentence is assembled."""
+    """Hypotheses kept while a sentence grows."""
     max_positions: int = 0
     """Positions to scan; 0 takes the model's own limit."""
 
     def applies(self, seen: Observation) -> Applicability:
-        """Look for the parts, a non-zero update and an input that carries positions."""
+        """Say whether the first attention block can be read; see `can_recover`."""
         return can_recover(seen, self.max_positions)
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
-        """Pick the reader that fits and run it."""
+        """Run the reader that fits."""
         return recover(seen, rng, budget, candidates=self.candidates, beam=self.beam, max_positions=self.max_positions)

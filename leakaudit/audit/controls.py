@@ -16,10 +16,11 @@ from leakaudit.audit.canaries import CANARIES
 from leakaudit.audit.scoring.score import Scored
 from leakaudit.audit.state import ControlOutcome
 from leakaudit.client.array_batches import array_batch
+from leakaudit.client.batches import make_batch, with_random_state
 from leakaudit.client.facts import Granted, PublicFacts
 from leakaudit.client.observation import Observation
 from leakaudit.client.recipe import StepRecipe
-from leakaudit.client.step import ClientStep, make_batch, with_random_state
+from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import MicroBatch, Truth, reading_of
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import SnapshotError

@@ -1,6 +1,6 @@
-"""Says what an audit came to, and which kept steps are no evidence.
+"""Words the result of an audit in the last lines of a training log.
 
-Both are one line, the last words of a training.
+One line has the verdict; another one counts the kept steps that are not evidence.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ MAX_VERDICT_BYTES = 16 * 2**20
 
 
 def outcome(folder: Path) -> tuple[str, ...]:
-    """Return what an audit came to.
+    """Return the result of an audit, a clause each.
 
     Args:
         folder: the audit's.
 
     Returns:
-        The verdict in a clause, then a clause on the kept steps that are no evidence, where there are some. Nothing where no verdict
-        or no results can be read.
+        The verdict, then, if there are any, the kept steps that are not evidence. The result is empty if the verdict or the results
+        cannot be read.
     """
     try:
         verdict = Verdict.model_validate_json(read_bounded(folder / "verdict.json", MAX_VERDICT_BYTES))
@@ -46,7 +46,7 @@ def outcome(folder: Path) -> tuple[str, ...]:
 def headline(verdict: Verdict, results: Results) -> str:
     """Return the numbers of the rule that decides.
 
-    What came back beside it, and what keeps the verdict open, follow.
+    What was recovered beside it follows, and why the verdict is open, if it is.
     """
     rule = next((rule for rule in verdict.rules if rule.id == verdict.deciding_rule), None)
     if rule is None or not rule.n:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,13 +13,17 @@ from torch import Tensor, nn
 from leakaudit.client.facts import PublicFacts
 from leakaudit.client.observation import Observation, check_finite
 from leakaudit.client.recipe import StepRecipe
+from leakaudit.client.replay import (
+    client_attention,
+    neftune_noise,
+    restored_random_state,
+    take_gradients,
+    trained_parameters,
+)
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.truth import MicroBatch, Truth
-from leakaudit.errors import DataError, SnapshotError
-from leakaudit.models.loading import Task
-from leakaudit.models.structure import dropout_rates
-from leakaudit.models.tensors import outputs_of, tied_names
-from leakaudit.models.vocabulary import vocabulary_of
+from leakaudit.errors import SnapshotError
+from leakaudit.models.tensors import outputs_of
 
 
 @dataclass(frozen=True)
@@ -56,16 +60,19 @@ class ClientStep:
                 return self._local_steps(parameters)
             self._accumulate(parameters)
             self._clip(parameters)
-            return _gradients(parameters)
+            return take_gradients(parameters)
 
     @contextmanager
     def _trained(self) -> Iterator[dict[str, nn.Parameter]]:
         """Put the model into the client's state, what is in eval mode and noise on the embeddings included."""
-        with _as_trained(self.model, self.recipe.training, frozenset(self.facts.shared)) as parameters:
+        with trained_parameters(self.model, self.recipe.training, frozenset(self.facts.shared)) as parameters:
             for name, module in self.model.named_modules():
                 if name in self.recipe.eval_modules:
                     module.training = False
-            with _neftune(self.model, self.recipe.neftune_alpha), _attending(self.model, self.recipe.attention):
+            with (
+                neftune_noise(self.model, self.recipe.neftune_alpha),
+                client_attention(self.model, self.recipe.attention),
+            ):
                 yield parameters
 
     def _accumulate(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -135,7 +142,7 @@ class ClientStep:
                 mine[row] = share * pull[row]
                 own.append(mine)
             torch.autograd.backward(tensors, own, retain_graph=row < rows - 1)
-            yield _gradients(parameters)
+            yield take_gradients(parameters)
 
     def _output_gradients_by_row(
         self, outputs: Mapping[str, Tensor], batch: MicroBatch, rows: int
@@ -212,7 +219,7 @@ class ClientStep:
         device = batch.inputs["input_ids"].device
         with ExitStack() as stack:
             if batch.rng:
-                stack.enter_context(_random_state(batch.rng, device))
+                stack.enter_context(restored_random_state(batch.rng, device))
             if self.recipe.autocast:
                 dtype = torch.bfloat16 if self.recipe.autocast == "bf16" else torch.float16
                 stack.enter_context(torch.autocast(device.type, dtype=dtype))
@@ -273,150 +280,3 @@ class ClientStep:
         shift = self.facts.task == "causal-lm"
         loss: Tensor = smoother(outputs, labels, shift_labels=shift, num_items_in_batch=batch.num_items)
         return loss
-
-
-def _gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Take the gradients from the parameters, in float32.
-
-    A gradient is zero for a parameter that the loss did not reach.
-    """
-    found = {}
-    for name, parameter in parameters.items():
-        gradient, parameter.grad = parameter.grad, None
-        found[name] = (
-            torch.zeros_like(parameter, dtype=torch.float32) if gradient is None else gradient.detach().float()
-        )
-    return found
-
-
-@contextmanager
-def _neftune(model: nn.Module, alpha: float | None) -> Iterator[None]:
-    """Add NEFTune's noise to the word embeddings, drawing from the random state as the client's own hook did.
-
-    Source: Jain et al. 2023, Algorithm 1: uniform in (-1, 1), times alpha / sqrt(L d), L tokens of d entries.
-    """
-    if not alpha:
-        yield
-        return
-
-    def noisy(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        if not module.training:
-            return output
-        bound = alpha / torch.sqrt(torch.tensor(output.size(1) * output.size(2)))
-        return output + torch.zeros_like(output).uniform_(-bound, bound)  # type: ignore[arg-type]
-
-    table: nn.Module = model.get_input_embeddings()  # type: ignore[operator]
-    hook = table.register_forward_hook(noisy)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-@contextmanager
-def _attending(model: nn.Module, attention: str) -> Iterator[None]:
-    """Let a model attend as the client's did, and as before afterwards.
-
-    This is done only if it needs no kernel of a GPU.
-
-    Attacks need a second derivative, which only eager attention has everywhere; a step needs none, and rows of padding come out
-    differently.
-    """
-    now = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    if attention != "sdpa" or now in (None, attention) or not hasattr(model, "set_attn_implementation"):
-        yield
-        return
-    model.set_attn_implementation(attention)  # type: ignore[operator]
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(now)  # type: ignore[operator]
-
-
-@contextmanager
-def _as_trained(model: nn.Module, training: bool, shared: frozenset[str]) -> Iterator[dict[str, nn.Parameter]]:
-    """Put the model into the client's state, with gradients for the shared parameters only, and back afterwards."""
-    before = {name: p.requires_grad for name, p in model.named_parameters()}
-    was_training = model.training
-    buffers = {name: b.clone() for name, b in model.named_buffers()} if training else {}
-    model.train(training)
-    model.zero_grad(set_to_none=True)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in shared)
-    try:
-        with torch.enable_grad():
-            yield {name: p for name, p in model.named_parameters() if name in shared}
-    finally:
-        model.zero_grad(set_to_none=True)
-        model.train(was_training)
-        for (
-            name,
-            buffer,
-        ) in model.named_buffers():  # batch norm counts on in training mode, and the step may be repeated
-            if name in buffers:
-                buffer.copy_(buffers[name])
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(before[name])
-
-
-@contextmanager
-def _random_state(rng: Mapping[str, Tensor], device: torch.device) -> Iterator[None]:
-    """Restore the kept random state for the duration of the block, and the caller's own state afterwards."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        if "cpu" in rng:
-            torch.set_rng_state(rng["cpu"].cpu())
-        if "cuda" in rng and device.type == "cuda":
-            torch.cuda.set_rng_state(rng["cuda"].cpu(), device)
-        yield
-
-
-def public_facts(
-    model: nn.Module, tokenizer: Any, *, task: Task, training: bool, frozen: frozenset[str] = frozenset(), **more: Any
-) -> PublicFacts:
-    """Describe what everybody knows about a step on `model` in which all parameters but `frozen` are shared."""
-    names = [name for name, _ in model.named_parameters()]
-    return PublicFacts(
-        task=task,
-        num_labels=int(model.config.num_labels) if task == "classification" else None,  # type: ignore[union-attr, arg-type]
-        training_mode=training,
-        dropout=dropout_rates(model.named_modules()),
-        shared=tuple(name for name in names if name not in frozen),
-        frozen=tuple(name for name in names if name in frozen),
-        tied=tied_names(model),
-        vocabulary=vocabulary_of(tokenizer, model),
-        **more,
-    )
-
-
-def make_batch(tokenizer: Any, texts: list[str], labels: list[int] | None, task: Task, max_length: int) -> MicroBatch:
-    """Tokenise texts into one padded micro-batch, with the labels the task's loss takes.
-
-    Args:
-        tokenizer: a tokenizer of transformers.
-        texts: B texts.
-        labels: B classes for classification; ignored for causal-lm, where the labels are the tokens themselves.
-        task: which loss.
-        max_length: longer texts are cut, as trainers do.
-
-    Raises:
-        DataError: the batch is empty.
-    """
-    if not texts:
-        raise DataError("an empty batch: at least one text is needed for a client step")
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    encoded = tokenizer(texts, padding=True, truncation=True, max_length=max_length, return_tensors="pt")
-    inputs = {name: encoded[name] for name in ("input_ids", "attention_mask") if name in encoded}
-    if "token_type_ids" in encoded:
-        inputs["token_type_ids"] = encoded["token_type_ids"]
-    if task == "classification":
-        inputs["labels"] = torch.tensor(labels, dtype=torch.long)
-    else:
-        inputs["labels"] = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
-    return MicroBatch(inputs=inputs)
-
-
-def with_random_state(batch: MicroBatch, seed: int) -> MicroBatch:
-    """Return the batch with the random state that `seed` gives, so that a simulated step with dropout can be repeated."""
-    return replace(batch, rng={"cpu": torch.Generator().manual_seed(seed).get_state()})

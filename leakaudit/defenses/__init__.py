@@ -1,4 +1,4 @@
-"""Defences: what an eavesdropper would have seen instead. One file each, compared in README.md.
+"""Defences: one file for each, compared in README.md.
 
 The registry imports every module of this folder, and each registers exactly one plugin.
 """

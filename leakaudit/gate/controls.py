@@ -1,4 +1,4 @@
-"""The two controls and the age of the evidence, against the policy."""
+"""The two controls and the age of the evidence, compared with the policy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _judge_positive(control: Control, asked: PositiveControl, confidence: float)
     elif n == 0:
         said = "No positive control was run, and the policy asks for none."
     else:
-        # with few control steps even full marks cannot reach the bound: there the plain share is all there is
+        # with few control steps even n of n is below the bound, so the plain share is compared
         bounded = stats.lower_bound(n, n, confidence) >= asked.rate_lower
         reached = stats.lower_bound(k, n, confidence) if bounded else k / n
         state = "ok" if reached >= asked.rate_lower else "failed"
@@ -49,7 +49,7 @@ def _judge_negative(control: Control, asked: NegativeControl, confidence: float)
     state: Literal["ok", "not run", "failed", "unproven"] = "ok"
     if n and k / n > asked.rate_upper:
         state = "failed"
-        said = f"The negative control leaked in {k} of {n} control steps: the scores of this audit cannot be believed."
+        said = f"The negative control leaked in {k} of {n} control steps: the scores of this audit are wrong."
     elif n < asked.steps:
         state = "not run"
         said = f"The negative control ran on {counted(n, 'step')}; the policy asks for {asked.steps}."
@@ -66,7 +66,7 @@ def _judge_negative(control: Control, asked: NegativeControl, confidence: float)
 
 
 def judge_age(results: Results, policy: Policy, now: datetime) -> tuple[timedelta | None, str]:
-    """Return the age of the evidence, and what is wrong with it."""
+    """Return the age of the evidence and a sentence on what is wrong with it."""
     finished = moment(results.run.finished)
     if finished is None:
         return None, "The results do not say when the audit finished, so their age is unknown."

@@ -1,23 +1,24 @@
-"""The gate: policy + results -> verdict.
+"""The evaluation of a policy: results and rules give a verdict.
 
-One evaluator, `evaluate`, feeds the exit code, `verdict.json` and the report, so that they cannot disagree.
+The exit code, `verdict.json` and the report all come from `evaluate`, so they cannot disagree.
 
-What a verdict rests on:
+Principles:
 
 - The unit is one client step. A step leaks if any attack in the rule's scope had the event.
-- Success proves, failure bounds. One recovered text is a fact; that nothing was recovered only bounds the leak rate.
-- A step is evidence only if an attack that could have shown the event really ran on it. Not applicable, crashed,
-  skipped and not run are no evidence, and so never a pass. Neither is a step that fails verification.
-- A step that cannot be verified is attacked all the same: what comes back from it is proof, and where nothing comes back it
-  counts as nothing.
-- Verdict = the worst of the rules at level `error`: ERROR > FAIL > INCONCLUSIVE > PASS. Rules at level `warn` are shown
-  and never change it.
+- Success proves, failure bounds. One recovered text is a fact; if nothing was recovered, that only bounds the leak rate.
+- A step is evidence only if an attack that could have shown the event ran on it. An attack that was not applicable, crashed, was
+  skipped or did not run is no evidence, so it is never a pass. Nor is a step that fails verification.
+- A step that cannot be verified is attacked like the others. A text that comes back from it is proof; a step from which nothing comes
+  back is not counted.
+- The verdict is the worst of the rules at level `error`: ERROR > FAIL > INCONCLUSIVE > PASS. Rules at level `warn` are shown and never
+  change the verdict.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from leakaudit.config.duration import length_of
 from leakaudit.gate.controls import judge_age, judge_controls
@@ -38,18 +39,18 @@ _SEVERITY = {"critical": 0, "high": 1, "medium": 2, "low": 3}
 def evaluate(results: Results, policy: Policy, *, now: datetime, results_sha256: str | None = None) -> Verdict:
     """Apply `policy` to `results`.
 
-    A positive control that fails, or any other gap in the evidence, keeps every rule from passing. It does not undo a
-    FAIL: a text that was recovered was recovered, by an audit that is otherwise blind as well. A negative control that
-    "leaks" does: then the scores themselves cannot be believed, and every rule is INCONCLUSIVE.
+    A positive control that fails, or any other gap in the evidence, keeps every rule from passing. It does not change a FAIL: a text
+    that was recovered is a fact, even if the audit misses others. A negative control that "leaks" makes every rule INCONCLUSIVE,
+    because then the scores themselves are wrong.
 
     Args:
         results: the audit.
         policy: the rules.
         now: the time of judgement, with time zone.
-        results_sha256: digest of the file that `results` were read from, to be recorded.
+        results_sha256: digest of the file that `results` were read from; the verdict records it.
 
     Returns:
-        The verdict; ERROR where the results contradict themselves.
+        The verdict; ERROR if the results contradict themselves.
     """
     problems = (*contradictions(results), *_from_the_future(results, now))
     if problems:
@@ -61,17 +62,11 @@ def evaluate(results: Results, policy: Policy, *, now: datetime, results_sha256:
     overall, deciding = _overall(rules)
     finished = moment(results.run.finished)
     return Verdict(
+        **_origin(results, policy, now, results_sha256),
         verdict=overall,
         exit_code=overall.exit_code,
         sentence=" ".join([deciding.sentence, *_also_came_back(results, deciding), *deciding.reasons]),
         deciding_rule=deciding.id,
-        run=results.run.id,
-        policy=policy.name,
-        policy_owner=policy.owner,
-        policy_digest=policy.digest,
-        results_sha256=results_sha256,
-        results_digest=results.digest,
-        evaluated_at=_stamp(now),
         evidence_age_s=age.total_seconds() if age is not None else None,
         valid_until=_stamp(finished + length_of(policy.evidence.max_age)) if finished else None,
         steps=len(results.steps),
@@ -85,7 +80,10 @@ def evaluate(results: Results, policy: Policy, *, now: datetime, results_sha256:
 
 
 def unreadable(problem: str, policy: Policy, *, now: datetime, run: str = "") -> Verdict:
-    """Return the ERROR verdict for evidence that cannot be read at all, so that machines still get one document."""
+    """Return the ERROR verdict for evidence that cannot be read.
+
+    Machines so get one document in every case.
+    """
     return _error(policy, now, (problem,), None, run=run)
 
 
@@ -97,7 +95,7 @@ def _gaps(controls: Sequence[ControlVerdict], age_gap: str, results: Results) ->
 
 
 def _also_came_back(results: Results, deciding: RuleVerdict) -> list[str]:
-    """Say what came back where the deciding rule saw nothing."""
+    """Say what came back if the deciding rule saw nothing."""
     if deciding.defense != SHIPPED or deciding.k:
         return []
     found = in_words(recovered(results))
@@ -105,15 +103,18 @@ def _also_came_back(results: Results, deciding: RuleVerdict) -> list[str]:
 
 
 def _overall(rules: Sequence[RuleVerdict]) -> tuple[Status, RuleVerdict]:
-    """Return the verdict and the rule that decides it: the worst at level error, then the most severe."""
+    """Return the verdict and the rule that decides it.
+
+    It is the rule at level error with the worst status; of several, the most severe.
+    """
     deciding = min((rule for rule in rules if rule.level == "error"), key=_order)
     return deciding.status, deciding
 
 
 def _order(rule: RuleVerdict) -> tuple[int, int, int]:
-    """Return the key by which rules are sorted.
+    """Return the sort key of a rule: level, then status, then severity.
 
-    Rules that decide come before warnings, then the worst status, then severity; equal ones keep the policy's order.
+    Equal rules keep the order of the policy.
     """
     return rule.level != "error", -_BADNESS[rule.status], _SEVERITY[rule.severity]
 
@@ -136,14 +137,17 @@ def _alternatives(results: Results, policy: Policy, gaps: Gaps) -> Iterable[Alte
 
 
 def _from_the_future(results: Results, now: datetime) -> Iterable[str]:
-    """Yield a problem where the audit finished after the time of judgement."""
+    """Yield a problem if the audit finished after the time of judgement."""
     finished = moment(results.run.finished)
     if finished is not None and finished - now > CLOCK_SLACK:
         yield "the results are dated in the future"
 
 
 def _absent(results: Results) -> list[str]:
-    """Say how many steps lack attempts that were due, unless an interruption or a refused snapshot explains it."""
+    """Say how many steps lack attempts that were due.
+
+    Steps that an interruption or a refused snapshot explains are not counted.
+    """
     lacking = unexplained_steps(results)
     if not lacking:
         return []
@@ -162,17 +166,11 @@ def _error(
 ) -> Verdict:
     more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
     return Verdict(
+        **_origin(results, policy, now, results_sha256, run),
         verdict=Status.ERROR,
         exit_code=Status.ERROR.exit_code,
         sentence=ended(f"The evidence cannot be judged: {problems[0]}{more}"),
         deciding_rule=None,
-        run=run if results is None else results.run.id,
-        policy=policy.name,
-        policy_owner=policy.owner,
-        policy_digest=policy.digest,
-        results_sha256=results_sha256,
-        results_digest=None if results is None else results.digest,
-        evaluated_at=_stamp(now),
         evidence_age_s=None,
         valid_until=None,
         steps=0,
@@ -182,6 +180,21 @@ def _error(
         alternatives=(),
         problems=tuple(problems),
     )
+
+
+def _origin(
+    results: Results | None, policy: Policy, now: datetime, results_sha256: str | None, run: str = ""
+) -> dict[str, Any]:
+    """Return the keys of a verdict that say what was judged, by which policy and when."""
+    return {
+        "run": run if results is None else results.run.id,
+        "policy": policy.name,
+        "policy_owner": policy.owner,
+        "policy_digest": policy.digest,
+        "results_sha256": results_sha256,
+        "results_digest": None if results is None else results.digest,
+        "evaluated_at": _stamp(now),
+    }
 
 
 def _stamp(moment: datetime) -> str:

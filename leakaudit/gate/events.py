@@ -1,10 +1,10 @@
-"""The events that a policy may limit: what may have come back from a client step.
+"""The events that a policy may limit: what may come back from a client step.
 
-Everything about an event is in its entry here: when it happened, which attempts could have shown it, and its words. Policy, evaluation,
-report and the last line of training read this table, so a new event is one more entry (docs/write_a_plugin.md).
+An entry of `EVENTS` holds everything about an event: when it happened, which attempts could have shown it, and its words. Policy,
+evaluation, report and the last line of training read this table, so a new event is one more entry (docs/write_a_plugin.md).
 
-Scoring records five events in results.json (`Attempt.events`), because they need the private text. An event of the gate alone, such
-as `in_reach`, is computed here from the scores of an attempt.
+Scoring records five events in results.json (`Attempt.events`). Other events, such as `in_reach`, are computed here from the scores of
+an attempt.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from leakaudit.results.schema import Attempt, Score, SequenceScore
 
 @dataclass(frozen=True)
 class Event:
-    """Something that may have come back from a client step.
+    """Something that may come back from a client step.
 
-    In the three clauses, `{tokens}` stands for the least length of a text that counts (`min_tokens` of the audit).
+    In `clause`, `inverted` and `denial`, `{tokens}` stands for the fewest tokens of a sentence (`min_tokens` of the audit).
     """
 
     happened: Callable[[Attempt], bool]
     """Whether an attempt had the event."""
     decided: Callable[[Attempt], bool]
-    """Whether a finished attempt would have shown the event, had it been there.
+    """Whether a finished attempt could have shown the event.
 
-    A bag of words cannot show that a sentence came back in order, and an attack on text says nothing of labels: counting such an attempt
-    would make it a clean step."""
+    A bag of words cannot show that a sentence came back in order, and an attack on text says nothing about labels. If such an attempt
+    were counted, its step would seem clean."""
     clause: str
     """What happened, as a main clause: `every word of the batch was named`."""
     inverted: str
@@ -43,13 +43,13 @@ class Event:
     verb: str
     """What the step did, in the last line of training: `leaked every word of the batch`."""
     long_texts: bool = False
-    """Whether only texts of at least `min_tokens` tokens can have it; steps without one are then left out."""
+    """Whether only texts of at least `min_tokens` tokens can have it; steps without such a text are then not counted."""
     of_texts: bool = True
-    """Whether it is about texts: a search for one that gave up then leaves the comparison of two defences open."""
+    """Whether it is about texts. A search for a text that gave up then leaves the comparison of two defences open."""
     tells_reach: bool = False
-    """Whether the sentence of a rule also says which texts were in reach and did not come back."""
+    """Whether the sentence about a rule also says which texts were in reach and did not come back."""
     undecided: str = ""
-    """Why there may be no evidence although attacks finished; empty for the general reason."""
+    """Reason for no evidence although attacks finished; empty for the general reason."""
 
 
 def _recorded(name: str) -> Callable[[Attempt], bool]:
@@ -70,13 +70,16 @@ def _guessed(sequence: SequenceScore) -> bool:
 
 
 def _most_words_decided(sequence: SequenceScore) -> bool:
-    """Whether recall and precision decide; with a recall below the bar the precision does not matter."""
+    """Whether recall and precision decide the event.
+
+    With a recall below the bar, precision does not matter.
+    """
     recall = sequence.token_recall
     return recall is not None and (sequence.token_precision is not None or recall < LEAST_SHARE)
 
 
 def _in_reach(sequence: SequenceScore) -> bool:
-    return sequence.long_enough and sequence.fate in ("recovered", "search gave up")
+    return sequence.long_enough and sequence.outcome in ("recovered", "search gave up")
 
 
 EVENTS: dict[str, Event] = {
@@ -126,7 +129,7 @@ EVENTS: dict[str, Event] = {
     ),
     "in_reach": Event(
         happened=_any_sequence(_in_reach),
-        decided=_any_sequence(lambda sequence: sequence.fate is not None),
+        decided=_any_sequence(lambda sequence: sequence.outcome is not None),
         clause="a text of {tokens}+ tokens was in reach of an attack",
         inverted="was a text of {tokens}+ tokens in reach of an attack",
         denial="no text of {tokens}+ tokens was in reach of an attack",
@@ -148,10 +151,10 @@ EVENTS: dict[str, Event] = {
         of_texts=False,
     ),
 }
-"""Name of an event, as a policy writes it -> the event. `in_reach`: a text came back, or a search that would have accepted it gave up."""
+"""Name in a policy -> event. `in_reach`: a text came back, or a search that would have accepted it gave up."""
 
 
 def could_show(attempt: Attempt, name: str) -> bool:
-    """Return whether a finished attempt had the event or would have shown it, had it been there."""
+    """Return whether a finished attempt could have shown an event."""
     event = EVENTS[name]
     return event.happened(attempt) or event.decided(attempt)

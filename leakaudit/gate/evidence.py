@@ -15,7 +15,7 @@ from leakaudit.results.schema import Attempt, AttemptStatus, Results, Score, Ste
 from leakaudit.results.wording import counted
 
 REACH = ("unknown", "out of reach", "search gave up", "recovered")
-"""What an attack says of a text, the answer that goes furthest last. `unknown`: it did not come back, and the attack cannot tell why."""
+"""What an attack says about a text, from the least to the most. `unknown`: the text did not come back, and the attack cannot tell why."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Evidence:
     """What the attempts in a rule's scope show, step by step."""
 
     values: dict[str, float]
-    """Step -> 1.0 or 0.0 for an event (leaked or not), the worst attack's score for a metric."""
+    """Step -> 1.0 (leaked) or 0.0 for an event, the score of the worst attack for a metric."""
     worst: Worst | None
     attacks: tuple[str, ...]
     censored: int
@@ -31,7 +31,7 @@ class Evidence:
     finished: int
     """Attempts that ran, in time or not."""
     lost: int
-    """Attempts that were due and gave nothing usable."""
+    """Attempts that were due and gave no usable result."""
     due: int
     left_out: int
     """Steps that hold no text that the event could be about."""
@@ -40,15 +40,15 @@ class Evidence:
     bounding: int
     """Steps among `values` that are verified; the others count because something came back from them."""
     problem: str
-    """Why there is no evidence at all; empty where there is some."""
+    """Why there is no evidence; empty if there is some."""
     repeated: int = 0
-    """Steps whose update is that of another step: both are one piece of evidence."""
+    """Steps with the same update as another step: the two are one piece of evidence."""
     reach: Mapping[str, int] = field(default_factory=dict)
-    """Texts that the event could be about, counted by the furthest that any attack got; the keys are `REACH`."""
+    """Number of texts that the event could be about, by the most that any attack says about them; the keys are `REACH`."""
 
 
 def gather(results: Results, rule: Rule, defense: str) -> Evidence:
-    """Collect the evidence for `rule` under `defense` (a column of the battery)."""
+    """Collect the evidence for `rule` under `defense`, a defence of the audit."""
     scope = _RuleScope(results, rule, defense)
     steps = {step.id: scope.of_step(step) for step in results.steps if step.id in scope.by_step}
     attempts = [attempt for found in steps.values() for attempt in found.attempts]
@@ -84,15 +84,20 @@ class _StepEvidence:
     attempts: tuple[Attempt, ...] = ()
     """Attempts that are evidence."""
     due: int = 0
+    """Attempts that were due."""
     lost: int = 0
+    """Attempts that were due and gave no usable result."""
     left_out: bool = False
+    """Whether the step holds no text that the event could be about."""
     silent: bool = False
+    """Whether the step cannot be verified and proves nothing."""
     bounding: bool = False
+    """Whether the step is verified and is evidence."""
 
 
 @dataclass(frozen=True)
 class _RuleScope:
-    """The attempts that a rule looks at under one defence, and which of them could show what it asks about."""
+    """The attempts that a rule looks at under one defence."""
 
     results: Results
     rule: Rule
@@ -115,7 +120,10 @@ class _RuleScope:
 
     @cached_property
     def asked(self) -> list[str]:
-        """Attacks that are due on every step: those wanted, without those that ran and could never show the event."""
+        """Attacks that are due on every step.
+
+        These are the wanted ones, except those that ran and could never show the event.
+        """
         unable = {a.attack for a in self.results.attempts if a.status is AttemptStatus.RAN} - self.able
         return [name for name in self.wanted if name not in unable]
 
@@ -131,9 +139,10 @@ class _RuleScope:
 
     @cached_property
     def at_risk(self) -> set[str]:
-        """Steps that the event could be about: for an event on long texts, those that hold one.
+        """Steps that could have the event.
 
-        A step of short texts has nothing to lose, so counting it as clean would dilute the rate.
+        For an event of long texts these are the steps with a long text. A step of short texts cannot leak a long one, so counting it as
+        clean would lower the rate.
         """
         everything = {step.id for step in self.results.steps}
         if not _about_long_texts(self.rule):
@@ -168,7 +177,7 @@ class _RuleScope:
         return score.value if isinstance(score, Score) else 0.0
 
     def could_show(self, attempt: Attempt) -> bool:
-        """Return whether an attempt would have shown the rule's event or score, had it been there."""
+        """Return whether an attempt could have shown the rule's event or score."""
         if not attempt.finished:
             return False
         if self.rule.event is not None:
@@ -176,23 +185,26 @@ class _RuleScope:
         return isinstance(attempt.scores.get(self.rule.metric or ""), Score)
 
     def _is_evidence(self, attempt: Attempt) -> bool:
-        """Whether an attempt counts: it could show the event, or its attack, which elsewhere could, ran out of time."""
+        """Whether an attempt counts as evidence.
+
+        It does if it could have shown the event, or if it ran out of time and its attack could show the event on another step.
+        """
         if self.could_show(attempt):
             return True
         out_of_time = attempt.status is AttemptStatus.BUDGET_EXHAUSTED
         return out_of_time and self.rule.event is not None and attempt.attack in self.able
 
     def _proves(self, attempt: Attempt) -> bool:
-        """Whether what came back proves something by itself: an event, or a score above the limit of a maximum.
+        """Whether one attempt is proof by itself: an event, or a score above a maximum.
 
-        Means and percentiles need the steps that did not leak as well, so one score proves nothing of them.
+        Means and percentiles need the steps that did not leak as well, so one score proves nothing about them.
         """
         if self.rule.metric is None:
             return self.value(attempt) > 0
         return self.rule.statistic == "max" and self.value(attempt) > self.rule.threshold
 
     def _lost(self, attempts: Sequence[Attempt], step: StepRecord) -> bool:
-        """Whether one attack gave nothing usable on one step, though it was due."""
+        """Whether one attack was due on a step and gave no usable result."""
         return not usable(step) or all(
             a.status in (AttemptStatus.ERROR, AttemptStatus.SKIPPED)
             or (a.status is AttemptStatus.BUDGET_EXHAUSTED and not self._is_evidence(a))
@@ -201,9 +213,9 @@ class _RuleScope:
 
 
 def _first_of_its_kind(steps: Iterable[StepRecord]) -> dict[str, str]:
-    """Map each step to the first one with the same update.
+    """Map each step to the first step with the same update.
 
-    The same evidence under two names is one piece of evidence.
+    One update under two names is one piece of evidence.
     """
     names: dict[tuple[str, str, int, int | None], str] = {}
     return {
@@ -212,7 +224,7 @@ def _first_of_its_kind(steps: Iterable[StepRecord]) -> dict[str, str]:
 
 
 def _all_failed(attempts: Sequence[Attempt]) -> bool:
-    """Whether every attempt crashed or was skipped: such a step is lost, not silent."""
+    """Whether every attempt crashed or was skipped; such a step is lost, not silent."""
     return bool(attempts) and all(a.status in (AttemptStatus.ERROR, AttemptStatus.SKIPPED) for a in attempts)
 
 
@@ -221,7 +233,10 @@ def _about_long_texts(rule: Rule) -> bool:
 
 
 def _worst(attempts: Iterable[Attempt], scope: _RuleScope) -> Worst | None:
-    """Return the attempt that speaks most against the rule: by value, then by the longest run, then the fastest."""
+    """Return the attempt that speaks most against the rule.
+
+    The value decides, then the longest run, then the shortest time.
+    """
 
     def rank(attempt: Attempt) -> tuple[float, float, float]:
         longest = max((s.scores.get("longest_run", 0.0) for s in attempt.sequences), default=0.0)
@@ -235,19 +250,19 @@ def _worst(attempts: Iterable[Attempt], scope: _RuleScope) -> Worst | None:
 
 
 def _reach(attempts: Iterable[Attempt], rule: Rule) -> dict[str, int]:
-    """Count texts by the furthest that any attack got with them."""
+    """Count texts by the most that any attack says about them."""
     best: dict[tuple[str, str], int] = {}
     for attempt in attempts:
         for sequence in attempt.sequences:
             if sequence.exact is None or (_about_long_texts(rule) and not sequence.long_enough):
                 continue
             key = (attempt.step, sequence.id)
-            best[key] = max(best.get(key, 0), REACH.index(sequence.fate or "unknown"))
+            best[key] = max(best.get(key, 0), REACH.index(sequence.outcome or "unknown"))
     return {name: sum(rank == i for rank in best.values()) for i, name in enumerate(REACH)}
 
 
 def _why_nothing(scope: _RuleScope, left_out: int, silent: int) -> str:
-    """Say why there is no evidence: the first reason that applies, from the widest to the narrowest."""
+    """Say why there is no evidence: the first reason that applies."""
     results, rule, defense = scope.results, scope.rule, scope.defense
     wanted, known = scope.wanted, scope.known
     unknown = [name for name in wanted if name not in known]
@@ -273,7 +288,7 @@ def _why_nothing(scope: _RuleScope, left_out: int, silent: int) -> str:
 
 
 def _how_they_ended(attempts: Iterable[Attempt]) -> str:
-    """Count attempts by how they ended, where none of them could show the event."""
+    """Count attempts by how they ended; none of them could show the event."""
     ends: dict[str, int] = {}
     for attempt in attempts:
         ran = attempt.status is AttemptStatus.RAN

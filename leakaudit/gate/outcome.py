@@ -1,4 +1,4 @@
-"""The numbers of a rule: its statistic, the bounds of it, and what they decide by themselves."""
+"""The numbers of a rule: its statistic, the bounds and what they decide."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Outcome:
     compared: float | None = None
     """What must be at or below the threshold to pass."""
     more: int | None = None
-    """Further steps without a leak that would make it pass; None where that is no question."""
+    """Further steps without a leak that would make the rule pass; None if that does not apply."""
     method: str = ""
 
 
@@ -49,8 +49,8 @@ def judge_numbers(rule: Rule, evidence: Evidence, confidence: float) -> Outcome:
 def _judge_event(rule: Rule, k: int, n: int, silent: int, confidence: float) -> Outcome:
     """Judge a rule on an event that `k` of `n` steps had.
 
-    Silent steps count in the lower bound only, so they can keep a rule from failing and never make it pass: they may be clean, and nothing
-    shows that they are.
+    Silent steps count in the lower bound only: they may be clean, so they can keep a rule from failing, but nothing shows that they are
+    clean, so they never make it pass.
     """
     lower, upper = stats.lower_bound(k, n + silent, confidence), stats.upper_bound(k, n, confidence)
     method = "Clopper-Pearson, one-sided"
@@ -83,7 +83,10 @@ def _judge_metric(rule: Rule, values: Sequence[float], confidence: float) -> Out
 
 
 def _by_bounds(lower: float | None, upper: float | None, threshold: float) -> Status:
-    """Pass when the upper bound is at or below the threshold, fail when the lower bound is above it."""
+    """Compare the bounds with a threshold.
+
+    PASS for an upper bound at or below it, FAIL for a lower bound above it.
+    """
     if upper is not None and upper <= threshold:
         return Status.PASS
     return Status.FAIL if lower is not None and lower > threshold else Status.INCONCLUSIVE

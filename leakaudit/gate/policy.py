@@ -1,4 +1,4 @@
-"""The policy: what must hold of an audit, read from YAML."""
+"""The policy: the rules that an audit must satisfy, read from YAML."""
 
 from __future__ import annotations
 
@@ -13,19 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from leakaudit.config.duration import Duration
 from leakaudit.config.strict_yaml import problem_at, read_yaml
 from leakaudit.gate.events import EVENTS
-from leakaudit.plugins import names as catalogue
+from leakaudit.plugins import names as plugin_names
 from leakaudit.results.schema import Fraction, TextMode
 
 SHIPPED = "shipped"
-"""The scope word for what the training run really sends."""
-
-
+"""The word in a scope for the update that the training run sends."""
 OBSERVED = "none"
-"""Attempts on the update as observed: the run's own defence is in it already."""
-
-
+"""The defence of attempts on the update as observed: the run's own defence is in it already."""
 ANY = "any"
-"""The scope word for every attack."""
+"""The word in a scope for every attack."""
 
 if TYPE_CHECKING:
     EventName = str
@@ -41,89 +37,104 @@ class _Policy(BaseModel):
 
 
 class EvidencePolicy(_Policy):
-    """The floor: evidence below it cannot pass a rule. It can still fail one, because a leak that was seen is a fact."""
+    """The floor: less evidence than this cannot pass a rule.
+
+    It can still fail one, because a leak that was seen is a fact.
+    """
 
     min_steps: int = Field(default=59, ge=1)
-    """Steps that must be evidence for a rule. 59 steps without a leak are what bounds the rate by 5 % at 95 %."""
+    """Fewest steps that must be evidence for a rule. 59 steps without a leak bound the rate by 5 % at 95 % confidence."""
     max_error_share: Fraction = 0.02
-    """Share of the attempts due for a rule that may be lost: crashed, skipped, never made, or on a step whose update
-    does not come from the batch that was kept."""
+    """Largest share of the attempts due for a rule that may be lost: crashed, skipped, never made, or on a step whose update does not
+    come from the batch that was kept."""
     max_censored: Fraction = 0.20
-    """Share of the attempts that may have ended for want of time. They count as "no event"."""
+    """Largest share of the attempts that may have run out of time. They count as "no event"."""
     max_age: Duration = "7d"
-    """How old the results may be: a number and d, h, m or s, such as 7d."""
+    """Largest age of the results: a number and d, h, m or s, such as 7d."""
 
 
 class PositiveControl(_Policy):
-    """An undefended step with known text, which must be recovered. Otherwise the audit is blind."""
+    """An undefended step with known text, which must be recovered.
+
+    If it is not, the audit is blind.
+    """
 
     steps: int = Field(default=1, ge=0)
-    """Control steps that must have run."""
+    """Fewest control steps that must have run."""
     rate_lower: Fraction = 0.90
-    """Share of them that must be recovered. Compared with the 95 % lower bound where there are enough control steps
-    for that (29 of 29 for 0.90), and with the plain share where there are fewer."""
+    """Least share of them that must be recovered. With enough control steps (29 for 0.90) the lower bound must reach it, with fewer the
+    plain share."""
 
 
 class NegativeControl(_Policy):
-    """An update of another batch, from which the text must not be recovered. Otherwise the scores are broken."""
+    """An update of another batch, from which the text must not be recovered.
+
+    If it is, the scores are wrong.
+    """
 
     steps: int = Field(default=1, ge=0)
-    """Control steps that must have run."""
+    """Fewest control steps that must have run."""
     rate_upper: Fraction = 0.10
-    """Share of them that may be "recovered". Compared with the upper bound where there are enough control steps for
-    that (29 for 0.10), and with the plain share where there are fewer."""
+    """Largest share of them that may be "recovered". With enough control steps (29 for 0.10) the upper bound must stay at or below it, with
+    fewer the plain share."""
 
 
 class ControlsPolicy(_Policy):
-    """Both controls."""
+    """Requirements on the two controls."""
 
     positive: PositiveControl = PositiveControl()
+    """An undefended step with known text, which must be recovered."""
     negative: NegativeControl = NegativeControl()
+    """An update of another batch, from which the text must not be recovered."""
 
 
 class StatisticsPolicy(_Policy):
-    """How sure a bound must be."""
+    """Confidence of the bounds."""
 
     confidence: float = Field(default=0.95, ge=0.5, lt=1.0)
-    """Of each one-sided bound."""
+    """Confidence of each one-sided bound."""
 
 
 class Scope(_Policy):
-    """Which attempts a rule looks at."""
+    """The attempts that a rule looks at."""
 
     defense: str = SHIPPED
-    """`shipped` is the update as the run sends it; otherwise the name of a defence of the battery."""
+    """`shipped` for the update as the run sends it, or the name of a defence of the audit."""
     attack: str | tuple[str, ...] = ANY
     """The name of an attack, a list of names, or `any`."""
 
     @property
     def attacks(self) -> tuple[str, ...] | None:
-        """The attacks by name, None for any."""
+        """The attacks by name; None for any."""
         if self.attack == ANY:
             return None
         return (self.attack,) if isinstance(self.attack, str) else self.attack
 
 
 class Rule(_Policy):
-    """One limit: `event` with `max_rate` or `max_count`, or `metric` and `statistic` with `max_value`."""
+    """One limit: on how often an event happens, or on a statistic of a metric.
+
+    A rule has `event` with `max_rate` or `max_count`, or `metric` and `statistic` with `max_value`.
+    """
 
     id: RuleId
     """Lower-case letters, digits and hyphens; the report links to it."""
     severity: Literal["critical", "high", "medium", "low"] = "high"
-    """Decides the order in the report."""
+    """Order in the report, most severe first."""
     level: Literal["error", "warn"] = "error"
-    """`warn` rules are shown and never change the verdict."""
+    """A rule at level `warn` is shown and never changes the verdict."""
     scope: Scope = Scope()
+    """The attempts that the rule looks at."""
     event: EventName | None = None
-    """What counts as a leak of a step."""
+    """The event that counts as a leak of a step."""
     max_rate: float | None = Field(default=None, gt=0.0, lt=1.0)
-    """Share of steps that may leak. Passes when the upper bound is at or below it, fails when the lower bound is above."""
+    """Largest share of steps that may leak. The rule passes if the upper bound is at or below it and fails if the lower bound is above it."""
     max_count: int | None = Field(default=None, ge=0)
-    """Audited steps that may leak. 0 is a red line: one leak is proof, no statistics."""
+    """Largest number of audited steps that may leak. At 0 one leak is proof; no statistics are needed."""
     metric: str | None = None
-    """A score of the battery, such as rougeL or token_recall. A step's score is that of its worst attack."""
+    """A metric, such as rougeL or token_recall. The score of a step is that of its worst attack."""
     statistic: Literal["mean", "p95", "max"] | None = None
-    """Over steps. `mean` and `p95` are bounded and need 30 steps (p95 needs 59 to pass); `max` is what was seen."""
+    """Statistic over the steps. `mean` and `p95` have bounds and need 30 steps (`p95` needs 59 to pass); `max` is the largest value seen."""
     max_value: Fraction | None = None
     """Largest value of the statistic."""
 
@@ -152,26 +163,35 @@ class ReportPolicy(_Policy):
     """What the report may show."""
 
     text: TextMode = TextMode.MASKED
-    """Text mode where the command line names none."""
+    """Text mode if the command line names none."""
     allow_full: bool = False
-    """Whether a report with the private text may be made at all."""
+    """Whether a report may show the private text at all."""
     top_samples: int = Field(default=20, ge=1, le=1000)
     """Sequences shown in detail, worst first."""
 
 
 class Policy(_Policy):
-    """What must hold of an audit. `leakaudit schema policy` prints the JSON Schema of this class."""
+    """The rules that an audit must satisfy.
+
+    `leakaudit schema policy` prints the JSON Schema of this class.
+    """
 
     schema_: Literal["leakaudit.policy/1"] = Field(alias="schema")
+    """Format of the file."""
     name: str = Field(min_length=1)
-    """Shown beside the verdict."""
+    """Name of the policy, shown beside the verdict."""
     owner: str = ""
-    """Who may change it."""
+    """Who may change the policy."""
     evidence: EvidencePolicy = EvidencePolicy()
+    """Least evidence with which a rule can pass."""
     controls: ControlsPolicy = ControlsPolicy()
+    """Requirements on the two controls."""
     statistics: StatisticsPolicy = StatisticsPolicy()
+    """Confidence of the bounds."""
     rules: tuple[Rule, ...] = Field(min_length=1)
+    """The limits; the verdict is the worst of those at level `error`."""
     report: ReportPolicy = ReportPolicy()
+    """What the report may show."""
 
     @model_validator(mode="after")
     def _rules_decide(self) -> Self:
@@ -189,28 +209,28 @@ class Policy(_Policy):
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the policy's content, defaults included; comments and layout do not count."""
+        """SHA-256 of the policy's content with its defaults, without comments and layout."""
         plain = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":"))
         return "sha256:" + hashlib.sha256(plain.encode()).hexdigest()
 
 
-def load_policy(path: Path, names: catalogue.Names | None = None) -> Policy:
+def load_policy(path: Path, names: plugin_names.Names | None = None) -> Policy:
     """Read a policy from a YAML file.
 
     Args:
         path: the file.
-        names: the attacks, defences and metrics that there are; None to leave the policy's names unchecked.
+        names: the known attacks, defences and metrics; None to accept every name.
 
     Raises:
-        ConfigError: every problem at once, each with file, line and what to write instead.
+        ConfigError: the message names every problem with file, line and what to write instead.
     """
     return read_yaml(path, Policy, check=None if names is None else lambda policy: _unknown_names(policy, names))
 
 
-def _unknown_names(policy: Policy, names: catalogue.Names) -> Iterable[tuple[tuple[str | int, ...], str]]:
+def _unknown_names(policy: Policy, names: plugin_names.Names) -> Iterable[tuple[tuple[str | int, ...], str]]:
     """Yield place and problem of every name that no plugin has.
 
-    A rule on such a name could never be decided.
+    A rule on such a name would always be inconclusive.
     """
     for index, rule in enumerate(policy.rules):
         at: tuple[str | int, ...] = ("rules", index)
@@ -220,21 +240,21 @@ def _unknown_names(policy: Policy, names: catalogue.Names) -> Iterable[tuple[tup
         if rule.metric is not None:
             asked.append(((*at, "metric"), "metric", rule.metric, names.metrics))
         for path, kind, name, known in asked:
-            problem = catalogue.unknown(name, known)
+            problem = plugin_names.unknown(name, known)
             if problem:
                 yield path, f"rule {rule.id!r}: the {kind} {problem}"
 
 
 def default_policy() -> Policy:
-    """Return the policy used where none is given, for what is shipped.
+    """Return the built-in policy, on the update as the run sends it.
 
-    No sentence verbatim at all. In at most 5 % of the steps (our choice: what 59 clean steps can show at 95 %) may a sentence come
-    back, every word of the batch, most words of a text, or a text be in reach of a search that gave up. Label counts only warn,
-    because how much they tell depends on what the classes are. Where no attack can tell what was in reach, the verdict is open.
+    No sentence may come back verbatim. At most 5 % of the steps may lose a sentence, every word of the batch or most words of a text,
+    or have a text in reach of a search that gave up (our choice: 59 clean steps show that at 95 % confidence). Label counts only warn,
+    because how much they reveal depends on the classes. If no attack can tell what was in reach, the verdict is inconclusive.
 
-    `overlap` asks for the 95th percentile of ROUGE-L instead of the largest value, because text can overlap by chance: of 1,000
-    sentences of each of seven public corpora, the best of seven unrelated texts overlapped by more than 0.5 for 0 to 0.6 % (a maximum over 60
-    steps would so fail one clean run in six), and for up to 6 % of sentences made from templates.
+    `overlap` limits the 95th percentile of ROUGE-L, not the largest value, because texts overlap by chance. Of 1,000 sentences of each of
+    seven public corpora, 0 to 0.6 % overlapped by more than 0.5 with the best of seven unrelated texts, so a maximum over 60 steps would
+    fail one clean run in six; of sentences made from templates up to 6 % did.
     """
     return Policy(
         schema="leakaudit.policy/1",

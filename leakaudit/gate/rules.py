@@ -1,4 +1,4 @@
-"""The rules of a policy, each judged: its numbers, the evidence floor and the gaps of the whole audit."""
+"""The verdict on each rule: numbers, evidence floor and gaps of the audit."""
 
 from __future__ import annotations
 
@@ -15,16 +15,23 @@ from leakaudit.results.wording import counted
 
 @dataclass(frozen=True)
 class Gaps:
-    """What is wrong with the evidence of the whole audit, in sentences."""
+    """Problems with the evidence of the whole audit, in sentences."""
 
     sentences: tuple[str, ...] = ()
     """Each keeps every rule from passing."""
     broken: str = ""
-    """Why the scores themselves cannot be believed; then every rule is INCONCLUSIVE."""
+    """Why the scores themselves are wrong; then every rule is INCONCLUSIVE."""
 
 
 def judge_rules(results: Results, policy: Policy, shipped_as: str, gaps: Gaps) -> list[RuleVerdict]:
-    """Judge every rule; `shipped_as` is the defence that rules on `shipped` are judged for."""
+    """Judge every rule.
+
+    Args:
+        results: the audit.
+        policy: the rules.
+        shipped_as: the defence that stands for `shipped` in the rules.
+        gaps: problems of the whole audit.
+    """
     return [
         _judge(results, policy, rule, shipped_as if rule.scope.defense == SHIPPED else rule.scope.defense, gaps)
         for rule in policy.rules
@@ -41,7 +48,14 @@ def _judge(results: Results, policy: Policy, rule: Rule, defense: str, gaps: Gap
     if gaps.broken:
         reasons = [gaps.broken, *(gap for gap in reasons if gap != gaps.broken)]
     finding = Finding(
-        rule, outcome, evidence, status, confidence, where=where(results, defense), min_tokens=results.min_tokens
+        rule,
+        outcome,
+        evidence,
+        status,
+        confidence,
+        where=where(results, defense),
+        min_tokens=results.min_tokens,
+        metric=results.catalogue.metric_label(rule.metric or ""),
     )
     return _verdict(finding, defense, reasons)
 
@@ -79,7 +93,7 @@ def _verdict(finding: Finding, defense: str, reasons: list[str]) -> RuleVerdict:
 
 
 def _shortfalls(evidence: Evidence, floor: EvidencePolicy) -> list[str]:
-    """Say where the evidence for a rule stays below the policy's floor."""
+    """Say where the evidence for a rule is below the floor of the policy."""
     found = []
     n = evidence.bounding
     if n < floor.min_steps:
@@ -96,7 +110,7 @@ def _shortfalls(evidence: Evidence, floor: EvidencePolicy) -> list[str]:
 
 
 def _too_many(few: int, of: int, allowed: float, what: str) -> list[str]:
-    """Say that a larger share of the attempts than allowed ended badly; nothing where it did not."""
+    """Say that a larger share of the attempts than allowed ended badly, if it did."""
     if not of or few / of <= allowed:
         return []
     share = percent(few / of, allowed)

@@ -1,4 +1,4 @@
-"""The verdict: what the gate says of an audit, as `verdict.json` holds it."""
+"""The verdict: the answer of the gate on an audit, as `verdict.json` holds it."""
 
 from __future__ import annotations
 
@@ -57,44 +57,41 @@ class RuleVerdict(_Verdict):
     n: int
     """Steps that are evidence."""
     observed: FiniteFloat | None
-    """Rate, count or statistic; None where there is no evidence."""
+    """Rate, count or statistic; None without evidence."""
     lower: FiniteFloat | None
     upper: FiniteFloat | None
     threshold: FiniteFloat
     margin: FiniteFloat | None
-    """Threshold less what must stay below it to pass (upper bound, count or maximum). Negative: too much."""
+    """Threshold minus what must be at or below it to pass (upper bound, count or maximum). Negative: above the threshold."""
     more_clean_steps: int | None
-    """Further steps without a leak that would make it pass; None where that is no question or no number."""
+    """Further steps without a leak that would make the rule pass; None if that does not apply or no number is enough."""
     confidence: float
     method: str
-    """Where the bounds come from."""
+    """Method of the bounds."""
     censored: int
     """Attempts that ran out of time without an event."""
     lost: int
-    """Attempts that were due and gave nothing usable."""
+    """Attempts that were due and gave no usable result."""
     due: int
     """Attempts that were due."""
     left_out: int
-    """Steps that hold nothing the event could be about (no sentence long enough)."""
+    """Steps without a text that is long enough to have the event."""
     silent: int = 0
-    """Unverifiable steps from which nothing came back that the rule is about: no evidence, and in no other number here."""
+    """Unverifiable steps from which nothing came back that the rule is about. They are no evidence and in no other number here."""
     reasons: tuple[str, ...]
-    """Why the rule could not pass, beside its own numbers."""
+    """Why the rule could not pass, apart from its own numbers."""
     sentence: str
     """What was seen and what the policy allows, in numbers."""
     worst: Worst | None
 
     @property
     def word(self) -> str:
-        """The status, or `WARN` where a rule at level warn does not hold.
-
-        Such a rule never fails a run.
-        """
+        """The status as shown: `WARN` for a rule at level warn that fails."""
         return "WARN" if self.level == "warn" and self.status is Status.FAIL else self.status.value
 
 
 class ControlVerdict(_Verdict):
-    """One control against the policy."""
+    """One control compared with the policy."""
 
     name: Literal["positive", "negative"]
     state: Literal["ok", "not run", "failed", "unproven"]
@@ -116,50 +113,53 @@ class Figures(_Verdict):
 
 
 class Alternative(_Verdict):
-    """What the verdict would be if the run shipped another defence of the battery."""
+    """The verdict if the run shipped another defence of the audit."""
 
     defense: str
     status: Status
     open_rules: tuple[str, ...]
-    """Error-level rules that would not pass."""
+    """Rules at level error that would not pass."""
     naive: bool
-    """Measured only with attacks that were not told of the defence."""
+    """Whether all attacks ran without knowing the defence."""
     rules: tuple[Figures, ...]
 
 
 class Verdict(_Verdict):
-    """What the gate says of an audit: `verdict.json`. `leakaudit schema verdict` prints its JSON Schema."""
+    """The answer of the gate on an audit.
+
+    `leakaudit schema verdict` prints the JSON Schema of this class.
+    """
 
     schema_: str = Field(default="leakaudit.verdict/1", alias="schema")
     verdict: Status
     exit_code: int
     sentence: str
-    """The verdict in numbers: that of the rule that decides it."""
+    """The verdict in numbers; the sentence of the rule that decides it."""
     deciding_rule: str | None
     run: str
     policy: str
     policy_owner: str
     policy_digest: str
     results_sha256: str | None
-    """Of the file, as `sha256sum` prints it."""
+    """SHA-256 of the file, as `sha256sum` prints it."""
     results_digest: str | None = None
-    """The digest that the results name and that was found to be right; it does not depend on the layout of the file."""
+    """The digest that the results name, after it was verified; it does not depend on the layout of the file."""
     evaluated_at: str
     evidence_age_s: FiniteFloat | None
     valid_until: str | None
-    """When the evidence is too old for the policy."""
+    """Time from which the evidence is too old for the policy."""
     steps: int
     """Audited steps."""
     unverified_steps: int
-    """Steps left out because their update does not come from the batch that was kept."""
+    """Steps not counted, because their update does not come from the batch that was kept."""
     unverifiable_steps: int = 0
-    """Steps that were attacked although they could not be verified: proof where text came back, else no evidence."""
+    """Steps that were attacked although they could not be verified. A text that came back from one is proof; otherwise it is no evidence."""
     rules: tuple[RuleVerdict, ...]
     """Worst first."""
     controls: tuple[ControlVerdict, ...]
     alternatives: tuple[Alternative, ...]
     problems: tuple[str, ...]
-    """For ERROR: what is wrong with the evidence."""
+    """Problems with the evidence, for ERROR."""
 
 
 def to_json(verdict: Verdict) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The sentences of a verdict: what was seen and what the policy allows, in numbers."""
+"""The sentences of a verdict: what was seen and what the policy allows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from leakaudit.results.wording import counted
 
 
 def percent(value: float, beside: float | None = None) -> str:
-    """Write a share as a percentage, with as many digits as it takes to tell it from `beside`.
+    """Return a share as a percentage, with enough digits to differ from `beside`.
 
     >>> percent(0.11667), percent(0.05), percent(0.0504, beside=0.05), percent(0.0001)
     ('11.7%', '5%', '5.04%', '<0.1%')
@@ -30,7 +30,7 @@ def percent(value: float, beside: float | None = None) -> str:
 
 
 def number(value: float, beside: float | None = None) -> str:
-    """Write a score from 0 to 1 with two digits, or as many as it takes to tell it from `beside`.
+    """Return a score from 0 to 1 with two digits, or enough to differ from `beside`.
 
     >>> number(0.5), number(0.501, beside=0.5)
     ('0.50', '0.501')
@@ -44,22 +44,9 @@ def _distinct(value: float, beside: float | None, digits: int) -> str:
     return f"{value:.{digits}f}"
 
 
-_METRIC_WORDS = {
-    "rouge1": "ROUGE-1",
-    "rouge2": "ROUGE-2",
-    "rougeL": "ROUGE-L",
-    "token_recall": "token recall",
-    "token_precision": "token precision",
-    "masked_token_recall": "recall of masked words",
-    "label_accuracy": "label accuracy",
-    "exact": "exact-match rate",
-}
-"""Metric -> its name in a sentence."""
-
-
 @dataclass(frozen=True)
 class Finding:
-    """A rule that was judged, with all that its sentences say."""
+    """A judged rule, with everything that its sentences need."""
 
     rule: Rule
     outcome: Outcome
@@ -71,6 +58,8 @@ class Finding:
     """The defence, as the end of a sentence."""
     min_tokens: int
     """Least length of a text that counts."""
+    metric: str = ""
+    """What a reader calls the rule's metric; empty for a rule on an event."""
 
     @property
     def sure(self) -> str:
@@ -79,7 +68,7 @@ class Finding:
 
 
 def sentences(finding: Finding) -> list[str]:
-    """Say what was seen and what the policy allows, in sentences made of numbers."""
+    """Say what was seen and what the policy allows, in numbers."""
     if finding.outcome.n == 0:
         return [f"There is no evidence {finding.where}: {ended(finding.evidence.problem)} Not tested is not a pass."]
     if finding.rule.event is None:
@@ -126,7 +115,10 @@ def _observed_event(finding: Finding, event: Event) -> str:
 
 
 def _about_reach(reach: Mapping[str, int]) -> list[str]:
-    """Say whether these attacks could have found what did not come back; nothing where no attack can tell."""
+    """Say whether these attacks could have found what did not come back.
+
+    The list is empty if no attack can tell.
+    """
     gave_up, out = reach.get("search gave up", 0), reach.get("out of reach", 0)
     missed = gave_up + out + reach.get("unknown", 0)
     if gave_up:
@@ -146,7 +138,7 @@ def _about_reach(reach: Mapping[str, int]) -> list[str]:
 
 def _about_metric(finding: Finding) -> list[str]:
     rule, outcome, sure = finding.rule, finding.outcome, finding.sure
-    metric = _METRIC_WORDS.get(rule.metric or "", rule.metric or "")
+    metric = finding.metric
     name = {"mean": f"mean {metric}", "p95": f"95th percentile of {metric}", "max": f"highest {metric}"}
     steps = "the one audited client step" if outcome.n == 1 else f"{outcome.n} audited client steps"
     limit = rule.threshold

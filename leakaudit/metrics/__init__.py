@@ -1,4 +1,4 @@
-"""Metrics: how much of the batch a guess got right. One file each, compared in README.md.
+"""Metrics: one file for each, compared in README.md.
 
 The registry imports every module of this folder, and each registers exactly one plugin.
 """

@@ -1,4 +1,4 @@
-"""`label_accuracy`: how many labels of a batch were extracted, LLG's attack success rate."""
+"""`label_accuracy`: share of the labels of a batch that were recovered."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from leakaudit.plugins import LabelCounts, Level, label_success_rate, metric
 @metric("label_accuracy")
 @dataclass(frozen=True)
 class LabelAccuracy:
-    """Correctly extracted labels over all labels: sum_c min(true_c, guess_c) / max(number true, number guessed).
+    """Recovered labels over all labels, as a multiset.
 
-    The paper divides by the number of extracted labels, which there equals the batch size. Where the two differ the larger
-    is taken, so that neither leaving labels out nor naming more than there are can pay.
+    sum_c min(true_c, guess_c) / max(number true, number guessed): LLG's attack success rate (see `label_success_rate`).
     """
 
     label: ClassVar[str] = "label accuracy"

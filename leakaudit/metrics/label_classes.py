@@ -1,4 +1,4 @@
-"""`label_classes`: how well single classes were counted, the rare ones like the frequent ones."""
+"""`label_classes`: how well each class was counted, rare or frequent."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from leakaudit.plugins import LabelCounts, Level, metric
 @metric("label_classes")
 @dataclass(frozen=True)
 class LabelClasses:
-    """1 - the mean over classes of |true - guessed| / max(true, guessed): every class weighs the same.
+    """1 - the mean over classes of |true - guessed| / max(true, guessed).
 
-    Classes that are neither in the batch nor in the guess are left out, so that many classes do not make a guess better.
+    Every class has the same weight. Classes that are neither in the batch nor in the guess are left out, so that a guess does not get better with the
+    number of classes.
     """
 
     label: ClassVar[str] = "label accuracy by class"

@@ -1,4 +1,4 @@
-"""`label_exact`: whether the whole vector of class counts came back."""
+"""`label_exact`: whether all class counts were recovered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from leakaudit.plugins import LabelCounts, Level, metric
 @metric("label_exact")
 @dataclass(frozen=True)
 class LabelExact:
-    """1 if every class was counted right, else 0; its mean over steps is the rate of exact count vectors."""
+    """1 if every class was counted right, else 0.
+
+    The mean over steps is the rate of exact count vectors.
+    """
 
     label: ClassVar[str] = "exact label counts"
     meaning: ClassVar[str] = "Share of the steps in which the number of examples of every class was recovered."

@@ -1,4 +1,4 @@
-"""`label_excess`: how much better than chance the labels were named."""
+"""`label_excess`: label accuracy beyond that of random guesses."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from leakaudit.plugins import LabelCounts, Level, label_success_rate, metric
 @metric("label_excess")
 @dataclass(frozen=True)
 class LabelExcess:
-    """(ASR - E) / (1 - E), with E the success rate that drawing each label evenly from all classes has on average for this batch.
+    """(R - E) / (1 - E), with R the label accuracy and E that of random guesses.
 
-    Guessing is not worth nothing: for large even batches it gets most labels right (LLG, Sec. 6.1, Baselines). 0 is a guess no
-    better than that, or worse; 1 is perfect.
+    E is the mean accuracy for this batch if each label is drawn evenly from all classes. It can be high: for large even batches random guesses get most
+    labels right (LLG, Sec. 6.1, Baselines). A guess no better than E scores 0, a perfect one 1.
     """
 
     label: ClassVar[str] = "labels above chance"
@@ -36,7 +36,7 @@ class LabelExcess:
 
 
 def chance(true: tuple[int, ...]) -> float:
-    """Return the mean success rate of drawing every label of a batch evenly from all classes.
+    """Return the mean label accuracy of labels drawn evenly from all classes.
 
     The number drawn of one class is Binomial(B, 1 / C), and min(n, X) adds up P(X >= k) over k from 1 to n.
 

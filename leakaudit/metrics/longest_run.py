@@ -1,4 +1,4 @@
-"""`longest_run`: the longest stretch of a sequence that came back in one piece."""
+"""`longest_run`: the longest run of consecutive tokens that was recovered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leakaudit.plugins import Level, Pair, longest_common_run, metric
 @metric("longest_run")
 @dataclass(frozen=True)
 class LongestRun:
-    """Longest run of consecutive true tokens in the guess, as a share of the true sequence."""
+    """Longest run of true tokens in the guess, as a share of the true sequence."""
 
     label: ClassVar[str] = "longest run"
     meaning: ClassVar[str] = (

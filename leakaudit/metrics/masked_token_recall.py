@@ -1,4 +1,4 @@
-"""`masked_token_recall`: the share of masked words that are recovered.
+"""`masked_token_recall`: the share of the masked words that were recovered.
 
 Masked words are those that a mask hid from the model.
 """
@@ -18,11 +18,9 @@ from leakaudit.plugins import Level, Pair, metric
 class MaskedTokenRecall:
     """Masked tokens that the guess has beyond the visible ones.
 
-    Each counts no more often than it occurs in both.
-
-    A masked language model has to predict them, so they are in its loss and not in its input. A visible token of the same word is
-    taken out of the guess first: it tells nothing of the masked one. For attacks that guess a bag of tokens `masked_bag_recall`
-    takes its place.
+    A masked language model has to predict them, so they are in its loss and not in its input. Each counts no more often than it occurs in both. A visible
+    token of the same word is taken out of the guess first, because it says nothing about the masked one. Attacks that guess a bag of tokens are scored by
+    `masked_bag_recall` instead.
     """
 
     label: ClassVar[str] = "recall of masked words"
@@ -43,7 +41,7 @@ class MaskedTokenRecall:
 def masked_bag_recall(masked_ids: Sequence[int], visible_ids: Sequence[int], bag: Sequence[int]) -> float | None:
     """Return the share of distinct masked tokens that a bag names.
 
-    Tokens that stand nowhere but under a mask count; None if there are none.
+    Only tokens that are visible nowhere in the batch count; None if there are none.
 
     Args:
         masked_ids: masked tokens of all sequences of the batch.

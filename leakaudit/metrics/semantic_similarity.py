@@ -1,4 +1,4 @@
-"""`semantic_similarity`: cosine of sentence embeddings, by a local model that somebody names."""
+"""`semantic_similarity`: cosine of sentence embeddings, by a local model."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 @metric("semantic_similarity")
 @dataclass(frozen=True)
 class SemanticSimilarity:
-    """How near a guess comes in meaning: the cosine of both texts' embeddings, 0 where it is negative or nothing was guessed.
+    """Cosine of the sentence embeddings of guess and true text.
 
-    An embedding is the mean of the encoder's last hidden states over the text's tokens, as Sentence-BERT takes it. It forgives what ROUGE
-    punishes, another word for the same thing; it also gives unrelated sentences of one kind a score well above 0.
+    It is 0 if the cosine is negative or nothing was guessed. An embedding is the mean of the encoder's last hidden states over the tokens of a text, as in
+    Sentence-BERT. A synonym counts as right; unrelated sentences of one kind get a score well above 0.
 
     Attempts have this score only where `AuditConfig.sentence_model` names a model. That is never the model under attack.
     """
@@ -56,7 +56,7 @@ class SemanticSimilarity:
 
 
 def check_sentence_model(path: Path) -> None:
-    """Refuse a folder that holds no sentence model, before any attack has run.
+    """Refuse a folder that holds no sentence model.
 
     Raises:
         ModelError: says why.
@@ -99,7 +99,7 @@ def _encoder(path: Path) -> tuple[Any, Any]:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
             path, local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # whatever a folder made by hand leads a library to
+    except Exception as error:  # a folder made by hand may make a library raise anything
         own_code = "trust_remote_code" in str(error)
         why = "it needs code of its own (`auto_map`), and none is ever run" if own_code else type(error).__name__
         raise ModelError(f"{path}: no sentence model can be loaded from it ({why})") from None

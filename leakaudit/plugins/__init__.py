@@ -1,4 +1,6 @@
-"""Plugins: what an attack, a defence, a metric and a prior are, and all that their authors need.
+"""Plugins: the protocols of attacks, defences, metrics and priors.
+
+This is the face for their authors: every name that a plugin needs is here.
 
     from leakaudit.plugins import APPLIES, Budget, Observation, Reconstruction, attack
 

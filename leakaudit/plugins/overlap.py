@@ -1,4 +1,4 @@
-"""Overlap of a guess with the truth: functions that metrics and the scoring of an attempt share."""
+"""Overlap of a guess with the truth, for metrics and scoring."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _SHORTEST: dict[Rouge, int] = {"rouge1": 1, "rouge2": 2, "rougeL": 1}
 
 
 def rouge_f(kind: Rouge, true_text: str, guess_text: str) -> float | None:
-    """Return the F-measure of a guess, 0 to 1, or None if the true text has no n-gram.
+    """Return the ROUGE F-measure of a guess, from 0 to 1.
+
+    None if the true text has no n-gram.
 
     A one-word text would score a ROUGE-2 of 0 even if it was recovered exactly. ROUGE's words are runs of Latin letters and
     digits, so a text in another script has none.
@@ -58,7 +60,7 @@ def clipped_overlap(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def longest_common_run(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the length of the longest run of consecutive tokens that both sequences have.
+    """Return the length of the longest run of tokens that both sequences have.
 
     >>> longest_common_run([1, 2, 3, 4], [9, 2, 3, 8, 4])
     2
@@ -68,7 +70,9 @@ def longest_common_run(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def label_success_rate(counts: LabelCounts) -> float | None:
-    """Return the share of the labels that were extracted, or None if the batch has no labels.
+    """Return the share of the labels that were recovered.
+
+    None if the batch has no labels.
 
     sum_c min(true_c, guess_c) / max(number true, number guessed): LLG's attack success rate (Wainakh et al. 2022, Sec. 6.1).
     The paper divides by the number of extracted labels, which there equals the batch size. Where the two differ the larger

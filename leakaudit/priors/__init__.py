@@ -1,4 +1,4 @@
-"""Priors: what an attacker knows about the language of a text. One file each, compared in README.md.
+"""Priors: one file for each, compared in README.md.
 
 The registry imports every module of this folder, and each registers exactly one plugin.
 """

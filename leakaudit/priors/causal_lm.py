@@ -1,4 +1,4 @@
-"""`causal-lm`: a causal language model of transformers, in the victim's tokens or through text."""
+"""`causal-lm`: a causal language model from a folder."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from leakaudit.plugins import PriorError, Vocabulary, check_same_tokens, prior, 
 class CausalLM:
     """The likelihood that a causal language model gives to a text.
 
-    What its tokenizer puts around a text begins and ends it; where that is nothing, its begin-of-text token begins it, and the end is
-    not scored. A model of another tokenizer reads the text: the victim's tokens are written out, read in its own, and
-    what it gives to the whole text is divided by the number of the *victim's* tokens, so that candidates of one length are compared by
-    the text's likelihood and not by how many pieces it falls into.
+    The tokens that its tokenizer puts around a text begin and end it. If there are none, its begin-of-text token begins the text, and the end is not scored.
+
+    A model with another tokenizer reads the text: the victim's tokens are decoded and encoded again. Its negative log-likelihood of the whole text is divided
+    by the number of the *victim's* tokens, so that candidates of one length are compared by the likelihood of the text, and not by its number of pieces.
     """
 
     path: Path | None = None
-    """Folder as `save_pretrained` writes it, with a tokenizer; `leakaudit prior train` makes one. Nothing is downloaded."""
+    """Folder with a model and its tokenizer, as `save_pretrained` or `leakaudit prior train` writes it. Nothing is downloaded."""
     tokenizer: Path | None = None
-    """Folder of the victim's tokenizer. Needed only where the model's own is another one."""
+    """Folder of the victim's tokenizer; needed only if the model has another one."""
 
     source: ClassVar[str] = "LAMP (Balunovic et al. 2022), Sec. 3.3 and 4.3: perplexity of an auxiliary language model"
     knows: ClassVar[str] = "A language model, pretrained or trained on text like the client's."
 
     def load(self, vocabulary: Vocabulary, victim: nn.Module | None = None) -> Scorer:
-        """Load the model, onto the victim's device, and the way to its tokens.
+        """Load the model onto the victim's device.
 
         Raises:
             PriorError: no folder was named, or the tokens cannot be mapped.
@@ -73,7 +73,7 @@ class TextScorer:
     """The victim's."""
 
     def nll(self, sequences: Sequence[Sequence[int]]) -> list[float]:
-        """Return each text's negative log-likelihood over the number of the victim's tokens in it, in nats."""
+        """Return the nats of each text per token of the victim."""
         words = [words_of(sequence, self.vocabulary) for sequence in sequences]
         texts = [self.theirs.decode(ids) if ids else "" for ids in words]
         read = [self.own(text, add_special_tokens=False)["input_ids"] for text in texts]
@@ -84,7 +84,7 @@ class TextScorer:
         ]
 
     def next_token_nll(self, prefixes: Sequence[Sequence[int]]) -> None:
-        """Say nothing: a token of the victim may be several of the model's, or part of one."""
+        """Return None: tokens of the victim are not tokens of the model."""
 
 
 Scorer = TokenScorer | TextScorer

@@ -36,7 +36,7 @@ _RESAMPLES = 9_999
 
 @dataclass(frozen=True)
 class Bounds:
-    """One-sided lower and upper bounds of a number from 0 to 1; None where the data gives no bound."""
+    """One-sided bounds of a number from 0 to 1; None if the data gives no bound."""
 
     lower: float | None
     upper: float | None
@@ -129,7 +129,7 @@ def steps_needed(k: int, max_rate: float, confidence: float = 0.95) -> int | Non
 
 
 def more_clean_steps(k: int, n: int, max_rate: float, confidence: float = 0.95) -> int | None:
-    """Return how many further steps without a leak would bring the upper bound down to `max_rate`.
+    """Return how many more clean steps bring the upper bound down to `max_rate`.
 
     >>> more_clean_steps(0, 12, 0.05)
     47
@@ -189,9 +189,9 @@ def _bootstrap(
 
 
 def quantile_bounds(values: Sequence[float], quantile: float = 0.95, confidence: float = 0.95) -> Bounds | None:
-    """Bound a quantile of a score over steps by order statistics (`scipy.stats.quantile_test`).
+    """Bound a quantile of a score over steps by order statistics.
 
-    The number of values at or below the true quantile is Binomial(n, quantile), which gives bounds that hold for every
+    The bounds are those of `scipy.stats.quantile_test`. The number of values at or below the true quantile is Binomial(n, quantile), which gives bounds that hold for every
     distribution. A bootstrap of the 95th percentile cannot reach above the largest value seen, whatever n, so its interval is far too
     short for the n of an audit. Source: Conover 1999, section 3.2, "confidence interval for a quantile".
 
@@ -219,7 +219,7 @@ def quantile_bounds(values: Sequence[float], quantile: float = 0.95, confidence:
 
 
 def percentile(values: Sequence[float], quantile: float = 0.95) -> float:
-    """Return the smallest value that at least a share `quantile` of the values do not exceed.
+    """Return the least value that a share `quantile` of the values do not exceed.
 
     There is no interpolation: the percentile is a value that was seen.
 

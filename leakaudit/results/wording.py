@@ -1,7 +1,6 @@
-"""Numbers in plain English: counts with their nouns, ordinals, lengths of time, sizes.
+"""Numbers in plain English: counts, ordinals, lengths of time, sizes.
 
-`humanize` writes what it writes as we want it; tables and estimates want a form that it does not have, so those are ours. It is imported
-inside the functions, so that no command waits for it.
+`humanize` has no short forms such as `3 h 40 min`; those are ours.
 """
 
 from __future__ import annotations

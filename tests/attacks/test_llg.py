@@ -16,9 +16,9 @@ from leakaudit.attacks.llg import Llg
 from leakaudit.attacks.llg_plus import LlgPlus
 from leakaudit.attacks.llg_star import LlgStar
 from leakaudit.attacks.random_labels import RandomLabels
+from leakaudit.client.batches import make_batch
 from leakaudit.client.facts import Granted
 from leakaudit.client.observation import Observation
-from leakaudit.client.step import make_batch
 from leakaudit.errors import DataError
 from leakaudit.models.array_classifier import load_auxiliary, save_auxiliary
 from leakaudit.plugins.budget import Budget

@@ -159,7 +159,7 @@ def test_the_command_line_takes_a_server(tmp_path: Path) -> None:
 
 def test_dropout_is_drawn_anew_and_repeated() -> None:
     """The kept random state gives one and the same step on the changed model, too."""
-    from leakaudit.client.step import with_random_state
+    from leakaudit.client.batches import with_random_state
     from leakaudit.client.truth import Truth
 
     step = tiny.client_step(tiny.bert(dropout=0.1), tiny.bert_tokenizer(), [TEXT], [1], training=True)

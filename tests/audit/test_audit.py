@@ -663,7 +663,7 @@ def test_what_was_in_reach_is_stored_beside_the_scores(tmp_path: Path) -> None:
     found = audit.entries[0].attempt
     assert found.reachable_tokens == Score(value=(10 / 11 + 1.0) / 2, n=2)
     assert found.reachable_sequences == Score(value=0.5, n=2)
-    assert [(s.reachable, s.passes, s.fate) for s in found.sequences] == [
+    assert [(s.reachable, s.passes, s.outcome) for s in found.sequences] == [
         (10 / 11, True, "search gave up"),
         (1.0, False, "out of reach"),
     ]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from leakaudit.audit.worker import DIED_OVER
-from leakaudit.capture import worker_process as side_process
+from leakaudit.capture import worker_restarts
 from leakaudit.capture.worker_process import SideProcess
 from leakaudit.client.snapshot import Manifest, Provenance
 from leakaudit.config.audit import PluginSpec
@@ -140,7 +140,7 @@ def test_a_worker_that_dies_over_nothing_is_still_given_up(
     spool = make(tmp_path, 1)
     side = SideProcess(spool)
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    for _ in range(side_process.RESTARTS + 1):
+    for _ in range(worker_restarts.RESTARTS + 1):
         assert side.ensure()
         assert side._process is not None
         side._process.wait(timeout=60)

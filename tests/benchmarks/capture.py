@@ -135,7 +135,7 @@ def unkept(watched: Watch, times: int = 10_000) -> float:
     run = watched._run
     assert run is not None
     run.plan = replace(run.plan, every=10**9)
-    watched._steps = 1
+    watched._counter.number = 1
     start = time.perf_counter()
     for _ in range(times):
         run.recorder.current.before_step(None, (), {})

@@ -25,10 +25,11 @@ from torch import nn
 
 from leakaudit.audit.simulation.texts import Example, read_examples
 from leakaudit.client.array_batches import array_batch, array_facts
+from leakaudit.client.batches import make_batch, public_facts, with_random_state
 from leakaudit.client.facts import DeclaredDefense
 from leakaudit.client.observation import Observation
 from leakaudit.client.recipe import StepRecipe
-from leakaudit.client.step import ClientStep, make_batch, public_facts, with_random_state
+from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import Truth
 from leakaudit.defenses.prune import Prune
 from leakaudit.errors import AnatomyError

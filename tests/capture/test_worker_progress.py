@@ -1,4 +1,4 @@
-"""What the end of training says while it waits, and its last words: attempts, time left, verdict."""
+"""What the user reads at the end of training: attempts, time left, verdict."""
 
 from __future__ import annotations
 

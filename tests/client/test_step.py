@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.audit.verification import verify
+from leakaudit.client.batches import make_batch, public_facts, with_random_state
 from leakaudit.client.facts import DeclaredDefense
 from leakaudit.client.recipe import StepRecipe
-from leakaudit.client.step import ClientStep, make_batch, public_facts, with_random_state
+from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.errors import DataError, NonFiniteUpdateError, SnapshotError
 from leakaudit.results.schema import VerificationStatus

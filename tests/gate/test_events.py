@@ -11,7 +11,7 @@ import pytest
 
 from leakaudit.gate import policy as policies
 from leakaudit.gate.events import EVENTS
-from leakaudit.results.consistency import EVENTS as RECORDED
+from leakaudit.results.events import EVENTS as RECORDED
 from tests.support.factories import attempt
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ print("half_in_order" in Policy.model_json_schema()["$defs"]["Rule"]["properties
 
 
 def test_a_new_event_is_one_entry_of_one_table() -> None:
-    """Policy, verdict, report and the last line of training know an event that only the table names."""
+    """Policy, verdict, report and last line of training know a new event."""
     code = ADD_AN_EVENT + USE_IT
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -71,7 +71,7 @@ def test_a_policy_may_name_every_event_of_the_table() -> None:
 
 @pytest.mark.parametrize("name", EVENTS)
 def test_the_words_of_an_event_are_parts_of_sentences(name: str) -> None:
-    """They fit into the sentences of a verdict: no capital at the start, no full stop, every placeholder known."""
+    """They fit into a sentence: no capital at the start and no full stop."""
     event = EVENTS[name]
     for words in (event.clause, event.inverted, event.denial, event.short, event.noun, event.verb):
         shown = words.format(tokens=8)
@@ -80,12 +80,12 @@ def test_the_words_of_an_event_are_parts_of_sentences(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_an_event_that_scoring_recorded_happened(name: str) -> None:
-    """The gate takes the word of the results, whose contradictions are refused before."""
+    """The gate relies on the results; contradictions were refused before."""
     assert EVENTS[name].happened(attempt(0).model_copy(update={"events": (name,)}))
 
 
 def test_only_attacks_of_the_kind_decide_an_event() -> None:
-    """A bag of words tells nothing of sentences, and labels tell nothing of words."""
+    """A bag of words says nothing about sentences, and labels nothing about words."""
     of_text, of_words, of_labels = (attempt(0, kind=kind) for kind in ("text", "bag", "labels"))
     decided = {name for name, event in EVENTS.items() if event.decided(of_labels)}
     assert decided == {"label_counts"}

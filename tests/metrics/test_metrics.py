@@ -24,7 +24,10 @@ def _ids(true: tuple[int, ...], guess: tuple[int, ...]) -> Pair:
 
 
 def test_rouge_by_hand() -> None:
-    """Words a b c d against b a d: 3 of 4 and 3 of 3; pairs ab bc cd against ba ad: none; longest common: b d or a d."""
+    """Words a b c d against b a d.
+
+    Words: 3 of 4 and 3 of 3. Pairs ab bc cd against ba ad: 0. Longest common subsequence: b d or a d.
+    """
     pair = _texts("a b c d", "b a d")
     assert Rouge1()(pair) == pytest.approx(2 * (3 / 4) * 1 / (3 / 4 + 1))
     assert Rouge2()(pair) == 0.0

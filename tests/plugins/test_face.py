@@ -1,4 +1,4 @@
-"""The face for plugin authors: every name is there, is what it says, and is imported no earlier than it is used."""
+"""The face for plugin authors: every name is there, and imported on first use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.house.imports import face
 
 
 def test_every_listed_name_is_the_one_of_its_home() -> None:
-    """Type checkers read the imports and the interpreter the table, so the two have to agree."""
+    """Type checkers read the imports, the interpreter the table."""
     assert sorted(plugins.__all__) == sorted(face()) == sorted(plugins._HOME_OF)
     for name, module in face().items():
         assert getattr(plugins, name) is getattr(import_module(module), name)

@@ -1,4 +1,4 @@
-"""Names -> plugins: what a plugin must be, what is said when there is none, and the road for packages outside."""
+"""Names -> plugins: what a plugin must be, its errors, and other packages."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_plugin_that_is_no_dataclass_is_refused(registry: Registry[Any]) -> No
 
 
 def test_one_name_is_not_given_twice(registry: Registry[Any]) -> None:
-    """Importing the same module again is no second plugin; another class of that name is."""
+    """The same module again is not a second plugin; another class is."""
     registry.register("knobs")(Knobs)
     other = dataclasses.make_dataclass("Other", [], frozen=True)
     with pytest.raises(ConfigError, match="attack 'knobs' is registered twice"):
@@ -149,7 +149,7 @@ def test_a_new_file_is_all_that_a_plugin_needs(tmp_path: Path, monkeypatch: pyte
 def test_a_file_that_registers_none_or_several_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, found: str
 ) -> None:
-    """At every look-up, not only at the first: half of the plugins must not pass for all of them."""
+    """At every look-up, so that half of the plugins never pass for all."""
     home = _home(tmp_path, monkeypatch, {"good": PLUGIN.format(name="a"), "wrong": source})
     for _ in range(2):
         with pytest.raises(PluginError, match=rf"wrong\.py: {found}; a file in home_of_.* registers exactly one"):
@@ -179,7 +179,7 @@ def test_what_a_plugin_does_not_state_has_the_default_of_its_kind() -> None:
     ],
 )
 def test_an_installed_package_that_registers_nothing_is_named(tmp_path: Path, source: str, message: str) -> None:
-    """Its author forgot the import or the decorator, and would look for the plugin in vain."""
+    """Its author forgot the import or the decorator."""
     (tmp_path / "forgetful.py").write_text(source)
     info = tmp_path / "forgetful-1.0.dist-info"
     info.mkdir()
@@ -199,7 +199,7 @@ def test_an_installed_package_that_registers_nothing_is_named(tmp_path: Path, so
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the extension package as its author would, and unpack the wheel as an installer does."""
+    """Build the extension package and unpack its wheel."""
     source = tmp_path_factory.mktemp("extension") / "source"
     shutil.copytree(Path(__file__).parent / "extension_package", source)
     (source / "conftest.py").unlink()
@@ -213,8 +213,21 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
+def test_an_extension_is_held_to_the_promises_of_every_attack(installed: Path) -> None:
+    """By the checks that are shipped, without anything of this repository's tests."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ".", "test_extension.py"],
+        cwd=installed.parent / "source",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(ROOT)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+
+
 def test_an_installed_extension_is_listed_beside_our_own(installed: Path) -> None:
-    """The entry point is all that it takes; listing shows its threat model and its knobs."""
+    """It needs no more than the entry point."""
     done = subprocess.run(
         [sys.executable, "-m", "leakaudit", "attacks", "--json"],
         cwd=ROOT,

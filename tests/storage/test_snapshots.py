@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from leakaudit.client.batches import with_random_state
 from leakaudit.client.facts import DeclaredDefense, Granted
 from leakaudit.client.observation import Observation
 from leakaudit.client.snapshot import MANIFEST, OBSERVED, TRUTH, Manifest, Provenance
-from leakaudit.client.step import with_random_state
 from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.errors import NonFiniteUpdateError, SnapshotDamagedError, SnapshotError, SnapshotVersionError
 from leakaudit.models.recipe import ModelRecipe

@@ -24,9 +24,9 @@ class TokenScorer:
     model: nn.Module
     """In eval mode; left unchanged."""
     vocabulary: Vocabulary
-    """Of the sequences that are scored."""
+    """Vocabulary of the sequences that are scored."""
     frame: Vocabulary | None = None
-    """Whose begin and end of text the model was trained with; None: the same one's."""
+    """Vocabulary with the begin and end of text that the model was trained with; None takes `vocabulary`."""
 
     def nll(self, sequences: Sequence[Sequence[int]]) -> list[float]:
         """Return each sequence's mean negative log-likelihood per scored token, in nats."""
@@ -34,10 +34,10 @@ class TokenScorer:
         return [nats / scored if scored else math.log(self.vocabulary.size) for nats, scored in totals]
 
     def totals(self, texts: Sequence[Sequence[int]]) -> list[tuple[float, int]]:
-        """Return each text's negative log-likelihood in nats and how many tokens it is of.
+        """Return the nats of each text, and its number of scored tokens.
 
         Args:
-            texts: N texts without anything around them.
+            texts: N texts without special tokens.
         """
         frame = self.frame or self.vocabulary
         start, end = frame_of(frame)
@@ -58,7 +58,10 @@ class TokenScorer:
 
     @torch.no_grad()
     def next_token_nll(self, prefixes: Sequence[Sequence[int]]) -> Tensor | None:
-        """Return (N, V) nats of every token after each prefix; None without anything to begin a text with."""
+        """Return (N, V) nats of every token after each prefix.
+
+        None if no token begins a text.
+        """
         start, _ = frame_of(self.frame or self.vocabulary)
         framed = [[*start, *words_of(prefix, self.vocabulary)] for prefix in prefixes]
         if not all(framed):
@@ -85,7 +88,7 @@ class TokenScorer:
 
     @torch.no_grad()
     def _nats(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Return for each text the nats of its second token and all that follow, padding behind them included."""
+        """Return for each text the nats of all tokens but the first, and of padding."""
         longest = max(map(len, texts))
         if longest < 2:
             return [torch.zeros(0) for _ in texts]
@@ -114,9 +117,12 @@ class TokenScorer:
 
 
 def _windows(ids: Sequence[int], given: int, longest: int) -> list[tuple[Sequence[int], int]]:
-    """Cut a text into windows that a model has positions for, each with how many of its tokens are not scored in it.
+    """Cut a text into windows of at most `longest` tokens.
 
-    Every token is scored once, in the first window that holds it; after the first window with half a window before it.
+    Every token is scored once, in the first window that holds it; after the first window it has half a window before it.
+
+    Returns:
+        Windows, each with the number of its tokens that are not scored in it.
 
     >>> _windows([1, 2, 3, 4, 5, 6, 7], given=1, longest=4)
     [([1, 2, 3, 4], 1), ([3, 4, 5, 6], 2), ([5, 6, 7], 2)]

@@ -3,19 +3,19 @@
 For a linear layer y = W x the update is a sum of outer products dy_i x_i^T over the tokens i of the batch, so its row
 space is the span of the inputs x_i (Petrov et al., DAGER, NeurIPS 2024, Sec. 4). The data flows through these steps:
 
-1. `problem`: the observation, with the first attention block's parts and the span (`subspace`).
-2. `recover`: picks the reader for this kind of update from `readers`; each reader runs the steps that it needs.
-3. `candidates`: which (token, position) pairs lie in the span. With dropout: `mask_regression`, `unnormalised_inputs`;
-   with fewer
-rows than tokens: `matching_pursuit`; with noise: `soft_ranking`, `word_scores`.
-4. `attribution`: which of these pairs are real. `factoring`: the gradient of each of them.
-5. `grouping`: which pairs form one sequence, by attention (`attention_evidence`, `attention_identity`).
-6. `completion`, `repair`: sequences that are incomplete or wrong. `deflation` removes each confirmed sequence from the
-   update.
+1. `problem`: the observation with its parts and the span (`subspace`). `recover` picks the reader that fits, from
+   `readers`.
+2. `candidates`: which (token, position) pairs lie in the span.
+3. `attribution`: which of these pairs are real, and the gradient of each.
+4. `grouping`: which pairs form one sequence, by attention (`factoring`, `attention_evidence`, `attention_identity`).
+5. `completion`, `repair`: sequences that are incomplete or wrong.
+6. `deflation`: each confirmed sequence is subtracted from the update, and steps 3 to 5 repeat (`sequence_assembly`).
 7. `leakaudit.algorithms.resimulation`: the guessed batch is simulated; if its update agrees, it is proved.
 
-`sequence_assembly` runs steps 4 to 7 in turn. `reachability` answers which texts a reader could have recovered. The
-package may import `plugins`, `models`, `algorithms` and the public half of `client` (`facts`, `observation`).
+Special cases replace step 2: `mask_regression` with dropout, `matching_pursuit` with fewer rows than tokens,
+`soft_ranking` with noise. `reachability` answers which texts a reader could have recovered.
+
+The package may import `plugins`, `models`, `algorithms` and the public half of `client` (`facts`, `observation`).
 """
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "factoring",
     "grouping",
     "hypothesis_search",
+    "isolation",
     "last_tokens",
     "length_selection",
     "mask_regression",

@@ -22,7 +22,7 @@ from torch import Tensor
 
 COMPLETE = 1e-6
 """Share of the gradients' energy |dq|^2 + |dk|^2 that a complete sequence may leave.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
 @dataclass(frozen=True)

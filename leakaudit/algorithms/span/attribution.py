@@ -19,13 +19,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-WHOLE = 1e-6
-"""Largest difference from 1 of the leverage of a group that is read alone.
-Measured; see docs/measurements/span_constants.md."""
+from leakaudit.algorithms.span.isolation import WHOLE, isolate, whitening
 
 CLEAR, SECOND = 0.6, 0.35
 """Coefficients for an assignment: the largest is above CLEAR and no other reaches SECOND.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 SPREADS, FINEST = 4.0, 0.05
 """Bound on a coefficient's distance from 1 and on the others' from 0: SPREADS medians, or FINEST.
@@ -45,10 +43,9 @@ VANISHED = 1e-3
 """Share of its first size below which a gradient counts as removed.
 Our choice: simulated gradients agree to about 1e-5 in float32."""
 
-
 USED_UP = 1e-4
 """Residual share below which a token or position counts as explained.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
 @dataclass(frozen=True)
@@ -84,49 +81,6 @@ class Assignments:
     """(P,) booleans: a sequence may end here; False where all sequences are longer."""
 
 
-def whitening(coordinates: Tensor) -> Tensor:
-    """Return W (R, R) with W W^T = M^-1, where M is the sum of z z^T.
-
-    Args:
-        coordinates: (N, R) float64 of full column rank; its rows are the z.
-    """
-    values, vectors = torch.linalg.eigh(coordinates.T @ coordinates)
-    white: Tensor = vectors * values.clamp_min(1e-14 * float(values[-1])).rsqrt()
-    return white
-
-
-def isolate(coordinates: Tensor, white: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each group of vectors a direction in which all other groups vanish.
-
-    With M the sum of z z^T over all vectors z and Z the rows of one group, such a direction exists if and only if the
-    largest eigenvalue of Z M^-1 Z^T, the group's leverage, is 1. The direction is M^-1 Z^T v for the eigenvector v.
-
-    Args:
-        coordinates: (N, R) float64 of full column rank.
-        white: (R, R), their `whitening`.
-        owner: (N,) int64 group of each row, 0 to K - 1.
-
-    Returns:
-        Directions (R, K), scaled so that the longest of a group's own vectors has length 1 along its direction, and
-        leverages (K,).
-    """
-    whitened = coordinates @ white
-    directions, leverages = [], []
-    for group in range(int(owner.max()) + 1):
-        rows = whitened[owner == group]
-        spread, mixing = torch.linalg.eigh(rows @ rows.T)
-        own = mixing[:, spread > min(1.0 - WHOLE, float(spread[-1]) - 1e-12)]
-        # If several directions qualify, the one that weighs all members alike is taken.
-        weights = own @ own.sum(0)
-        if float(weights.abs().max()) < 1e-9:
-            weights = own[:, -1]
-        direction = white @ (rows.T @ weights)
-        along = coordinates[owner == group] @ direction
-        directions.append(direction / along[along.abs().argmax()])
-        leverages.append(spread[-1])
-    return torch.stack(directions, dim=1), torch.stack(leverages)
-
-
 @dataclass(frozen=True)
 class Attribution:
     """The directions that read one token's or one position's gradient from an update."""
@@ -158,7 +112,8 @@ class Attribution:
             positions: (N,) int64.
         """
         white = whitening(coordinates)
-        # A pair outside the span of the others has leverage 1 and is read alone; the other pairs of its token form another row.
+        # A pair outside the span of the others has leverage 1 and is read alone.
+        # The other pairs of its token form another row.
         alone = (coordinates @ white).square().sum(1) > 1.0 - WHOLE
         assignments = torch.where(
             alone, int(tokens.max()) + 1 + torch.arange(len(tokens), device=tokens.device), tokens
@@ -228,7 +183,7 @@ class _Solver:
         self._ratio = torch.ones(count, width, dtype=torch.float64, device=update.device)
         self._ratio[rows, columns] = attribution.along_position[where] / attribution.along_token[where]
         self.known: list[int] = []
-        """Pairs that are booked, in order."""
+        """Pairs that are assigned, in order."""
         self._gradients: list[Tensor] = []
         self._counts = torch.zeros(width, dtype=torch.long, device=update.device)
         self._by_elimination = torch.zeros(width, dtype=torch.bool, device=update.device)
@@ -294,7 +249,7 @@ class _Solver:
             Whether there was one.
         """
         possible = self._possible()
-        coefficient = _shares(self._by_token, self._by_position, self._ratio, possible)
+        coefficient = _coefficients(self._by_token, self._by_position, self._ratio, possible)
         rows, columns = _stands_alone(coefficient, possible & self._strong(0)[:, None], bound)
         for row, column in zip(rows, columns, strict=True):
             pair = int(self._pair[row, column])
@@ -311,7 +266,7 @@ class _Solver:
             Whether there was one.
         """
         possible = self._possible().T
-        coefficient = _shares(self._by_position, self._by_token, self._ratio.T.reciprocal(), possible)
+        coefficient = _coefficients(self._by_position, self._by_token, self._ratio.T.reciprocal(), possible)
         reach, everyone = self._reach()
         one = (everyone & (self._counts == reach - 1)) | ((reach == 0) & (bound is not None))
         columns, rows = _stands_alone(coefficient, possible & (self._strong(1) & one)[:, None], bound)
@@ -344,7 +299,7 @@ class _Solver:
             k).
         """
         tokens = self._attribution.tokens
-        coefficient = _shares(self._by_token, self._by_position, self._ratio, possible)
+        coefficient = _coefficients(self._by_token, self._by_position, self._ratio, possible)
         by_pair = torch.zeros(len(tokens), dtype=coefficient.dtype, device=coefficient.device)
         by_pair[self._pair[possible]] = coefficient[possible]
         provisional = _nearly_whole(by_pair, tokens)
@@ -413,7 +368,7 @@ def _nearly_whole(coefficient: Tensor, tokens: Tensor) -> Tensor:
     return (first & (coefficient > CLEAR) & (others[tokens] < SECOND)).nonzero().flatten()
 
 
-def _shares(terms: Tensor, sums: Tensor, ratio: Tensor, possible: Tensor) -> Tensor:
+def _coefficients(terms: Tensor, sums: Tensor, ratio: Tensor, possible: Tensor) -> Tensor:
     """Return (M, K): regression coefficients of each sum on its possible terms.
 
     Args:

@@ -105,7 +105,8 @@ class Scan:
         """Return the nearest tokens at the positions from `start` to `stop` - 1.
 
         Returns:
-            At least `keep` pairs per position, with float64 distances, in the order of positions and tokens.
+            At least `keep` pairs per position, or all if there are fewer tokens, with float64 distances; in the order
+            of positions and tokens.
         """
         positions = torch.arange(start, stop, device=self._basis.device)
         if self._stage.additive and len(self._tokens) > self._keep:

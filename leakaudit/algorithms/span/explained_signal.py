@@ -1,7 +1,7 @@
 """How much of a noisy update's signal a simulated sentence explains.
 
-For the observed update G = S + N, with signal S and noise N of known size, and the simulated gradient g of a sentence, the explained
-share is
+For the observed update G = S + N, with signal S and noise N of known size, and the simulated gradient g of a sentence,
+the explained share is
 
     cos^2(g, G) * |G|^2 / |S|^2,        |S|^2 = |G|^2 - E|N|^2.
 
@@ -22,21 +22,22 @@ from leakaudit.algorithms.span.subspace import PRUNED_SHARE, SoftSpan
 
 UNEXPLAINED = 0.004
 """Share of the first block's signal that a complete sentence may leave unexplained, beside chance.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 LEAST_SIGNAL = 1e-3
-"""Smallest share of |G|^2 that counts as signal. Our choice: below it the estimate of E|N|^2 has errors as large as the signal."""
+"""Smallest share of |G|^2 that counts as signal.
+Our choice: below it the estimate of E|N|^2 has errors as large as the signal."""
 
 CLEAR = 100.0
 """Signal of the first block, in noise deviations, above which sentences are compared on that block alone.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 MOST_MARGIN = 1e6
 """Cap of the reported margin. Our choice: without noise the margin has no unit."""
 
 
 class ExplainedSignal:
-    """The observed update, its noise, and the simulation that sentences are compared with."""
+    """The observed update, its noise, and the simulation to compare sentences with."""
 
     def __init__(self, problem: SpanProblem, span: SoftSpan, sigma: float | None) -> None:
         """Prepare the simulation.
@@ -54,12 +55,12 @@ class ExplainedSignal:
 
     @property
     def directions(self) -> int:
-        """Number of directions of the span that stand out of the noise."""
+        """Number of directions of the span that are above the noise."""
         return len(self._span.weights)
 
     @cached_property
     def projections(self) -> tuple[Layer, ...]:
-        """The first block's projections; empty where one of them is not a plain linear layer."""
+        """The first block's projections; empty if one of them is not a plain linear layer."""
         by_name = {layer.weight: layer for layer in self.simulation.layers}
         names = [p.weight for p in self._anatomy.projections if p.weight in self._span.sigma]
         return tuple(by_name[name] for name in names) if all(name in by_name for name in names) else ()
@@ -77,7 +78,7 @@ class ExplainedSignal:
 
     @cached_property
     def first_block(self) -> tuple[Layer, ...]:
-        """Linear layers in call order, from the first block's projections to the second block's."""
+        """Linear layers from the first block's projections to the second block's."""
         layers = self.simulation.layers
         names = {p.weight for p in self._anatomy.projections}
         start = next((i for i, layer in enumerate(layers) if layer.weight in names), 0)
@@ -89,7 +90,11 @@ class ExplainedSignal:
 
     @cached_property
     def compared(self) -> tuple[Layer, ...]:
-        """Layers that sentences are compared on: the first block if its signal is clear, else all layers."""
+        """Layers that sentences are compared on.
+
+        These are the first block's if its signal is clear, because its gradients depend most on single words; else all
+        layers.
+        """
         first = self.first_block
         if self.sigma is None:
             return first
@@ -111,8 +116,8 @@ class ExplainedSignal:
     def share(self, sentence: Hypothesis) -> float:
         """Return the share of the first block's signal that a sentence explains, 0 to 1.
 
-        The simulated gradient first loses what the observed update lost: entries that were pruned, and sizes where only signs
-        were sent.
+        The simulated gradient first loses what the observed update lost: entries that were pruned, and sizes where only
+        signs were sent.
         """
         layers = self.first_block if self.sigma is not None else self.projections or self.first_block
         inner = own = 0.0
@@ -133,7 +138,10 @@ class ExplainedSignal:
         return 0.0 if inner <= 0 or own == 0 else min(1.0, inner**2 / (own * signal))
 
     def is_explained(self, sentence: Hypothesis) -> bool:
-        """Return whether a sentence explains the first block's signal, up to three deviations of |N|^2."""
+        """Return whether a sentence explains the first block's signal.
+
+        Up to three standard deviations of |N|^2 may be missing.
+        """
         power, noise = self._energy(self.first_block)
         entries = sum(self._update[layer.weight].numel() for layer in self.first_block)
         # |N|^2 has a relative standard deviation of sqrt(2 / entries).
@@ -141,7 +149,7 @@ class ExplainedSignal:
         return bool(self.share(sentence) >= 1.0 - UNEXPLAINED - 3 * chance)
 
     def margin(self, found: SearchResult) -> float:
-        """Return by how many noise deviations the best sentence of a search leads the next one.
+        """Return the lead of a search's best sentence, in noise deviations.
 
         Scores are <g, G> / |g|, so the difference of two scores has a standard deviation of at most sqrt(2) sigma.
         """

@@ -113,7 +113,7 @@ def _changes(
     """Return (F, n): the gradient of all outputs of the projections, per input.
 
     It comes from the projections' own updates or, if only adapters are shared, from the update dY^T X A^T of their
-    second map B. Projections without any are zero. None if nothing is shared.
+    second map B. Other projections get zeros. None if no update is shared.
     """
     if all(p.weight in update for p in anatomy.projections):
         inverse = torch.linalg.pinv(inputs)  # (D, n)

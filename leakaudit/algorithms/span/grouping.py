@@ -60,7 +60,11 @@ class _Assembly:
         self._testable = factors.queries.shape[2] - SPARE_DIMENSIONS - given_up
 
     def accept_complete(self, seeds: Sequence[int]) -> dict[int, Group]:
-        """Accept each sequence that passes its test; return seed -> best hypothesis of the others."""
+        """Accept each sequence that passes its test.
+
+        Returns:
+            Seed -> best hypothesis, for the other seeds.
+        """
         incomplete: dict[int, Group] = {}
         for seed in self._unused(seeds):
             group = self._grown(seed)
@@ -71,7 +75,7 @@ class _Assembly:
         return incomplete
 
     def accept_incomplete(self, seeds: Sequence[int]) -> None:
-        """Accept a sequence for each seed that is still free, so that no input that was found is lost.
+        """Accept a sequence for each free seed, so that no input is lost.
 
         If the free inputs have one input at each position, they are one sequence by elimination.
         """

@@ -1,21 +1,15 @@
-"""Where a decoder's sequences end, and on which token, once their prefixes are known.
+"""Where sequences end, and on which token, once their prefixes are known.
 
-A language model's last token is only a target: it enters no attention that the loss sees. But with the prefixes known, the
-inputs a_i of the last linear layer before the head are computable, and they are as many independent rows as its width allows
-(in most models four times the hidden size). So its update G = sum_i dy_i a_i^T gives the gradient dy_i at every prefix,
+A language model's last token is only a target: no attention that the loss depends on reads it. `target_gradients` gives
+the targets of every prefix and how often each follows. A target that continues no known prefix is a last token. A
+prefix that has fewer continuations than its parent says is the end of a sequence. So equal sequences, and a sequence
+that begins another one, are told apart as well.
 
-    dY = G pinv(A),        dy_i = 1/N sum_t k_it J_i^T W^T (p_i - e_t),
+A classifier works the same way, with classes for tokens: dy_i is non-zero only where a sequence ends.
 
-where J_i is the derivative of the head's input by the layer's output at that token (computed), W the head, p_i the predicted
-probabilities, k_it how often token t follows prefix i as a target, and N the number of targets. The atoms J_i^T W^T (p_i - e_t) are
-computable for every token t: an orthogonal matching pursuit over them gives k_it, the tokens that follow every prefix and how
-often. What follows a prefix and is no longer prefix itself is a last token. A prefix that is followed less often than its parent
-says is the end of a sequence. So equal sequences, and one being the beginning of another, are told apart as well.
-
-A classifier works the same way, with classes for tokens: only where a sequence ends is dy_i other than zero.
-
-With dropout on, the inputs a_i are known but for masks of every layer. What the known targets leave in the update without any mask is
-taken off, and ridge regression on the inputs at the ends gives an estimate that is still nearest to the right token. (Own derivation.)
+With dropout on, the inputs a_i are known except for masks in every layer. The known targets' part, computed without
+masks, is subtracted from the update, and ridge regression on the inputs at the ends gives an estimate of dy_i. The
+nearest token is the guess. (Own derivation.)
 """
 
 from __future__ import annotations
@@ -42,38 +36,35 @@ from leakaudit.client.observation import Observation
 from leakaudit.plugins.budget import Budget
 
 NOTHING = 1e-3
-"""|dy_i| over the largest one, below which a classifier's prefix is no end. Our choice: rounding leaves 1e-5, the weakest end is a sentence
-whose class the model is sure of."""
-
+"""|dy_i| over the largest one below which a classifier's prefix is no end.
+Our choice: rounding leaves 1e-5; the weakest end is a sentence whose class the model predicts with certainty."""
 
 RIDGE = 0.1
-"""Regularisation of the estimate behind dropout, in units of the mean squared length of an input. Measured on a train split (GPT-2
-shape, p = 0.1, true prefixes given): 88 of 88 last tokens at B = 1 and 4; by angles instead of distances 86."""
-
+"""Ridge parameter of the estimate behind dropout, in units of an input's mean squared length.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 UNEXPLAINED = 0.3
 """Confidence in a sequence whose last gradient no target explains. Our choice."""
 
-
 UNEVEN, MOSTLY = 0.1, 0.9
-"""How far an amount may be from a whole multiple of a unit, in shares of that multiple, and how many amounts have to be that
-near. Our choice."""
-
+"""Tolerance for multiples of a unit, and the share of amounts that must be within it.
+Our choice. The tolerance is relative to the multiple."""
 
 SAME_INPUT = 1e-4
-"""Relative difference up to which two inputs count as the same. Our choice: rounding is far below, another word far above."""
+"""Largest relative difference of two inputs that count as the same.
+Our choice: rounding is far below, another word far above."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """Sequences that end at a prefix, or on one more token after it."""
+    """Sequences that end at a prefix, or one token after it."""
 
     node: int
-    """Which prefix."""
+    """Index of the prefix."""
     last_token: int | None
-    """The last token, where it is no part of any prefix."""
+    """The last token, if it is not part of any prefix."""
     count: int
-    """How many sequences end so."""
+    """Number of sequences that end there."""
     confidence: float
     """Share of the gradient at that prefix that its targets explain, 0 to 1."""
 
@@ -85,17 +76,17 @@ def endings(seen: Observation, tokens: Sequence[int], parents: Sequence[int], bu
         seen: the observation.
         tokens: (N,) last token of each prefix.
         parents: (N,) index of the prefix without it, -1 for single tokens; parents stand before their children.
-        budget: looked at between prefixes.
+        budget: checked between prefixes.
 
     Returns:
-        The ends, or None where no layer says anything about them.
+        The ends, or None if the last layer's update gives no information.
     """
     tail = shared_tail(seen) if seen.facts.task in ("classification", "causal-lm") else None
     if tail is None:
         return None
     states = run_prefixes(seen, tail, tokens, parents)
     if states.given.shape[0] >= states.given.shape[1]:
-        return None  # more prefixes than inputs of the layer: their parts cannot be told apart
+        return None  # the layer has fewer inputs than there are prefixes, so the pseudoinverse is not exact
     update = tail.layer.by_output(seen.update[tail.layer.weight]).double()  # (D, F)
     duplicates = _duplicates(states.given, tokens, parents)
     distinct = sorted(set(duplicates))
@@ -109,16 +100,17 @@ def endings(seen: Observation, tokens: Sequence[int], parents: Sequence[int], bu
 def likely_last_tokens(
     seen: Observation, paths: Sequence[tuple[int, ...]], budget: Budget
 ) -> list[tuple[int, float]] | None:
-    """Guess the last token of each sequence of a language model's batch behind unknown dropout masks.
+    """Guess each sequence's last token behind unknown dropout masks.
 
     Args:
-        seen: the observation.
+        seen: the observation of a language model.
         paths: token ids of the sequences without their last tokens.
-        budget: looked at before anything is computed.
+        budget: checked once, before anything is computed.
 
     Returns:
-        For each path the token, and its confidence: by what share it is nearer to the estimated gradient than the next one. None
-        where no layer says anything about it.
+        Token and confidence for each path, or None if the last layer's update gives no information. The confidence is
+        the share by which
+        the token's atom is nearer to the estimated gradient than the next one.
     """
     if seen.facts.task != "causal-lm" or not paths or budget.exhausted():
         return None
@@ -145,9 +137,15 @@ def likely_last_tokens(
 
 
 def _nearest_target(states: PrefixStates, node: int, gradient: Tensor, amount: float) -> tuple[int, float]:
-    """Return the token whose atom, `amount` times, is nearest to an estimated gradient, and by how much it beats the next one.
+    """Return the token whose atom is nearest to an estimated gradient, and its lead.
 
-    Distances, not angles: after a prefix that goes on as the model expects, the gradient is small and mostly noise.
+    Distances are better than angles: where the model expects the next token, the gradient is small and mostly noise.
+
+    Args:
+        states: of all prefixes.
+        node: the prefix.
+        gradient: (D,) float64, estimated.
+        amount: factor of the atoms.
     """
     inner, length = inner_and_length(states, node, gradient)
     near = (amount**2 * length.square() - 2 * amount * inner).topk(min(SHORTLIST, len(inner)), largest=False).indices
@@ -157,7 +155,7 @@ def _nearest_target(states: PrefixStates, node: int, gradient: Tensor, amount: f
 
 
 def _forest_of(paths: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int], list[int]]:
-    """Return tokens and parents of all prefixes of the paths, equal ones once, and the node where each path ends."""
+    """Return tokens and parents of all prefixes, and the node where each path ends."""
     nodes: dict[tuple[int, ...], int] = {}
     parents: list[int] = []
     for path in paths:
@@ -169,9 +167,10 @@ def _forest_of(paths: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int], 
 
 
 def _duplicates(given: Tensor, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
-    """Return for every prefix the one whose gradient it shares: itself, but for one token repeated without positions.
+    """Return for every prefix the one whose gradient it shares: mostly itself.
 
-    Attention over equal values gives the same value, so such prefixes look alike in every layer.
+    Where inputs carry no position, attention over copies of one token gives the same value for every number of copies.
+    So prefixes of one repeated token look alike in every layer.
     """
     duplicates: list[int] = []
     for node, parent in enumerate(parents):
@@ -183,7 +182,10 @@ def _duplicates(given: Tensor, tokens: Sequence[int], parents: Sequence[int]) ->
 
 
 def _ends_of_classifier(states: PrefixStates, gradients: Tensor) -> list[Ending] | None:
-    """Return the prefixes whose own gradient is not zero: a classifier reads the last token of each sequence only."""
+    """Return the prefixes whose own gradient is not zero.
+
+    A classifier reads the last token of each sequence only. None if all gradients are zero.
+    """
     sizes = gradients.norm(dim=1)
     largest = float(sizes.max())
     if largest == 0.0:
@@ -209,7 +211,10 @@ def _counted(found: Sequence[tuple[int, float, float]]) -> list[Ending]:
 
 
 def _unit(amounts: Sequence[float]) -> float:
-    """Return what one sequence amounts to: the largest amount of which nearly all others are whole multiples."""
+    """Return the amount of one sequence.
+
+    It is the largest amount of which nearly all others are whole multiples.
+    """
     positive = sorted(amount for amount in amounts if amount > 0)
     if not positive:
         return 1.0
@@ -231,8 +236,8 @@ def _ends_of_language_model(
 ) -> list[Ending] | None:
     """Return the ends of a language model's sequences, or None if the budget ends.
 
-    A target that continues no prefix is a last token. A prefix that has fewer continuations than its parent says is the end of a
-    sequence.
+    A target that continues no prefix is a last token. A prefix that has fewer continuations than its parent says is the
+    end of a sequence.
     """
     children: list[dict[int, int]] = [{} for _ in tokens]  # token -> child, of a prefix and of all its duplicates
     for node, parent in enumerate(parents):

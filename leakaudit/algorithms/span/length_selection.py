@@ -1,7 +1,7 @@
-"""First sentences for the search: one for each of the best lengths, from the joint regression.
+"""First sentences for the search, at the best lengths.
 
-The regression (`sparse_regression`) is first run roughly for every likely length. The best length and its neighbours are then solved
-in full, as long as the score grows.
+The joint regression (`sparse_regression`) is first run roughly for every likely length. The best length and its
+neighbours are then solved in full, as long as the score grows.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from leakaudit.algorithms.span.sparse_regression import Joint, JointFit
 from leakaudit.algorithms.span.word_scores import WordScores
 
 SOLVE_SHARE = 0.2
-"""Share of the remaining time for the joint regression of one length. Our choice: three lengths are solved, then searched from."""
+"""Share of the remaining time for the joint regression of one length.
+Our choice: three lengths are solved, then searched from."""
 
 STARTS = 2
-"""Sentences of the joint regression that a search starts from. Chosen on training sentences; see docs/measurements/span_constants.md."""
+"""Sentences of the joint regression that a search starts from.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,10 @@ class LengthSelection:
     signal: ExplainedSignal
 
     def starts(self) -> list[Hypothesis]:
-        """Return sentences to search from, most likely first, each with the class that explains the update best."""
+        """Return sentences to search from, most likely first.
+
+        Each has the class that explains the update best.
+        """
         budget, scores = self.problem.budget, self.scores
         simulates = can_simulate(self.problem.seen)
         lengths = [length for length in scores.lengths if length <= scores.positions]
@@ -59,7 +64,10 @@ class LengthSelection:
         return [replace(h, label=int(row.argmax())) for h, row in zip(plain, scores, strict=True)]
 
     def _solved(self, length: int) -> list[Joint]:
-        """Return full solutions, best first: of one length, and of its neighbours as long as their score grows."""
+        """Return full solutions, best first.
+
+        They are those of one length, and of its neighbours as long as the score grows.
+        """
         found: dict[int, Joint] = {}
 
         def score(n: int) -> float:
@@ -75,7 +83,10 @@ class LengthSelection:
         return sorted(found.values(), key=lambda joint: -joint.score)
 
     def _fit(self, length: int) -> JointFit:
-        """Return the regression for one length: the frame's tokens at the ends, the words of highest score between."""
+        """Return the regression for one length.
+
+        The frame's tokens are fixed; between them the words of highest score may stand.
+        """
         frame, stage = self.scores.frame, self.problem.stage
         known = (*frame.before, *[-1] * (length - frame.size), *frame.after)
         pools, inputs = [], []
@@ -87,6 +98,6 @@ class LengthSelection:
 
     @cached_property
     def _gram(self) -> Tensor:
-        """(D, D) float64: S^T S of the projections' updates S (F, D) in units of their noise."""
+        """(D, D) float64: S^T S of the projections' updates S in units of their noise."""
         stacked = self.signal.update_in_noise
         return stacked.T @ stacked

@@ -18,7 +18,7 @@ from leakaudit.plugins.budget import Budget
 
 STANDS_OUT = 0.8
 """Largest ratio of a block's nearest distance to its median at which it holds a token.
-A block is a range of positions. Chosen on training sentences; see docs/measurements/span_constants.md."""
+A block is a range of positions. Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from leakaudit.plugins.budget import Budget
 
 CANDIDATES = 64
 """Tokens per position that are checked in float64.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 BEAM = 8
 """Hypotheses that are kept while a sequence grows. Our choice."""
@@ -45,7 +45,7 @@ class Reader(Protocol):
         ...
 
     def read(self, problem: SpanProblem) -> Reconstruction | None:
-        """Return the batch as far as it was recovered, or None to leave the problem to the next reader."""
+        """Return what was recovered, or None to leave the problem to the next reader."""
         ...
 
 
@@ -93,7 +93,7 @@ def can_recover(seen: Observation, max_positions: int = 0) -> Applicability:
     if basis.noisy and not damaged:
         return not_applicable(
             f"the update fills all directions of the hidden size {anatomy.hidden}, and no declared defence or low precision "
-            "explains it: the batch has at least as many tokens, and the span is everything"
+            "explains it: the batch has at least as many tokens, so every input lies in the span"
         )
     return APPLIES
 
@@ -119,9 +119,9 @@ def recover(
     """
     problem = span_problem_of(seen, keep=candidates, beam=beam, max_positions=max_positions, rng=rng, budget=budget)
     found = _read(problem)
-    facts = {"rank": float(problem.basis.rank), "gap": problem.basis.gap, "hidden": float(problem.anatomy.hidden)}
+    diagnostics = {"rank": float(problem.basis.rank), "gap": problem.basis.gap, "hidden": float(problem.anatomy.hidden)}
     return replace(
-        found, diagnostics={**facts, **found.diagnostics}, stop="budget" if budget.exhausted() else found.stop
+        found, diagnostics={**diagnostics, **found.diagnostics}, stop="budget" if budget.exhausted() else found.stop
     )
 
 

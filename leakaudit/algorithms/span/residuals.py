@@ -11,11 +11,11 @@ from leakaudit.algorithms.span.subspace import Basis, span_of
 
 ROUNDING_UNITS = 10.0
 """Largest distance, in units of rounding, at which an input is in the span.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 FORWARD_ERROR = 3e-7
 """Relative error of an input that is computed in float32 in a batch of another shape.
-Measured; see docs/measurements/span_constants.md."""
+Measured; see docs/decisions/span_constants.md."""
 
 
 @dataclass(frozen=True)

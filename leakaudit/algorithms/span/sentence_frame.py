@@ -1,7 +1,8 @@
-"""The tokens that a tokenizer puts around every text, and the lengths that they suggest.
+"""The tokens that a tokenizer puts around texts, and the lengths they suggest.
 
-A BERT tokenizer, for instance, starts each text with [CLS] and ends it with [SEP]. So a sentence of T tokens has [SEP] at position
-T - 1, and the attention input of that pair lies near the span of the update: the nearest positions are the likely lengths.
+A BERT tokenizer, for instance, starts each text with [CLS] and ends it with [SEP]. So a sentence of T tokens has [SEP]
+at position T - 1, and the attention input of that pair lies near the span of the update: the nearest positions are the
+likely lengths.
 """
 
 from __future__ import annotations
@@ -16,17 +17,20 @@ from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.subspace import SoftSpan
 
 LONGEST = 128
-"""Largest length in tokens that is tried. Our choice: longer sentences have too many words to search in time."""
+"""Largest length in tokens that is tried.
+Our choice: longer sentences have too many words to search in time."""
 
 POSITIONS_PER_DIRECTION, MORE_POSITIONS = 3, 8
 """Positions to try for each direction above the noise, and on top of that.
 Our choice: each token adds a direction, and most directions are visible."""
 
 LADDER = 1.5
-"""Ratio between the lengths that are tried where no token marks the end. Our choice."""
+"""Ratio between the lengths that are tried where no token marks the end.
+Our choice."""
 
 LENGTHS = 5
-"""Number of likely lengths that are returned. Chosen on training sentences; see docs/measurements/span_constants.md."""
+"""Number of likely lengths that are returned.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,8 @@ def frame_of(problem: SpanProblem) -> Frame:
 def likely_lengths(problem: SpanProblem, span: SoftSpan, frame: Frame) -> tuple[int, ...]:
     """Return sentence lengths in tokens, most likely first.
 
-    A length scores by the weighted share of the closing tokens' inputs that lies in the span. Where texts have no closing token,
-    a geometric series of lengths is returned.
+    A length scores by the weighted share of the closing tokens' inputs that lies in the span. Where texts have no
+    closing token, a geometric series of lengths is returned.
 
     Args:
         problem: the observation with its parts.

@@ -1,7 +1,8 @@
-"""The changes that a local search tries on a sentence: other lengths, other classes, other words.
+"""The changes that a local search tries: other lengths, classes and words.
 
-Words are proposed by two scores: nearness to the span, which does not depend on the sentence (`word_scores`), and the filtered score
-given the gradients of the current sentence (`soft_ranking`), which improves with every word that is right.
+Words are proposed by two scores: nearness to the span, which does not depend on the sentence (`word_scores`), and the
+filtered score given the gradients of the current sentence (`soft_ranking`), which improves with every word that is
+right.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class SentenceMoves:
     """Classes to try."""
 
     def other_lengths(self, base: Hypothesis) -> list[Hypothesis]:
-        """Return the sentence at other lengths: cut, or filled with the words of highest score."""
+        """Return the sentence at other lengths: cut, or filled with the best words."""
         words, length = self.scores.frame.words_of(base), len(base.token_ids)
         return [
             self.scores.sentence(other, words, base.label)
@@ -39,7 +40,10 @@ class SentenceMoves:
         ]
 
     def jumps(self, base: Hypothesis) -> list[Hypothesis]:
-        """Return the sentence with other classes, and with the 1, 2, ... words changed that gain most in score."""
+        """Return the sentence with other classes, and with many words changed.
+
+        The words that gain most in score are changed: one of them, two, and so on.
+        """
         found = [replace(base, label=label) for label in self.labels if label != base.label]
         if self.signal.projections:
             before, words = len(self.scores.frame.before), self.scores.frame.words_of(base)
@@ -52,7 +56,10 @@ class SentenceMoves:
         return found
 
     def propose(self, base: Hypothesis, width: int) -> list[list[int]]:
-        """Return the `width` best tokens of each score at every position inside the frame; none elsewhere."""
+        """Return the `width` best tokens of each score at every position.
+
+        Positions in the frame have none.
+        """
         length = len(base.token_ids)
         width = min(width, len(self.scores.pool))
         columns = [self.scores.soft[:, :length].topk(width, dim=0).indices.T.tolist()]

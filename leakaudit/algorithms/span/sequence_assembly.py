@@ -1,4 +1,14 @@
-"""Sequences out of pairs in the span."""
+"""Sequences from pairs in the span, without dropout masks.
+
+If there is one pair at each position, they are one sequence. Otherwise three steps repeat until nothing remains:
+
+1. gradients are assigned to pairs, which tells real pairs from ghosts (`attribution`);
+2. attention says which pairs belong together (`attention_evidence`);
+3. each sequence is simulated alone; if its part of the update agrees, it is confirmed and subtracted (`deflation`).
+
+A sequence that does not agree is completed by its context (`completion`) or, where that gives no information, repaired
+(`repair`). Where the loss has no classes nothing can be simulated alone, and sequences rely on attention only.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +22,7 @@ from leakaudit.algorithms.resimulation import prove
 from leakaudit.algorithms.span.attention_evidence import COMPLETE, AttentionEvidence, Group
 from leakaudit.algorithms.span.candidates import Candidates
 from leakaudit.algorithms.span.completion import Completion
-from leakaudit.algorithms.span.deflation import Batch
+from leakaudit.algorithms.span.deflation import RemainingUpdate
 from leakaudit.algorithms.span.grouping import by_position, confidence_of
 from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.reachability import span_reach
@@ -20,127 +30,142 @@ from leakaudit.algorithms.span.repair import repair, repair_group
 from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 FARTHEST_INSIDE = 0.03
-"""Distance beyond which no pair counts as in the span of a clean update, however the others rank. Measured: true pairs at 1e-7
-to 1e-6 in a pretrained encoder, up to 5e-4 in untrained tiny ones, whose weak directions drown in rounding; the nearest false
-pair at 1e-1 and more."""
-
+"""Largest distance at which a pair can be in the span.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 HYPOTHESES = 3
-"""Incomplete sequences of one seed that are simulated. Our choice: a wrong first one mostly differs from the right one in a token."""
-
+"""Incomplete sequences per seed that are simulated.
+Our choice: a wrong first hypothesis mostly differs from the right one in one token."""
 
 LIKELY: tuple[float, ...] = (0.05, -1.0, 0.15)
-"""Coefficients from which pairs of tokens that occur several times are considered, in the order in which they are tried: whenever
-nothing more is found with one, the next is used. Measured on a train split at B = 8 to 24: nine in ten true ones are above 0.05, a
-third of the false ones."""
-
+"""Least coefficients of open pairs that are tried, one after the other.
+The next one is used when nothing more is found. Chosen on training sentences; see docs/decisions/span_constants.md.
+"""
 
 MOST_INCOMPLETE = 4
-"""Incomplete guesses that are worth their time. Our choice: beyond a few they are made of pairs that are not in the batch."""
-
+"""Most incomplete guesses.
+Our choice: with more, they consist of pairs that are not in the batch."""
 
 UNTESTED = 5
-"""Dimensions of a head that a sequence grown by attention has to leave. Our choice: what is added with fewer left is mostly of other
-sequences; sequences that are longer are completed by their balance."""
-
+"""Dimensions of a head that a sequence grown by attention must leave free.
+Our choice: with fewer, further members are mostly of other sequences. Longer sequences are completed by `repair`."""
 
 GROWN = 16
-"""Members up to which attention grows a sequence that its context can complete. Our choice: a few may be of other sequences by then."""
+"""Most members that attention adds to a sequence which `completion` can complete.
+Our choice: beyond them a few members may belong to other sequences."""
 
 
 def read_pairs(problem: SpanProblem, pairs: Candidates, rank: int) -> Reconstruction | None:
-    """Return what those of the ranked `pairs` that lie in a span of `rank` directions make up; None where none does."""
+    """Return the sequences that the pairs in the span form; None if no pair is inside.
+
+    Args:
+        problem: the observation with its parts.
+        pairs: candidates, nearest first.
+        rank: directions of the span.
+    """
     inside = pairs.take(torch.arange(count_inside(pairs.distance, rank), device=pairs.distance.device))
     return read_inside(problem, inside) if len(inside) else None
 
 
 def read_inside(problem: SpanProblem, inside: Candidates, noise: Mapping[str, float] | None = None) -> Reconstruction:
-    """Return what these pairs make up, all of the batch's among them, and perhaps others that lie in its span as well.
+    """Return the sequences that these pairs form, proved where possible.
 
     Args:
-        problem: the observation.
-        inside: pairs in the span, nearest first.
+        problem: the observation with its parts.
+        inside: pairs in the span, nearest first: all of the batch's, and perhaps others.
         noise: parameter name -> standard deviation of the errors on each entry of its update, if known.
     """
-    facts = {"candidates": float(len(inside))}
+    diagnostics = {"candidates": float(len(inside))}
     if _one_per_position(inside.positions):
         order = inside.positions.argsort()
         guess = [GuessedSequence(tuple(inside.tokens[order].tolist()), confidence=1.0)]
     elif problem.anatomy.heads and all(p.weight in problem.seen.update for p in problem.anatomy.projections):
-        batch = Batch.of(problem, _possible(inside, problem.seen.facts.vocabulary.starts_with), noise)
-        guess = _sequences(batch)
-        facts["rounds"] = float(batch.rounds)
+        remaining = RemainingUpdate.of(problem, _possible(inside, problem.seen.facts.vocabulary.starts_with), noise)
+        guess = _sequences(remaining)
+        diagnostics["rounds"] = float(remaining.rounds)
     else:
         guess = _guesses(by_position(inside.positions), inside)
     proved = prove(problem.seen, guess, problem.budget)
     reach = span_reach(problem, inside, FARTHEST_INSIDE)
-    facts |= proved.facts
-    return Reconstruction(sequences=proved.sequences, label_counts=proved.label_counts, diagnostics=facts, reach=reach)
+    diagnostics |= proved.diagnostics
+    return Reconstruction(
+        sequences=proved.sequences, label_counts=proved.label_counts, diagnostics=diagnostics, reach=reach
+    )
 
 
-def _sequences(batch: Batch) -> list[GuessedSequence]:
-    """Return every sequence that could be put together, certain ones first."""
-    left = _search(batch)
-    while batch.feed_forward is None and any(repair_group(batch, group) for group in _disjoint(left)):
-        left = _search(batch)
-    return [*batch.found, *_guesses(_disjoint(left), batch.pairs)]
+def _sequences(remaining: RemainingUpdate) -> list[GuessedSequence]:
+    """Return every sequence that could be assembled, confirmed ones first."""
+    left = _search(remaining)
+    while remaining.feed_forward is None and any(repair_group(remaining, group) for group in _disjoint(left)):
+        left = _search(remaining)
+    return [*remaining.found, *_guesses(_disjoint(left), remaining.pairs)]
 
 
-def _search(batch: Batch) -> list[Group]:
-    """Take out sequences until no more are found; return what else was put together, or nothing where the batch is used up."""
+def _search(remaining: RemainingUpdate) -> list[Group]:
+    """Subtract sequences until no more are confirmed; return those that are not.
+
+    Nothing is returned if the whole batch was subtracted.
+    """
     left: list[Group] = []
     for likely in LIKELY:
         while True:
-            if batch.is_empty() or not bool(batch.live().any()):
+            if remaining.is_empty() or not bool(remaining.live().any()):
                 return []
-            if batch.problem.budget.exhausted():
+            if remaining.problem.budget.exhausted():
                 return left
-            before = len(batch.found)
-            left = _round(batch, likely)
-            if len(batch.found) == before:
+            before = len(remaining.found)
+            left = _round(remaining, likely)
+            if len(remaining.found) == before:
                 break
     return left
 
 
-def _round(batch: Batch, likely: float) -> list[Group]:
-    """Put sequences together from what is left, and take out those that are certain; return the others."""
-    batch.solve()
-    start = _start(batch)
-    candidates = _in_question(batch, start, likely)
+def _round(remaining: RemainingUpdate, likely: float) -> list[Group]:
+    """Assemble sequences from the remaining update and subtract the confirmed ones.
+
+    Returns:
+        The sequences that were not confirmed.
+    """
+    remaining.solve()
+    start = _start(remaining)
+    candidates = _in_question(remaining, start, likely)
     rows = candidates.nonzero().flatten()
-    where = batch.pairs.positions[rows]
+    where = remaining.pairs.positions[rows]
     if _one_per_position(where):
-        # By elimination: nothing yet says that it explains itself.
-        return batch.take_confirmed([[Group(tuple(rows[where.argsort()].tolist()), residual=0.5)]])
-    completion = _completion_among(batch, candidates)
-    before = len(batch.found)
-    doubtful = _grow_all(batch, _Growth.of(batch, rows, start), completion)
-    if len(batch.found) > before or batch.problem.budget.exhausted():
+        # One sequence by elimination; its residual is not known, so it gets a half.
+        return remaining.take_confirmed([[Group(tuple(rows[where.argsort()].tolist()), residual=0.5)]])
+    completion = _completion_among(remaining, candidates)
+    before = len(remaining.found)
+    doubtful = _grow_all(remaining, _Growth.of(remaining, rows, start), completion)
+    if len(remaining.found) > before or remaining.problem.budget.exhausted():
         return doubtful
     if completion is None:
-        return repair(batch, _disjoint(doubtful))
+        return repair(remaining, _disjoint(doubtful))
     open_ = _disjoint(doubtful)
     for group in open_:
-        _complete_from(batch, completion, group, unlikely_too=True)
-        if len(batch.found) > before:
+        _complete_from(remaining, completion, group, unlikely_too=True)
+        if len(remaining.found) > before:
             return [other for other in open_ if other is not group]
-        if batch.problem.budget.exhausted():
+        if remaining.problem.budget.exhausted():
             break
     return doubtful
 
 
-def _start(batch: Batch) -> list[int]:
+def _start(remaining: RemainingUpdate) -> list[int]:
     """Return the pair that stands first in every sequence, if there is one."""
-    first = ((batch.pairs.positions == 0) & batch.live()).nonzero().flatten().tolist()
+    first = ((remaining.pairs.positions == 0) & remaining.live()).nonzero().flatten().tolist()
     return first if len(first) == 1 else []
 
 
-def _in_question(batch: Batch, start: Sequence[int], likely: float) -> Tensor:
-    """Return (N,) booleans: pairs that start a sequence, are settled, or have a coefficient of `likely` or more; one at least a position."""
-    assignments = batch.assignments
+def _in_question(remaining: RemainingUpdate, start: Sequence[int], likely: float) -> Tensor:
+    """Return (N,) booleans: pairs that sequences are assembled from.
+
+    They are assigned, stand first, or have a coefficient of at least `likely`; at each position there is at least one.
+    """
+    assignments = remaining.assignments
     chosen = (assignments.open & (assignments.coefficient >= likely)) | assignments.assigned
     chosen[list(start)] = True
-    positions = batch.pairs.positions
+    positions = remaining.pairs.positions
     without = set(positions[assignments.open].tolist()) - set(positions[chosen].tolist())
     for position in without:
         here = (assignments.open & (positions == position)).nonzero().flatten()
@@ -150,36 +175,45 @@ def _in_question(batch: Batch, start: Sequence[int], likely: float) -> Tensor:
 
 @dataclass
 class _Growth:
-    """Sequences that attention grows out of the pairs in question, from one seed each."""
+    """Growth of sequences by attention, from one seed each."""
 
-    batch: Batch
+    remaining: RemainingUpdate
+    """The remaining update."""
     evidence: AttentionEvidence
+    """Attention evidence for the pairs in `rows`."""
     rows: Tensor
-    """(n,) the pairs in question, as the evidence numbers them."""
+    """(n,) int64: the pairs that may be used."""
     start: list[int]
-    """Of the pairs, what stands first in every sequence."""
+    """Pairs that stand first in every sequence: one or none."""
     seeds: list[int]
-    """Of the pairs, those whose own update is known, the largest first."""
+    """Pairs with a gradient of their own, the largest first."""
     longest: int
-    """Members up to which sequences grow."""
+    """Most members."""
     tried: set[int]
-    """Seeds that need not be tried any more."""
+    """Seeds that are not tried again."""
 
     @classmethod
-    def of(cls, batch: Batch, rows: Tensor, start: list[int]) -> _Growth:
-        """Sort the seeds among the pairs in question (n,)."""
-        own = batch.assignments.own
-        strength = batch.updates().square().sum((0, 2))
+    def of(cls, remaining: RemainingUpdate, rows: Tensor, start: list[int]) -> _Growth:
+        """Sort the seeds among the pairs.
+
+        Args:
+            remaining: the remaining update.
+            rows: (n,) int64: the pairs that may be used.
+            start: pairs that stand first in every sequence.
+        """
+        own = remaining.assignments.own
+        strength = remaining.updates().square().sum((0, 2))
         seeds = [row for row in rows.tolist() if int(own[row]) >= 0]
-        width = batch.vectors.shape[2]
+        width = remaining.vectors.shape[2]
         return cls(
-            batch=batch,
-            evidence=batch.evidence(rows),
+            remaining=remaining,
+            evidence=remaining.evidence(rows),
             rows=rows,
             start=start,
             seeds=sorted(seeds, key=lambda row: -float(strength[own[row]])),
             longest=min(
-                int(batch.pairs.positions[rows].max()) + 1, width - UNTESTED if batch.feed_forward is None else GROWN
+                int(remaining.pairs.positions[rows].max()) + 1,
+                width - UNTESTED if remaining.feed_forward is None else GROWN,
             ),
             tried=set(start),
         )
@@ -189,10 +223,13 @@ class _Growth:
         return [seed for seed in self.seeds if seed not in self.tried]
 
     def from_untried(self) -> Iterator[list[Group]]:
-        """Yield the hypotheses, best first, of each seed that was not tried yet and is not in the sequence of another by now."""
+        """Yield the hypotheses of each untried seed, best first.
+
+        A seed that is in another seed's sequence by now is left out.
+        """
         claimed: set[int] = set()
         for seed in self.untried():
-            if seed in claimed or self.batch.is_empty() or self.batch.problem.budget.exhausted():
+            if seed in claimed or self.remaining.is_empty() or self.remaining.problem.budget.exhausted():
                 continue
             self.tried.add(seed)
             hypotheses = self._from(seed)
@@ -205,15 +242,19 @@ class _Growth:
         place = {row: n for n, row in enumerate(self.rows.tolist())}
         members = [place[row] for row in dict.fromkeys([*self.start, seed])]
         everyone = torch.ones(len(self.rows), dtype=torch.bool, device=self.rows.device)
-        grown = self.evidence.grow(members, everyone, self.batch.problem.beam, self.longest)
+        grown = self.evidence.grow(members, everyone, self.remaining.problem.beam, self.longest)
         return [Group(tuple(self.rows[list(g.members)].tolist()), g.residual) for g in grown[:HYPOTHESES]]
 
 
-def _grow_all(batch: Batch, growth: _Growth, completion: Completion | None) -> list[Group]:
-    """Take out the sequences that attention completes, or their context does; return what else was put together."""
-    before = len(batch.found)
+def _grow_all(remaining: RemainingUpdate, growth: _Growth, completion: Completion | None) -> list[Group]:
+    """Subtract the sequences that attention or their context completes.
+
+    Returns:
+        The other sequences.
+    """
+    before = len(remaining.found)
     doubtful: list[Group] = []
-    # One seed a sequence first; the others of those that did not come out only where nothing did.
+    # One seed per sequence first; further seeds of the same sequences only if nothing was confirmed.
     while growth.untried():
         complete: list[list[Group]] = []
         open_: list[list[Group]] = []
@@ -223,46 +264,62 @@ def _grow_all(batch: Batch, growth: _Growth, completion: Completion | None) -> l
             elif completion is None:
                 open_.append(hypotheses)
             else:
-                doubtful += batch.take_confirmed(complete) + _complete_from(
-                    batch, completion, hypotheses[0], unlikely_too=False
+                doubtful += remaining.take_confirmed(complete) + _complete_from(
+                    remaining, completion, hypotheses[0], unlikely_too=False
                 )
                 complete = []
-                if len(batch.found) > before and doubtful:
-                    return doubtful  # with what was found gone, the rest is easier
-        doubtful += batch.take_confirmed(complete)
-        if len(batch.found) > before:
+                if len(remaining.found) > before and doubtful:
+                    return doubtful  # without the confirmed sequence the rest is easier
+        doubtful += remaining.take_confirmed(complete)
+        if len(remaining.found) > before:
             return doubtful + [hypotheses[0] for hypotheses in open_]
-        doubtful += batch.take_confirmed(open_)
-        if len(batch.found) > before or batch.problem.budget.exhausted():
+        doubtful += remaining.take_confirmed(open_)
+        if len(remaining.found) > before or remaining.problem.budget.exhausted():
             return doubtful
     return doubtful
 
 
-def _completion_among(batch: Batch, candidates: Tensor) -> Completion | None:
-    """Return the search among the pairs that are left, candidates (N,) first, if it can be told which words stand together."""
-    if batch.feed_forward is None:
+def _completion_among(remaining: RemainingUpdate, candidates: Tensor) -> Completion | None:
+    """Return the completion among the pairs that remain, or None without its span.
+
+    Args:
+        remaining: the remaining update.
+        candidates: (N,) booleans: pairs that are tried first.
+    """
+    if remaining.feed_forward is None:
         return None
-    pairs, live = batch.pairs, batch.live()
-    closing = live & (pairs.tokens == batch.end) if batch.end is not None else torch.zeros_like(live)
+    pairs, live = remaining.pairs, remaining.live()
+    closing = live & (pairs.tokens == remaining.end) if remaining.end is not None else torch.zeros_like(live)
     inner = live & ~closing & (pairs.positions > 0)
-    ends = pairs.positions[closing if batch.end is not None else inner].unique().tolist()
+    ends = pairs.positions[closing if remaining.end is not None else inner].unique().tolist()
     return Completion(
-        batch.feed_forward, pairs.tokens[inner], pairs.positions[inner], candidates[inner], ends, batch.end
+        remaining.feed_forward, pairs.tokens[inner], pairs.positions[inner], candidates[inner], ends, remaining.end
     )
 
 
-def _complete_from(batch: Batch, completion: Completion, group: Group, *, unlikely_too: bool) -> list[Group]:
-    """Complete a sequence by its context, and take it out if it fits; return what becomes of it if not."""
-    known = dict(zip(batch.pairs.positions[list(group.members)].tolist(), batch.ids(group.members), strict=True))
-    reached = completion.complete(known, batch.problem.budget, unlikely_too=unlikely_too)
+def _complete_from(
+    remaining: RemainingUpdate, completion: Completion, group: Group, *, unlikely_too: bool
+) -> list[Group]:
+    """Complete a sequence by its context and subtract it if it is confirmed.
+
+    Returns:
+        The completed sequence if it is not confirmed, else nothing.
+    """
+    known = dict(
+        zip(remaining.pairs.positions[list(group.members)].tolist(), remaining.ids(group.members), strict=True)
+    )
+    reached = completion.complete(known, remaining.problem.budget, unlikely_too=unlikely_too)
     if reached is None:
         return [group]
-    members = tuple(batch.row_of[place, token] for place, token in enumerate(reached.ids))
-    return batch.take_confirmed([[Group(members, reached.off)]])
+    members = tuple(remaining.row_of[place, token] for place, token in enumerate(reached.ids))
+    return remaining.take_confirmed([[Group(members, reached.off)]])
 
 
 def _possible(inside: Candidates, starts_with: tuple[int, ...]) -> Candidates:
-    """Return the pairs that the tokenizer allows: what it puts before every text stands there, and nothing else does."""
+    """Return the pairs that the tokenizer allows.
+
+    Where the tokenizer puts a token before every text, no other token can stand.
+    """
     keep = torch.ones(len(inside), dtype=torch.bool, device=inside.tokens.device)
     for position, token in enumerate(starts_with):
         here, is_token = inside.positions == position, inside.tokens == token
@@ -272,9 +329,10 @@ def _possible(inside: Candidates, starts_with: tuple[int, ...]) -> Candidates:
 
 
 def _disjoint(groups: Sequence[Group]) -> list[Group]:
-    """Return the best of the sequences that no proof settled: those whose seeds say they are complete, and a few more.
+    """Return the best sequences that differ in at least half of their members.
 
-    Several seeds of one sequence end on the same hypothesis, or on ones that differ in a token.
+    Several seeds of one sequence lead to the same hypothesis or to similar ones. Complete sequences are kept, and
+    `MOST_INCOMPLETE` others.
     """
     chosen: list[Group] = []
     for group in sorted(groups, key=lambda g: g.residual):
@@ -292,12 +350,13 @@ def _guesses(groups: Sequence[Group], pairs: Candidates) -> list[GuessedSequence
 
 
 def count_inside(distance: Tensor, rank: int) -> int:
-    """Return how many of the ranked pairs lie in the span: up to the widest gap, from as many pairs as directions on.
+    """Return how many of the ranked pairs lie in the span: up to the widest gap.
 
-    There are at least as many true pairs as directions, and more where equal tokens stand at equal positions.
+    There are at least as many true pairs as directions, and more where equal tokens stand at equal positions. So the
+    gap is searched from the rank on.
 
     Args:
-        distance: (N,) ascending.
+        distance: (N,) float64, ascending.
         rank: directions of the span.
     """
     near = int((distance < FARTHEST_INSIDE).sum())
@@ -309,6 +368,6 @@ def count_inside(distance: Tensor, rank: int) -> int:
 
 
 def _one_per_position(positions: Tensor) -> bool:
-    """Return whether there is exactly one pair at every position from 0: then it is one sentence, and ordered."""
+    """Return whether there is exactly one pair at every position from 0 on."""
     ordered = positions.sort().values
     return bool(torch.equal(ordered, torch.arange(len(ordered), device=ordered.device)))

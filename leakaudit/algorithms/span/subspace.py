@@ -21,7 +21,7 @@ from leakaudit.models.structure import Anatomy
 
 FLOAT32_FLOOR = 3e-7
 """Share of the largest singular value below which a singular value is rounding.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 FULL_RANK_MARGIN = 4
 """Directions that must stay empty for the span to be a test.
@@ -33,10 +33,11 @@ Our choice: sums of rounded products are hardly ever exactly zero."""
 
 FILLING_TURNS = 80
 """Iterations of `filled_in`.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 FIRST_SHRINKAGE = 0.3
-"""First shrinkage of `filled_in`, as a share of the largest singular value. Our choice."""
+"""First shrinkage of `filled_in`, as a share of the largest singular value.
+Our choice."""
 
 FILLING_DECAY = 0.95
 """Factor on the shrinkage per iteration.
@@ -105,7 +106,7 @@ def span_of(stacked: Tensor, margin: int = FULL_RANK_MARGIN) -> Basis:
     """
     if not bool(stacked.any()):
         return Basis(stacked[:0], gap=1.0, noisy=False)
-    values, vectors = _spectrum(stacked.T @ stacked)
+    values, vectors = spectrum(stacked.T @ stacked)
     singular = values.flip(0).clamp_min(0).sqrt()
     vectors = vectors.flip(1).T  # (D, D) rows by falling singular value
     floor = singular[0] * FLOAT32_FLOOR
@@ -190,17 +191,27 @@ def soft_span_of(update: Mapping[str, Tensor], anatomy: Anatomy, sigma: float | 
         seen = dict(zip(seen, whole.split([len(g) for g in seen.values()]), strict=True))
     noise = {name: sigma or noise_of(gradient) for name, gradient in seen.items()}
     stacked = torch.cat([gradient / noise[name] for name, gradient in seen.items()])
-    values, vectors = _spectrum(stacked.T @ stacked)
-    power = values.flip(0).clamp_min(0) / len(stacked)  # s^2 / F
-    beta = stacked.shape[1] / len(stacked)
-    excess = power - beta - 1.0
-    true = (excess + (excess.square() - 4 * beta).clamp_min(0).sqrt()) / 2  # x^2
-    cosine = (true.square() - beta) / (true.square() + beta * true).clamp_min(1e-300)
-    weights = torch.where(power > (1 + beta**0.5) ** 2, cosine, 0.0).clamp(0.0, 1.0)
+    values, vectors = spectrum(stacked.T @ stacked)
+    weights = _signal_shares(values.flip(0), stacked.shape)
     # If no direction is above the noise, the strongest one is still the best guess.
     weights[0] = weights[0].clamp_min(LEAST_WEIGHT)
     kept = int((weights > 0).sum())
     return SoftSpan(vectors.flip(1).T[:kept], weights[:kept], seen, noise)
+
+
+def _signal_shares(values: Tensor, shape: torch.Size) -> Tensor:
+    """Return (D,): expected squared cosine of each singular vector with the true span.
+
+    Args:
+        values: (D,) eigenvalues s^2 of the Gram matrix, descending, in units of the noise.
+        shape: (F, D) of the stacked update.
+    """
+    power = values.clamp_min(0) / shape[0]  # s^2 / F
+    beta = shape[1] / shape[0]
+    excess = power - beta - 1.0
+    true = (excess + (excess.square() - 4 * beta).clamp_min(0).sqrt()) / 2  # x^2
+    cosine = (true.square() - beta) / (true.square() + beta * true).clamp_min(1e-300)
+    return torch.where(power > (1 + beta**0.5) ** 2, cosine, 0.0).clamp(0.0, 1.0)
 
 
 def filled_in(stacked: Tensor, smallest: float) -> Tensor:
@@ -218,7 +229,7 @@ def filled_in(stacked: Tensor, smallest: float) -> Tensor:
     filled = stacked
     shrinkage = 0.0
     for turn in range(FILLING_TURNS):
-        values, vectors = _spectrum(filled.T @ filled)
+        values, vectors = spectrum(filled.T @ filled)
         singular = values.clamp_min(0).sqrt()
         shrinkage = shrinkage * FILLING_DECAY if turn else FIRST_SHRINKAGE * float(singular[-1])
         weights = (1 - shrinkage / singular.clamp_min(1e-300)).clamp_min(0)
@@ -227,7 +238,7 @@ def filled_in(stacked: Tensor, smallest: float) -> Tensor:
     return filled
 
 
-def _spectrum(gram: Tensor) -> tuple[Tensor, Tensor]:
+def spectrum(gram: Tensor) -> tuple[Tensor, Tensor]:
     """Return the ascending eigenvalues and the eigenvectors of a Gram matrix.
 
     Eigenvectors are columns. Divide and conquer may fail on a matrix of mostly zeros, as heavy pruning leaves it. Then

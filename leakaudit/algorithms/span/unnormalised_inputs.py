@@ -1,4 +1,9 @@
-"""Vectors before the first normalisation."""
+"""Sums of token and position vectors, before the first normalisation.
+
+With dropout before the normalisation, the masked sum u lies in the span of the update after the normalisation is undone
+(`widened`), and candidates are sums of token and position vectors (`SumScan`). See `readers.early_dropout` for the
+derivation.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +14,17 @@ from leakaudit.algorithms.span.candidates import Candidates, distances
 from leakaudit.models.structure import InputStage, Norm
 
 LEAST_GAIN = 1e-3
-"""Coordinates whose gain is below this share of the median say nothing about the input and are left out. Our choice."""
+"""Share of the median gain below which a coordinate's gain is raised to it.
+Our choice: such coordinates give no information about the input."""
 
 
 def widened(basis: Tensor, norm: Norm) -> Tensor:
-    """Return an orthonormal basis (R + 2, D) of the space that masked vectors before the normalisation lie in.
+    """Return an orthonormal basis (R + 2, D) of the space of masked sums.
 
     Args:
         basis: (R, D) float64, orthonormal rows: the span of the attention inputs.
-        norm: the normalisation; without centring (RMSNorm) the vector of ones is not needed, without shift c / g is not.
+        norm: the normalisation. Without centring (RMSNorm) the vector of ones is not needed; without shift, c / g is
+            not.
     """
     gain = norm.gain.clone()
     floor = LEAST_GAIN * gain.abs().median()
@@ -33,7 +40,7 @@ def widened(basis: Tensor, norm: Norm) -> Tensor:
 
 
 class SumScan:
-    """Residuals of sums of token and position vectors against one space, for the whole vocabulary."""
+    """Distances of sums of token and position vectors from one space."""
 
     def __init__(self, stage: InputStage, basis: Tensor, tokens: Tensor | None, keep: int) -> None:
         """Prepare what does not depend on positions.
@@ -52,7 +59,11 @@ class SumScan:
         self._inside = self._vectors @ basis.T.float()  # (M, R)
 
     def block(self, start: int, stop: int) -> Candidates:
-        """Return the nearest `keep` tokens at each position from `start` to `stop`, nearest first."""
+        """Return the nearest tokens at the positions from `start` to `stop` - 1.
+
+        Returns:
+            `keep` pairs per position, nearest first; their inputs are the sums, float64.
+        """
         d = self._stage.position_vectors[start:stop]  # (P, D)
         total = _squares(self._vectors, d.float())
         within = _squares(self._inside, (d @ self._basis.T).float())

@@ -22,13 +22,16 @@ from leakaudit.algorithms.span.soft_ranking import Ranking
 from leakaudit.algorithms.span.subspace import SoftSpan
 
 SPARE_POSITIONS = 4
-"""Positions beyond the longest likely length, so that a sentence can still grow. Our choice."""
+"""Positions beyond the longest likely length, so that a sentence can still grow.
+Our choice."""
 
 MOST_EVIDENCE = 10.0
-"""Cap, in standard deviations, on what a row of the word embedding adds to a score. Our choice: a row beyond it is certainly there."""
+"""Cap, in standard deviations, on what a row of the word embedding adds to a score.
+Our choice: a row beyond it is certainly there."""
 
 POOL = 128
-"""Words per position that later steps choose from. Chosen on training sentences; see docs/measurements/span_constants.md."""
+"""Words per position that later steps choose from.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class WordScores:
     """(V, P) float32; minus infinity for special tokens."""
     pool: Tensor
     """(K, P) int64: the K words of highest score at each position."""
+    best: tuple[int, ...]
+    """The word of highest score at each position."""
 
     @classmethod
     def of(cls, problem: SpanProblem, span: SoftSpan) -> WordScores:
@@ -60,7 +65,7 @@ class WordScores:
         soft = _words_only(problem, ranking.soft + _row_evidence(problem)[:, None])
         words = int((soft[:, 0] > float("-inf")).sum())
         pool = soft.topk(min(POOL, words), dim=0).indices
-        return cls(frame, lengths, ranking, soft, pool)
+        return cls(frame, lengths, ranking, soft, pool, tuple(soft.argmax(0).tolist()))
 
     @property
     def positions(self) -> int:
@@ -68,7 +73,7 @@ class WordScores:
         return self.soft.shape[1]
 
     def sentence(self, length: int, words: Sequence[int] = (), label: int = 0) -> Hypothesis:
-        """Return a sentence of some length: the given words first, then the word of highest score at each position.
+        """Return a sentence of some length from given words and the best other ones.
 
         Args:
             length: in tokens, with the frame.
@@ -76,13 +81,15 @@ class WordScores:
             label: class of the sentence.
         """
         before, stop = len(self.frame.before), length - len(self.frame.after)
-        best = self.soft.argmax(0).tolist()
-        words = [*words, *best[before + len(words) : stop]][: stop - before]
+        words = [*words, *self.best[before + len(words) : stop]][: stop - before]
         return self.frame.around(words, label)
 
 
 def _words_only(problem: SpanProblem, scores: Tensor) -> Tensor:
-    """Return scores (V, P) in which special tokens, except the one for unknown words, are minus infinity."""
+    """Return scores (V, P) in which special tokens are minus infinity.
+
+    The token for unknown words keeps its score.
+    """
     vocabulary = problem.seen.facts.vocabulary
     unknown = {vocabulary.special.get("unk", -1)}
     banned = sorted(i for i in vocabulary.wordless_ids - unknown if i < len(scores))
@@ -90,9 +97,10 @@ def _words_only(problem: SpanProblem, scores: Tensor) -> Tensor:
 
 
 def _row_evidence(problem: SpanProblem) -> Tensor:
-    """Return (V,): the norm of each row of the word embedding's update, as a robust z-score; zeros if it is not shared.
+    """Return (V,): robust z-scores of the rows of the word embedding's update.
 
-    The scale is 1.4826 times the median absolute deviation, which is one standard deviation for normal noise.
+    The value of a row is its norm less the median norm. The scale is 1.4826 times the median absolute deviation, which
+    is one standard deviation for normal noise. All are zero if the update is not shared.
     """
     seen, stage = problem.seen, problem.stage
     if not can_read_rows(seen):

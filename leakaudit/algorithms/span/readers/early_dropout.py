@@ -1,16 +1,16 @@
-"""Sentences where dropout sits before the first normalisation, as in GPT-2: masked token and position vectors, then LayerNorm.
+"""Reader for dropout before the first normalisation, as in GPT-2.
 
-The input of the attention is x = g (u - mean u) / s + c with u = e m / (1 - p): e the sum of token and position vector, m the
-unknown mask. So the masked vector is
+The input of the attention is x = g (u - mean u) / s + c with u = e m / (1 - p): e the sum of token and position vector,
+m the unknown mask, g and c the normalisation's gain and shift, s its standard deviation. So the masked vector is
 
     u = s (x / g) - s (c / g) + mean(u) 1,
 
-in the span of the update's rows over g, of c / g and of the vector of ones: two dimensions more than there are tokens, and the
-same regression against gross errors as behind a BERT's dropout (`span_dropout`) finds it. With u known, x is computed, and the
-sequences follow from who attends to whom (`span_assembly`). (Own derivation.)
+in the span of the update's rows over g, of c / g and of the vector of ones: two dimensions more than there are tokens.
+The regression of `mask_regression` finds it there. With u known, x is computed, and `grouping` sorts the inputs into
+sequences. (Own derivation.)
 
-Masks of later layers stay unknown, so nothing behind the first attention can be computed exactly: no prefix check and no proof. A
-language model's last token, which is only a target, is guessed from the last layer's update.
+Masks of later layers stay unknown, so nothing behind the first attention can be computed exactly: no prefix test and no
+proof. A language model's last token, which is only a target, is guessed from the last layer's update (`last_tokens`).
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from leakaudit.algorithms.span.unnormalised_inputs import SumScan, widened
 from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 KEEP = 32
-"""Tokens per position that are fitted. Measured on a train split (B = 4, p = 0.1): true ones within the nearest 8."""
-
+"""Tokens per position that are fitted.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 EMPTY_POSITIONS = 16
-"""Positions looked at that cannot hold anything."""
-
+"""Positions beyond the longest possible sequence that show how near a token comes by chance.
+Our choice."""
 
 NEARER = 3.0
-"""Standard deviations below chance from which a position holds a token, and SLACK further positions are tried. Our choice; as
-measured, nearest tokens at 0.15 to 0.33 where there is one and 0.34 to 0.41 by chance, at 29 tokens in 384 dimensions."""
-
+"""Standard deviations below chance at which a position holds a token.
+Our choice; see docs/decisions/span_constants.md."""
 
 SLACK = 3
+"""Positions that are tried behind the last one that holds a token. Our choice."""
 
 
 def fits(problem: SpanProblem) -> bool:
@@ -52,7 +52,7 @@ def fits(problem: SpanProblem) -> bool:
 
 
 def read(problem: SpanProblem) -> Reconstruction | None:
-    """Return what was found behind dropout masks before the normalisation, assembled; None where nothing was found."""
+    """Return the sequences found behind masks before the normalisation, or None."""
     stage, norm = problem.stage, problem.stage.norm
     if norm is None or not stage.additive or stage.position_free:
         return None
@@ -61,7 +61,7 @@ def read(problem: SpanProblem) -> Reconstruction | None:
     masked = find_masked(
         basis, pairs, problem.dropout, problem.rng, problem.budget.part(SEARCH_SHARE), frequent=problem.special
     )
-    facts = {"candidates": float(len(pairs)), "explained": float(len(masked))}
+    diagnostics = {"candidates": float(len(pairs)), "explained": float(len(masked))}
     if len(masked) == 0:
         return None
     positions, inputs = masked.positions, norm.apply(masked.vectors)
@@ -69,7 +69,7 @@ def read(problem: SpanProblem) -> Reconstruction | None:
         GuessedSequence(tuple(masked.tokens[list(group.members)].tolist()), confidence=confidence_of(group))
         for group in group_inputs(problem, positions, inputs)
     ]
-    return Reconstruction(_with_last_tokens(problem, guess), diagnostics=facts)
+    return Reconstruction(_with_last_tokens(problem, guess), diagnostics=diagnostics)
 
 
 def _with_last_tokens(problem: SpanProblem, guess: Sequence[GuessedSequence]) -> tuple[GuessedSequence, ...]:
@@ -84,12 +84,11 @@ def _with_last_tokens(problem: SpanProblem, guess: Sequence[GuessedSequence]) ->
 
 
 def _nearest(problem: SpanProblem, basis: Tensor) -> Candidates:
-    """Return the nearest tokens at every position that a sequence may reach, by the plain residual.
+    """Return the nearest tokens at every position that a sequence may reach.
 
-    A sequence has no more positions than there are tokens in the batch, R, so positions from R on show how near the nearest
-    token comes by chance; the last position that is clearly nearer ends the longest sequence.
-
-    The candidates' inputs are the vectors before the normalisation, as `find_masked` is to fit them.
+    A sequence has no more positions than there are tokens in the batch, R. So positions from R on show how near the
+    nearest token comes by chance, and the last position that is clearly nearer ends the longest sequence. The
+    candidates' inputs are the vectors before the normalisation, as `find_masked` needs them.
     """
     rank, longest = problem.basis.rank, problem.stage.max_length
     scan = SumScan(problem.stage, basis, problem.tokens, min(problem.keep, KEEP))

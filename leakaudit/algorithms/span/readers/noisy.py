@@ -1,13 +1,14 @@
-"""Reader for noisy updates: noise, rounding, pruning or signs left no pair exactly in the span.
+"""Reader for noisy updates: no pair lies exactly in the span.
 
-The steps, each in a module of its own:
+Noise, rounding, pruning and signs have this effect. The steps, each in a module of its own:
 
 1. `subspace.soft_span_of`: directions of the update, each weighted by its share of signal.
-2. `word_scores`: a score for every word at every position, and the likely lengths.
-3. `length_selection`: first sentences, one for each of the best lengths.
-4. `hypothesis_search`: each sentence is simulated, and changed (`sentence_moves`) as long as it explains more of the update.
-5. `explained_signal`: the confidence is the share of the signal that the best sentence explains, times the probability that it beats
-   the next best one.
+2. `word_scores`: a score for every word at every position, and the likely lengths (`sentence_frame`).
+3. `length_selection`: first sentences, at the best lengths.
+4. `hypothesis_search`: each sentence is simulated, and changed (`sentence_moves`) as long as it explains more of the
+   update.
+5. `explained_signal`: the confidence is the share of the signal that the best sentence explains, times the probability
+   that it beats the next best one.
 
 Nothing is tested against a threshold, so nothing is proved. One sentence is returned, whatever the batch size.
 """
@@ -39,24 +40,28 @@ from leakaudit.algorithms.span.word_scores import WordScores
 from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 MOST_CONFIDENT = 0.99
-"""Confidence of a sentence that explains everything. Our choice: 1 is kept for proofs."""
+"""Confidence of a sentence that explains everything.
+Our choice: 1 is kept for proofs."""
 
 MOST_SIMULATED = 400
 """Sentences that one search may simulate, so that hopeless searches end.
-Our choice; see docs/measurements/span_constants.md for its cost."""
+Our choice; see docs/decisions/span_constants.md for its cost."""
 
 WIDTHS = (6, 16, 64)
 """Tokens per position that are tried from each score; the next width follows where nothing improves.
-Chosen on training sentences; see docs/measurements/span_constants.md."""
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
-def fits(problem: SpanProblem) -> bool:
+def fits(problem: SpanProblem) -> bool:  # noqa: ARG001  every reader takes the problem
     """Say yes: words can be ranked against every update."""
     return True
 
 
 def read(problem: SpanProblem) -> Reconstruction:
-    """Return the best sentence found, with a confidence; the best so far where the budget ends."""
+    """Return the best sentence found, with a confidence.
+
+    Where the budget ends, it is the best so far.
+    """
     sigma = problem.seen.noise_sigma or None
     span = soft_span_of(problem.seen.update, problem.anatomy, sigma)
     if not len(span.weights):
@@ -97,7 +102,10 @@ def _searched(
 def _best_of(
     problem: SpanProblem, signal: ExplainedSignal, moves: SentenceMoves, starts: Sequence[Hypothesis]
 ) -> SearchResult:
-    """Return the best of short searches from every start, with the number of sentences that all of them simulated."""
+    """Return the best result of short searches from every start.
+
+    Its count of simulated sentences is that of all searches.
+    """
     best, simulated = None, 0
     for start in starts:
         found = _search(problem, signal, moves, start, WIDTHS[:1], moves.jumps)
@@ -139,7 +147,10 @@ class _Ranked:
 
 
 def _reach(problem: SpanProblem, scores: WordScores) -> PairReach | None:
-    """Return which pairs the search could have tried: the widest choice of words, and the frame at every position."""
+    """Return which pairs the search could have tried.
+
+    These are the words of the widest choice, and the frame at every position.
+    """
     width = min(WIDTHS[-1], problem.stage.vocabulary)
     tokens = scores.soft.topk(width, dim=0).indices  # (W, P)
     frame = torch.tensor([*scores.frame.before, *scores.frame.after], dtype=torch.long, device=tokens.device)

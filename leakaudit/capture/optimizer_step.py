@@ -1,9 +1,8 @@
-"""Finds out what an optimizer does to the gradients inside its own step.
+"""Checks what an optimizer does to the gradients inside its own step.
 
-The recorder copies the gradients that an optimizer is given. An optimizer that clips them or adds noise in its step moves the weights
-by others, and those are what the client sends. torch's own optimizers are known not to do that. For any other
-optimizer this module checks whether the gradients are changed afterwards, whether the weights moved along them, and whether random
-numbers were drawn.
+The recorder copies the gradients that an optimizer is given. If the optimizer clips them or adds noise in its step, the weights move by
+other gradients, and the client sends those. torch's own optimizers do not do that. For every other optimizer this module checks whether
+the gradients changed in the step, whether the weights moved along them, and whether the step drew random numbers.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leakaudit.capture.calls import random_states
+from leakaudit.capture.entry_sample import EntrySample
 from leakaudit.capture.optimizers import parameters_of
-from leakaudit.capture.witness import Witness
 from leakaudit.errors import SnapshotError
 
 SAME = 1e-4
@@ -28,54 +28,54 @@ FEW = 8
 """Entries below which a parameter is left out. Our choice: a fit of two numbers to eight entries leaves most of any noise."""
 
 ROUNDING = 4.0
-"""Units of rounding that a computation in the tensors' own precision may leave in an entry. Our choice."""
+"""Units of rounding that a computation in the tensors' own precision may leave in an entry. Our choice: a few operations an entry."""
 
 WHAT_TO_DO = "declare what it does with `shipped_defense`, or change the gradients before the optimizer steps, where the audit sees it"
 
 
 @dataclass
-class Handed:
-    """What an optimizer was given, and what its step made of it.
+class OptimizerStep:
+    """One step of an optimizer: what it was given, and what it did with that.
 
-    It is taken when the gradients are copied.
+    It is noted when the gradients are copied, and checked after the step.
     """
 
     optimizer: torch.optim.Optimizer
     parameters: list[nn.Parameter]
-    gradients: Witness
-    weights: Witness
+    gradients: EntrySample
+    weights: EntrySample
     random: dict[str, Tensor]
     last: bool = True
-    """Whether no other hook of the optimizer came after the copy."""
+    """Whether no other hook of the optimizer was called after the copy."""
     evaluations: int = 0
-    """How often it has evaluated its closure."""
-    retake: bool = field(default=False, init=False)
-    """Whether the gradients after the step are the update, because a declared defence changed them in place."""
+    """How often the optimizer has evaluated its closure."""
+    copy_after_step: bool = field(default=False, init=False)
+    """Whether the gradients after the step are the update, because a declared defence changed them in the step."""
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer, *, last: bool = True, alone: bool = False) -> Handed:
+    def of(cls, optimizer: torch.optim.Optimizer, *, last: bool = True, alone: bool = False) -> OptimizerStep:
         """Remember a few entries of the gradients and weights, and the random state.
 
         Args:
-            optimizer: about to step.
-            last: whether no other hook of it comes after this.
-            alone: whether it is the only one. Of torch's own nothing has to be remembered then.
+            optimizer: the one that is about to step.
+            last: whether no other hook of it is called after this.
+            alone: whether it is the only optimizer. Nothing needs to be remembered then of an optimizer of torch.
         """
-        # Entries of sparse gradients are not at the places of those of the weights.
+        # The entries of a sparse gradient are at other positions than those of the weights.
         parameters = [p for p in parameters_of(optimizer) if p.grad is None or not p.grad.is_sparse]
         if alone and last and _of_torch(optimizer):
             parameters = []
-        gradients = Witness.of(p.grad for p in parameters)
-        return cls(optimizer, parameters, gradients, Witness.of(parameters), random_states(parameters), last)
+        gradients = EntrySample.of(p.grad for p in parameters)
+        return cls(optimizer, parameters, gradients, EntrySample.of(parameters), random_states(parameters), last)
 
     @property
     def trusted(self) -> bool:
-        """Whether only torch's own code comes between the copy and the weights."""
+        """Whether only torch's own code runs between the copy and the new weights."""
         return self.last and _of_torch(self.optimizer)
 
     @property
     def now(self) -> list[Tensor | None]:
-        """Gradients as they are now."""
+        """The gradients as they are now."""
         return [p.grad for p in self.parameters]
 
     def evaluated(self) -> None:
@@ -84,15 +84,16 @@ class Handed:
         self.random = random_states(self.parameters)
 
     def check(self, *, declared: bool) -> str:
-        """Return what cannot be known of the step that was just made.
+        """Return a sentence on what cannot be known of the step that was just made.
 
-        The text is empty if nothing is left open.
+        The sentence is empty if all is known.
 
         Args:
-            declared: whether the run declares a defence. Gradients that the step changed in place are then the update (`retake`).
+            declared: whether the run declares a defence. If so, gradients that the step changed in place are the update
+                (`copy_after_step`).
 
         Raises:
-            SnapshotError: the weights were moved by something else than the gradients that were copied.
+            SnapshotError: something else than the copied gradients moved the weights.
         """
         if self.trusted:
             return ""
@@ -115,13 +116,13 @@ class Handed:
                     f"{self.name} changes the gradients of {self._count(changed)} inside its step, so it does not move the weights by "
                     f"those that it is given; {WHAT_TO_DO}"
                 )
-            self.retake = True
+            self.copy_after_step = True
         return self._check_movement(emptied=emptied)
 
     def _check_movement(self, *, emptied: bool) -> str:
-        """Compare the movement of the weights with the gradients.
+        """Compare the weights' movement with the gradients; say what stays unknown.
 
-        The rule of an unknown optimizer sets a limit to what this shows.
+        The optimizer's rule is unknown, so that a movement along other directions proves nothing by itself.
         """
         along = self._moved_along()
         if along:
@@ -132,7 +133,7 @@ class Handed:
                 "inside its step, or follows a rule that the audit does not know. Change the gradients before the optimizer steps, where "
                 "the audit sees it"
             )
-        if self._drew() and not self.retake:
+        if self._drew() and not self.copy_after_step:
             raise SnapshotError(
                 f"{self.name} draws random numbers in its step and may add noise to what it moves the weights by; add noise to the "
                 "gradients before the optimizer steps, where the audit sees it"
@@ -142,17 +143,14 @@ class Handed:
 
     @property
     def name(self) -> str:
-        """Class of the optimizer."""
+        """Name of the optimizer's class."""
         return type(self.optimizer).__name__
 
     def _count(self, changed: Sequence[int]) -> str:
         return f"{len(changed)} of {len(self.parameters)} parameters"
 
     def _keeps_state(self) -> bool:
-        """Return whether the optimizer keeps a tensor as large as a parameter.
-
-        A momentum is one.
-        """
+        """Return whether the optimizer keeps a tensor of several entries (momentum)."""
         state: Any = self.optimizer.state
         kept = (value for p in self.parameters if p in state for value in _values(state[p]))
         return any(isinstance(value, Tensor) and value.numel() > 1 for value in kept)
@@ -162,18 +160,18 @@ class Handed:
         return any(not torch.equal(state, now[name]) for name, state in self.random.items())
 
     def _gradients_now(self) -> list[Tensor | None]:
-        return list(Witness.of(self.now).entries)
+        return list(EntrySample.of(self.now).entries)
 
     def _moved_along(self) -> bool | None:
         """Return whether the weights moved along the gradients and themselves.
 
-        None means that they hardly moved, or that rounding hides it.
+        None means that the weights hardly moved, or that rounding hides their movement.
         """
-        gradients = self._gradients_now() if self.retake else list(self.gradients.entries)
+        gradients = self._gradients_now() if self.copy_after_step else list(self.gradients.entries)
         moved = [
             None if before is None or after is None or gradient is None else before.double() - after.double()
             for before, after, gradient in zip(
-                self.weights.entries, Witness.of(self.parameters).entries, gradients, strict=True
+                self.weights.entries, EntrySample.of(self.parameters).entries, gradients, strict=True
             )
         ]
         step = math.hypot(*(float(one.norm()) for one in moved if one is not None))
@@ -183,10 +181,7 @@ class Handed:
         return self._combined(moved, SAME + rounding / step, gradients)
 
     def _rounding(self) -> float:
-        """Return the length of what rounding the weights can leave.
-
-        It is over all remembered entries.
-        """
+        """Return the length of the rounding error of all remembered weights."""
         lengths = [
             ROUNDING * torch.finfo(w.dtype).eps * float(w.double().norm())
             for w in self.weights.entries
@@ -197,16 +192,15 @@ class Handed:
     def _combined(
         self, found: Sequence[Tensor | None], tolerance: float, gradients: Sequence[Tensor | None] | None = None
     ) -> bool:
-        """Return whether entries combine the gradient and the weights.
+        """Return whether entries are linear combinations of the gradient and the weights.
 
-        Each parameter's entries have to be a multiple of its gradient plus a multiple of its weights.
-
-        That is what clipping, unscaling, a learning rate and weight decay make of a gradient, and what noise does not.
+        Each parameter's entries must be a multiple of its gradient plus a multiple of its weights. Clipping, unscaling, a learning rate
+        and weight decay lead to such entries; noise does not.
 
         Args:
             found: entries of each parameter.
             tolerance: relative error that is allowed.
-            gradients: entries of the gradients; those that were copied where none are given.
+            gradients: entries of the gradients; None for those that were copied.
         """
         gradients = self.gradients.entries if gradients is None else gradients
         rows = [
@@ -221,11 +215,14 @@ class Handed:
 
 
 def _lengths(y: Tensor, g: Tensor, w: Tensor) -> tuple[float, float]:
-    """Return the lengths of y without its parts along w and g, and of y.
+    """Return the length of y without its components along w and g, and that of y.
 
-    All three are (entries,).
+    The first is 0 for fewer than `FEW` entries, which two factors can always explain.
 
-    With fewer than `FEW` entries two numbers explain anything, and nothing is left.
+    Args:
+        y: (N,) entries of one parameter, as are `g` and `w`.
+        g: (N,) of its gradient.
+        w: (N,) of its weights.
     """
     y, g, w = (part.double().cpu() for part in (y, g, w))
     left = _without(_without(y, w), _without(g, w))
@@ -233,36 +230,22 @@ def _lengths(y: Tensor, g: Tensor, w: Tensor) -> tuple[float, float]:
 
 
 def _without(vector: Tensor, other: Tensor) -> Tensor:
-    """Return a vector without its part along another one."""
+    """Return a vector without its component along another one."""
     length = float(other.square().sum())
     return vector - (float(vector @ other) / length) * other if length else vector
 
 
 def _of_torch(optimizer: Any) -> bool:
-    """Return whether the `step` of an optimizer is torch's own.
+    """Return whether the `step` of an optimizer is torch's own, inherited or not.
 
-    A subclass that inherits it counts as torch's.
-
-    It may change gradients by itself, as SGD with Nesterov's momentum and fused optimizers with a scale do.
+    Such a step may change gradients in place, as SGD with Nesterov's momentum and fused optimizers with a scale do.
     """
     return str(getattr(getattr(type(optimizer), "step", None), "__module__", "")).split(".")[0] == "torch"
 
 
 def _is_empty(gradient: Tensor | None) -> bool:
-    return gradient is None or not bool(Witness.of([gradient]).entries[0].any())  # type: ignore[union-attr]
+    return gradient is None or not bool(EntrySample.of([gradient]).entries[0].any())  # type: ignore[union-attr]
 
 
 def _values(state: Any) -> list[Any]:
     return list(state.values()) if isinstance(state, dict) else [state]
-
-
-def random_states(parameters: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return the states of torch's default generators; draw nothing.
-
-    They are those of the CPU and of the device of the tensors.
-    """
-    states = {"cpu": torch.get_rng_state()}
-    device = next((p.device for p in parameters), torch.device("cpu"))
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states

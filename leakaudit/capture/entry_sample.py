@@ -1,7 +1,4 @@
-"""Remembers a few entries of tensors, to see a change of them.
-
-A copy of everything is not needed.
-"""
+"""A few remembered entries of tensors, which show changes without a whole copy."""
 
 from __future__ import annotations
 
@@ -12,51 +9,56 @@ import torch
 from torch import Tensor
 
 ENTRIES = 32
-"""Entries that are remembered of each tensor, at equal distances. Our choice: noise and clipping change all of them, and reading them
-takes microseconds. A change of single rows of an embedding table may be missed by them, and is seen by the version of the tensor."""
+"""Number of entries of each tensor that are remembered, at equal distances. Our choice: noise and clipping change all of them, and reading
+them takes microseconds. They may miss a change of single rows of an embedding table, which the version of the tensor shows."""
 
 
 @dataclass(frozen=True)
-class Witness:
+class EntrySample:
     """A few entries of some tensors at one moment.
 
-    It also tells whether a tensor was replaced or written to.
+    It also shows whether a tensor was replaced or written to since.
     """
 
     places: tuple[tuple[int, int, int], ...]
-    """Of each tensor: identity of the object, version counter, address of its memory; zeros where there was no tensor."""
+    """For each tensor: identity of the object, version counter, address of its memory; zeros for a missing tensor."""
     entries: tuple[Tensor | None, ...]
-    """Of each tensor: at most `ENTRIES` entries, on its device and in its dtype."""
+    """For each tensor: at most `ENTRIES` entries, on its device and in its dtype."""
 
     @classmethod
-    def of(cls, tensors: Iterable[Tensor | None]) -> Witness:
-        """Remember some tensors; None stands for one that is missing.
+    def of(cls, tensors: Iterable[Tensor | None]) -> EntrySample:
+        """Remember some tensors.
 
-        A gradient that was not computed is missing.
+        Args:
+            tensors: None stands for a missing one, such as a gradient that was not computed.
         """
         held = list(tensors)
         entries = (None if tensor is None else few_entries(own_part(tensor)).clone() for tensor in held)
         return cls(tuple(map(_place, held)), tuple(entries))
 
     def touched(self, tensors: Sequence[Tensor | None]) -> list[int]:
-        """Return the positions of tensors that were replaced or written to.
+        """Return the positions of tensors that were replaced, written to or changed since.
 
-        Tensors that changed since count, too; they are given in the same order.
+        Args:
+            tensors: the same tensors in the same order.
         """
         moved = {number for number, tensor in enumerate(tensors) if _place(tensor) != self.places[number]}
         return sorted(moved.union(self.changed(tensors)))
 
     def changed(self, tensors: Sequence[Tensor | None]) -> list[int]:
-        """Return the positions of the tensors whose entries have changed.
+        """Return the positions of tensors whose entries changed.
 
-        Tensors that came or went count, too.
+        A tensor that is missing now or was missing then, but not both, counts as changed.
+
+        Args:
+            tensors: the same tensors in the same order.
         """
         now = [None if tensor is None else few_entries(own_part(tensor)) for tensor in tensors]
         if _all_equal(now, self.entries):
             return []
         return [number for number, pair in enumerate(zip(now, self.entries, strict=True)) if not _same(*pair)]
 
-    def equals(self, other: Witness) -> bool:
+    def equals(self, other: EntrySample) -> bool:
         """Return whether the same tensors had the same entries at another moment."""
         return len(self.entries) == len(other.entries) and _all_equal(self.entries, other.entries)
 
@@ -64,7 +66,7 @@ class Witness:
 def own_part(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that this process holds.
 
-    So looking at it is no collective; of a sparse one it is the values.
+    Reading it is no collective operation. The part of a sparse tensor is its values.
     """
     part: Tensor = getattr(tensor, "_local_tensor", tensor)
     return part.coalesce().values() if part.is_sparse else part
@@ -73,7 +75,7 @@ def own_part(tensor: Tensor) -> Tensor:
 def few_entries(tensor: Tensor, most: int = ENTRIES) -> Tensor:
     """Return at most `most` entries of a tensor, at equal distances.
 
-    They are a view if the tensor is contiguous.
+    Of a contiguous tensor they are a view.
     """
     flat = tensor.detach().reshape(-1)
     return flat[:: max(1, flat.numel() // most)][:most]
@@ -87,9 +89,9 @@ def _place(tensor: Tensor | None) -> tuple[int, int, int]:
 
 
 def _all_equal(now: Sequence[Tensor | None], before: Sequence[Tensor | None]) -> bool:
-    """Compare all entries at once, with one wait for a GPU.
+    """Return whether all entries are equal, with one wait for a GPU.
 
-    False means that this cannot be done.
+    The result is False as well where they cannot be compared at once.
     """
     if [t is None or (t.device, t.shape) for t in now] != [t is None or (t.device, t.shape) for t in before]:
         return False
@@ -100,10 +102,7 @@ def _all_equal(now: Sequence[Tensor | None], before: Sequence[Tensor | None]) ->
 
 
 def _same(now: Tensor | None, before: Tensor | None) -> bool:
-    """Return whether a tensor still has its remembered entries.
-
-    NaN equals NaN.
-    """
+    """Return whether a tensor still has its remembered entries; NaN equals NaN."""
     if now is None or before is None:
         return now is None and before is None
     return now.shape == before.shape and torch.allclose(now, before, rtol=0.0, atol=0.0, equal_nan=True)

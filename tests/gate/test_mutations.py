@@ -1,4 +1,4 @@
-"""No edit of a failing results.json makes it pass: neither an accident nor somebody who changes one thing and the digest."""
+"""No edit of a failing results.json makes it pass, be it accident or forgery."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def resealed(data: Any) -> str:
 
 
 def places(data: Data) -> list[tuple[Any, Any]]:
-    """Return (container, key) of every value; the leaking step and its attempts come thrice as often as their number."""
+    """Return (container, key) of every value; those of the leaking step three times."""
     found = []
     for _, value in walk(data):
         keys: Any = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
@@ -120,14 +120,14 @@ def repeat(data: Data, draw: random.Random) -> None:
 
 
 def transplant(data: Data, draw: random.Random) -> None:
-    """Put what stands elsewhere under the same key in the place of a value: a clean attempt's scores, another step's stamp."""
+    """Replace a value by another one under the same key, such as a clean score."""
     container, key = draw.choice([(c, k) for c, k in places(data) if isinstance(c, dict)])
     donors = [c for c, k in places(data) if isinstance(c, dict) and k == key]
     container[key] = copy.deepcopy(draw.choice(donors)[key])
 
 
 def replace_item(data: Data, draw: random.Random) -> None:
-    """Put a copy of one item of a list in the place of another: a clean step or attempt over the leaking one."""
+    """Replace an item of a list by a copy of another, such as a clean step."""
     container, key = draw.choice([(c, k) for c, k in places(data) if isinstance(c, list)])
     container[key] = copy.deepcopy(draw.choice(container))
 

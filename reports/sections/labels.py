@@ -1,6 +1,6 @@
-"""The report's part on labels: how many of each class were recovered, how surely, and when in the run.
+"""The section on labels: how well, how surely and when they were recovered.
 
-Shapes data for `templates/labels.html.j2`. What may be shown was decided by redaction: class counts come only from `LabelView`s, whose
+Shapes data for `templates/sections/labels.html.j2`. What may be shown was decided by redaction: class counts come only from `LabelView`s, whose
 counts are there in mode full only; everything else is rates. A step that cannot be verified counts where its labels came back.
 """
 
@@ -14,13 +14,14 @@ from typing import Any
 from markupsafe import Markup
 
 from leakaudit.gate.wording import percent
+from leakaudit.reports.cells import OBSERVED
 from leakaudit.reports.charts import SharePoint, share_chart
+from leakaudit.reports.escaping import plain
+from leakaudit.reports.measures import label_metrics
 from leakaudit.reports.redaction import LabelView, RedactedResult
+from leakaudit.reports.section import MOST_ROWS, Section
 from leakaudit.results import bounds as stats
 from leakaudit.results.schema import Attempt, Score, TextMode
-
-OBSERVED = "none"
-"""The defence of what the run shipped."""
 
 MOST_STEPS = 24
 """Steps whose counts are shown in full."""
@@ -28,15 +29,12 @@ MOST_STEPS = 24
 LEADS = {
     TextMode.HASH: "How many examples each class had is private; a report in text mode full shows it.",
     TextMode.MASKED: "How many examples each class had is private; a report in text mode full shows it.",
-    TextMode.FULL: "Below stands how many examples of each class the batch held, and how many were recovered.",
+    TextMode.FULL: "The tables below show how many examples of each class the batch held, and how many were recovered.",
 }
 
-READINGS = (("label_accuracy", "labels right"), ("label_classes", "by class"), ("label_excess", "above chance"))
-"""Metric -> heading of its column."""
 
-
-def label_section(redacted: RedactedResult) -> dict[str, Any]:
-    """Return what the template needs; `labels` is empty where no attack guessed labels."""
+def section(redacted: RedactedResult) -> Section | None:
+    """Show how well the labels were recovered; None where no attack guessed labels."""
     steps = {step.id: step.step for step in redacted.results.steps}
     bounding = {step.id for step in redacted.results.steps if step.verification.status.bounds}
     attempts = [
@@ -46,24 +44,34 @@ def label_section(redacted: RedactedResult) -> dict[str, Any]:
         and isinstance(a.scores.get("label_accuracy"), Score)
         and (a.step in bounding or "label_counts" in a.events)
     ]
+    if not attempts:
+        return None
     verified = [a for a in attempts if a.step in bounding]
     views = [view for view in redacted.labels if view.defense == OBSERVED]
     tables = _tables(views, steps)
+    catalogue = redacted.results.catalogue
+    metrics = label_metrics(catalogue)
     hidden = len(tables) - len(tables[:MOST_STEPS])
-    return {
-        "labels": _rates(attempts, bounding),
-        "labels_head": [heading for _, heading in READINGS],
-        "labels_lead": f"How well attacks read how many examples of each class the batch held. {LEADS[redacted.mode]}",
-        "labels_chart": _chart(verified, steps),
-        "labels_by_step": _by_step(verified, steps)[:200],
-        "labels_attacks": list(dict.fromkeys(a.attack for a in verified)),
-        "labels_counts": tables[:MOST_STEPS],
-        "labels_more": f"{hidden} more steps are in the private journal." if hidden else "",
-    }
+    return Section(
+        "labels",
+        "Labels",
+        {
+            "rows": _rates(attempts, bounding, metrics),
+            "head": [catalogue.metric_label(name) for name in metrics],
+            "lead": f"How well attacks recovered the number of examples of each class. {LEADS[redacted.mode]}",
+            "chart": _chart(verified, steps, catalogue.metric_label("label_accuracy")),
+            "by_step": _by_step(verified, steps)[:MOST_ROWS],
+            "attacks": list(dict.fromkeys(a.attack for a in verified)),
+            "counts": tables[:MOST_STEPS],
+            "more": f"{hidden} more steps are in the private journal." if hidden else "",
+        },
+    )
 
 
-def _rates(attempts: Sequence[Attempt], bounding: AbstractSet[str]) -> list[dict[str, Any]]:
-    """Return one row an attack: exact count vectors with their bounds, and means with theirs where there are steps enough.
+def _rates(attempts: Sequence[Attempt], bounding: AbstractSet[str], metrics: Sequence[str]) -> list[dict[str, Any]]:
+    """Return one row an attack: exact count vectors and means, with bounds.
+
+    A mean has bounds where there are enough steps.
 
     Rates and means are over the verified steps: those of the others that leaked were chosen by their leak, so they are named apart.
     """
@@ -79,7 +87,7 @@ def _rates(attempts: Sequence[Attempt], bounding: AbstractSet[str]) -> list[dict
                 "granted": ", ".join(sorted({name for a in mine for name in a.granted})) or "nothing",
                 "exact": f"{exact} of {len(mine)}" + (f" and {others} unverifiable" if others else ""),
                 "bounds": f"{percent(low)} to {percent(high)}",
-                "means": [_mean([a.scores.get(name) for a in mine]) for name, _ in READINGS],
+                "means": [_mean([a.scores.get(name) for a in mine]) for name in metrics],
             }
         )
     return rows
@@ -95,12 +103,12 @@ def _mean(found: Sequence[Any]) -> str:
     return f"{percent(fmean(values))} ({percent(bounds.lower)} to {percent(bounds.upper)})"
 
 
-def _chart(attempts: Sequence[Attempt], steps: Mapping[str, int]) -> Markup | None:
-    """Draw the share of labels that each attack got right against the training step, from two steps on."""
+def _chart(attempts: Sequence[Attempt], steps: Mapping[str, int], label: str) -> Markup | None:
+    """Draw the label accuracy of each attack; None with fewer than two steps."""
     points = [SharePoint(steps[a.step], a.attack, a.scores["label_accuracy"].value) for a in attempts]  # type: ignore[union-attr]  # filtered above
     if len({point.step for point in points}) < 2:
         return None
-    return share_chart(points, "Share of the labels that each attack got right, by training step", "labels right")
+    return share_chart(points, "Share of the labels that each attack got right, by training step", plain(label))
 
 
 def _by_step(attempts: Sequence[Attempt], steps: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -117,7 +125,7 @@ def _by_step(attempts: Sequence[Attempt], steps: Mapping[str, int]) -> list[dict
 
 
 def _tables(views: Sequence[LabelView], steps: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return one table a step: a row for each class, its true count, and what each attack made of it."""
+    """Return one table a step: each class with its true and guessed counts."""
     tables = []
     for step in dict.fromkeys(view.step for view in views):
         mine = [view for view in views if view.step == step and view.rows is not None]

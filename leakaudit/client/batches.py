@@ -1,0 +1,68 @@
+"""Text batches of a client step, and the public facts of the step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from leakaudit.client.facts import PublicFacts
+from leakaudit.client.truth import MicroBatch
+from leakaudit.errors import DataError
+from leakaudit.models.loading import Task
+from leakaudit.models.structure import dropout_rates
+from leakaudit.models.tensors import tied_names
+from leakaudit.models.vocabulary import vocabulary_of
+
+
+def public_facts(
+    model: nn.Module, tokenizer: Any, *, task: Task, training: bool, frozen: frozenset[str] = frozenset(), **more: Any
+) -> PublicFacts:
+    """Describe what everybody knows about a step on `model` in which all parameters but `frozen` are shared."""
+    names = [name for name, _ in model.named_parameters()]
+    return PublicFacts(
+        task=task,
+        num_labels=int(model.config.num_labels) if task == "classification" else None,  # type: ignore[union-attr, arg-type]
+        training_mode=training,
+        dropout=dropout_rates(model.named_modules()),
+        shared=tuple(name for name in names if name not in frozen),
+        frozen=tuple(name for name in names if name in frozen),
+        tied=tied_names(model),
+        vocabulary=vocabulary_of(tokenizer, model),
+        **more,
+    )
+
+
+def make_batch(tokenizer: Any, texts: list[str], labels: list[int] | None, task: Task, max_length: int) -> MicroBatch:
+    """Tokenise texts into one padded micro-batch, with the labels the task's loss takes.
+
+    Args:
+        tokenizer: a tokenizer of transformers.
+        texts: B texts.
+        labels: B classes for classification; ignored for causal-lm, where the labels are the tokens themselves.
+        task: which loss.
+        max_length: longer texts are cut, as trainers do.
+
+    Raises:
+        DataError: the batch is empty.
+    """
+    if not texts:
+        raise DataError("an empty batch: at least one text is needed for a client step")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    encoded = tokenizer(texts, padding=True, truncation=True, max_length=max_length, return_tensors="pt")
+    inputs = {name: encoded[name] for name in ("input_ids", "attention_mask") if name in encoded}
+    if "token_type_ids" in encoded:
+        inputs["token_type_ids"] = encoded["token_type_ids"]
+    if task == "classification":
+        inputs["labels"] = torch.tensor(labels, dtype=torch.long)
+    else:
+        inputs["labels"] = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+    return MicroBatch(inputs=inputs)
+
+
+def with_random_state(batch: MicroBatch, seed: int) -> MicroBatch:
+    """Return the batch with the random state that `seed` gives, so that a simulated step with dropout can be repeated."""
+    return replace(batch, rng={"cpu": torch.Generator().manual_seed(seed).get_state()})

@@ -1,0 +1,106 @@
+"""Puts a model into the client's state while a step is replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def take_gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Take the gradients from the parameters, in float32.
+
+    A gradient is zero for a parameter that the loss did not reach.
+    """
+    found = {}
+    for name, parameter in parameters.items():
+        gradient, parameter.grad = parameter.grad, None
+        found[name] = (
+            torch.zeros_like(parameter, dtype=torch.float32) if gradient is None else gradient.detach().float()
+        )
+    return found
+
+
+@contextmanager
+def neftune_noise(model: nn.Module, alpha: float | None) -> Iterator[None]:
+    """Add NEFTune's noise to the word embeddings, drawing from the random state as the client's own hook did.
+
+    Source: Jain et al. 2023, Algorithm 1: uniform in (-1, 1), times alpha / sqrt(L d), L tokens of d entries.
+    """
+    if not alpha:
+        yield
+        return
+
+    def noisy(module: nn.Module, _args: Any, output: Tensor) -> Tensor:
+        if not module.training:
+            return output
+        bound = alpha / torch.sqrt(torch.tensor(output.size(1) * output.size(2)))
+        return output + torch.zeros_like(output).uniform_(-bound, bound)  # type: ignore[arg-type]
+
+    table: nn.Module = model.get_input_embeddings()  # type: ignore[operator]
+    hook = table.register_forward_hook(noisy)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def client_attention(model: nn.Module, attention: str) -> Iterator[None]:
+    """Let a model attend as the client's did, and as before afterwards.
+
+    This is done only if it needs no kernel of a GPU.
+
+    Attacks need a second derivative, which only eager attention has everywhere; a step needs none, and rows of padding come out
+    differently.
+    """
+    now = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if attention != "sdpa" or now in (None, attention) or not hasattr(model, "set_attn_implementation"):
+        yield
+        return
+    model.set_attn_implementation(attention)  # type: ignore[operator]
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(now)  # type: ignore[operator]
+
+
+@contextmanager
+def trained_parameters(model: nn.Module, training: bool, shared: frozenset[str]) -> Iterator[dict[str, nn.Parameter]]:
+    """Put the model into the client's state, with gradients for the shared parameters only, and back afterwards."""
+    before = {name: p.requires_grad for name, p in model.named_parameters()}
+    was_training = model.training
+    buffers = {name: b.clone() for name, b in model.named_buffers()} if training else {}
+    model.train(training)
+    model.zero_grad(set_to_none=True)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in shared)
+    try:
+        with torch.enable_grad():
+            yield {name: p for name, p in model.named_parameters() if name in shared}
+    finally:
+        model.zero_grad(set_to_none=True)
+        model.train(was_training)
+        for (
+            name,
+            buffer,
+        ) in model.named_buffers():  # batch norm counts on in training mode, and the step may be repeated
+            if name in buffers:
+                buffer.copy_(buffers[name])
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(before[name])
+
+
+@contextmanager
+def restored_random_state(rng: Mapping[str, Tensor], device: torch.device) -> Iterator[None]:
+    """Restore the kept random state for the duration of the block, and the caller's own state afterwards."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        if "cpu" in rng:
+            torch.set_rng_state(rng["cpu"].cpu())
+        if "cuda" in rng and device.type == "cuda":
+            torch.cuda.set_rng_state(rng["cuda"].cpu(), device)
+        yield
