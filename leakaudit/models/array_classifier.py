@@ -187,7 +187,7 @@ def load_auxiliary(path: Path) -> tuple[dict[str, Tensor], Tensor]:
         The model's keyword arguments, each (N, ...), and (N,) labels.
 
     Raises:
-        DataError: there is no such file, or it is another one.
+        DataError: there is no such file, or it holds something else.
     """
     try:
         tensors = load_file(path)

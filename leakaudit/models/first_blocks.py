@@ -1,9 +1,7 @@
-"""Finds the parts of a large model that some attacks read.
+"""The first blocks of a large model: all that some attacks read.
 
-Attacks on the first blocks read them, so that a step can be kept without the rest.
-
-Found by structure, on a model without memory: the word embedding, the list of blocks, and in a block the first child with matrices,
-which is its attention in every architecture that attacks read.
+A step can be kept without the rest. The parts are found by structure, on a model without memory: the word embedding, the list of
+blocks, and in a block the first child with matrices, which is its attention in every architecture that attacks read.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ class Parts:
 def first_blocks(recipe: ModelRecipe, blocks: int = BLOCKS) -> ModelRecipe | None:
     """Return the recipe of the same model with its first blocks only.
 
-    None means that its configuration does not say how.
+    None where its configuration does not say how.
     """
     import transformers
 
@@ -117,9 +115,9 @@ def _attention(block: nn.Module, prefix: str) -> set[str]:
 
 
 def fill_missing(model: nn.Module, missing: list[str]) -> None:
-    """Give small random values to what was not kept.
+    """Give small random values to weights that were not kept.
 
-    A forward pass runs on them; they are the same in every process.
+    A forward pass needs them; they are the same in every process.
     """
     generator = torch.Generator().manual_seed(0)
     tensors: dict[str, Tensor] = dict(model.named_parameters())

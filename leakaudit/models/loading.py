@@ -76,7 +76,7 @@ def load_model(
 
 
 NOTHING_FOREIGN: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-"""What every `from_pretrained` is given: nothing is downloaded, no code of a folder runs, and nobody is asked whether it may.
+"""Arguments of every `from_pretrained`: nothing is downloaded, no code of a folder runs, and nobody is asked whether it may.
 Without an explicit False, transformers asks on the terminal."""
 
 
@@ -89,7 +89,7 @@ def load_tokenizer(folder: Path) -> Any:
     """Load the tokenizer that stands beside a model.
 
     Raises:
-        ModelError: there is none.
+        ModelError: there is no tokenizer.
     """
     _check_folder(folder)
     if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):

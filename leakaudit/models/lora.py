@@ -1,7 +1,4 @@
-"""Describes peft's adapters so that the model can be rebuilt.
-
-The adapters are LoRA and its relatives, in the layers of a model.
-"""
+"""Adapters of peft (LoRA and IA3): described, so that the model can be rebuilt."""
 
 from __future__ import annotations
 
@@ -69,10 +66,7 @@ OWN_FIELDS = {"r", "target_modules", "lora_alpha", "lora_dropout", "modules_to_s
 
 
 class LoraRecipe(BaseModel):
-    """Part of peft's configuration that decides names, shapes and arithmetic.
-
-    It is that of the adapters.
-    """
+    """The part of a peft configuration that decides names, shapes and arithmetic."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -26,7 +26,7 @@ class ModelRecipe(BaseModel):
 
     class_name: str
     config: dict[str, Any] = {}
-    """Of a class of transformers, as it is now: a Trainer changes it, and packed sequences attend differently for it."""
+    """Configuration of a class of transformers, as it is now: a Trainer changes it, and packed sequences change how it attends."""
     lora: LoraRecipe | None = None
     """Adapters in it, if any."""
     parts: dict[str, str] = {}
@@ -37,24 +37,24 @@ class ModelRecipe(BaseModel):
     """`package.module:name` of what makes the model, where it is no class of transformers: the model's own class, or a function
     marked with `model_factory`."""
     arguments: dict[str, Any] = {}
-    """What it is called with; plain data."""
+    """Arguments of that call; plain data."""
 
     @classmethod
     def of(cls, model: nn.Module) -> ModelRecipe:
         """Describe a live model by how another process can make it.
 
-        Two ways, the first that is there: what `rebuilt_by` said, be it a class or a function with its arguments; a class that
+        There are two ways, tried in this order: what `rebuilt_by` named, a class or a function with its arguments; or a class that
         `transformers` exports, with the live configuration.
 
         Raises:
-            ModelError: neither, or the model's adapters are none that can be rebuilt.
+            ModelError: neither is there, or the model's adapters cannot be rebuilt.
         """
         name = type(model).__name__
         if said := getattr(model, MADE_BY, None):
             made_by, arguments = said
             return cls(class_name=name, made_by=made_by, arguments=arguments)
         if (exported := _exported(model)) is not None:
-            # Where it was loaded from is no part of the architecture, and may name a person or a project.
+            # The folder that it was loaded from does not belong to the architecture, and may name a person or a project.
             public = architecture(model.config)
             # `model.to(torch.bfloat16)` leaves the configuration behind.
             public["dtype"] = str(dtype_of(model)).removeprefix("torch.")

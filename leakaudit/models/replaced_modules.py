@@ -1,6 +1,6 @@
-"""Describes small modules that a user put in the place of others.
+"""Small modules, such as activations, that a user put in the place of others.
 
-They have no children, such as another activation, and are not those that the model's class makes.
+They have no children, and the model's class makes other ones.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def put_modules(model: nn.Module, parts: Mapping[str, str]) -> None:
     """Put the small modules of a recipe into the model that it makes.
 
     Raises:
-        ModelError: one is of no class that may be made, or there is no such place.
+        ModelError: a class may not be made, or the model has no such place.
     """
     for name, what in parts.items():
         owner, _, leaf = name.rpartition(".")

@@ -58,10 +58,7 @@ def dtype_of(model: nn.Module) -> torch.dtype:
 
 
 def coarsest_dtype(parameters: Iterable[Tensor]) -> torch.dtype | None:
-    """Return the floating-point type with the fewest digits.
-
-    It is that of some parameters; None if there is none.
-    """
+    """Return the coarsest floating-point dtype of some parameters, or None."""
     types = {parameter.dtype for parameter in parameters if parameter.dtype.is_floating_point}
     return max(types, key=lambda kind: torch.finfo(kind).eps, default=None)
 

@@ -1,6 +1,6 @@
-"""Reads what a model's class and its stored weights do not say.
+"""The state of a model that neither its class nor its stored weights hold.
 
-That is plain numbers on its modules, types of tensors, and buffers that are not stored.
+It consists of plain numbers on modules, dtypes of tensors, and buffers that are not stored.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def apply_settings(model: nn.Module, settings: Settings) -> None:
     """Set numbers on a rebuilt model.
 
     Raises:
-        ModelError: a module or attribute is not there, or is no number: the recipe is of another model.
+        ModelError: a module or attribute does not exist or is not a number, so the recipe is of another model.
     """
     modules = dict(model.named_modules())
     for name, numbers in settings.items():
@@ -71,9 +71,7 @@ def apply_settings(model: nn.Module, settings: Settings) -> None:
 
 
 def match_dtypes(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Give each parameter and buffer the type of its stored weight.
-
-    So loading rounds nothing.
+    """Give each parameter and buffer its stored dtype, so that loading rounds nothing.
 
     Adapters are kept in float32 on a model in bfloat16, and norms often are.
     """
@@ -93,13 +91,11 @@ def unstored_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def changed_buffers(live: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> frozenset[str]:
-    """Return the names of unstored buffers with other values.
-
-    Those values are not what the class makes.
+    """Return the names of unstored buffers whose values the class does not make.
 
     Args:
         live: unstored buffers of the model that is trained, by plain name.
-        made: of the model as its recipe makes it. One that it does not make is left out: there is no place for it.
+        made: of the model as its recipe makes it. A buffer that it does not make is left out, because there is no place for it.
     """
     return frozenset(name for name, buffer in live.items() if name in made and not _equal(buffer, made[name]))
 

@@ -1,4 +1,4 @@
-"""Computes digests of files with several threads.
+"""Digests of files, computed with several threads.
 
 A digest's name begins with its algorithm: `blake2b-tree:...`, and `sha256:...` in older snapshots.
 

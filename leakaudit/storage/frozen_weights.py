@@ -1,7 +1,4 @@
-"""Keeps the weights that training does not change, once a run.
-
-Every snapshot refers to that one file.
-"""
+"""Weights that training does not change, and how a change would be noticed."""
 
 from __future__ import annotations
 

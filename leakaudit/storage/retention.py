@@ -54,7 +54,7 @@ class Item:
     def age(self, now: datetime) -> timedelta | None:
         """Return the age, never negative; None where it is unknown.
 
-        It is unknown, too, where the clock has gone far backwards since.
+        It is unknown, too, where the clock was set far back since.
         """
         if self.created is None or self.created > now + CLOCK_SLACK:
             return None

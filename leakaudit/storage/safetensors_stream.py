@@ -3,7 +3,7 @@
 Neither a second copy of them nor a file is needed.
 
 `safetensors` itself writes to a path that it opens on its own, or to bytes that double the memory; a snapshot is written to a file
-that was created for its owner only, and hashed or encrypted on the way, so that nothing in clear needs to touch the disk.
+that was created for its owner only, and hashed or encrypted on the way, so that no unencrypted byte needs to reach the disk.
 
 The format (safetensors README, "Format"): 8 bytes little-endian N; N bytes of JSON, name -> {dtype, shape, data_offsets}; then the
 data, row-major, little-endian, without holes. The header is padded with spaces to a multiple of 8, as the library does.

@@ -179,7 +179,7 @@ def check_manifest(manifest: Manifest, where: str) -> None:
 
 
 def _check_ids(manifest: Manifest, where: str) -> None:
-    """Refuse token ids outside the vocabulary, and shapes of arrays that are none."""
+    """Refuse token ids outside the vocabulary, and invalid shapes of arrays."""
     words, shape = manifest.facts.vocabulary, manifest.facts.input_shape
     known = (*words.special.values(), *words.starts_with, *words.ends_with)
     if any(not 0 <= token < max(words.size, 1) for token in known):

@@ -132,7 +132,7 @@ class Spool:
         """Open a spool that a trainer made.
 
         Raises:
-            SpoolError: there is none, it belongs to somebody else, or its audit.json cannot be read.
+            SpoolError: there is no spool, it belongs to somebody else, or its audit.json cannot be read.
         """
         spool = cls(root)
         if not (root / AUDIT_FILE).is_file():
@@ -243,7 +243,7 @@ class Spool:
         return audit.trainer_is_gone() or is_locked(self.root / TRAINER_LOCK) is False
 
     def under_way(self) -> bool:
-        """Return whether the audit goes on.
+        """Return whether the audit is still in progress.
 
         A worker holds the spool, or the trainer lives and has not finished, or left snapshots to a worker.
         """

@@ -186,7 +186,7 @@ def forget_salt(root: Path) -> bool:
 
 
 def reason_in(path: Path) -> str:
-    """Return the reason in a file; empty where there is none that can be read."""
+    """Return the reason in a file; empty where it cannot be read."""
     try:
         return str(parse_json(read_bounded(path, MAX_JSON_BYTES))["reason"])
     except (OSError, ValueError, LookupError, TypeError):

@@ -113,7 +113,7 @@ def _check_plain_logits(model: nn.Module, ids: Tensor, head: Call) -> None:
 
 
 def _check_no_attention_between(model: nn.Module, ids: Tensor, layer: Call, head: Call) -> None:
-    """Refuse the layer if a change of its output at row 1 moves other rows of the head."""
+    """Refuse the layer if changing its output at row 1 moves the head's other rows."""
 
     def nudge(_module: nn.Module, _args: Any, made: Tensor) -> Tensor:
         changed = made.clone()
