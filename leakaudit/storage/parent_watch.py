@@ -1,4 +1,4 @@
-"""A watch on the trainer that started this side process: the process ends with its trainer.
+"""A watch on the trainer of this side process, which ends with its trainer.
 
 It uses the standard library only, so that it works before anything else is loaded.
 

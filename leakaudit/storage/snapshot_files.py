@@ -145,7 +145,7 @@ def link_base(base: Base, folder: Path) -> str:
 
 
 def read_tensors(path: Path, identities: Sequence[str] = (), recipients: Sequence[str] = ()) -> dict[str, Tensor]:
-    """Read tensors; an encrypted file is decrypted into their memory, a piece at a time.
+    """Read tensors; an encrypted file is decrypted into their memory in pieces.
 
     Args:
         path: as `stored_name` found it.
