@@ -17,8 +17,8 @@ from leakaudit.algorithms.labels.counts import CountsLabels, batch_size, solve_s
 from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
 from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_gradient
 from leakaudit.algorithms.labels.output_layer import (
-    NeutralInputs,
     Neutral,
+    NeutralInputs,
     OutputLayer,
     find_output_layer,
     logit_gradient,

@@ -1,6 +1,6 @@
-"""Prepare the folder in which an audit from the command line writes.
+"""The folder in which an audit from the command line writes.
 
-It moves an earlier audit aside, and continues an unfinished one.
+An earlier audit in it is moved aside, an unfinished one resumed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from leakaudit.storage.spool import is_held, make_room, turn
 
 @contextmanager
 def run_folder(out: Path, wanted: Unfinished, resume: bool | None) -> Iterator[str]:
-    """Hold a folder for one audit, made ready for it.
+    """Prepare a folder for one audit and lock it.
 
     Args:
         out: the folder; made if missing.
@@ -55,7 +55,7 @@ def run_folder(out: Path, wanted: Unfinished, resume: bool | None) -> Iterator[s
 
 
 def _settle(out: Path, wanted: Unfinished, resume: bool | None) -> str:
-    """Leave the folder as it is, or move what is in it aside.
+    """Leave the folder as it is if the audit resumes, else move its audit aside.
 
     It stays as it is for an audit that goes on.
     """
@@ -80,7 +80,7 @@ def _settle(out: Path, wanted: Unfinished, resume: bool | None) -> str:
 
 
 def _lock(descriptor: int) -> None:
-    """Lock a folder until the process ends, as far as its file system has locks."""
+    """Lock a folder until the process ends, if its file system has locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -371,7 +371,7 @@ class AuditRun:
             neftune_alpha=_neftune_alpha(self.model),
             attention=str(getattr(getattr(self.model, "config", None), "_attn_implementation", None) or ""),
             processes=1 if self.stack.peers is None or self.stack.observe == "local" else self.stack.peers.mean_over,
-            outside=self.unaudited_parameters,
+            unaudited_parameters=self.unaudited_parameters,
             patched=patched_parts(self.model),
             note=now.note,
         )
@@ -386,7 +386,6 @@ class AuditRun:
                     "max_grad_norm": recipe.max_grad_norm,
                     "dtype": AUTOCAST_DTYPES.get(str(recipe.autocast), self.facts.dtype),
                     "defenses": defenses,
-                    "stage": "protected" if defenses else "clipped" if clipped else "raw",
                 }
             ),
             recipe=recipe,
@@ -985,7 +984,6 @@ def _facts(stack: TrainerContext, model: nn.Module, declared: tuple[DeclaredDefe
         "training": True,
         "batch_size_bound": stack.batch_size_bound,
         "dtype": str(_dtype(stack.optimizer, model)).removeprefix("torch."),
-        "stage": "protected" if declared else "raw",
         "defenses": declared,
     }
     if isinstance(model, ArrayClassifier):

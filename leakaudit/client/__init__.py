@@ -4,4 +4,15 @@
 `models` and `files`.
 """
 
-__all__ = ["array_batches", "batches", "facts", "observation", "recipe", "replay", "sequences", "snapshot", "step", "truth"]
+__all__ = [
+    "array_batches",
+    "batches",
+    "facts",
+    "observation",
+    "recipe",
+    "replay",
+    "sequences",
+    "snapshot",
+    "step",
+    "truth",
+]

@@ -147,15 +147,9 @@ def test_the_model_is_left_as_it_was() -> None:
     assert all(p.grad is None for p in one.model.parameters())
 
 
-def test_label_smoothing_is_the_known_mixture() -> None:
-    """(1 - e) times the usual gradient plus e times that of a uniform target (Szegedy et al. 2016, Sec. 7)."""
-    one = step()
-    recipe = StepRecipe(training=False, loss="label_smoothing", label_smoothing=0.2)
-    found = replace(one, recipe=recipe).update()
-    by_class = [step(labels=[label, label]).update() for label in (0, 1)]
-    for name, value in found.items():
-        uniform = (by_class[0][name] + by_class[1][name]) / 2
-        assert torch.allclose(value, 0.8 * by_class[1][name] + 0.2 * uniform, atol=1e-6)
+def test_the_number_of_unaudited_parameters_keeps_its_name_on_disk() -> None:
+    """Earlier versions wrote it, and read it, as `outside`."""
+    assert StepRecipe(unaudited_parameters=2).model_dump(by_alias=True)["outside"] == 2
 
 
 def test_a_loss_that_cannot_be_replayed_says_so() -> None:
@@ -191,9 +185,7 @@ def test_public_facts_say_what_is_shared_and_what_drops_out() -> None:
     """And what is tied, and which classes there are."""
     model = tiny.bert(num_labels=3, dropout=0.1)
     table = tiny.word_table(model)
-    facts = public_facts(
-        model, tiny.bert_tokenizer(), task="classification", training=True, frozen=frozenset({table}), stage="clipped"
-    )
+    facts = public_facts(model, tiny.bert_tokenizer(), task="classification", training=True, frozen=frozenset({table}))
     assert facts.frozen == (table,) and table not in facts.shared
     assert facts.num_labels == 3 and facts.training_mode
     assert set(facts.dropout.values()) == {0.1}

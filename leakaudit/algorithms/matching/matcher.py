@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from leakaudit.algorithms.labels.clipping import scale_is_known
 from leakaudit.algorithms.matching.batch_shape import public_tokens
-from leakaudit.algorithms.matching.candidate_gradients import CandidateGradients, Candidate, Pairs, joined
+from leakaudit.algorithms.matching.candidate_gradients import Candidate, CandidateGradients, Pairs, joined
 from leakaudit.algorithms.matching.comparison import Comparison, Objective
 from leakaudit.algorithms.matching.permutations import Permutation
 from leakaudit.algorithms.matching.position_assignment import position_vectors
