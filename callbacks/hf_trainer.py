@@ -5,17 +5,17 @@
     audit.attach(trainer)          # for labels that the trainer keeps from the model, and for its loggers
     trainer.train()
 
-Put it last among the callbacks, so that what another one does to the gradients is in what it sees. It never raises into the
-run; `LEAKAUDIT_DISABLED=1` switches it off.
+Put it last among the callbacks, so that it sees what the others do to the gradients. It never raises into the run;
+`LEAKAUDIT_DISABLED=1` switches it off.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -23,30 +23,34 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
+from leakaudit.capture.adapter import Adapter
 from leakaudit.capture.boundary import Ending, around, entry, last_resort
+from leakaudit.capture.context import OFF_SWITCH, Source, StepContext, TrainerContext, configuration
 from leakaudit.capture.distributed import peers_of
-from leakaudit.capture.run import (
-    OFF_SWITCH,
-    Adapter,
-    Source,
-    StepContext,
-    TrainerContext,
-    auditable,
-    configuration,
-    refuse_strategy,
-)
+from leakaudit.capture.refusals import auditable, refuse_accelerate, refuse_strategy
 from leakaudit.capture.step_facts import loader_bound
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import SnapshotError
 from leakaudit.models.wrappers import unwrapped
 
 
+class Event(NamedTuple):
+    """What the trainer passes with each of its events."""
+
+    args: TrainingArguments
+    state: TrainerState
+    objects: Mapping[str, Any]
+    """Model, optimizer, scheduler, loader and tokenizer."""
+
+
 @dataclass(eq=False, repr=False)
 class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
-    """Keeps a real client step now and then, lets a side process attack it, and reports what could be read.
+    """Audits a training: keeps steps, has them attacked, and reports.
 
-    Making one stores the arguments; nothing is read, written or started before training begins.
+    A new object only stores its arguments; nothing is read, written or started before training begins.
     """
+
+    FRAMEWORK = "transformers.Trainer"
 
     config: Source = None
     """A YAML file, the object (or its JSON, as a checkpoint keeps it), or None for the defaults."""
@@ -54,6 +58,8 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
     num_labels: int | None = None
     """C, for a classifier of arrays, such as `AutoModelForImageClassification`: its labels are audited."""
     _trainer: Any = field(default=None, init=False)
+    _event: Any = field(default=None, init=False)
+    """The last `Event` of a training, None outside of it."""
     _control: TrainerControl | None = field(default=None, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -62,7 +68,10 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
 
     @last_resort
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: the configuration and how many steps were kept, so that resuming goes on counting."""
+        """Return what a checkpoint keeps: configuration and number of kept steps.
+
+        A resumed run continues to count from there.
+        """
         return self._state() or {"args": {}, "attributes": {}}
 
     @entry
@@ -70,20 +79,19 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
         config = self.config
         whole = isinstance(config, AuditConfig | Mapping)
         stored = configuration(config).model_dump(mode="json") if whole else config
-        kept = self._kept if self._run is None else self._run.kept
         arguments = {"config": str(stored) if isinstance(stored, Path) else stored, "num_labels": self.num_labels}
-        return {"args": arguments, "attributes": {"_kept": kept}}
+        return {"args": arguments, "attributes": {"_kept": self._kept_so_far()}}
 
     @last_resort
     def attach(self, trainer: Any) -> LeakAuditCallback:
-        """Read the batch where the trainer has it whole: labels included, before any forward hook.
+        """Read whole batches from the trainer, with labels, before any hook.
 
-        Without it the batch is what the model is given, which lacks labels that the trainer keeps for a loss of its own; nothing
-        is logged to the trainer's loggers; and a run that ends in an exception ends its audit only when the process ends or
-        trains again.
+        Without this call the batch is what the model is given, which lacks labels that the trainer keeps for a loss of its own;
+        nothing is logged to the trainer's loggers; and the audit of a run that ends in an exception ends only when the process ends
+        or trains again.
 
         Args:
-            trainer: a `transformers.Trainer`; it is given this callback if it does not have it yet.
+            trainer: a `transformers.Trainer`; this callback is added to it if it is missing there.
 
         Returns:
             This callback.
@@ -103,14 +111,18 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
 
     @entry
     def _batch(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> None:
-        """Tell of the batch; called before a training step, with what that is given."""
+        """Note the batch; called before a training step, with its arguments."""
         if self._run is not None and isinstance(inputs, Mapping):
             self._run.recorder.batch(inputs)
 
     @entry
     def _ended(self, error: BaseException) -> None:
-        """Come away from a training that an exception ended, Ctrl-C as well: no event of the trainer tells of either."""
-        self._break(f"training ended with {type(error).__name__}")
+        """End the audit of a training that an exception ended, Ctrl-C included.
+
+        No event of the trainer tells of either.
+        """
+        self._interrupt(f"training ended with {type(error).__name__}")
+        self._event = None
 
     # ------------------------------------------------------------------ the trainer's events
 
@@ -118,37 +130,58 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Make the spool, set the hook, say what will happen."""
-        self._open(lambda: self._look(args, state, kwargs))
+        """Begin the audit and tell the user what will happen."""
+        self._event = Event(args, state, kwargs)
+        self._open()
 
     @entry
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Decide whether the step that begins is kept."""
-        if self._run is not None:
-            self._run.decide(lambda: self._now(args, state, kwargs), state.global_step)
+        self._event = Event(args, state, kwargs)
+        self._decide(state.global_step)
 
     @entry
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Forget a step that the optimizer skipped; see to the side process; log what it has found since."""
+        """Cancel a step that the optimizer skipped, and log new results."""
         if self._run is not None:
             self._control = control
             self._run.recorder.cancel()  # a step that is still recorded was never made: an overflow, or a skipped batch
-            self._run.after_step()
+            self._after_step()
 
     @entry
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Wait for the side process and say where the report is."""
+        """Wait for the side process and tell the user where the report is."""
         self._control = control
         self._close(state.global_step)
         self._remind()
+        self._event = None
 
-    def _look(self, args: TrainingArguments, state: TrainerState, kwargs: Mapping[str, Any]) -> TrainerContext:
-        _refuse(args, self._trainer)
-        trainer, model = self._trainer, kwargs["model"]
+    # ------------------------------------------------------------------ what the audit asks
+
+    def _refuse(self) -> None:
+        args, accelerator = self._event.args, getattr(self._trainer, "accelerator", None)
+        if getattr(args, "deepspeed", None):
+            refuse_strategy("DEEPSPEED", fsdp2=False)
+        refuse_accelerate(accelerator)
+        if getattr(args, "fsdp", None):
+            refuse_strategy("FSDP", fsdp2=bool(getattr(accelerator, "is_fsdp2", False)))
+        if args.n_gpu > 1:
+            refuse_strategy("DataParallel", fsdp2=False)
+        if args.torch_compile and self._trainer is None:
+            raise SnapshotError(
+                "hooks inside a compiled model do not fire; call `attach(trainer)` to put them around it"
+            )
+
+    def _versions(self) -> Mapping[str, str]:
+        return {"torch": torch.__version__, "transformers": transformers.__version__}
+
+    def _trainer_context(self) -> TrainerContext:
+        event, trainer = self._event, self._trainer
+        model = event.objects["model"]
         called = None if trainer is None else trainer.model_wrapped
         # A class of the user's own on top of transformers' has a head of its own, which the part of it that is known has not.
         if self.num_labels is None and not isinstance(unwrapped(model), transformers.PreTrainedModel):
@@ -156,22 +189,20 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
             if core is not unwrapped(model):  # a model of transformers in another module, as in sentence-transformers
                 model = called = inner
         return TrainerContext(
-            framework="transformers.Trainer",
-            versions={"torch": torch.__version__, "transformers": transformers.__version__},
             model=model,
-            optimizer=kwargs["optimizer"],
-            tokenizer=_tokenizer(kwargs.get("processing_class"), kwargs["model"]),
+            optimizer=event.objects["optimizer"],
+            tokenizer=_tokenizer(event.objects.get("processing_class"), event.objects["model"]),
             num_labels=self.num_labels,
             called=called,
-            batch_size_bound=_bound(args, kwargs.get("train_dataloader")),
-            total_steps=state.max_steps or None,
-            kept_before=_kept_before(state, type(self).__name__),
-            log=None if trainer is None else self._log,
-            peers=peers_of(args.world_size),
+            batch_size_bound=_bound(event.args, event.objects.get("train_dataloader")),
+            total_steps=event.state.max_steps or None,
+            kept_before=_kept_before(event.state, type(self).__name__),
+            peers=peers_of(event.args.world_size),
         )
 
-    def _now(self, args: TrainingArguments, state: TrainerState, kwargs: Mapping[str, Any]) -> StepContext:
-        scheduler = kwargs.get("lr_scheduler")
+    def _step_context(self) -> StepContext:
+        args, state, objects = self._event
+        scheduler = objects.get("lr_scheduler")
         rates = scheduler.get_last_lr() if scheduler is not None and hasattr(scheduler, "_last_lr") else [None]
         precision = getattr(getattr(self._trainer, "accelerator", None), "mixed_precision", None)
         return StepContext(
@@ -185,27 +216,15 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
             kept_rng=not args.torch_compile,  # compiled dropout draws from a generator of its own
         )
 
+    def _logger(self) -> Callable[[dict[str, float]], None] | None:
+        return None if self._trainer is None else self._log
+
     def _log(self, numbers: dict[str, float]) -> None:
         control = self._control
         due = control is not None and control.should_log
         self._trainer.log(numbers)
         if control is not None:  # logging resets it, and the trainer's own line of this step would be lost
             control.should_log = due
-
-
-def _refuse(args: TrainingArguments, trainer: Any) -> None:
-    """Refuse the runs whose update no hook sees.
-
-    Raises:
-        SnapshotError: names the feature and what to use instead.
-    """
-    accelerator = getattr(trainer, "accelerator", None)
-    fsdp2 = bool(getattr(accelerator, "is_fsdp2", False))
-    refuse_strategy("DEEPSPEED" if getattr(args, "deepspeed", None) else _kind(accelerator), fsdp2=fsdp2)
-    refuse_strategy("FSDP" if getattr(args, "fsdp", None) else "", fsdp2=fsdp2)
-    refuse_strategy("DataParallel" if args.n_gpu > 1 else "", fsdp2=False)
-    if args.torch_compile and trainer is None:
-        raise SnapshotError("hooks inside a compiled model do not fire; call `attach(trainer)` to put them around it")
 
 
 def _tokenizer(given: Any, model: Any) -> Any:
@@ -226,11 +245,6 @@ def _bound(args: TrainingArguments, loader: Any) -> int | None:
     if loader is None:
         return int(args.per_device_train_batch_size * windows * args.world_size)
     return loader_bound(loader, windows, args.world_size)
-
-
-def _kind(accelerator: Any) -> str:
-    kind = getattr(accelerator, "distributed_type", "")
-    return str(getattr(kind, "value", kind))
 
 
 def _kept_before(state: TrainerState, name: str) -> int:

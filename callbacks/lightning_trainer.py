@@ -1,4 +1,6 @@
-"""`LeakAuditCallback` for the Lightning `Trainer`, in either of its package namespaces.
+"""`LeakAuditCallback` for the Lightning `Trainer`.
+
+Both package names work, `lightning` and `pytorch_lightning`.
 
     audit = LeakAuditCallback("leakaudit.yaml", tokenizer=tokenizer)
     Trainer(..., callbacks=[audit]).fit(module)
@@ -6,25 +8,27 @@
 A classifier of pictures or tables has no tokenizer; `LeakAuditCallback("leakaudit.yaml", num_labels=10)` audits its labels.
 
 Lightning runs forward and backward inside the optimizer's step, and no callback of its own comes after clipping; so the audit
-looks at the optimizer and at the model inside the module, and takes from Lightning only when training begins and ends. It never
+looks at the optimizer and at the model inside the module, and learns from Lightning only when training begins and ends. It never
 raises into the run; `LEAKAUDIT_DISABLED=1` switches it off.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from leakaudit.capture.adapter import Adapter
 from leakaudit.capture.array_batches import classifier_in, labels_of
 from leakaudit.capture.boundary import entry, last_resort
+from leakaudit.capture.context import Source, StepContext, TrainerContext
 from leakaudit.capture.distributed import peers_of
-from leakaudit.capture.optimizers import base_optimizers, parameters_of
-from leakaudit.capture.run import Adapter, Source, StepContext, TrainerContext, auditable, refuse_strategy
-from leakaudit.errors import SnapshotError
+from leakaudit.capture.optimizers import base_optimizers
+from leakaudit.capture.refusals import auditable, optimizers_that_move, refuse_strategy
+from leakaudit.capture.step_counter import StepCounter
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -37,107 +41,123 @@ else:
 
 @dataclass(eq=False, repr=False)
 class LeakAuditCallback(Adapter, Callback):
-    """Keeps a real client step now and then, lets a side process attack it, and reports what could be read.
+    """Audits a training: keeps steps, has them attacked, and reports.
 
-    Making one stores the arguments; nothing is read, written or started before training begins.
+    A new object only stores its arguments; nothing is read, written or started before training begins.
     """
+
+    FRAMEWORK = "lightning.Trainer"
 
     config: Source = None
     """A YAML file, the object, a mapping, or None for the defaults."""
     _: KW_ONLY
     tokenizer: Any = None
-    """The model's; without it, the module's attribute `tokenizer` is taken."""
+    """The model's tokenizer; None for the module's attribute `tokenizer`."""
     num_labels: int | None = None
     """C, for a classifier of arrays: any module that turns one array (B, ...) into logits (B, C). Labels are those that a batch names,
     or the last entry of a batch such as (inputs, labels)."""
     criterion: torch.nn.Module | None = None
-    """Its loss, where that is another one than mean cross-entropy and the protocol says so."""
+    """Its loss, if that is not mean cross-entropy and the protocol makes it public."""
     batch_size: int | None = None
-    """Largest batch of a step, where the protocol makes it public; else attacks have to guess how many labels there are."""
+    """Largest batch of a step, if the protocol makes it public; else attacks have to guess how many labels there are."""
     _trainer: Any = field(default=None, init=False)
     _optimizer: Any = field(default=None, init=False)
-    _hooks: list[Any] = field(default_factory=list, init=False)
-    _steps: int = field(default=0, init=False)
+    _counter: StepCounter = field(default_factory=StepCounter, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle the configuration only: a copy of a running audit is a new, idle one (`ddp_spawn` makes one)."""
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+        """Pickle the configuration only: a copy is a new audit that has not begun.
+
+        `ddp_spawn` makes such a copy.
+        """
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.init} | {"_counter": StepCounter()}
 
     @last_resort
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, so that resuming goes on counting."""
+        """Return what a checkpoint keeps, so that a resumed run continues to count."""
         return self._state() or {}
 
     @entry
     def _state(self) -> dict[str, Any] | None:
-        return {"kept": self._kept if self._run is None else self._run.kept}
+        return {"kept": self._kept_so_far()}
 
     @entry
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up the count of a checkpoint."""
+        """Continue the count of a checkpoint."""
         self._kept = int(state_dict.get("kept", 0))
 
     # ------------------------------------------------------------------ the trainer's events
 
     @entry
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Make the spool, set the hooks, say what will happen."""
+        """Begin the audit and tell the user what will happen."""
         self._unhook()
         self._trainer = trainer
-        self._open(lambda: self._look(trainer, pl_module))
+        self._open()
         if self._run is not None:
-            self._steps = int(trainer.global_step)
-            self._hooks = [mover.register_step_post_hook(self._stepped) for mover in base_optimizers(self._optimizer)]
-            self._next()
+            self._counter.begin(self._optimizer, int(trainer.global_step), self._stepped)
+            self._decide(self._counter.number)
 
     @entry
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Tell of the batch: the module may keep its labels from the model."""
+        """Note the batch: the module may withhold its labels from the model."""
         if self._run is not None:
             self._run.recorder.batch(batch if isinstance(batch, Mapping) else labels_of(batch))
 
     @entry
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """See to the side process, and log what it has found since."""
-        if self._run is not None:
-            self._run.after_step()
+        """Start a dead side process again, and log new results."""
+        self._after_step()
 
     @entry
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Wait for the side process and say where the report is."""
+        """Wait for the side process and tell the user where the report is."""
         self._unhook()
-        self._close(self._steps)
+        self._close(self._counter.number)
         self._remind()
 
     @entry
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Leave the side process to its own; Lightning calls nothing else after an exception."""
+        """Leave the side process alone; Lightning calls nothing else after an exception."""
         self._unhook()
-        self._break(f"training ended with {type(exception).__name__}")
+        self._interrupt(f"training ended with {type(exception).__name__}")
 
-    def _look(self, trainer: Any, pl_module: Any) -> TrainerContext:
-        strategy = type(trainer.strategy).__name__
+    @entry
+    def _stepped(self, *args: Any) -> None:
+        """Count a step, after an optimizer has moved the weights; each optimizer calls it."""
+        if self._counter.count(self._run):
+            self._decide(self._counter.number)
+
+    @entry
+    def _unhook(self) -> None:
+        self._counter.remove()
+
+    # ------------------------------------------------------------------ what the audit asks
+
+    def _refuse(self) -> None:
+        strategy = type(self._trainer.strategy).__name__
         refuse_strategy(strategy, fsdp2=strategy == "ModelParallelStrategy")
-        tokenizer = self.tokenizer
+
+    def _versions(self) -> Mapping[str, str]:
+        return {"torch": torch.__version__, "lightning": _version()}
+
+    def _trainer_context(self) -> TrainerContext:
+        trainer, module, tokenizer = self._trainer, self._trainer.lightning_module, self.tokenizer
         if self.num_labels is None:
-            called, core = auditable(pl_module, self.config)
-            tokenizer = tokenizer or getattr(pl_module, "tokenizer", None)
+            called, core = auditable(module, self.config)
+            tokenizer = tokenizer or getattr(module, "tokenizer", None)
         else:
-            called = core = classifier_in(pl_module)
-        self._optimizer = _moving(trainer.optimizers, core)
+            called = core = classifier_in(module)
+        self._optimizer = optimizers_that_move(core, trainer.optimizers)
         planned = (
             trainer.max_steps if trainer.max_steps and trainer.max_steps > 0 else trainer.estimated_stepping_batches
         )
         return TrainerContext(
-            framework="lightning.Trainer",
-            versions={"torch": torch.__version__, "lightning": _version()},
             model=core,
             called=called,
             optimizer=self._optimizer,
             scaler=getattr(trainer.precision_plugin, "scaler", None),
             total_steps=int(planned) if math.isfinite(planned) else None,
             kept_before=self._kept if trainer.global_step else 0,
-            log=self._log,
             peers=peers_of(trainer.world_size),
             tokenizer=tokenizer,
             num_labels=self.num_labels,
@@ -145,59 +165,25 @@ class LeakAuditCallback(Adapter, Callback):
             batch_size_bound=self.batch_size,
         )
 
-    def _next(self) -> None:
-        if self._run is not None:
-            self._run.decide(self._now, self._steps)
-
-    @entry
-    def _stepped(self, *args: Any) -> None:
-        """Count a step, after an optimizer has moved the weights.
-
-        Each optimizer calls it, and not for steps that a GradScaler skips.
-        """
-        if self._run is None or self._run.recorder.rounds.over:
-            self._steps += 1
-            self._next()
-
-    def _now(self) -> StepContext:
+    def _step_context(self) -> StepContext:
         trainer = self._trainer
         bound = trainer.gradient_clip_val if trainer.lightning_module.automatic_optimization else None
         by_value = str(getattr(trainer.gradient_clip_algorithm, "value", trainer.gradient_clip_algorithm)) == "value"
         return StepContext(
-            step=self._steps,
+            step=self._counter.number,
             epoch=float(trainer.current_epoch),
-            total_steps=None if self._run is None else self._run.stack.total_steps,
+            total_steps=None if self._run is None else self._run.trainer.total_steps,
             learning_rate=float(base_optimizers(self._optimizer)[0].param_groups[0]["lr"]),
             max_grad_norm=float(bound) if bound and not by_value else None,
             max_grad_value=float(bound) if bound and by_value else None,
         )
 
-    @entry
-    def _unhook(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+    def _logger(self) -> Callable[[dict[str, float]], None]:
+        return self._log
 
     def _log(self, numbers: dict[str, float]) -> None:
         for logger in self._trainer.loggers:
             logger.log_metrics(numbers, step=self._trainer.fit_loop.epoch_loop._batches_that_stepped)
-
-
-def _moving(optimizers: list[Any], model: torch.nn.Module) -> list[Any]:
-    """Return the optimizers that move the model; manual optimisation may have several.
-
-    Raises:
-        SnapshotError: none does.
-    """
-    mine = {id(p) for p in model.parameters()}
-    found = [
-        one for one in optimizers if any(id(p) in mine for mover in base_optimizers(one) for p in parameters_of(mover))
-    ]
-    if not found:
-        raise SnapshotError(
-            f"none of {len(optimizers)} optimizers moves the model that is audited; one has to, so that there is an update to audit"
-        )
-    return found
 
 
 def _version() -> str:

@@ -1,4 +1,6 @@
-"""`watch`: audits a training loop of your own, in plain torch, Accelerate, Fabric or Opacus.
+"""`watch` audits a training loop of your own.
+
+It works in plain torch, Accelerate, Fabric and Opacus.
 
     with watch(model, optimizer, tokenizer=tokenizer, config="leakaudit.yaml"):
         for batch in loader:
@@ -7,7 +9,7 @@
             optimizer.step()
             optimizer.zero_grad()
 
-A classifier of pictures or tables has no tokenizer: `num_labels` says that its labels are to be audited, and the loop tells them.
+A classifier of pictures or tables has no tokenizer: `num_labels` asks for an audit of its labels, and the loop passes them on.
 
     with watch(net, optimizer, num_labels=10, config="leakaudit.yaml") as audit:
         for inputs, labels in loader:
@@ -15,8 +17,8 @@ A classifier of pictures or tables has no tokenizer: `num_labels` says that its 
             criterion(net(inputs), labels).backward()
             ...
 
-Give it what the loop uses: the objects that `accelerator.prepare` or `privacy_engine.make_private` returned. The loop is not
-changed; steps are counted at the optimizer. It never raises into the loop; `LEAKAUDIT_DISABLED=1` switches it off.
+Give it what the loop uses: the objects that `accelerator.prepare` or `privacy_engine.make_private` returned. The loop does not
+change; steps are counted at the optimizer. The audit never raises into the loop; `LEAKAUDIT_DISABLED=1` switches it off.
 """
 
 from __future__ import annotations
@@ -28,17 +30,25 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from leakaudit.capture.adapter import Adapter
 from leakaudit.capture.boundary import entry, last_resort
+from leakaudit.capture.context import Source, StepContext, TrainerContext
 from leakaudit.capture.distributed import peers_of
 from leakaudit.capture.optimizers import base_optimizers, every_layer
-from leakaudit.capture.run import Adapter, Source, StepContext, TrainerContext, auditable, refuse_strategy
+from leakaudit.capture.refusals import auditable, check_plain_sgd, refuse_accelerate, refuse_wrapper
+from leakaudit.capture.step_counter import StepCounter
 from leakaudit.capture.step_tensors import Observe
 from leakaudit.errors import SnapshotError
 
 
 @dataclass(eq=False, repr=False)
 class Watch(Adapter):
-    """A context in which a training loop is audited. Making one stores the arguments; entering it begins the audit."""
+    """A context in which a training loop is audited.
+
+    A new object only stores its arguments; entering it begins the audit.
+    """
+
+    FRAMEWORK = "torch"
 
     model: nn.Module
     """What the loop calls: a model of transformers, wrapped or not, or a module with one such model inside; with `num_labels` any
@@ -48,89 +58,103 @@ class Watch(Adapter):
     have stepped after the same forward passes."""
     _: KW_ONLY
     tokenizer: Any = None
-    """The model's; none for a classifier of arrays."""
+    """The model's tokenizer; None for a classifier of arrays."""
     num_labels: int | None = None
     """C, for a classifier of arrays: any module that turns one array (B, ...) into logits (B, C)."""
     criterion: nn.Module | None = None
-    """Its loss, where that is another one than mean cross-entropy and the protocol says so."""
+    """Its loss, if that is not mean cross-entropy and the protocol makes it public."""
     batch_size: int | None = None
-    """Largest batch of a step, where the protocol makes it public; else attacks have to guess how many labels there are."""
+    """Largest batch of a step, if the protocol makes it public; else attacks have to guess how many labels there are."""
     config: Source = None
     """A YAML file, the object, a mapping, or None for the defaults."""
     scaler: Any = None
     """The `GradScaler`, if the loop has one that no wrapper of the optimizer holds."""
     max_grad_norm: float | None = None
-    """Bound that the loop clips to; without it a clipped step is stamped `scaled` instead of `verified`."""
+    """L2 norm to which the loop clips the gradient; without it a clipped step is stamped `scaled` instead of `verified`."""
     observe: Observe = "update"
-    """`update`, what the optimizer gets; `local`, this process's share of it before processes are summed; `delta`, the difference
-    of the weights after `local_steps` steps of plain SGD, as a client of federated averaging sends it."""
+    """What the client sends. `update`: what the optimizer gets. `local`: this process's share of it, before the processes are summed.
+    `delta`: the difference of the weights after `local_steps` steps of plain SGD, as in federated averaging."""
     local_steps: int = 1
     """K, for `delta`."""
     total_steps: int | None = None
-    """Of the loop, if known; for the report."""
+    """Optimizer steps of the loop, if known; `auto` spreads the kept steps over them."""
     first_step: int = 0
-    """Number of the loop's next step, where it goes on from a checkpoint."""
+    """Number of the first step, if the loop continues from a checkpoint."""
     log: Callable[[dict[str, float]], None] | None = None
     """Called with finished numbers, such as `accelerator.log`."""
-    _steps: int = field(default=0, init=False)
-    _hooks: list[Any] = field(default_factory=list, init=False)
-    _precision: str | None = field(default=None, init=False)
+    _counter: StepCounter = field(default_factory=StepCounter, init=False)
 
     @last_resort
     def __enter__(self) -> Self:
-        """Begin: make the spool, set the hooks, say what will happen."""
-        self._begin()
+        """Begin the audit and tell the user what will happen."""
+        self._begin_loop()
         return self
 
     @last_resort
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        """End: wait for the side process and say where the report is, or leave it to its own after an exception."""
+        """End the audit, and tell the user where the report is.
+
+        After an exception it does not wait for the side process.
+        """
         self._unhook()
         if kind is None:
-            self._close(self._steps)
+            self._close(self._counter.number)
         else:
-            self._break(f"training ended with {kind.__name__}")
+            self._interrupt(f"training ended with {kind.__name__}")
         self._remind()
 
     @entry
     def batch(self, values: Mapping[str, Any]) -> None:
-        """Tell of the whole batch before its forward pass, if the model is not given its labels: they are scored against then."""
+        """Tell the audit the whole batch, before its forward pass.
+
+        Call it if the loop withholds labels from the model: attacks are scored against them.
+
+        Args:
+            values: name -> tensor, as in `{"labels": labels}`.
+        """
         if self._run is not None:
             self._run.recorder.batch(values)
 
     @entry
-    def _begin(self) -> None:
-        self._steps = self.first_step
-        self._open(self._look)
+    def _begin_loop(self) -> None:
+        self._counter.number = self.first_step
+        self._open()
         if self._run is not None:
-            self._hooks = [mover.register_step_post_hook(self._stepped) for mover in base_optimizers(self.optimizer)]
+            self._counter.begin(self.optimizer, self.first_step, self._stepped)
+            self._next()
+
+    @entry
+    def _stepped(self, *args: Any) -> None:
+        """Count a step, after an optimizer has moved the weights; each optimizer calls it."""
+        if self._counter.count(self._run):
+            self._after_step()
             self._next()
 
     @entry
     def _unhook(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        self._counter.remove()
 
-    def _look(self) -> TrainerContext:
-        """Return the stack as it is when training begins."""
-        layers, movers = list(every_layer(self.optimizer)), base_optimizers(self.optimizer)
-        state = next((s for layer in layers if (s := vars(layer).get("accelerator_state")) is not None), None)
-        kind = getattr(state, "distributed_type", "")
-        refuse_strategy(str(getattr(kind, "value", kind)), fsdp2=bool(getattr(state, "is_fsdp2", False)))
-        wrappers = ("DataParallel", "DeepSpeedEngine", "FullyShardedDataParallel")
-        refuse_strategy(next((k.__name__ for k in type(self.model).__mro__ if k.__name__ in wrappers), ""), fsdp2=False)
+    def _next(self) -> None:
+        """Decide about the step that begins; a round of local steps counts as one."""
+        if self._run is not None and self._counter.number % self._run.trainer.steps_per_round == 0:
+            self._decide(self._counter.number // self._run.trainer.steps_per_round)
+
+    # ------------------------------------------------------------------ what the audit asks
+
+    def _refuse(self) -> None:
+        refuse_accelerate(self._accelerator_state())
+        refuse_wrapper(self.model)
         if self.observe == "delta":
-            if len(movers) > 1:
-                raise SnapshotError(f"`observe='delta'` is for one optimizer; {len(movers)} were given")
-            _check_plain_sgd(movers[0])
+            check_plain_sgd(self.optimizer)
             if peers_of() is not None:
                 raise SnapshotError("`observe='delta'` is for one client in one process; several share this run")
+
+    def _versions(self) -> Mapping[str, str]:
+        return {"torch": torch.__version__}
+
+    def _trainer_context(self) -> TrainerContext:
         called, core = auditable(self.model, self.config) if self.num_labels is None else (self.model, self.model)
-        self._precision = getattr(state, "mixed_precision", None) or _fabric_precision(self.model)
         return TrainerContext(
-            framework="torch",
-            versions={"torch": torch.__version__},
             model=core,
             called=called,
             optimizer=self.optimizer,
@@ -142,46 +166,34 @@ class Watch(Adapter):
             total_steps=self.total_steps,
             observe=self.observe,
             local_steps=self.local_steps,
-            log=self.log,
             peers=peers_of(),
         )
 
-    @property
-    def _rounds(self) -> int:
-        """Optimizer steps that are one step of the audit."""
-        return self.local_steps if self.observe == "delta" else 1
-
-    def _next(self) -> None:
-        """Decide about the step that begins; a round of local steps counts as one."""
-        if self._run is not None and self._steps % self._rounds == 0:
-            self._run.decide(self._now, self._steps // self._rounds)
-
-    @entry
-    def _stepped(self, *args: Any) -> None:
-        """Count a step, after an optimizer has moved the weights.
-
-        Each optimizer calls it, and not for steps that a GradScaler skips.
-        """
-        if self._run is None:
-            self._steps += 1
-        elif self._run.recorder.rounds.over:
-            self._steps += 1
-            self._run.after_step()
-            self._next()
-
-    def _now(self) -> StepContext:
+    def _step_context(self) -> StepContext:
+        rounds = self.local_steps if self.observe == "delta" else 1
         return StepContext(
-            step=self._steps // self._rounds,
+            step=self._counter.number // rounds,
             total_steps=self.total_steps,
             learning_rate=float(base_optimizers(self.optimizer)[0].param_groups[0]["lr"]),
             max_grad_norm=self.max_grad_norm,
-            autocast=self._precision,
+            autocast=getattr(self._accelerator_state(), "mixed_precision", None) or _fabric_precision(self.model),
             kept_rng=not _compiled(self.model),
         )
 
+    def _logger(self) -> Callable[[dict[str, float]], None] | None:
+        return self.log
+
+    def _accelerator_state(self) -> Any:
+        """Return the state of Accelerate, which a prepared optimizer holds.
+
+        It is None without Accelerate.
+        """
+        layers = every_layer(self.optimizer)
+        return next((s for layer in layers if (s := vars(layer).get("accelerator_state")) is not None), None)
+
 
 watch = Watch
-"""How a loop says it: `with watch(model, optimizer, ...):`."""
+"""The name for use in a loop: `with watch(model, optimizer, ...):`."""
 
 
 def _fabric_precision(model: nn.Module) -> str | None:
@@ -194,25 +206,9 @@ def _fabric_precision(model: nn.Module) -> str | None:
 
 
 def _compiled(model: nn.Module) -> bool:
-    """Return whether a model is compiled, in which case its dropout may draw from a generator of its own."""
+    """Return whether a model is compiled.
+
+    The dropout of a compiled model may draw from a generator of its own.
+    """
     kinds = [kind.__name__ for kind in type(model).__mro__]
     return "OptimizedModule" in kinds or getattr(model, "_compiled_call_impl", None) is not None
-
-
-def _check_plain_sgd(optimizer: Any) -> None:
-    """Refuse optimizers whose steps do not add up to a mean of gradients.
-
-    Raises:
-        SnapshotError: another optimizer than SGD, or one with momentum, weight decay or several learning rates.
-    """
-    knobs = [
-        knob for group in optimizer.param_groups for knob in ("momentum", "weight_decay", "nesterov") if group.get(knob)
-    ]
-    rates = {float(group["lr"]) for group in optimizer.param_groups}
-    if type(optimizer).__name__ == "SGD" and not knobs and len(rates) == 1 and rates != {0.0}:
-        return
-    found = f"{type(optimizer).__name__} with {', '.join(knobs) or f'{len(rates)} learning rates'}"
-    raise SnapshotError(
-        f"`observe='delta'` needs plain SGD with one learning rate, found {found}: other steps leave no mean of gradients "
-        "in the difference of the weights. Use SGD, or `observe='update'`"
-    )

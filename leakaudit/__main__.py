@@ -1,9 +1,9 @@
 """`python -m leakaudit`."""
 
-from leakaudit.storage.parent_watch import leash
+from leakaudit.storage.parent_watch import watch_parent
 
 if __name__ == "__main__":
-    leash()  # a side process goes with its trainer even while it is still loading the rest
+    watch_parent()  # a side process ends with its trainer even while it still loads the rest
     from leakaudit.cli import main
 
     main()

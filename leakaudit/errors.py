@@ -3,14 +3,15 @@
     LeakAuditError                  everything this package raises on purpose
       ConfigError                   a YAML file, a policy or a command-line option is wrong
       UnknownPluginError            no attack, defence or metric of that name
+      PluginError                   a plugin's file or package does not register what it should
       ModelError                    a model or tokenizer cannot be loaded or rebuilt
         AnatomyError                a model's parts cannot be found by structure
-        LiveModelReachedError       a copy of the model that is trained is not proven to be separate from it
-        PriorError                  a prior cannot be loaded, or does not know the victim's tokens
+        LiveModelReachedError       a copy of the model in training is not proven to be separate from it
+        PriorError                  a prior cannot be loaded, or its tokens do not match the model's
       DataError                     a data file is missing, empty or lacks a field
       SnapshotError                 a snapshot cannot be written or trusted
         SnapshotDamagedError        truncated, tampered with, or its parts do not belong together
-        SnapshotSealedError         encrypted, and no private key was given that fits
+        SnapshotSealedError         encrypted, and no private key that fits was given
         SnapshotVersionError        written by a newer leakaudit
         NonFiniteUpdateError        the update holds NaN or infinity: the step was skipped or diverged
       PeersError                    the processes of a distributed run cannot be audited together
@@ -18,8 +19,8 @@
       ResultsError                  results.json cannot be read, or is of a newer major version
       RedactionError                a text mode was asked for that the evidence or the policy does not allow
 
-A message says what was asked, what was found and what to do about it. No message ever holds text, token ids,
-label names or values of a tensor: only names, shapes, counts and norms.
+A message says what was asked, what was found and what to do. No message holds private text, token ids, label names or values of a tensor:
+only names, shapes, counts and norms.
 """
 
 from __future__ import annotations
@@ -33,11 +34,15 @@ class LeakAuditError(Exception):
 
 
 class ConfigError(LeakAuditError):
-    """A YAML file, a policy or a command-line option is wrong; the message names file, line and key."""
+    """A YAML file, a policy or an option is wrong; the message names the place."""
 
 
 class UnknownPluginError(ConfigError):
     """No attack, defence or metric of that name is registered."""
+
+
+class PluginError(LeakAuditError):
+    """A plugin's file or package does not register what it should."""
 
 
 class ModelError(LeakAuditError):
@@ -45,18 +50,15 @@ class ModelError(LeakAuditError):
 
 
 class AnatomyError(ModelError):
-    """A model's parts cannot be found by structure; the message says what was looked for and what was found."""
+    """A model's parts cannot be found by structure."""
 
 
 class LiveModelReachedError(ModelError):
-    """The error of a copy that is not proven separate from the live model.
-
-    No attack may compute on it.
-    """
+    """A copy of the model is not proven separate from it; no attack may use the copy."""
 
 
 class PriorError(ModelError):
-    """A prior cannot be loaded, or its tokens cannot be mapped to the victim's."""
+    """A prior cannot be loaded, or its tokens cannot be mapped to the model's."""
 
 
 class DataError(LeakAuditError):
@@ -72,7 +74,7 @@ class SnapshotDamagedError(SnapshotError):
 
 
 class SnapshotSealedError(SnapshotError):
-    """A snapshot is encrypted, and no private key was given that fits."""
+    """A snapshot is encrypted, and no private key that fits was given."""
 
 
 class SnapshotVersionError(SnapshotError):
@@ -80,7 +82,7 @@ class SnapshotVersionError(SnapshotError):
 
 
 class NonFiniteUpdateError(SnapshotError):
-    """An update holds NaN or infinity: the step was skipped by the optimizer or training diverged."""
+    """An update holds NaN or infinity: the step was skipped, or training diverged."""
 
 
 class SpoolError(LeakAuditError):
@@ -91,11 +93,11 @@ class PeersError(LeakAuditError):
     """The processes of a distributed run cannot be audited together."""
 
     def __init__(self, message: str, *, first: bool = False) -> None:
-        """Make one.
+        """Create the error.
 
         Args:
-            message: says which processes, by rank, and what to do.
-            first: whether this process is the first one of those that are audited.
+            message: names the processes by rank and says what to do.
+            first: whether this process is the first of the audited processes.
         """
         super().__init__(message)
         self.first = first
@@ -110,7 +112,10 @@ class RedactionError(LeakAuditError):
 
 
 def type_and_place(error: BaseException) -> str:
-    """Return the type of an exception and where it was raised, never its message: that may hold private values."""
+    """Return the type of an exception and the line that raised it.
+
+    The message is left out, because it may hold private values.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__}{place}"

@@ -6,23 +6,24 @@ A plugin is one file with one frozen dataclass; its fields are its knobs. The de
     @dataclass(frozen=True)
     class Span: ...
 
-Packages outside register through the entry-point group `leakaudit.plugins`: each entry point names a module
-whose import runs the decorators.
+Our own plugins need no list: every module of a plugin folder is imported, and has to register one plugin. Packages outside register
+through the entry-point group `leakaudit.plugins`: each entry point names a module whose import runs the decorators.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from leakaudit.errors import ConfigError, UnknownPluginError
+from leakaudit.errors import ConfigError, PluginError, UnknownPluginError
 
 ENTRY_POINT_GROUP = "leakaudit.plugins"
 
@@ -32,10 +33,17 @@ Plugin = TypeVar("Plugin", bound=type)
 class Registry(Generic[Plugin]):
     """The plugins of one kind, by name; filled on first look-up."""
 
-    def __init__(self, kind: str, home: str) -> None:
-        """Name the kind of plugin and the package whose import registers our own."""
+    def __init__(self, kind: str, home: str | None = None, unless_stated: Mapping[str, Any] | None = None) -> None:
+        """Start empty.
+
+        Args:
+            kind: the noun for messages, such as `attack`; also the name of the decorator.
+            home: the package whose modules hold our own plugins, one each; None for a registry that imports nothing.
+            unless_stated: class attribute -> value that a plugin has which does not state it.
+        """
         self.kind = kind
         self._home = home
+        self._unless_stated = dict(unless_stated or {})
         self._plugins: dict[str, Any] = {}
         self._loaded = False
 
@@ -48,6 +56,9 @@ class Registry(Generic[Plugin]):
             if name in self._plugins and self._plugins[name].__qualname__ != plugin.__qualname__:
                 raise ConfigError(f"{self.kind} {name!r} is registered twice")
             plugin.name = name  # type: ignore[attr-defined]
+            for attribute, value in self._unless_stated.items():
+                if not hasattr(plugin, attribute):
+                    setattr(plugin, attribute, value)
             self._plugins[name] = plugin
             return plugin
 
@@ -76,7 +87,9 @@ class Registry(Generic[Plugin]):
             ) from None
 
     def create(self, name: str, options: Mapping[str, Any] | None = None) -> Any:
-        """Build the plugin `name` with its knobs set from `options` (strings are converted to the field's type).
+        """Build the plugin `name` with its knobs set from `options`.
+
+        Strings are converted to the type of the field.
 
         Raises:
             UnknownPluginError: there is no such plugin.
@@ -102,25 +115,88 @@ class Registry(Generic[Plugin]):
         except ValueError as error:
             raise ConfigError(f"{self.kind} {name!r}: {error}") from None
 
+    def registered_in(self, module: str) -> list[str]:
+        """Return the names of the plugins in a module or in the modules of a package."""
+        inside = (name for name, plugin in self._plugins.items() if f"{plugin.__module__}.".startswith(f"{module}."))
+        return sorted(inside)
+
     def _load(self) -> None:
-        if self._loaded:
+        """Import our own plugins and those of other packages.
+
+        Raises:
+            PluginError: a file or a package does not register what it should; the message names it.
+        """
+        if self._loaded or self._home is None:
             return
-        self._loaded = True
-        import_module(self._home)
-        for entry_point in entry_points(group=ENTRY_POINT_GROUP):
-            entry_point.load()
+        self._loaded = True  # at once: a plugin may look up another one while it is imported
+        try:
+            self._load_own(self._home)
+            for entry_point in entry_points(group=ENTRY_POINT_GROUP):
+                _load_other(entry_point)
+        except BaseException:
+            self._loaded = False  # the next look-up fails in the same way, instead of finding half of the plugins
+            raise
+
+    def _load_own(self, home: str) -> None:
+        """Import a module, or every module of a package.
+
+        Each module of a package has to register exactly one plugin.
+        """
+        path = getattr(import_module(home), "__path__", ())
+        for found in pkgutil.iter_modules(path, f"{home}."):
+            module = import_module(found.name)
+            names = self.registered_in(found.name)
+            if len(names) != 1:
+                what = f"registers {', '.join(names)}" if names else f"registers no {self.kind}"
+                raise PluginError(
+                    f"{module.__file__}: {what}; a file in {home.replace('.', '/')}/ registers exactly one, with "
+                    f'`@{self.kind}("name")` on its class. What several of them share stands elsewhere'
+                )
+
+
+def _load_other(entry_point: EntryPoint) -> None:
+    """Import the module that another package names.
+
+    It has to register at least one plugin, of any kind.
+
+    Raises:
+        PluginError: it cannot be imported or registers nothing.
+    """
+    package = entry_point.dist.name if entry_point.dist else "unknown"
+    asked = f"the entry point {entry_point.name} = {entry_point.value!r} of the package {package!r}"
+    try:
+        module = entry_point.load()
+    except Exception as error:
+        raise PluginError(f"{asked} cannot be imported: {type(error).__name__}: {error}") from error
+    packages = {entry_point.module.partition(".")[0], *_packages_in(module)}
+    if not any(registry.registered_in(package) for registry in _REGISTRIES for package in packages):
+        raise PluginError(
+            f"{getattr(module, '__file__', entry_point.module)}: registers no plugin, and {asked} names it; a plugin registers "
+            'with a decorator on its class, such as `@attack("name")`, when its module is imported'
+        )
+
+
+def _packages_in(module: Any) -> set[str]:
+    """Return the top-level packages of the names in a module, without ours."""
+    homes = (getattr(thing, "__module__", None) or getattr(thing, "__name__", "") for thing in vars(module).values())
+    return {str(home).partition(".")[0] for home in homes if home} - {"leakaudit"}
 
 
 @cache
 def _adapter(plugin: type, key: str) -> TypeAdapter[Any]:
-    """Return what checks one knob of a plugin; made once, because observations look their defences up again and again."""
+    """Return the validator of one knob.
+
+    Cached, because observations look up their defences again and again.
+    """
     return TypeAdapter(get_type_hints(plugin)[key])
 
 
-attacks: Registry[Any] = Registry("attack", "leakaudit.attacks")
+attacks: Registry[Any] = Registry("attack", "leakaudit.attacks", {"needs": "everything", "blind": False})
 defenses: Registry[Any] = Registry("defense", "leakaudit.defenses")
-metrics: Registry[Any] = Registry("metric", "leakaudit.metrics")
+metrics: Registry[Any] = Registry("metric", "leakaudit.metrics", {"needs_guess": False, "needs_model": False})
 priors: Registry[Any] = Registry("prior", "leakaudit.priors")
+
+_REGISTRIES = (attacks, defenses, metrics, priors)
 
 attack = attacks.register
 defense = defenses.register

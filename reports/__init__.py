@@ -1,4 +1,6 @@
-"""Reports: what people read of an audit. Redaction first (`redact`), then one page or one screen.
+"""Reports: one HTML page and one terminal screen from an audit.
+
+Both take a `RedactedResult`, which `redact` makes. They may import `gate`, `results` and `files`.
 
 Imported as `leakaudit.reports`. Nothing here imports torch, so a report can be made on any machine.
 """

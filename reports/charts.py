@@ -1,4 +1,6 @@
-"""Charts as static SVG, drawn by Vega-Lite (through vl-convert) and inlined: no script, no style attribute, no request.
+"""Charts as inline SVG, drawn by Vega-Lite through vl-convert.
+
+They hold no script and no style attribute, and load nothing.
 
 Colours are attributes, so that a chart can be read where a server strips the style sheet; the style sheet overrides
 them by value for dark mode. A shape always says what a colour says. Rates stand on a fixed axis from 0 to 100 %.
@@ -83,7 +85,7 @@ LINE_SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-
 
 
 def share_chart(points: Sequence[SharePoint], title: str, share: str) -> Markup:
-    """Draw how much each attack got against the training step, one line an attack, named in the legend.
+    """Draw how much each attack recovered at each training step, as lines.
 
     Args:
         points: one for each attack and step, of two steps or more.
@@ -120,7 +122,9 @@ def share_chart(points: Sequence[SharePoint], title: str, share: str) -> Markup:
 
 
 def step_chart(marks: Sequence[StepMark], shares: Sequence[tuple[int, float | None]], title: str, share: str) -> Markup:
-    """Draw which attack leaked at which training step, and above it how much of the text came back.
+    """Draw what each attack recovered at each training step, as marks.
+
+    A line above them shows the share of the text that was recovered.
 
     Args:
         marks: one for each attack and step.
@@ -263,7 +267,7 @@ def _percent_axis(field: str, title: str | None) -> dict[str, Any]:
 
 
 def _step_axis(steps: Sequence[int]) -> dict[str, Any]:
-    """Return the axis of training steps, in ascending order, with a little room at both ends."""
+    """Return the axis of training steps, with a little room at both ends."""
     pad = max(1, round(0.03 * (steps[-1] - steps[0])))
     return {
         "field": "step",
@@ -274,7 +278,7 @@ def _step_axis(steps: Sequence[int]) -> dict[str, Any]:
 
 
 def _ticks(steps: Sequence[int]) -> list[int]:
-    """Return at most eight of the audited steps: a tick stands where something was measured."""
+    """Return at most eight of the audited steps, where the ticks stand."""
     if len(steps) <= 8:
         return list(steps)
     return [steps[round(i * (len(steps) - 1) / 7)] for i in range(8)]

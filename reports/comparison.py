@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from leakaudit.gate.events import EVENTS
 from leakaudit.results import bounds as stats
 from leakaudit.results.schema import Attempt, AttemptStatus, Results
 
@@ -46,7 +47,7 @@ def outcomes(results: Results, defense: str, event: str, attacks: Sequence[str])
     Args:
         results: the audit.
         defense: a defence of the battery; `none` is the update as the run sends it.
-        event: the event to look for, by its name in `Attempt.events`, or `in_reach`.
+        event: the event to look for, by its name in a policy.
         attacks: attacks that can show the event.
     """
     found: dict[str, bool | None] = {}
@@ -76,7 +77,7 @@ def compare(before: Outcomes, after: Outcomes) -> str:
     leaks = sum(old for old, _ in finished)
     words = f"stopped {stopped} of {_leaks(leaks)}" if leaks else "there was no leak to stop"
     if not finished:
-        words = "nothing can be said of what it stops"
+        words = "nothing is known about what it stops"
     words += f", opened {opened}" if opened else ""
     if stopped + opened >= stats.MIN_STEPS_FOR_SIGN_TEST:
         words += f" (sign test p = {stats.sign_test(stopped, opened):.2g})"
@@ -87,14 +88,12 @@ def compare(before: Outcomes, after: Outcomes) -> str:
 
 
 def _outcome(attempts: Sequence[Attempt], event: str) -> bool | None:
-    fates = {s.fate for a in attempts for s in a.sequences if s.long_enough}
-    if event == "in_reach":
-        if fates & {"recovered", "search gave up"}:
-            return True
-    elif any(event in a.events for a in attempts):
+    of_texts = {s.outcome for a in attempts for s in a.sequences if s.long_enough}
+    known = EVENTS.get(event)
+    if any(map(known.happened, attempts)) if known else any(event in a.events for a in attempts):
         return True
     late = any(a.status is AttemptStatus.BUDGET_EXHAUSTED for a in attempts)
-    gave_up = event != "label_counts" and "search gave up" in fates
+    gave_up = (known is None or known.of_texts) and "search gave up" in of_texts
     return None if late or gave_up else False
 
 

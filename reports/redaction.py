@@ -1,4 +1,4 @@
-"""What a report may show: redaction happens once, on the data, before anything is rendered.
+"""Redaction: an audit reduced to what its report may show.
 
 Renderers accept a `RedactedResult` and nothing else. It is built field by field from an allow-list: a field that nobody
 has rated is not in it, so that a new field is private until somebody decides otherwise.
@@ -14,172 +14,17 @@ The first two are made from results.json alone. What they say of lengths: `leaka
 from __future__ import annotations
 
 import os
-import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
-
-from pydantic import BaseModel
+from typing import cast
 
 from leakaudit.errors import RedactionError
-from leakaudit.gate.evaluate import Verdict
+from leakaudit.gate.verdict import Verdict
+from leakaudit.reports.allowlist import ENVIRONMENT, ERROR_TYPE, allowed, clean_command
 from leakaudit.results import schema as scores
 from leakaudit.results.journal import JournalEntry, LabelSample, Sample, TokenMatch
 from leakaudit.results.recovery import amount
 from leakaudit.results.schema import Attempt, AttemptStatus, Results, SequenceScore, TextMode
-
-Model = TypeVar("Model", bound=BaseModel)
-
-PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
-    scores.Results: frozenset(
-        {
-            "schema_",
-            "run",
-            "subject",
-            "threat_model",
-            "regime",
-            "steps",
-            "attempts",
-            "summaries",
-            "controls",
-            "utility",
-            "coverage",
-            "overhead",
-            "catalogue",
-            "min_tokens",
-            "digest",
-        }
-    ),
-    scores.RunInfo: frozenset(
-        {"id", "started", "finished", "tool", "battery", "text_mode", "seed", "command", "environment", "interrupted"}
-    ),
-    scores.Battery: frozenset({"name", "version", "digest", "attacks", "defenses", "budget_s"}),
-    scores.Subject: frozenset({"model", "config_digest", "parameters", "code_commit", "code_dirty", "artifacts"}),
-    scores.ThreatModel: frozenset({"adversary", "sees", "knows", "granted"}),
-    scores.Regime: frozenset(
-        {
-            "dtype",
-            "training_mode",
-            "dropout",
-            "hidden",
-            "trainable",
-            "accumulation",
-            "max_grad_norm",
-            "batch_size",
-            "declared_defenses",
-        }
-    ),
-    scores.StepRecord: frozenset(
-        {
-            "id",
-            "step",
-            "epoch",
-            "phase",
-            "snapshot",
-            "n_sequences",
-            "n_tokens_bucket",
-            "verification",
-            "loss",
-            "shipped_defense",
-            "n_sentences",
-        }
-    ),
-    scores.Verification: frozenset(
-        {"status", "relative_error", "scale", "sigma", "note", "absent", "noiseless", "where"}
-    ),
-    scores.Attempt: frozenset(
-        {
-            "step",
-            "attack",
-            "defense",
-            "seed",
-            "status",
-            "reason",
-            "stop",
-            "adaptive",
-            "granted",
-            "wall_s",
-            "gpu_s",
-            "events",
-            "sequences",
-            "scores",
-            "reachable_tokens",
-            "reachable_sequences",
-        }
-    ),
-    scores.SequenceScore: frozenset(
-        {
-            "id",
-            "hmac",
-            "scores",
-            "min_tokens_bucket",
-            "long_enough",
-            "confidence",
-            "proved",
-            "reachable",
-            "passes",
-            "strip",
-        }
-    ),
-    scores.Score: frozenset({"value", "n"}),
-    scores.Missing: frozenset({"missing"}),
-    scores.Summary: frozenset(
-        {
-            "attack",
-            "defense",
-            "steps",
-            "sequences",
-            "scores",
-            "seconds_per_step",
-            "status_counts",
-            "reachable_tokens",
-            "reachable_sequences",
-        }
-    ),
-    scores.Catalogue: frozenset({"attacks", "defenses", "metrics"}),
-    scores.AttackEntry: frozenset({"label", "meaning", "source", "goal", "threat_model"}),
-    scores.DefenseEntry: frozenset({"label", "meaning", "source"}),
-    scores.MetricEntry: frozenset({"label", "meaning", "source", "level", "higher_is_better"}),
-    scores.Controls: frozenset({"positive", "negative"}),
-    scores.Control: frozenset({"k", "n", "note"}),
-    scores.Utility: frozenset({"defense", "metric", "value", "baseline"}),
-    scores.Coverage: frozenset({"not_tested", "not_run", "audited_steps", "skipped_snapshots", "total_steps"}),
-    scores.NotTested: frozenset({"what", "why"}),
-    scores.Overhead: frozenset({"blocked_s", "training_s", "check_s", "writer_s", "memory_mb", "disk_mb"}),
-}
-"""Fields of the results that a report may show. Free text among them is cleaned further down."""
-
-_ENVIRONMENT = frozenset(
-    {
-        "accelerate",
-        "cpu",
-        "cuda",
-        "device",
-        "dtype",
-        "gpu",
-        "leakaudit",
-        "machine",
-        "numpy",
-        "platform",
-        "python",
-        "safetensors",
-        "scipy",
-        "system",
-        "threads",
-        "torch",
-        "transformers",
-    }
-)
-"""Keys of the environment that hold versions or hardware. Anything else may hold a user or a path."""
-
-_ERROR_TYPE = re.compile(
-    r"[A-Za-z_][A-Za-z0-9_.]{0,60}(?:Error|Exception|Expired|Exit|Interrupt|Warning)(?: (?:at|in) [A-Za-z0-9_.]{1,60}:\d{1,6})?"
-)
-"""An exception's type and the place it came from, `ValueError at span.py:120`. Its message may quote what was read."""
-
-_PATH_LIKE = re.compile(r"[/\\]|^~|\.(jsonl?|csv|tsv|txt|ya?ml|safetensors|parquet|pt|bin|html)$", re.IGNORECASE)
-_SECRET_OPTION = re.compile(r"token|secret|passw|key|credential", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -235,7 +80,7 @@ class LabelView:
 
 @dataclass(frozen=True)
 class RedactedResult:
-    """An audit as it may be shown. Made by `redact`; the only thing that renderers accept."""
+    """An audit as it may be shown; renderers accept nothing else."""
 
     mode: TextMode
     results: Results
@@ -296,7 +141,9 @@ def redact(
 
 
 def refuse_full_in_ci(environ: Mapping[str, str] | None = None) -> None:
-    """Refuse text mode full on a CI machine; an audit asks before its first attack, not when the report is due.
+    """Refuse text mode full on a CI machine.
+
+    An audit asks before its first attack, so that it does not fail at its end.
 
     Raises:
         RedactionError: the environment variable CI is set.
@@ -324,32 +171,10 @@ def _check_full(
         )
 
 
-# ------------------------------------------------------------------------------------------------------- the allow-list
-
-
-def allowed(model: Model) -> Model:
-    """Return a copy of `model` that holds the fields rated `PUBLIC` and nothing else.
-
-    A field left out keeps its default; one without a default does not exist in the copy, and reading it fails.
-    """
-    fields = PUBLIC[type(model)]
-    return type(model).model_construct(**{name: _allowed_value(getattr(model, name)) for name in sorted(fields)})
-
-
-def _allowed_value(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return allowed(value)
-    if isinstance(value, tuple):
-        return tuple(_allowed_value(item) for item in value)
-    if isinstance(value, Mapping):
-        return {key: _allowed_value(item) for key, item in value.items()}
-    return value
-
-
 def _public_results(results: Results, mode: TextMode) -> Results:
     public = allowed(results)
     attacked = {s.id for s in public.steps if s.verification.status.attacked}
-    environment = {k: v for k, v in public.run.environment.items() if k in _ENVIRONMENT}
+    environment = {k: v for k, v in public.run.environment.items() if k in ENVIRONMENT}
     run = public.run.model_copy(
         update={"command": clean_command(public.run.command), "environment": dict(sorted(environment.items()))}
     )
@@ -369,40 +194,12 @@ def _public_attempt(attempt: Attempt, mode: TextMode) -> Attempt:
         attempt = attempt.model_copy(update={"sequences": hidden})
     if attempt.status is not AttemptStatus.ERROR:
         return attempt
-    found = _ERROR_TYPE.match(attempt.reason)
+    found = ERROR_TYPE.match(attempt.reason)
     whole = found is not None and attempt.reason[found.end() : found.end() + 1] in ("", ":")
     return attempt.model_copy(update={"reason": found[0] if found and whole else "error"})
 
 
-def clean_command(command: str) -> str:
-    """Take paths and secrets out of a command line.
-
-    >>> clean_command("leakaudit run /home/ann/spool --seed 7 --api-key abc")
-    'leakaudit run <path> --seed 7 --api-key <secret>'
-    """
-    try:
-        words = shlex.split(command)
-    except ValueError:  # an unclosed quote: we cannot tell what belongs together
-        return "<not shown>" if command else ""
-    cleaned: list[str] = []
-    secret_follows = False
-    for index, word in enumerate(words):
-        option, equals, value = word.partition("=")
-        if secret_follows:
-            cleaned.append("<secret>")
-        elif equals and (_SECRET_OPTION.search(option) or _PATH_LIKE.search(value)):
-            cleaned.append(option + "=" + ("<secret>" if _SECRET_OPTION.search(option) else "<path>"))
-        elif _PATH_LIKE.search(word):
-            cleaned.append(re.split(r"[/\\]", word)[-1] if index == 0 else "<path>")
-        else:
-            cleaned.append(word)
-        secret_follows = word.startswith("-") and not equals and _SECRET_OPTION.search(word) is not None
-    return " ".join(cleaned)
-
-
 # ------------------------------------------------------------------------------------------------------ text and labels
-
-
 def _sequences(results: Results, entries: Sequence[JournalEntry], mode: TextMode) -> list[SequenceView]:
     """Group what was recovered by true sequence, the worst first."""
     samples: dict[tuple[str, ...], Sample] = {}
@@ -471,7 +268,7 @@ def runs(pattern: str, tokens: Sequence[str]) -> tuple[Run, ...]:
 
 
 def _pieces(tokens: Sequence[str]) -> list[str]:
-    """Write tokens so that joining them gives text, by the three usual marks of sub-word tokenizers.
+    """Return one string a token, so that joining them gives text.
 
     `##ing` goes on with the word; a leading U+0120 or U+2581 starts a word; where neither is used, every token is a word.
     """
@@ -508,7 +305,10 @@ def _labels(results: Results, entries: Sequence[JournalEntry], mode: TextMode) -
 
 
 def _class_letters(samples: Sequence[LabelSample]) -> dict[int, str]:
-    """Name the classes A, B, C by how often they occur: their numbers would give the names away."""
+    """Return class -> letter, the most frequent class first.
+
+    The number of a class would give its name away.
+    """
     totals: dict[int, int] = {}
     for sample in samples:
         for index, count in enumerate(sample.true_counts):

@@ -14,13 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from leakaudit.errors import ResultsError
-from leakaudit.gate.evaluate import RuleVerdict, Verdict, number
-from leakaudit.reports.page import MEANINGS, attack_names, cell_for, defense_names, plain
+from leakaudit.gate.verdict import RuleVerdict, Verdict
+from leakaudit.reports.cells import attack_names, cell_for, defense_names
+from leakaudit.reports.escaping import plain
+from leakaudit.reports.measures import means_of
 from leakaudit.reports.redaction import RedactedResult, redact
+from leakaudit.reports.wording import MEANINGS
 from leakaudit.results.files import load_results
 from leakaudit.results.recovery import severity
 from leakaudit.results.schema import Attempt, AttemptStatus, Results, TextMode
-from leakaudit.results.summary import pooled
 from leakaudit.results.wording import counted
 
 _COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "WARN": "yellow", "ERROR": "magenta"}
@@ -39,7 +41,7 @@ _SENT = "none"
 
 
 def print_summary(run_dir: Path, console: Console | None = None) -> None:
-    """Print what the audit in `run_dir` came to: verdict, rules, attacks against defences, where the report is.
+    """Print the verdict, the rules, the matrix and the path of the report.
 
     Args:
         run_dir: folder with `results.json`, `verdict.json` and `report.html`.
@@ -71,7 +73,7 @@ def print_audit(redacted: RedactedResult, console: Console, report: Path | None 
 
 
 def print_verdict(verdict: Verdict, *, quiet: bool = False, console: Console | None = None) -> None:
-    """Print a verdict in its own numbers, and under it each rule; only the verdict if `quiet`."""
+    """Print a verdict and below it each rule; only the verdict if `quiet`."""
     console = _console(console)
     head = Text()
     head.append(f" {verdict.verdict} ", style=f"bold reverse {_COLOURS[verdict.verdict]}")
@@ -106,7 +108,7 @@ def _seen(rule: RuleVerdict) -> str:
 
 @dataclass(frozen=True)
 class _Cell:
-    """What one attack came to under one defence."""
+    """Cell of the matrix: one attack under one defence."""
 
     state: str
     counts: str
@@ -119,13 +121,6 @@ class _Cell:
         return tuple(line for line in (", ".join(filter(None, [self.state, self.counts])), self.measured) if line)
 
 
-_MEASURES = (
-    ("rougeL", "ROUGE-L"),
-    ("token_recall", "recall"),
-    ("token_precision", "precision"),
-    ("masked_token_recall", "masked words"),
-    ("label_accuracy", "labels"),
-)
 _PADDING = 1
 """Blanks beside a column, on its right."""
 
@@ -138,8 +133,7 @@ def _cell(results: Results, attack: str, defense: str) -> _Cell:
         return _Cell(plain(found.state), plain(", ".join(found.lines[:1])), "")
     late = sum(a.status is AttemptStatus.BUDGET_EXHAUSTED for a in finished)
     counts = [*_step_counts(results, finished), *([f"{late} out of time"] if late else [])]
-    means = [(name, pooled(a.scores.get(metric) for a in finished)) for metric, name in _MEASURES]
-    measured = ", ".join(f"{name} {number(mean)}" for name, mean in means if mean is not None)
+    measured = plain(", ".join(means_of(finished, results.catalogue, in_per_cent=False)))
     return _Cell(plain(found.state), ", ".join(counts), measured)
 
 

@@ -1,7 +1,15 @@
-"""Algorithms that several attacks share: one package a family.
+"""Algorithms that several attacks share: one package per family.
 
-An algorithm works on an `Observation` and on public models. It never sees `Truth`, a client's step, stored
-snapshots or another attack.
+An attack in `leakaudit.attacks` is a short plugin that calls one of them. The data flow is the same in every family: an
+`Observation` (the update and the public model) goes in, a `Reconstruction` (texts, words or label counts) comes out.
+
+- `span`: exact recovery by linear algebra. Its `__init__` describes the steps.
+- `matching`: search for the batch whose gradient matches the update.
+- `labels`: label counts from the output layer.
+- `language_models`: priors over texts.
+- `above_noise`, `embedding_rows`, `padding`, `precision`, `resimulation`: parts that the families share.
+
+An algorithm never sees `Truth`, the client's step, stored snapshots or another attack.
 """
 
 __all__ = [

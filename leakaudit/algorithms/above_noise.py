@@ -1,11 +1,12 @@
-"""Which rows of an update hold more than noise, with a stated rate of rows that are named by chance.
+"""Rows of an update that hold more than noise, with a stated rate of false rows.
 
-Letters: V rows, D entries a row, s the standard deviation of the noise on every entry.
+Letters: V rows, D entries per row, s the standard deviation of the noise on every entry.
 
-Without signal the energy |row|^2 / s^2 has a known distribution: chi-squared with D degrees of freedom under Gaussian noise, and under
-Laplace noise the sum of D squares E^2 / 2 with E exponential, whose tail is heavier. Which of the two applies is read from the entries
-themselves, so that nobody has to name the noise; what is neither clearly gets the heavier tail. Neither cut is a normal approximation,
-because at D = 8 to 64 the energy is skewed and a normal's far quantile names several times too many rows.
+Without signal the energy |row|^2 / s^2 has a known distribution: chi-squared with D degrees of freedom under Gaussian
+noise; under Laplace noise the sum of D squares E^2 / 2 with E exponential, which has a heavier tail. The entries
+themselves show which of the two applies, so the noise need not be named; in doubt the heavier tail is used. Neither
+quantile uses a normal approximation: at D = 8 to 64 the energy is skewed, and a normal distribution's far quantile
+names several times too many rows.
 """
 
 from __future__ import annotations
@@ -22,42 +23,47 @@ from torch import Tensor
 from leakaudit.plugins.attack_protocol import FALSE_EVENTS
 
 GAUSSIAN_RATIO = 2.65
-"""Ratio of the 90 % quantile to the median of the entries' magnitudes up to which noise counts as Gaussian. It is 2.44 for Gaussian and 3.32
-for Laplace noise; our choice lies nearer to the first, because the cut of the second is safe for both."""
+"""Largest ratio of the 90 % quantile to the median of magnitudes at which noise is Gaussian.
+The ratio is 2.44 for Gaussian and 3.32 for Laplace noise. Our choice is nearer to the first, because the quantile of
+the second is safe for both."""
 
 SAMPLED = 100_000
-"""Entries that the ratio is read from. Our choice: its standard error is 0.01 then."""
+"""Entries from which the ratio is estimated.
+Our choice: its standard error is then 0.01."""
 
 QUARTER = 0.25
-"""Share of the rows that is taken to hold noise alone where its size is measured. Our choice: a batch names fewer than three quarters
-of all tokens."""
+"""Share of the rows that is assumed to hold noise alone.
+Our choice: a batch names fewer than three quarters of all tokens."""
 
 STANDARD_ERRORS = 3.0
-"""By how many of them a measured noise is taken to be larger than measured where none is declared. Our choice."""
+"""Standard errors that are added to a measured noise if none is declared.
+Our choice."""
 
 GRID = 2**16
-"""Points of the grid on which the Laplace energy's distribution is computed. Our choice: its far quantiles are right to 1 % for D up to 4096."""
+"""Points of the grid for the distribution of the Laplace energy.
+Our choice: its far quantiles are right to 1 % for D up to 4096."""
 
 WIDEST = 4096
-"""Entries from which a sum of Laplace squares is taken as normal. Our choice: its skewness is below 0.1 there."""
+"""Entries from which a sum of Laplace squares counts as normal.
+Our choice: its skewness is then below 0.1."""
 
 Cut = Callable[[float], float]
-"""Probability -> the value that a statistic of noise alone exceeds with it."""
+"""Probability -> the value that a statistic of noise alone exceeds with this probability."""
 
 
 def rows_above_noise(rows: Tensor, sigma: float, false_rows: float) -> tuple[Tensor, float]:
-    """Say which rows hold more than noise, and how large the noise is taken to be.
+    """Return which rows hold more than noise, and the noise that was assumed.
 
-    The noise is the larger of what is declared and what the quietest quarter of the rows shows. So a declaration that is too low names
-    nothing, and none is needed.
+    The noise is the larger of the declared one and of what the rows with least energy show. So a declaration that is
+    too low names nothing, and none is needed.
 
     Args:
         rows: (V, D).
-        sigma: declared standard deviation of the noise on every entry; 0 where none is declared.
-        false_rows: how many of the rows may be named by chance.
+        sigma: declared standard deviation of the noise on every entry; 0 if none is declared.
+        false_rows: how many rows may be named by chance.
 
     Returns:
-        (V,) whether a row stands out, and the standard deviation that was assumed.
+        (V,) booleans, and the standard deviation of the noise.
     """
     count, width = rows.shape
     energy = rows.double().square().sum(dim=1)  # (V,)
@@ -72,15 +78,16 @@ def rows_above_noise(rows: Tensor, sigma: float, false_rows: float) -> tuple[Ten
 
 
 def standing_out(statistic: Tensor, cut: Cut, expected: float) -> Tensor:
-    """Return (V,) which values are more than chance explains.
+    """Return (V,) booleans: values that are more than chance explains.
 
-    A value that one table of noise in 200 reaches stands out alone. Values that `expected` of V reach by chance stand out together, if there
-    are more of them than chance brings in all but one table in 200. So noise alone names nothing in 99 of 100 tables.
+    A value that one table of noise in 200 reaches counts alone. Values that `expected` of V reach by chance count
+    together, if there are more of them than chance gives in all but one table in 200. So noise alone names nothing in
+    99 of 100 tables.
 
     Args:
         statistic: (V,).
         cut: of one value under noise alone.
-        expected: how many may be named by chance; at most FALSE_EVENTS of all are.
+        expected: how many may be named by chance; at most the share FALSE_EVENTS of all.
     """
     count = len(statistic)
     expected = min(expected, FALSE_EVENTS * count)
@@ -93,10 +100,12 @@ def standing_out(statistic: Tensor, cut: Cut, expected: float) -> Tensor:
 
 
 def heavy_tailed(entries: Tensor) -> bool:
-    """Return whether noise has heavier tails than a normal distribution, from quantiles that a few rows of signal do not move.
+    """Return whether noise has heavier tails than a normal distribution.
+
+    The quantiles used are not moved by a few rows of signal.
 
     Args:
-        entries: of any shape; zeros are left out, as they were not sent.
+        entries: of any shape; zeros are left out, because they were not sent.
     """
     flat = entries.detach().flatten()
     flat = flat[:: max(1, len(flat) // SAMPLED)].abs()
@@ -124,10 +133,11 @@ def energy_cut(width: int, heavy: bool) -> Cut:
 
 
 def projection_cut(direction: Tensor, heavy: bool) -> Cut:
-    """Return the quantiles of a row's inner product with a fixed direction, in units of the noise's standard deviation.
+    """Return the quantiles of a row's inner product with a fixed direction m.
 
-    Exact for Gaussian noise. Under Laplace noise it is Chernoff's bound: P(sum_i m_i x_i > t) <= min_u exp(-u t) prod_i 1 / (1 - u^2 m_i^2 / 2). A
-    direction with few large entries does not average the tails away, as transformers' features have them.
+    They are in units of the noise's standard deviation. Gaussian noise: exact. Laplace noise: Chernoff's bound, P(sum_i
+    m_i x_i > t) <= min_u exp(-u t) prod_i 1 / (1 - u^2 m_i^2 / 2). A direction with few large entries, which the
+    features of transformers have, does not average the tails away.
 
     Args:
         direction: (D,), m.
@@ -148,9 +158,10 @@ def projection_cut(direction: Tensor, heavy: bool) -> Cut:
 
 @lru_cache(maxsize=64)
 def _laplace_energies(width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return values and probabilities of exceeding them, for the sum of `width` squares E^2 / 2 with E exponential.
+    """Return values and tail probabilities of a sum of `width` squares E^2 / 2.
 
-    One square's distribution is put on a grid so that its mean is kept, and its transform is raised to the power of `width`.
+    E is exponential. One square's distribution is put on a grid so that its mean is kept, and its Fourier transform is
+    raised to the power of `width`.
     """
     top = (
         width + 12 * math.sqrt(5 * width) + 600

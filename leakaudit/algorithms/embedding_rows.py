@@ -1,4 +1,4 @@
-"""Rows of a word embedding's update: which tokens were in the batch."""
+"""Rows of the word embedding's update: the tokens of the batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leakaudit.plugins.attack_protocol import APPLIES, Applicability, not_applic
 
 
 def can_read_rows(seen: Observation) -> Applicability:
-    """Say whether the word embedding's update is shared and is the input's alone."""
+    """Say whether the word embedding's update is shared and depends on inputs alone."""
     name = word_embedding(seen.model)
     if name is None or name not in seen.update:
         return not_applicable(
@@ -25,7 +25,7 @@ def can_read_rows(seen: Observation) -> Applicability:
 
 
 def touched_rows(seen: Observation, false_rows: float) -> tuple[Tensor, float]:
-    """Find the rows of the word embedding (V, D) that hold more than noise.
+    """Return the rows of the word embedding (V, D) that hold more than noise.
 
     Args:
         seen: `can_read_rows` applies to it.
@@ -42,11 +42,11 @@ def touched_rows(seen: Observation, false_rows: float) -> tuple[Tensor, float]:
 
 
 def tokens_of(touched: Tensor, seen: Observation) -> tuple[int, ...]:
-    """Return the tokens of the touched rows (V,) in ascending order, without special ones."""
+    """Return the tokens of touched rows (V,) in ascending order, without special ones."""
     around = seen.facts.vocabulary.wordless_ids
     return tuple(token for token in touched.nonzero().flatten().tolist() if token not in around)
 
 
 FALSE_ROWS = 1.0
-"""Rows that may be named by chance under noise. Our choice: one word too many. Where nothing but noise is there, 99 tables of
-100 name no row at all."""
+"""Rows that may be named by chance under noise.
+Our choice: one word too many. With noise alone, 99 tables of 100 name no row."""

@@ -1,4 +1,4 @@
-"""Hypotheses of different lengths as one batch for the model."""
+"""Token sequences of different lengths as one padded batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leakaudit.client.observation import Observation
 
 
 def padded_batch(seen: Observation, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Return token ids and attention mask, (B, T) int64 each, padded on the right as collators do.
+    """Return token ids and attention mask, (B, T) int64 each, padded on the right.
 
     Args:
         seen: gives the padding token and the device.

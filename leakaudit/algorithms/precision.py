@@ -1,4 +1,4 @@
-"""Single precision for searches by gradients, whatever the public model is stored in."""
+"""A float32 copy of the public model for searches by gradients."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from leakaudit.client.observation import Observation
 
 
 def in_single_precision(seen: Observation) -> Observation:
-    """Return the observation with a float32 copy of the public model, or as it is if the model is float32.
+    """Return the observation with a float32 copy of its model.
 
-    Updates are kept in float32, and a search needs derivatives of gradients: half precision loses them, and some of its operations have no
-    second derivative on a CPU. Double precision would cost twice the time and adds nothing to an update in float32.
+    A float32 model is returned as it is. Updates are stored in float32, and a search needs derivatives of gradients:
+    half precision loses them, and some of its operations have no second derivative on a CPU. Double precision takes
+    twice the time and adds nothing to an update in float32.
 
     Args:
-        seen: is left as it is. Weights that are shared by two modules are shared in the copy.
+        seen: not changed. Weights that two modules share are shared in the copy.
     """
     if all(parameter.dtype == torch.float32 for parameter in seen.model.parameters()):
         return seen

@@ -1,7 +1,8 @@
-"""Re-simulates a guessed batch and compares the update: agreement to rounding is a proof that needs no ground truth.
+"""Simulates a guessed batch; if its update agrees to rounding, it is proved.
 
-On the way the labels come out: with the texts known, the features a_b that enter the output layer and the predicted
-probabilities p_b are computable, and the layer's update dW = 1/B sum_b (p_b - y_b) a_b^T is linear in the labels y_b.
+No ground truth is needed. The labels follow on the way: with the texts known, the features a_b that enter the output
+layer and the predicted probabilities p_b are computable, and the layer's update dW = 1/B sum_b (p_b - y_b) a_b^T is
+linear in the labels y_b.
 """
 
 from __future__ import annotations
@@ -22,29 +23,30 @@ from leakaudit.plugins.attack_protocol import GuessedSequence
 from leakaudit.plugins.budget import Budget
 
 AGREES = 1e-4
-"""Median relative error over the weight matrices up to which a guess counts as proved. The median, because the error of the
-whole update is ruled by the output layer, which in an untrained model hardly feels one wrong word. Measured: 3e-6 or less for
-true batches; 1.5e-2 or more with one wrong or two swapped words, in untrained tiny models and in a pretrained encoder."""
-
+"""Largest median relative error over the weight matrices at which a guess is proved.
+The median, because the output layer dominates the error of the whole update, and in an untrained model it hardly
+depends on one wrong word. Measured; see docs/decisions/span_constants.md."""
 
 MOST_ORDERED = 3
-"""Local steps whose every order is simulated. Our choice: three have 6, five have 120."""
+"""Most local steps whose every order is simulated.
+Our choice: three steps have 6 orders, five have 120."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """The guess with its proof marks, the labels that came out, and how far the re-simulation was off."""
+    """The guess with its proof marks, its labels and the simulation's error."""
 
     sequences: tuple[GuessedSequence, ...]
     label_counts: tuple[int, ...] | None = None
-    facts: dict[str, float] = field(default_factory=dict)
+    diagnostics: dict[str, float] = field(default_factory=dict)
 
 
 def prove(seen: Observation, guess: Sequence[GuessedSequence], budget: Budget) -> Proof:
-    """Simulate the step that the guess claims, and mark it as proved if the update comes out the same.
+    """Simulate the step that a guess claims, and mark the guess if the update agrees.
 
-    Not attempted where the model is not there as a whole, with dropout on (masks of later layers are unknown), under a declared defence that changes values, for a
-    classifier without a shared output layer, or when the budget is spent.
+    Nothing is simulated, and the guess is returned as it is, if the model is not whole, if dropout is on (masks of
+    later layers are unknown), under a declared defence that changes values, for a classifier without a shared output
+    layer, or without budget.
 
     Args:
         seen: the observation.
@@ -68,21 +70,24 @@ def prove(seen: Observation, guess: Sequence[GuessedSequence], budget: Budget) -
         labels = _labels(seen, layer, ids, mask)
     error = min(_relative_error(seen, ids[order], mask[order], labels[order]) for order in _orders(seen, len(ids)))
     if error > AGREES:
-        return Proof(tuple(guess), facts={"resimulation_error": error})
+        return Proof(tuple(guess), diagnostics={"resimulation_error": error})
     counts = torch.bincount(labels, minlength=facts.num_labels or 0) if facts.task == "classification" else None
     return Proof(
         sequences=tuple(replace(sequence, confidence=1.0, proved=True) for sequence in guess),
         label_counts=None if counts is None else tuple(counts.tolist()),
-        facts={"resimulation_error": error},
+        diagnostics={"resimulation_error": error},
     )
 
 
 def simulation_error(seen: Observation, guess: Sequence[Sequence[int]]) -> float:
-    """Return how far the simulated step of a guess is from the observed update, as a proof measures it; inf if it cannot be.
+    """Return the relative error of a guess's simulated update, as `prove` measures it.
 
     Args:
         seen: the observation, of a classifier with its output layer shared.
         guess: token ids of every sequence, in the order of the client's steps.
+
+    Returns:
+        The median relative error; infinity if nothing can be simulated.
     """
     try:
         layer = find_output_layer(seen)
@@ -95,10 +100,10 @@ def simulation_error(seen: Observation, guess: Sequence[Sequence[int]]) -> float
 
 
 def _orders(seen: Observation, count: int) -> list[list[int]]:
-    """Return the orders in which a client may have taken its texts: they matter to local steps only.
+    """Return the orders in which a client may have taken its texts.
 
-    With one text a step every order of few steps is tried; else the guess's own, which is right to first order in the learning
-    rate.
+    Only local steps depend on the order. With one text per step every order of few steps is tried; else only the
+    guess's own, which is right to first order in the learning rate.
     """
     plain = list(range(count))
     if seen.facts.view != "delta" or count != seen.facts.local_steps or count > MOST_ORDERED:
@@ -107,9 +112,10 @@ def _orders(seen: Observation, count: int) -> list[list[int]]:
 
 
 def _labels(seen: Observation, layer: OutputLayer, ids: Tensor, mask: Tensor) -> Tensor:
-    """Return (B,) the labels that explain the output layer's update best, by least squares.
+    """Return (B,) int64: the labels that explain the output layer's update best.
 
-    Clipping scales the update by an unknown factor, but a label is where y - p is largest, whatever the factor.
+    They follow by least squares. Clipping scales the update by an unknown factor, but the label is where y - p is
+    largest, whatever the factor.
     """
     taken: list[Tensor] = []
     handle = layer.module.register_forward_pre_hook(lambda _, given: taken.append(given[0].detach()))
@@ -134,9 +140,10 @@ def _labels(seen: Observation, layer: OutputLayer, ids: Tensor, mask: Tensor) ->
 
 
 def _clip_factor(gradient: Tensor, expected: Tensor) -> float:
-    """Return the factor c for which expected - gradient / c is a one-hot column over B for every sequence.
+    """Return the factor by which clipping scaled the gradients.
 
-    For the class y: p_y - 1 = B g_y / c, and all other classes have p = B g / c: their ratio is 1 / c.
+    It is the c for which expected - gradient / c is a one-hot column over B for every sequence. For the class y: p_y -
+    1 = B g_y / c; for all other classes p = B g / c, so their ratio is 1 / c.
     """
     others = gradient > 0
     if not bool(others.any()):
@@ -146,9 +153,9 @@ def _clip_factor(gradient: Tensor, expected: Tensor) -> float:
 
 
 def _relative_error(seen: Observation, ids: Tensor, mask: Tensor, labels: Tensor) -> float:
-    """Return how far the simulated update is from the observed one: the median over weight matrices, after one common factor.
+    """Return the median relative error over weight matrices, after one common factor.
 
-    The factor is there because clipping scales the whole update.
+    The factor is needed because clipping scales the whole update.
     """
     tied = {name for pair in seen.facts.tied for name in pair}
     parameters = {
@@ -186,9 +193,10 @@ def _gradients(
 def _difference(
     seen: Observation, parameters: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
 ) -> Sequence[Tensor | None]:
-    """Return what the client's local steps make of the batch, split evenly over them in its order.
+    """Return the update of the client's local steps over the batch.
 
-    Weights are rounded as the client rounds them, so the right batch gives the observed difference down to its noise.
+    The batch is split evenly over the steps, in its order. Weights are rounded as the client rounds them, so the right
+    batch gives the observed difference up to its noise.
     """
     steps = min(seen.facts.local_steps, len(inputs["input_ids"]))
     rate = seen.facts.learning_rate or 1.0

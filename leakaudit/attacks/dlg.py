@@ -9,10 +9,7 @@ import torch
 
 from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.run import PlainMatching, match
-from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack_protocol import Reconstruction
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import Budget, Observation, Reconstruction, attack
 
 
 @attack("dlg")

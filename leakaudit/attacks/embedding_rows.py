@@ -1,17 +1,14 @@
-"""`embedding-rows`: which words are in the batch, from the update of the word embedding."""
+"""`embedding-rows`: the words of the batch, from the word embedding's update."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
 from leakaudit.algorithms.embedding_rows import FALSE_ROWS, can_read_rows, tokens_of, touched_rows
-from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack_protocol import FALSE_EVENTS, Applicability, Reconstruction
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import FALSE_EVENTS, Applicability, Budget, Goal, Needs, Observation, Reconstruction, attack
 
 
 @attack("embedding-rows")
@@ -19,23 +16,24 @@ from leakaudit.registry import attack
 class EmbeddingRows:
     """Bag of tokens: the rows of the word embedding (V, D) that received any update.
 
-    A row enters the forward pass only if its token is in the batch, so every other row's gradient is exactly 0. It says
-    neither order nor how often a word occurs. Pruning can only hide rows, never add any.
+    A row enters the forward pass only if its token is in the batch, so every other row's gradient is exactly 0. The
+    rows give neither the order of words nor how often each occurs. Pruning can only hide rows, never add any.
 
-    Under noise every row is non-zero. Whoever sees a table without a single zero row, or knows of noise, asks which rows hold more than
-    noise alone explains (see `above_noise`). That needs neither the noise's name nor, for a batch of few of all tokens, its size.
+    Under noise every row is non-zero. If no row is zero, or if noise is declared, the attack takes the rows that hold
+    more than noise alone explains (see `leakaudit.algorithms.above_noise`). That needs neither the name of the noise
+    nor, for a batch of few of all tokens, its size.
 
-    Not true for an embedding tied to an output head, whose softmax touches all V rows.
+    It does not apply to an embedding tied to an output head, whose softmax changes all V rows.
     """
 
     false_rows: float = FALSE_ROWS
-    """Under noise: how many of the V rows may be named by chance, beside others that stand out. Our choice: one word too many. Where
-    nothing but noise is there, 99 tables of 100 name no row at all."""
+    """Under noise: how many of the V rows may be named by chance, beside others above the noise.
+    Our choice: one word too many. With noise alone, 99 tables of 100 name no row."""
 
     label: ClassVar[str] = "embedding rows"
     meaning: ClassVar[str] = "Reads which words were in the batch from which rows of the embedding received a gradient."
-    goal: ClassVar[Literal["text", "words", "labels"]] = "words"
-    needs: ClassVar[Literal["everything", "named parts"]] = "named parts"
+    goal: ClassVar[Goal] = "words"
+    needs: ClassVar[Needs] = "named parts"
     source: ClassVar[str] = "Melis et al. 2019; first stage of FILM (Gupta et al. 2022, Sec. 4.2)"
     false_event_rate: ClassVar[float] = FALSE_EVENTS
     threat_model: ClassVar[str] = (
@@ -43,16 +41,16 @@ class EmbeddingRows:
     )
 
     def __post_init__(self) -> None:
-        """Refuse a number of rows that no cut-off belongs to."""
+        """Refuse a number of rows without a quantile."""
         if self.false_rows <= 0:
             raise ValueError(f"false_rows must be above 0, got {self.false_rows}")
 
     def applies(self, seen: Observation) -> Applicability:
-        """Say whether the word embedding's update is shared and is the input's alone."""
+        """Say whether the word embedding's update is shared and depends on inputs alone."""
         return can_read_rows(seen)
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
-        """Name the tokens, special ones left out, in ascending order of their ids."""
+        """Return the tokens without special ones, in ascending order of ids."""
         touched, noise = touched_rows(seen, self.false_rows)
         return Reconstruction(
             tokens=tokens_of(touched, seen), diagnostics={"rows": float(touched.sum()), "noise": noise}

@@ -1,4 +1,4 @@
-"""`feature-labels`: the label of every sequence, from features that the update itself gives away one by one."""
+"""`feature-labels`: every sequence's label, from features found in the update."""
 
 from __future__ import annotations
 
@@ -10,30 +10,42 @@ from torch import Tensor
 
 from leakaudit.algorithms.labels.counts import whole_counts
 from leakaudit.algorithms.labels.feature_roots import (
+    Roots,
     find_roots,
     row_space,
 )
 from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss
 from leakaudit.algorithms.labels.output_layer import OutputLayer, bias_gradient, find_output_layer, neutral_inputs
-from leakaudit.client.observation import Observation
-from leakaudit.errors import AnatomyError
 from leakaudit.models.structure import FeedForward, features_into, find_last_feed_forward, logit_jacobian, run_from
-from leakaudit.plugins.attack_protocol import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import (
+    APPLIES,
+    FALSE_EVENTS,
+    AnatomyError,
+    Applicability,
+    Budget,
+    Goal,
+    Observation,
+    Reconstruction,
+    attack,
+    not_applicable,
+)
 
 AGREES = 1e-2
-"""Relative error up to which the found labels explain the output layer's update. Measured: 1e-3 or less where all is found."""
+"""Largest relative error at which labels explain the output layer's update.
+Measured: 1e-3 or less if all features are found."""
 
 EXPLAINS = 0.05
-"""Relative error up to which a number of equal sequences explains their gradient. Our choice: of m equal ones with one label, m - 1
-leave 1 / m over, which is more than that for all numbers that are tried."""
+"""Largest relative error at which a number of equal sequences explains their gradient.
+Our choice: with m equal sequences of one label, m - 1 of them leave an error of 1 / m, which is larger for all numbers
+that are tried."""
 
 ROUNDING = 1e-3
-"""The same in units of one sequence's gradient, for sequences whose labels the model is so sure of that they leave next to none."""
+"""The same in units of one sequence's gradient.
+It applies to sequences whose labels the model predicts with certainty, so that they leave hardly any gradient."""
 
 CANDIDATES = 8
-"""Sequences whose gradient is tried as the unit where the most likely one explains nothing. Our choice."""
+"""Sequences whose gradient is tried as the unit if the most likely one explains nothing.
+Our choice."""
 
 MOST_EQUAL = 16
 """Most equal sequences that are told apart in one batch. Our choice."""
@@ -44,31 +56,33 @@ MOST_EQUAL = 16
 class FeatureLabels:
     """Exact class counts by instance-wise predictions, at any stage of training.
 
-    The last feed-forward part of the model gives up the features of every sequence as roots (see `feature_roots`), and how many there
-    are. The public model turns them into what enters its output layer, a_k, and its predictions p_k. Then dW = sum_k d_k a_k^T, with
-    a 1 for the bias, is linear in d_k, and d_k = (m_k p_k - y_k) / B names the labels y_k of the m_k equal sequences behind it.
-    Neither B nor a clipping factor has to be known: over the classes that are not the label, d_k / p_k is one over B times that factor.
+    The last feed-forward part of the model gives the features of every sequence as roots (see
+    `leakaudit.algorithms.labels.feature_roots`), and their number. The public model computes from them what enters its
+    output layer, a_k, and its predictions p_k. Then dW = sum_k d_k a_k^T, with a 1 for the bias, is linear in d_k, and
+    d_k = (m_k p_k - y_k) / B gives the labels y_k of the m_k equal sequences behind it. Neither B nor a clipping factor
+    need be known: for the classes that are not the label, d_k / p_k is 1 / B times that factor.
 
-    Freezing the head does not help. The second layer's update is sum_k g_k u_k^T with u_k known, so it gives g_k, and g_k is what d_k
-    becomes on its way back through the public layers behind: C unknowns and as many equations as the layer has outputs.
+    A frozen head does not prevent this. The second layer's update is sum_k g_k u_k^T with u_k known, so it gives g_k,
+    and g_k is d_k backpropagated through the public layers behind: C unknowns and as many equations as the layer has
+    outputs.
 
-    It needs one row a sequence in the last feed-forward part and nothing that passes by it, which is what encoders with a class
-    token and normalisation after each part have, and classifiers with two hidden layers; fewer sequences than the layer is
-    wide; and an update that is exact to rounding. With dropout on the features are still found, but not the masks behind them:
-    then p_k is what the model predicts without, and the counts are those nearest to B (mean p - db).
+    It needs: one row per sequence in the last feed-forward part and no connection around it, as in encoders with a
+    class token and a normalisation after each part, and in classifiers with two hidden layers; fewer sequences than the
+    layer is wide; and an update that is exact to rounding. With dropout on the features are still found, but not the
+    masks behind them. Then p_k is the prediction without dropout, and the counts are those nearest to B (mean p - db).
     """
 
     label: ClassVar[str] = "feature labels"
     meaning: ClassVar[str] = (
         "Finds every sequence's features in the update and reads its label from them. Where it applies it is exact."
     )
-    goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
+    goal: ClassVar[Goal] = "labels"
     source: ClassVar[str] = "derived here; instance-wise labels from features as in iLRG (Ma et al. 2023)"
     false_event_rate: ClassVar[float] = FALSE_EVENTS
     threat_model: ClassVar[str] = "Sees one client's gradient and knows the weights; cross-entropy."
 
     def applies(self, seen: Observation) -> Applicability:
-        """Say whether there is a feed-forward part whose update holds one row a sequence."""
+        """Say whether a feed-forward part's update holds one row per sequence."""
         if seen.facts.view == "delta" and seen.facts.local_steps > 1:
             return not_applicable("the update is the sum of several local steps, whose features lie in no common space")
         try:
@@ -90,29 +104,11 @@ class FeatureLabels:
         dummy = neutral_inputs(seen, rng)
         part = find_last_feed_forward(seen.model, layer.module, {name: value[:2] for name, value in dummy.items()})
         first, second = self._updates(seen, part)
-        inner, outer = row_space(first), row_space(second)
-        if len(inner) != len(outer):
-            raise AnatomyError(
-                f"the feed-forward part's two updates have ranks {len(inner)} and {len(outer)}: they do not hold the same rows"
-            )
-        near = features_into(seen.model, part, dummy).double()
-        weight, bias = part.first.weight.detach().double(), part.first.bias
-        roots = find_roots(
-            weight,
-            torch.zeros_like(weight[:, 0]) if bias is None else bias.detach().double(),
-            part.activation,
-            inner,
-            outer,
-            near.mean(dim=0),
-            float((near - near.mean(dim=0)).norm(dim=1).mean()),
-            rng,
-            budget,
-        )
-        facts = {"batch_rank": float(roots.wanted), "features_found": float(len(roots.features))}
+        roots = _roots(seen, part, first, second, dummy, rng, budget)
+        found = {"batch_rank": float(roots.wanted), "features_found": float(len(roots.features))}
         if len(roots.features) == 0:
-            classes = seen.facts.num_labels or 0
-            even = _even(classes, roots.wanted)
-            return Reconstruction(label_counts=even, counts_told=False, stop="budget", diagnostics=facts)
+            even = _even(seen.facts.num_labels or 0, roots.wanted)
+            return Reconstruction(label_counts=even, counts_told=False, stop="budget", diagnostics=found)
         features, logits = _from_features(seen, layer, part, roots.features, dummy)
         predicted = logits.double().softmax(dim=1)  # (N, C)
         complete = len(roots.features) == roots.wanted
@@ -126,13 +122,15 @@ class FeatureLabels:
         if complete and not dropped:
             counts, off = labels_from(gradient, predicted, head_loss(seen))
             error = max(error, off)
-            facts |= {"relative_error": error, "sequences": float(sum(counts)), "proved": float(error < AGREES)}
+            found |= {"relative_error": error, "sequences": float(sum(counts)), "proved": float(error < AGREES)}
             told = error < AGREES or seen.noise_sigma == 0.0
-            return Reconstruction(label_counts=counts, counts_told=told, stop=stop, diagnostics=facts)
-        of_all = bias_gradient(seen, layer) if shared else None
-        shares = head_loss(seen).shares(predicted.mean(dim=0) - (gradient.sum(dim=0) if of_all is None else of_all))
-        counts, told = whole_counts(shares, roots.wanted), seen.noise_sigma == 0.0
-        return Reconstruction(label_counts=counts, counts_told=told, stop=stop, diagnostics=facts | {"proved": 0.0})
+        else:
+            of_all = bias_gradient(seen, layer) if shared else None
+            total = gradient.sum(dim=0) if of_all is None else of_all  # (C,)
+            counts = whole_counts(head_loss(seen).shares(predicted.mean(dim=0) - total), roots.wanted)
+            found |= {"proved": 0.0}
+            told = seen.noise_sigma == 0.0
+        return Reconstruction(label_counts=counts, counts_told=told, stop=stop, diagnostics=found)
 
     def _updates(self, seen: Observation, part: FeedForward) -> tuple[Tensor, Tensor]:
         """Return the updates of both layers.
@@ -148,13 +146,52 @@ class FeatureLabels:
         return seen.update[found[0]], seen.update[found[1]]
 
 
+def _roots(
+    seen: Observation,
+    part: FeedForward,
+    first: Tensor,
+    second: Tensor,
+    dummy: dict[str, Tensor],
+    rng: torch.Generator,
+    budget: Budget,
+) -> Roots:
+    """Return the features that enter the feed-forward part, as far as they were found.
+
+    Args:
+        seen: the observation.
+        part: the feed-forward part.
+        first: (M, D) update of its first layer.
+        second: (M', M) update of its second layer.
+        dummy: any inputs of the model; their features show where the search starts.
+        rng: draws the starts.
+        budget: checked before each start.
+
+    Raises:
+        AnatomyError: the two updates have different ranks.
+    """
+    inner, outer = row_space(first), row_space(second)
+    if len(inner) != len(outer):
+        raise AnatomyError(
+            f"the feed-forward part's two updates have ranks {len(inner)} and {len(outer)}: they do not hold the same rows"
+        )
+    near = features_into(seen.model, part, dummy).double()
+    centre = near.mean(dim=0)
+    weight, bias = part.first.weight.detach().double(), part.first.bias
+    shift = torch.zeros_like(weight[:, 0]) if bias is None else bias.detach().double()
+    scatter = float((near - centre).norm(dim=1).mean())
+    return find_roots(weight, shift, part.activation, inner, outer, centre, scatter, rng, budget)
+
+
 def _from_head(seen: Observation, layer: OutputLayer, features: Tensor) -> tuple[Tensor, float]:
-    """Return (N, C) gradients of the distinct sequences' logits, and how far they are from explaining the head's update.
+    """Return the gradients of the logits from the head's update.
 
     Args:
         seen: the observation.
         layer: its output layer.
         features: (N, H) what enters it.
+
+    Returns:
+        (N, C) gradients of the distinct sequences' logits, and their relative error in the head's update.
     """
     update, matrix = seen.update[layer.weight].double(), features
     bias = bias_gradient(seen, layer)
@@ -168,7 +205,9 @@ def _from_head(seen: Observation, layer: OutputLayer, features: Tensor) -> tuple
 def _from_behind(
     seen: Observation, part: FeedForward, update: Tensor, x: Tensor, dummy: dict[str, Tensor]
 ) -> tuple[Tensor, float]:
-    """Return the same from the update of the feed-forward part's second layer, for a head that sends none.
+    """Return the gradients of the logits from the feed-forward part's second layer.
+
+    It is used if the head shares no update.
 
     Args:
         seen: the observation.
@@ -176,6 +215,9 @@ def _from_behind(
         update: (M', M) of its second layer.
         x: (N, D) features that enter the part.
         dummy: any inputs of the model.
+
+    Returns:
+        (N, C) gradients, and their relative error in the update.
     """
     bias = part.first.bias
     inner = x @ part.first.weight.detach().double().T + (0.0 if bias is None else bias.detach().double())
@@ -189,17 +231,17 @@ def _from_behind(
 
 
 def labels_from(gradient: Tensor, predicted: Tensor, loss: HeadLoss) -> tuple[tuple[int, ...], float]:
-    """Return class counts, and how far the labels are from explaining the gradients.
+    """Return class counts, and the relative error with which they explain gradients.
 
     Args:
         gradient: (N, C) of the logits of each distinct sequence, w (m p - y) / B up to clipping.
-        predicted: (N, C) what the model predicts for them.
+        predicted: (N, C) predictions of the model.
         loss: of the head.
     """
     spread = loss.smoothing / predicted.shape[1]
     weights = torch.ones_like(predicted[0]) if loss.weights is None else loss.weights.to(predicted)
-    # One sequence of class y leaves s w_y (p - spread) in the other classes, whatever the label: the ratio is s w_y. Where the
-    # model is sure of the label next to nothing is left there, so sequences count by how much that is.
+    # One sequence of class y leaves s w_y (p - spread) in the other classes, whatever the label: the ratio is s w_y. If the
+    # model predicts the label with certainty that is hardly anything, so sequences count by its size.
     label = gradient.argmin(dim=1)
     rest = ~torch.nn.functional.one_hot(label, predicted.shape[1]).bool()
     left = (predicted - spread) * rest
@@ -216,7 +258,7 @@ def labels_from(gradient: Tensor, predicted: Tensor, loss: HeadLoss) -> tuple[tu
         if off <= AGREES and len(tried) == 1:
             break
     least = min(off for off, _, _ in tried)
-    # Half the unit explains everything with twice as many sequences: of what explains equally well, the fewest are taken.
+    # Half the unit explains everything with twice as many sequences: of equal explanations the one with fewest is taken.
     off, _, counts = min((t for t in tried if t[0] <= 2 * least + 1e-6), key=lambda t: t[1])
     return tuple(torch.as_tensor(counts).tolist()), off
 
@@ -234,7 +276,7 @@ def _weighted_median(values: Tensor, weights: Tensor) -> Tensor:
 
 
 class _Row:
-    """One distinct sequence of the batch: which labels its gradient can hold.
+    """One distinct sequence of the batch, and the labels that its gradient can hold.
 
     m equal sequences with counts y leave sum_c y_c w_c (p - e_c), with e_c the smoothed label c.
     """
@@ -248,10 +290,13 @@ class _Row:
         self._inverse = torch.linalg.pinv(torch.cat([self._effects.T, torch.ones_like(self._effects[:1])]))
 
     def labels(self, gradient: Tensor) -> tuple[Tensor, float]:
-        """Return (C,) counts of the fewest equal sequences that explain a gradient, and how far they are from it.
+        """Return the counts (C,) of the fewest equal sequences that explain a gradient.
 
         Args:
             gradient: (C,) in units of one sequence of weight 1.
+
+        Returns:
+            The counts, and their distance from the gradient.
         """
         nearest, closest = torch.zeros(len(gradient), dtype=torch.long, device=gradient.device), float("inf")
         for count in range(1, MOST_EQUAL + 1):
@@ -268,7 +313,7 @@ class _Row:
 def _from_features(
     seen: Observation, layer: OutputLayer, part: FeedForward, x: Tensor, dummy: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return (N, H) what enters the output layer and (N, C) what leaves it, for given features."""
+    """Return what enters (N, H) and leaves (N, C) the output layer, given features."""
     taken: list[Tensor] = []
     handle = layer.module.register_forward_pre_hook(lambda _, args: taken.append(args[0].detach()))
     try:

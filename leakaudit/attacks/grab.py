@@ -12,10 +12,7 @@ from leakaudit.algorithms.matching.hybrid_search import Hybrid
 from leakaudit.algorithms.matching.matcher import MaskPlaces
 from leakaudit.algorithms.matching.run import Evidence, Recipe, can_match, check_knobs, match, with_knobs
 from leakaudit.algorithms.matching.search import Descent, Keep, Start
-from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack_protocol import FALSE_EVENTS, Applicability, Reconstruction
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import FALSE_EVENTS, Applicability, Budget, Goal, Observation, Reconstruction, attack
 
 Preset = Literal["paper", "fast"]
 
@@ -252,7 +249,7 @@ class Grab:
     meaning: ClassVar[str] = (
         "Searches for inputs and dropout masks whose gradient is near the observed one, then for the best order of the words."
     )
-    goal: ClassVar[Literal["text", "words", "labels"]] = "text"
+    goal: ClassVar[Goal] = "text"
     false_event_rate: ClassVar[float] = FALSE_EVENTS
     source: ClassVar[str] = (
         "GRAB (Feng et al., CCS 2024), Algorithms 1 to 3, Sec. 5.1, 5.5; lengths, fresh masks and seats: own"

@@ -16,13 +16,10 @@ from leakaudit.algorithms.labels.clipping import scale_is_known
 from leakaudit.algorithms.labels.counts import CountsLabels, batch_size
 from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
 from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_gradient
+from leakaudit.algorithms.labels.llg import can_read
+from leakaudit.algorithms.labels.local_steps import moved
 from leakaudit.algorithms.labels.output_layer import OutputLayer, find_output_layer
-from leakaudit.attacks.llg import can_read
-from leakaudit.attacks.rlu import moved
-from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack_protocol import Applicability, Reconstruction
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import Applicability, Budget, Observation, Reconstruction, attack
 
 RIDGE = 1e-3
 """Weight of the sum of squared weights against the share of the update that stays unexplained. Our choice: on trained digits anything
@@ -47,7 +44,7 @@ class GradientMixture(CountsLabels):
     """
 
     auxiliary: Path | None = None
-    """Labelled data, as `leakaudit.models.array_classifier.save_auxiliary` writes it. Granted: printed with every score."""
+    """Labelled data, as `leakaudit.models.save_auxiliary` writes it. Granted: printed with every score."""
 
     label: ClassVar[str] = "gradient mixture"
     meaning: ClassVar[str] = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
@@ -16,11 +16,18 @@ from leakaudit.algorithms.labels.output_layer import (
     logit_gradient,
     neutral_outputs,
 )
-from leakaudit.client.observation import Observation
-from leakaudit.errors import AnatomyError
-from leakaudit.plugins.attack_protocol import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import (
+    APPLIES,
+    FALSE_EVENTS,
+    AnatomyError,
+    Applicability,
+    Budget,
+    Goal,
+    Observation,
+    Reconstruction,
+    attack,
+    not_applicable,
+)
 
 
 @attack("idlg")
@@ -42,7 +49,7 @@ class Idlg:
     meaning: ClassVar[str] = (
         "Reads one label from the signs of the classification head's gradient; right for a batch of one."
     )
-    goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
+    goal: ClassVar[Goal] = "labels"
     source: ClassVar[str] = "iDLG (Zhao et al. 2020), as LLG (Wainakh et al. 2022, Sec. 3.2 and Eq. 9) describes it"
     false_event_rate: ClassVar[float] = FALSE_EVENTS
     threat_model: ClassVar[str] = (

@@ -8,10 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.labels.clipping import scale_is_known
+from leakaudit.algorithms.labels.clipping import clipping_factor, scale_is_known
 from leakaudit.algorithms.labels.counts import CountsLabels, batch_size, on_the_simplex, solve_shares
 from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
 from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_gradient
+from leakaudit.algorithms.labels.llg import can_read
 from leakaudit.algorithms.labels.output_layer import (
     Neutral,
     OutputLayer,
@@ -20,12 +21,7 @@ from leakaudit.algorithms.labels.output_layer import (
     logit_gradient,
     neutral_outputs,
 )
-from leakaudit.attacks.llg import can_read
-from leakaudit.attacks.llg_star import clipping_factor
-from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack_protocol import Applicability, Reconstruction, not_applicable
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import Applicability, Budget, Observation, Reconstruction, attack, not_applicable
 
 TURNS = 8
 """Times that shares and class features are refined in turn. Our choice: shares settle after five or six."""

@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from leakaudit.algorithms.matching.comparison import Objective
-from leakaudit.algorithms.matching.lamp import PRESETS, Lamp, Preset, Settings
-from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack_protocol import Reconstruction
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
-
-FAST = replace(
-    PRESETS["fast"],
-    steps=105,
-    learning_rate=0.5,
-    words=8,
-    restarts=2,
-    trial_steps=105,
-    whitened=True,
-)
-"""Our tuning on training sentences (CoLA): two candidates to the end, and the words of both in one guess."""
+from leakaudit.algorithms.matching.lamp import COSINE_PRESETS, Lamp, Preset, Settings
+from leakaudit.plugins import Budget, Observation, Reconstruction, attack
 
 
 @attack("lamp-cos")
@@ -43,7 +29,7 @@ class LampCos(Lamp):
     meaning: ClassVar[str] = (
         "Searches for inputs whose gradient has the observed direction, and asks a language model for the order of the words."
     )
-    presets: ClassVar[Mapping[Preset, Settings]] = {**PRESETS, "fast": FAST}
+    presets: ClassVar[Mapping[Preset, Settings]] = COSINE_PRESETS
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
         """Match gradients until no token changes, the steps are used up or the budget is."""

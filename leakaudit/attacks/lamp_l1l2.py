@@ -11,11 +11,8 @@ import torch
 from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.lamp import PRESETS, Lamp, Preset, Settings
 from leakaudit.algorithms.matching.run import check_knobs
-from leakaudit.client.observation import Observation
 from leakaudit.models.structure import word_embedding
-from leakaudit.plugins.attack_protocol import Reconstruction
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import Budget, Observation, Reconstruction, attack
 
 LENGTH_WEIGHT, PRIOR_WEIGHT = 25.0, 60.0
 """alpha_reg and alpha_lm of LAMP_L2+L1 (App. D); the presets of our own have the cosine's, relative to the update."""

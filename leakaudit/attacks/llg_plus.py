@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.algorithms.labels.auxiliary_data import Auxiliary, auxiliary_outputs, can_use
-from leakaudit.algorithms.labels.clipping import scale_is_known
+from leakaudit.algorithms.labels.clipping import clipping_factor, scale_is_known
 from leakaudit.algorithms.labels.counts import (
     CountsLabels,
     batch_size,
@@ -22,13 +22,9 @@ from leakaudit.algorithms.labels.counts import (
 )
 from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
 from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_gradient
+from leakaudit.algorithms.labels.llg import Read, can_read, extract_labels
 from leakaudit.algorithms.labels.output_layer import Neutral, OutputLayer, find_output_layer, logit_gradient
-from leakaudit.attacks.llg import Read, can_read, extract_labels
-from leakaudit.attacks.llg_star import clipping_factor
-from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack_protocol import Applicability, Reconstruction
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import Applicability, Budget, Observation, Reconstruction, attack
 
 
 @attack("llg-plus")
@@ -43,7 +39,7 @@ class LlgPlus(CountsLabels):
     """
 
     auxiliary: Path | None = None
-    """Labelled data, as `leakaudit.models.array_classifier.save_auxiliary` writes it. Granted: printed with every score."""
+    """Labelled data, as `leakaudit.models.save_auxiliary` writes it. Granted: printed with every score."""
     read: Read = "auto"
     """What is read as the gradient g of a class."""
 

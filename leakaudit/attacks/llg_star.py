@@ -8,10 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.labels.clipping import scale_is_known
+from leakaudit.algorithms.labels.clipping import clipping_factor, scale_is_known
 from leakaudit.algorithms.labels.counts import CountsLabels, batch_size, fewest_of_each, misfit, smallest_batch
 from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
 from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_gradient
+from leakaudit.algorithms.labels.llg import Read, can_read, extract_labels
 from leakaudit.algorithms.labels.output_layer import (
     Neutral,
     NeutralInputs,
@@ -20,11 +21,7 @@ from leakaudit.algorithms.labels.output_layer import (
     logit_gradient,
     neutral_outputs,
 )
-from leakaudit.attacks.llg import Read, can_read, extract_labels
-from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack_protocol import Applicability, Reconstruction
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import Applicability, Budget, Observation, Reconstruction, attack
 
 
 @attack("llg-star")
@@ -105,14 +102,3 @@ def from_row_sums(gradient: Tensor, sequences: int, probabilities: Tensor, sums:
     impact = float(own.sum()) / (classes * sequences) * (1 + 1 / classes)
     offsets = (probabilities * sums[:, None]).mean(dim=0)  # (C,), g_i of batches full of other labels
     return extract_labels(gradient, sequences, impact, offsets)
-
-
-def clipping_factor(gradient: Tensor, probabilities: Tensor) -> float:
-    """Return the smallest k up to 1 for which no share p_c - g_c / k is negative; 1 if every k will do.
-
-    Args:
-        gradient: (C,) clipped gradient of the logits.
-        probabilities: (C,) what the model predicts for neutral inputs.
-    """
-    factor = float((gradient / probabilities.clamp_min(1e-12)).max())
-    return min(1.0, factor) if factor > 0 else 1.0

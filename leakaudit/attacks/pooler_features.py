@@ -5,7 +5,7 @@ Letters: N candidates, B sequences, T tokens, D hidden size, F features compared
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import permutations
@@ -21,6 +21,7 @@ from leakaudit.algorithms.matching.batch_shape import equal_lengths, guess_shape
 from leakaudit.algorithms.matching.candidate_gradients import Candidate
 from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.feature_refinement import climb
+from leakaudit.algorithms.matching.lamp import COSINE_PRESETS, Lamp, Preset, Settings
 from leakaudit.algorithms.matching.matcher import Matcher
 from leakaudit.algorithms.matching.pooler_moments import (
     Features,
@@ -33,13 +34,8 @@ from leakaudit.algorithms.matching.pooler_moments import (
 from leakaudit.algorithms.matching.run import Recipe, check_knobs, reconstruct, with_knobs
 from leakaudit.algorithms.matching.search import Found, search
 from leakaudit.algorithms.precision import in_single_precision
-from leakaudit.attacks.lamp_cos import LampCos
-from leakaudit.client.observation import Observation
-from leakaudit.errors import AnatomyError
 from leakaudit.models.structure import find_pooler
-from leakaudit.plugins.attack_protocol import Applicability, Reconstruction, not_applicable
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import AnatomyError, Applicability, Budget, Observation, Reconstruction, attack, not_applicable
 
 Read = Literal["solve", "span", "paper"]
 Phase = Literal["continuous", "discrete", "both", "words", "none"]
@@ -74,7 +70,7 @@ PUBLISHED = Reading(read="paper", phase="continuous", feature_words=0, attempts=
 
 @attack("pooler-features")
 @dataclass(frozen=True)
-class PoolerFeatures(LampCos):
+class PoolerFeatures(Lamp):
     """LAMP with the pooler's inputs as a second thing to match.
 
     The server widened the pooler (`wide-pooler`), so the third moment of its update tells the features of the sequences apart. Candidates
@@ -100,6 +96,7 @@ class PoolerFeatures(LampCos):
     """Searches at most. A sequence that reproduces its feature is right, so it is held, and while there are others the next search begins
     from noise again. Not in the paper, and only where features were solved for and complete what a search ends with."""
 
+    presets: ClassVar[Mapping[Preset, Settings]] = COSINE_PRESETS
     label: ClassVar[str] = "pooler features"
     meaning: ClassVar[str] = (
         "Reads each sequence's features from the gradient of a pooler that the server has widened, and searches for inputs with these features."

@@ -9,11 +9,16 @@ import torch
 
 from leakaudit.algorithms.labels.counts import CountsLabels, batch_size
 from leakaudit.algorithms.labels.output_layer import number_of_classes
-from leakaudit.client.observation import Observation
-from leakaudit.errors import AnatomyError
-from leakaudit.plugins.attack_protocol import APPLIES, Applicability, Reconstruction, not_applicable
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import (
+    APPLIES,
+    AnatomyError,
+    Applicability,
+    Budget,
+    Observation,
+    Reconstruction,
+    attack,
+    not_applicable,
+)
 
 
 @attack("random-labels")

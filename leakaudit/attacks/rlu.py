@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from leakaudit.algorithms.labels.auxiliary_data import auxiliary_outputs, can_use, class_means
-from leakaudit.algorithms.labels.clipping import scale_is_known
+from leakaudit.algorithms.labels.clipping import clipping_factor, scale_is_known
 from leakaudit.algorithms.labels.counts import CountsLabels, batch_size, solve_shares
 from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
 from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_gradient
+from leakaudit.algorithms.labels.llg import can_read
+from leakaudit.algorithms.labels.local_steps import moved
 from leakaudit.algorithms.labels.output_layer import (
     Neutral,
     NeutralInputs,
@@ -24,12 +24,7 @@ from leakaudit.algorithms.labels.output_layer import (
     logit_gradient,
     neutral_outputs,
 )
-from leakaudit.attacks.llg import can_read
-from leakaudit.attacks.llg_star import clipping_factor
-from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack_protocol import Applicability, Reconstruction
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import Applicability, Budget, Observation, Reconstruction, attack
 
 
 @attack("rlu")
@@ -50,7 +45,7 @@ class Rlu(CountsLabels):
     """
 
     auxiliary: Path | None = None
-    """Labelled data, as `leakaudit.models.array_classifier.save_auxiliary` writes it. Granted: printed with every score. None: dummy inputs."""
+    """Labelled data, as `leakaudit.models.save_auxiliary` writes it. Granted: printed with every score. None: dummy inputs."""
     dummy: NeutralInputs = "random"
     """NeutralInputs pictures where there are no auxiliary data; text is always random words."""
 
@@ -126,23 +121,3 @@ class Rlu(CountsLabels):
         own = auxiliary_outputs(seen, layer, self.auxiliary)
         logits = own.probabilities.clamp_min(1e-300).log()
         return Neutral(own.features, own.probabilities.mean(dim=0)), logits, own.labels
-
-
-@contextmanager
-def moved(model: nn.Module, update: Mapping[str, Tensor], rate: float) -> Iterator[None]:
-    """Give the model the weights it has after the client's steps, for the duration of the block.
-
-    Args:
-        model: with the weights before.
-        update: (weights before - weights after) / rate.
-        rate: learning rate times steps.
-    """
-    parameters = dict(model.named_parameters())
-    before = {name: parameters[name].data for name in update if name in parameters}
-    try:
-        for name, data in before.items():
-            parameters[name].data = data - rate * update[name].to(data)
-        yield
-    finally:
-        for name, data in before.items():
-            parameters[name].data = data

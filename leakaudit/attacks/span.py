@@ -1,17 +1,14 @@
-"""`span`: whole sentences by linear algebra, from the update of one block's query, key and value layers."""
+"""`span`: whole sentences by linear algebra, from the first attention's update."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
 from leakaudit.algorithms.span.recover import BEAM, CANDIDATES, can_recover, recover
-from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack_protocol import FALSE_EVENTS, Applicability, Reconstruction
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import FALSE_EVENTS, Applicability, Budget, Goal, Needs, Observation, Reconstruction, attack
 
 
 @attack("span")
@@ -19,16 +16,16 @@ from leakaudit.registry import attack
 class Span:
     """Recover every sentence of the batch from the first block's attention update.
 
-    Source: the span check of DAGER (Petrov et al., NeurIPS 2024, Sec. 4); rank by spectral gap, stacked projections, the
-    whole-vocabulary product, dropout, assembly and proof are ours (see the modules).
+    Source: the span check of DAGER (Petrov et al., NeurIPS 2024, Sec. 4). The rank by spectral gap, stacked
+    projections, the whole-vocabulary product, dropout, assembly and proof are ours; see `leakaudit.algorithms.span`.
     """
 
     label: ClassVar[str] = "span"
     meaning: ClassVar[str] = (
         "Tests which sentences lie in the space that a layer's gradient spans. Where it applies it is exact."
     )
-    goal: ClassVar[Literal["text", "words", "labels"]] = "text"
-    needs: ClassVar[Literal["everything", "named parts"]] = "named parts"
+    goal: ClassVar[Goal] = "text"
+    needs: ClassVar[Needs] = "named parts"
     false_event_rate: ClassVar[float] = FALSE_EVENTS
     source: ClassVar[str] = "Petrov et al., DAGER, NeurIPS 2024, Sec. 4; dropout, assembly and proof: own derivation"
     threat_model: ClassVar[str] = (
@@ -37,17 +34,17 @@ class Span:
     )
 
     candidates: int = CANDIDATES
-    """Tokens per position that are checked in float64. Our choice: true tokens were always within the nearest 105 of 30,522
-    with dropout on, and within the nearest few without."""
+    """Tokens per position that are checked in float64.
+    Chosen on training sentences; see docs/decisions/span_constants.md."""
     beam: int = BEAM
-    """Hypotheses kept while a sentence is assembled."""
+    """Hypotheses kept while a sentence grows."""
     max_positions: int = 0
     """Positions to scan; 0 takes the model's own limit."""
 
     def applies(self, seen: Observation) -> Applicability:
-        """Look for the parts, a non-zero update and an input that carries positions."""
+        """Say whether the first attention block can be read; see `can_recover`."""
         return can_recover(seen, self.max_positions)
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
-        """Pick the reader that fits and run it."""
+        """Run the reader that fits."""
         return recover(seen, rng, budget, candidates=self.candidates, beam=self.beam, max_positions=self.max_positions)

@@ -17,10 +17,7 @@ from leakaudit.algorithms.matching.run import (
     check_knobs,
     match,
 )
-from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack_protocol import Reconstruction
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import Budget, Observation, Reconstruction, attack
 
 
 @attack("tag")

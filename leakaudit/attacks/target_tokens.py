@@ -1,28 +1,39 @@
-"""`target-tokens`: which tokens a language model was trained to predict, from its output layer's update."""
+"""`target-tokens`: the tokens that a language model was trained to predict.
+
+They are read from the output layer's update.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from leakaudit.algorithms.above_noise import heavy_tailed, projection_cut, standing_out
 from leakaudit.algorithms.labels.output_layer import neutral_inputs, noise_in
-from leakaudit.client.observation import Observation
-from leakaudit.errors import AnatomyError
-from leakaudit.plugins.attack_protocol import APPLIES, FALSE_EVENTS, Applicability, Reconstruction, not_applicable
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import (
+    APPLIES,
+    FALSE_EVENTS,
+    AnatomyError,
+    Applicability,
+    Budget,
+    Goal,
+    Observation,
+    Reconstruction,
+    attack,
+    not_applicable,
+)
 
 SHARED_DIRECTION = 0.5
-"""Share of the features' energy in their mean from which signs along it are trusted alone. Measured: 0.05 in an untrained GPT-2,
-where features have little in common, 0.9 after 60 steps."""
+"""Share of the features' energy in their mean from which signs along it are enough.
+Measured: 0.05 in an untrained GPT-2, where features have little in common, and 0.9 after 60 steps."""
 
 LONGER = 3.0
-"""How many times as long as the lower quartile of all rows, each over its token's probability, a target's row has to be where features
-have no common direction. Our choice: targets are longer by 8 or more there, other rows by less than 1.3."""
+"""Least length of a target's row over the lower quartile of all rows, if features share no direction.
+Lengths are divided by the token's probability. Our choice: targets are longer by 8 or more, other rows by less than
+1.3."""
 
 
 @attack("target-tokens")
@@ -30,26 +41,29 @@ have no common direction. Our choice: targets are longer by 8 or more there, oth
 class TargetTokens:
     """Bag of tokens from a head with one class for each token of the vocabulary.
 
-    Row v of the head's update is mean_t (p_t(v) - [v is the target at t]) a_t over all positions t. Probabilities are never negative,
-    so along a direction m that all features a_t share, only a target's row can point backwards (LLG, Property 1, with m in the place
-    of the vector of ones). Features of an untrained model share no direction, but there every row without a target is p(v) times about
-    the same vector, and a target's is much longer. NeutralInputs inputs give m and p.
+    Row v of the head's update is mean_t (p_t(v) - [v is the target at t]) a_t over all positions t. Probabilities are
+    never negative, so along a direction m that all features a_t share, only a target's row can point backwards (LLG,
+    Property 1, with m in place of the vector of ones). Features of an untrained model share no direction, but there
+    every row without a target is p(v) times about the same vector, and a target's row is much longer. Neutral inputs
+    give m and p.
 
-    Where the head is tied to the word embedding, rows of tokens in the input are moved, too: they belong to the batch all the same.
-    The first token of a text is no target and comes only from there. The targets of a masked language model are its masked words.
+    If the head is tied to the word embedding, rows of input tokens change, too; these tokens belong to the batch all
+    the same. The first token of a text is no target and is found only there. The targets of a masked language model are
+    its masked words.
 
-    Under noise half of all rows point backwards by chance, so only those count that do so by more than noise explains (`above_noise`).
+    Under noise half of all rows point backwards by chance, so only rows count that do so by more than noise explains
+    (`leakaudit.algorithms.above_noise`).
     """
 
     false_rows: float = 1.0
-    """Under noise: how many of the V tokens may be named by chance, beside others that stand out. Our choice: one word too many. Where
-    nothing but noise is there, 99 updates of 100 name no token at all."""
+    """Under noise: how many of the V tokens may be named by chance, beside others above the noise.
+    Our choice: one word too many. With noise alone, 99 updates of 100 name no token."""
 
     label: ClassVar[str] = "target tokens"
     meaning: ClassVar[str] = (
         "Reads which tokens a language model was trained to predict from the rows of its output layer's gradient."
     )
-    goal: ClassVar[Literal["text", "words", "labels"]] = "words"
+    goal: ClassVar[Goal] = "words"
     source: ClassVar[str] = (
         "LLG (Wainakh et al. 2022), Property 1, for tokens; the label set from an output layer as in RLG (Dang et al. 2021)"
     )
@@ -57,7 +71,7 @@ class TargetTokens:
     threat_model: ClassVar[str] = "Sees one client's update and knows the weights; a language model's head is trained."
 
     def __post_init__(self) -> None:
-        """Refuse a number of tokens that no cut-off belongs to."""
+        """Refuse a number of tokens without a quantile."""
         if self.false_rows <= 0:
             raise ValueError(f"false_rows must be above 0, got {self.false_rows}")
 
@@ -70,7 +84,7 @@ class TargetTokens:
         return APPLIES
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
-        """Name the tokens, special ones left out, in ascending order of their ids.
+        """Return the tokens without special ones, in ascending order of ids.
 
         Raises:
             AnatomyError: there is no such head.
@@ -97,7 +111,7 @@ def _token_head(seen: Observation) -> tuple[nn.Linear, str]:
     """Return the head and the name under which its update is shared.
 
     Raises:
-        AnatomyError: the task is another, there is no head, or it is frozen.
+        AnatomyError: the task has no target tokens, there is no head, or it is frozen.
     """
     if seen.facts.task not in ("causal-lm", "masked-lm"):
         raise AnatomyError(f"target tokens are what a language model predicts; this task is {seen.facts.task}")
@@ -113,7 +127,11 @@ def _token_head(seen: Observation) -> tuple[nn.Linear, str]:
 
 
 def _neutral(seen: Observation, head: nn.Linear, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return (N, D) features of dummy inputs at all positions, and (V,) mean predictions, in float64."""
+    """Return features and mean predictions of neutral inputs, float64.
+
+    Returns:
+        (N, D) features at all positions, and (V,) probabilities.
+    """
     taken: list[Tensor] = []
     handle = head.register_forward_pre_hook(lambda _, arguments: taken.append(arguments[0].detach()))
     try:

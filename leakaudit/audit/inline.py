@@ -36,11 +36,11 @@ class InlineAudit:
             live: the model that is trained.
         """
         self._spool = spool
-        seal = spool.seal
+        keys = spool.keys
         device = spool.config.device
         self._options = WorkerOptions(
             device=str(next(live.parameters()).device) if device == "auto" else device,
-            identities=(seal.identity,) if seal and seal.identity else (),
+            identities=(keys.identity,) if keys and keys.identity else (),
             notify=self._note,
             build=copier(live),
         )
@@ -62,12 +62,12 @@ class InlineAudit:
             if self._audit is None:
                 made = open_audit(self._spool, Spool.open(self._spool.root)[1], self._options)
                 self._audit = _Proven(made, self._live)
-            while (claimed := self._spool.claim()) is not None:
+            while (claimed := self._spool.queue.claim()) is not None:
                 try:
                     keep = self._spool.config.keep_snapshots
                     self._refused += audit_one(self._spool, self._audit, claimed, self._options, keep=keep)
                 except BaseException:  # Ctrl-C, or a full disk: the step is not lost
-                    self._spool.give_back(claimed)
+                    self._spool.queue.give_back(claimed)
                     raise
                 if self._audit.unproven is not None:
                     raise self._audit.unproven

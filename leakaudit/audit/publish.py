@@ -40,8 +40,9 @@ def publish(folder: Path, results: Results, config: AuditConfig) -> None:
         ConfigError: the policy cannot be read, or names an attack, a defence or a metric that does not exist; then only
             `results.json` is written.
     """
-    from leakaudit.gate.evaluate import default_policy, evaluate, load_policy
-    from leakaudit.gate.evaluate import to_json as verdict_json
+    from leakaudit.gate.evaluate import evaluate
+    from leakaudit.gate.policy import default_policy, load_policy
+    from leakaudit.gate.verdict import to_json as verdict_json
     from leakaudit.plugins.names import names_for, registered_names
     from leakaudit.reports.page import write_report
 

@@ -5,7 +5,6 @@ An earlier audit in it is moved aside, an unfinished one resumed.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,8 @@ from pathlib import Path
 
 from leakaudit.audit.state import Unfinished, unfinished
 from leakaudit.errors import ConfigError, SpoolError
-from leakaudit.storage.spool import is_held, make_room, turn
+from leakaudit.storage.locks import folder_lock, is_folder_locked, lock_folder
+from leakaudit.storage.run_folders import archive_previous
 
 
 @contextmanager
@@ -37,13 +37,12 @@ def run_folder(out: Path, wanted: Unfinished, resume: bool | None) -> Iterator[s
     if (out / "spool").exists():
         raise ConfigError(f"--out {out}: holds the audit of a training run; give another folder")
     try:
-        with turn(out.absolute().parent):
-            if is_held(out):
+        with folder_lock(out.absolute().parent):
+            if is_folder_locked(out):
                 raise ConfigError(f"--out {out}: another audit is at work there; wait for it, or give another folder")
             note = _settle(out, wanted, resume)
             out.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(out, os.O_RDONLY)
-            _lock(descriptor)
+            descriptor = lock_folder(out)
     except OSError as error:
         raise ConfigError(f"--out {out}: cannot be written ({error.strerror})") from None
     except SpoolError as error:
@@ -70,18 +69,10 @@ def _settle(out: Path, wanted: Unfinished, resume: bool | None) -> str:
         raise ConfigError(f"--resume: {out} {why}; leave --resume out to begin anew")
     if left is not None and same and resume is not False:
         return f"resuming: {left.attempts} of {wanted.attempts} attempts are done"
-    place = make_room(out)
+    place = archive_previous(out)
     if place.folder != out:
         raise ConfigError(f"--out {out}: {place.note}")
     if left is None or not place.note:
         return place.note
     why = "" if resume is False else ", because its command, data, model or version differs"
     return f"{place.note}; that audit was not finished, and this command does not continue it{why}"
-
-
-def _lock(descriptor: int) -> None:
-    """Lock a folder until the process ends, if its file system has locks."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return

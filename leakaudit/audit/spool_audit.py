@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit.errors import LeakAuditError, SnapshotSealedError, type_and_place
+from leakaudit.exit_codes import ExitCode
 from leakaudit.results.journal import JournalEntry
-from leakaudit.storage.spool import DEVICE_VARIABLE, AuditFile, Spool, Totals
+from leakaudit.storage.spool import DEVICE_VARIABLE, Spool
+from leakaudit.storage.spool_files import AuditFile, Totals, forget_salt, write_battery
 
 
 def print_line(line: str) -> None:
@@ -71,7 +73,7 @@ def open_audit(spool: Spool, audit_file: AuditFile, options: WorkerOptions) -> A
         command=audit_file.command,
         key=_hash_key(options, audit_file.salt) if config.encrypt_to else None,
     )
-    spool.note_battery(audit.battery)
+    write_battery(spool.root, audit.battery)
     return audit
 
 
@@ -107,11 +109,11 @@ def audit_one(spool: Spool, audit: Any, claimed: Path, options: WorkerOptions, *
         reason = type_and_place(error)
         options.notify(f"snapshot {claimed.stem} refused: {reason}")
     else:
-        spool.release(claimed, keep=keep)
+        spool.queue.discard_or_keep(claimed, keep=keep)
         return 0
     reason = f"its snapshot could not be audited ({reason})"
     unnamed = not record_loss(audit, claimed, reason)
-    spool.set_aside(claimed, keep=keep, reason=reason)
+    spool.queue.set_aside(claimed, keep=keep, reason=reason)
     return int(unnamed)
 
 
@@ -128,8 +130,8 @@ def record_loss(audit: Any, snapshot: Path, reason: str) -> bool:
 
 
 def write_results(
-    spool: Spool, audit: Any, refused: int, interrupted: bool, options: WorkerOptions, *, code_if_stopped: int = 0
-) -> int:
+    spool: Spool, audit: Any, refused: int, interrupted: bool, options: WorkerOptions, *, code: ExitCode = ExitCode.PASS
+) -> ExitCode:
     """Write results, verdict and report; on failure, notify why in one line.
 
     Args:
@@ -138,10 +140,10 @@ def write_results(
         refused: snapshots that could not be audited and whose step is not known.
         interrupted: whether training or the audit was stopped before its end.
         options: of the worker.
-        code_if_stopped: exit code if everything was written.
+        code: exit code if everything was written.
 
     Returns:
-        Exit code: `code_if_stopped`; 5 if something could not be written; 130 if the process was interrupted meanwhile.
+        `code`; ERROR if something could not be written; INTERRUPTED if the process was interrupted meanwhile.
     """
     totals = spool.totals() or Totals()
     spool.tidy()
@@ -156,15 +158,15 @@ def write_results(
     except LeakAuditError as error:
         options.notify(f"error: {error}")
     except KeyboardInterrupt:
-        return 130
+        return ExitCode.INTERRUPTED
     except Exception as error:
         options.notify(f"error: the results cannot be written: {type_and_place(error)}")
     else:
         options.notify(f"results.json and report.html are in {spool.root.absolute().parent}")
         if not (interrupted or totals.interrupted or spool.entries() or spool.gone()):
-            spool.forget_salt()  # no later step can be added under the same key
-        return code_if_stopped
-    return code_if_stopped or 5
+            forget_salt(spool.root)  # no later step can be added under the same key
+        return code
+    return code or ExitCode.ERROR
 
 
 def _largest_snapshot(spool: Spool) -> int:

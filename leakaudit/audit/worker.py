@@ -27,10 +27,12 @@ from leakaudit.audit.spool_audit import (
     write_results,
 )
 from leakaudit.errors import ConfigError, LeakAuditError, SnapshotSealedError, type_and_place
+from leakaudit.exit_codes import ExitCode
 from leakaudit.storage.encryption import IDENTITY_VARIABLE
-from leakaudit.storage.parent_watch import PARENT_VARIABLE, leash, yield_processor
+from leakaudit.storage.parent_watch import PARENT_VARIABLE, watch_parent, yield_processor
 from leakaudit.storage.retention import purge_old_runs
-from leakaudit.storage.spool import AuditFile, Spool
+from leakaudit.storage.spool import Spool
+from leakaudit.storage.spool_files import AuditFile
 
 DIED_OVER = "workers died over its snapshot"
 """Reason of a lost step over which workers died.
@@ -69,7 +71,7 @@ def run_worker(
     identities: Sequence[str] = (),
     idle_limit_s: float | None = None,
     audit_factory: Callable[..., Any] | None = None,
-) -> int:
+) -> ExitCode:
     """Audit the snapshots of a spool until its trainer has finished or died.
 
     Args:
@@ -81,14 +83,15 @@ def run_worker(
         audit_factory: makes the `Audit`; replaced in tests.
 
     Returns:
-        Exit code: 0 done, 1 an error of its own, 2 no key fits, 5 the results or the journal could not be written, 130 interrupted.
+        PASS when it is done, CRASH for an error of its own, USAGE if no key fits, ERROR if results or journal cannot be written,
+        INTERRUPTED if it was asked to stop.
 
     Raises:
         SpoolError: no spool is there, or another worker is at work on it.
         ConfigError: the audit's configuration cannot be used, or snapshots are encrypted and no key was given.
     """
     quiet_libraries()
-    parent = leash()
+    parent = watch_parent()
     parent.spool = root
     try:
         with _sigterm_interrupts():
@@ -99,12 +102,12 @@ def run_worker(
             with spool.worker_lock():
                 return _audit_spool(spool, audit_file, options, once=once, audit_factory=audit_factory)
     except KeyboardInterrupt:
-        return 130  # while starting: no snapshot was claimed
+        return ExitCode.INTERRUPTED  # while starting: no snapshot was claimed
     except LeakAuditError:
         raise
     except Exception as error:  # its message may hold private values, so there is no traceback
         print_line(f"error: the worker cannot continue: {type_and_place(error)}")
-        return 1
+        return ExitCode.CRASH
 
 
 def quiet_libraries() -> None:
@@ -124,7 +127,7 @@ def _audit_spool(
     *,
     once: bool,
     audit_factory: Callable[..., Any] | None,
-) -> int:
+) -> ExitCode:
     """Clean a locked spool, audit it and return the exit code."""
     if spool.trainer_gone(audit_file):
         spool.purge_unfinished()
@@ -134,7 +137,7 @@ def _audit_spool(
         _import_torch_and_attacks()
     if not once and not _wait_for_the_first(spool, audit_file, options):
         options.notify("no step was kept: nothing to attack and nothing to report")
-        return 0
+        return ExitCode.PASS
     audit = (audit_factory or open_audit)(spool, audit_file, options)
     return _Work(spool, audit_file, audit, options, once).run()
 
@@ -153,7 +156,7 @@ class _Work:
     claimed: Path | None = field(default=None, init=False)
     """The snapshot that is being audited."""
 
-    def run(self) -> int:
+    def run(self) -> ExitCode:
         """Audit every snapshot, write the results and return the exit code."""
         self._set_deadly_snapshots_aside()
         try:
@@ -165,11 +168,11 @@ class _Work:
             self.options.notify(
                 "interrupted: finished attempts are kept; continue with `leakaudit worker` on the same spool"
             )
-            return self._write(interrupted=True, code_if_stopped=130)
+            return self._write(interrupted=True, code=ExitCode.INTERRUPTED)
         except SnapshotSealedError as error:
             self._give_back()  # whoever has the key can continue with it
             self.options.notify(f"error: {error}")
-            return 2
+            return ExitCode.USAGE
         except OSError as error:
             _ignore_sigterm()
             self._give_back()
@@ -177,17 +180,17 @@ class _Work:
                 return self._write(interrupted=False)
             what = error.strerror or type(error).__name__
             self.options.notify(f"error: cannot continue ({what}); free some space, then start again")
-            return 5
+            return ExitCode.ERROR
         return self._write(interrupted=not complete)
 
     def _set_deadly_snapshots_aside(self) -> None:
         """Set aside the snapshots over which earlier workers died."""
-        for path in self.spool.deadly():
+        for path in self.spool.queue.poisonous():
             self.options.notify(
                 f"snapshot {path.stem} set aside: workers died over it; see whether it fits into memory"
             )
             self.refused += not record_loss(self.audit, path, DIED_OVER)
-            self.spool.set_aside(path, keep=self._keep, reason=DIED_OVER)
+            self.spool.queue.set_aside(path, keep=self._keep, reason=DIED_OVER)
 
     def _audit_until_the_end(self) -> bool:
         """Audit snapshots as they come, and return whether the trainer finished its run."""
@@ -197,7 +200,7 @@ class _Work:
             # Asked before claiming: a last snapshot may arrive in between.
             finished = self.once or self.spool.totals() is not None
             trainer_gone = self.spool.trainer_gone(self.audit_file) or _is_overdue(last_news, self.options)
-            self.claimed = self.spool.claim()
+            self.claimed = self.spool.queue.claim()
             if self.claimed is not None:
                 self.refused += audit_one(self.spool, self.audit, self.claimed, self.options, keep=self._keep)
                 self.claimed, last_news, pauses = None, time.monotonic(), _pauses()
@@ -210,12 +213,10 @@ class _Work:
     def _give_back(self) -> None:
         """Put the claimed snapshot back into the spool, if there is one."""
         if self.claimed is not None:
-            self.spool.give_back(self.claimed)
+            self.spool.queue.give_back(self.claimed)
 
-    def _write(self, *, interrupted: bool, code_if_stopped: int = 0) -> int:
-        return write_results(
-            self.spool, self.audit, self.refused, interrupted, self.options, code_if_stopped=code_if_stopped
-        )
+    def _write(self, *, interrupted: bool, code: ExitCode = ExitCode.PASS) -> ExitCode:
+        return write_results(self.spool, self.audit, self.refused, interrupted, self.options, code=code)
 
     @property
     def _keep(self) -> bool:
@@ -230,7 +231,7 @@ def _wait_for_the_first(spool: Spool, audit_file: AuditFile, options: WorkerOpti
     since, pauses = time.monotonic(), _pauses()
     while not spool.gone():
         over = spool.totals() is not None or spool.trainer_gone(audit_file) or _is_overdue(since, options)
-        if spool.waiting() or spool.deadly() or _has_journal(spool):
+        if spool.waiting() or spool.queue.poisonous() or _has_journal(spool):
             return True
         if over:
             return False

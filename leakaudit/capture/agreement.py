@@ -1,8 +1,7 @@
 """Lets the processes of a distributed run agree, with a time limit.
 
-They use the key-value store in which they met, and no collective.
-
-A process that does not answer, because it has no audit, has no data left or died, costs the others the limit and no more.
+They use the key-value store in which they met, and no collective. A process may not answer, because it has no audit, has no data
+left or died; the others then lose the time limit and nothing else.
 """
 
 from __future__ import annotations
@@ -14,38 +13,37 @@ from dataclasses import dataclass
 from typing import Any
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
-"""Seconds between two looks into the store: a blocking wait would hold up everybody else who uses this connection to it."""
+"""Seconds between two reads of the store. A blocking wait would hold up everybody else who uses this connection to it."""
 
 REMEMBERED = 4
-"""Topics whose keys are left in the store. A process that lags behind by more of them takes no part any more; our choice."""
+"""Topics whose keys stay in the store. A process that is late by more topics takes no part any more. Our choice."""
 
 YES, NO, LATE = "yes", "no", "late"
 
 MEETING = "meeting"
-"""First topic of an audit. Its decision stays in the store: it says that this place was taken."""
+"""First topic of an audit. Its decision stays in the store, and shows later audits that its keys are in use."""
 
 
 @dataclass(frozen=True)
 class Settled:
-    """What was decided on a topic; the same in every process that asks."""
+    """The decision on a topic; every process that asks gets the same."""
 
     yes: bool = False
     silent: tuple[int, ...] = ()
     """Ranks that had not answered at the limit."""
     left: int | None = None
-    """Rank that takes no part in this audit any more; None while all do."""
+    """Rank that left the audit; None while all take part."""
 
 
 class Agreement:
     """The decisions of one audit, the same in every process that asks.
 
-    Whatever happens to one process, all that ask about a topic are told the same.
-
-    That is because a decision is written once: `compare_set` of the store tells a second writer what the first one wrote.
+    A decision is written once, whatever happens to a process: `compare_set` of the store tells a second writer what the first one
+    wrote.
     """
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
-        """Begin with no topic.
+        """Begin without a topic.
 
         Args:
             store: of this audit alone; one of `torch.distributed`.
@@ -64,7 +62,7 @@ class Agreement:
 
         Args:
             topic: asked about once in the audit, in every process.
-            yes: this process's answer; one that says no does not wait.
+            yes: this process's answer; a process that says no does not wait.
             limit_s: how long to wait for the others.
 
         Returns:

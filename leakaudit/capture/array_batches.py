@@ -1,7 +1,7 @@
-"""Classifiers of pictures and tables in a training run: what stands in for the model, the tokenizer and the text of their batches.
+"""Classifiers of pictures and tables in a training run.
 
-The loop calls the user's classifier, and hooks see what goes in and out of it. Here that is put into the words of `ArrayClassifier`,
-by which the side process makes it again: its array is `inputs`, its output `logits`.
+The loop calls the user's classifier, and hooks record its calls. The functions here convert such a call to one of `ArrayClassifier`, the
+model that the side process rebuilds: its array is `inputs`, its output `logits`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LABELS = "labels"
 
 
 def labels_only(net: nn.Module, num_labels: int, criterion: nn.Module | None = None) -> ArrayClassifier:
-    """Return what is audited of a classifier of arrays; its parameters are those of the live one.
+    """Return the audited model of a classifier of arrays, with the live parameters.
 
     Args:
         net: as the loop calls it, wrapped or not.
@@ -41,9 +41,10 @@ def labels_only(net: nn.Module, num_labels: int, criterion: nn.Module | None = N
 
 
 def classifier_in(module: nn.Module) -> nn.Module:
-    """Return the classifier in a module that trains it, such as a LightningModule: its one part with all parameters, or itself.
+    """Return the classifier in a module that trains it, such as a LightningModule.
 
-    A training step calls either the module, which calls that part, or the part; in both cases the part is called.
+    It is the only child with all parameters, or else the module itself. Whether a training step calls the module or that child, the child
+    is called.
     """
     everything = {id(p) for p in module.parameters()}
     holders = [part for part in module.children() if {id(p) for p in part.parameters()} == everything]
@@ -51,7 +52,10 @@ def classifier_in(module: nn.Module) -> nn.Module:
 
 
 def for_labels(config: AuditConfig) -> AuditConfig:
-    """Return the configuration with label attacks, unless it names attacks itself: batches of arrays hold no text."""
+    """Return the configuration with label attacks, unless it names attacks itself.
+
+    Batches of arrays hold no text that other attacks could read.
+    """
     return config if "attacks" in config.model_fields_set else config.model_copy(update={"attacks": LABEL_ATTACKS})
 
 
@@ -65,11 +69,33 @@ def array_pass(seen: MicroBatch, num_labels: int) -> MicroBatch:
     """Return a recorded forward pass as one of an `ArrayClassifier`.
 
     Args:
-        seen: with the names of the user's classifier.
+        seen: recorded at the user's classifier, with its names.
         num_labels: C.
 
     Raises:
         SnapshotError: it was not called with one array, its labels are not known, or it returned something else than logits.
+    """
+    inputs = _only_array(seen)
+    labels = seen.inputs.get(LABELS, seen.withheld_inputs.get(LABELS))
+    if labels is None:
+        raise SnapshotError(
+            "its labels are not known, so nothing could be scored: a batch names them `labels`, or the loop tells them before the "
+            "forward pass (`audit.batch({'labels': labels})`)"
+        )
+    inside = {LABELS: labels} if LABELS in seen.inputs else {}
+    return replace(
+        seen,
+        inputs={"inputs": inputs, **inside, "input_ids": no_tokens(len(inputs))},
+        withheld_inputs={LABELS: labels},
+        output_gradients=_output_gradients(seen, (len(inputs), num_labels)),
+    )
+
+
+def _only_array(seen: MicroBatch) -> Tensor:
+    """Return the array that a classifier was called with.
+
+    Raises:
+        SnapshotError: it was not called with one array of floating-point numbers.
     """
     arrays = {name: value for name, value in seen.inputs.items() if name != LABELS}
     if len(arrays) != 1 or not all(value.is_floating_point() for value in arrays.values()):
@@ -79,25 +105,26 @@ def array_pass(seen: MicroBatch, num_labels: int) -> MicroBatch:
             "floating-point numbers"
         )
     (inputs,) = arrays.values()
-    labels = seen.inputs.get(LABELS, seen.withheld_inputs.get(LABELS))
-    if labels is None:
+    return inputs
+
+
+def _output_gradients(seen: MicroBatch, shape: tuple[int, int]) -> dict[str, Tensor]:
+    """Return the gradients at the outputs, by the names of an `ArrayClassifier`.
+
+    Args:
+        seen: recorded at the user's classifier, whose only output has no name.
+        shape: (B, C), of logits.
+
+    Raises:
+        SnapshotError: the loss was computed from something else than logits of that shape.
+    """
+    found = {"logits" if path == "output" else path: gradient for path, gradient in seen.output_gradients.items()}
+    others = [path for path in found if path not in ("logits", "loss")]
+    logits = found.get("logits")
+    if others or (logits is not None and logits.shape != shape):
+        what = f"its output {others[0]!r}" if logits is None or others else f"outputs of shape {tuple(logits.shape)}"
         raise SnapshotError(
-            "its labels are not known, so nothing could be scored: a batch names them `labels`, or the loop tells them before the "
-            "forward pass (`audit.batch({'labels': labels})`)"
+            f"its loss is computed from {what}; the audit takes classifiers whose loss is computed from logits of shape "
+            f"{shape}, one for each class of an example (`num_labels`)"
         )
-    output_gradients = {"logits" if path == "output" else path: pull for path, pull in seen.output_gradients.items()}
-    odd = [path for path in output_gradients if path not in ("logits", "loss")]
-    logits = output_gradients.get("logits")
-    if odd or (logits is not None and logits.shape != (len(inputs), num_labels)):
-        found = f"its output {odd[0]!r}" if logits is None or odd else f"outputs of shape {tuple(logits.shape)}"
-        raise SnapshotError(
-            f"its loss is computed from {found}; the audit takes classifiers whose loss is computed from logits of shape "
-            f"({len(inputs)}, {num_labels}), one for each class of an example (`num_labels`)"
-        )
-    inside = {LABELS: labels} if LABELS in seen.inputs else {}
-    return replace(
-        seen,
-        inputs={"inputs": inputs, **inside, "input_ids": no_tokens(len(inputs))},
-        withheld_inputs={LABELS: labels},
-        output_gradients=output_gradients,
-    )
+    return found

@@ -101,7 +101,7 @@ class BackgroundWriter:
         return self.thread is not None and self.thread.is_alive()
 
     def wait(self, patience_s: float = PATIENCE_SECONDS) -> bool:
-        """Wait until the last kept step is written, at most so many seconds; return whether it is."""
+        """Wait at most so many seconds for the writer; return whether it is done."""
         if self.thread is not None:
             self.thread.join(patience_s)
         return not self.writing()

@@ -1,9 +1,9 @@
 """Keeps defects of the audit out of training.
 
-No exception of the audit crosses this boundary, and no exception of the user's is held back.
+No exception of the audit crosses this boundary, and every exception of the user's does.
 
-Whatever torch, a framework or a training loop calls in this package is an `entry`: an exception in it ends up in `_fail` of its
-object, and training goes on. Ctrl-C and the end of the interpreter are no defects and go through.
+Whatever torch, a framework or a training loop calls in this package is an `entry`: an exception in it is given to `_fail` of its
+object, and training continues. Ctrl-C and the end of the interpreter are not defects; they pass unchanged.
 """
 
 from __future__ import annotations
@@ -24,22 +24,28 @@ class Insider(Protocol):
     """An object with entries."""
 
     def _fail(self, error: Exception) -> None:
-        """Take an exception of one of its entries: say once what it costs the audit, and end what cannot go on."""
+        """Handle an exception of an entry.
+
+        The first time, it tells the user what the exception costs the audit; it ends what cannot continue.
+        """
 
 
 class _LastResort(contextlib.suppress, ContextDecorator):
-    """Swallows what a guard itself raises, as it does where neither memory nor stack is left.
+    """Swallows what a guard itself raises, when memory or stack is used up.
 
     As a decorator it adds one frame, which is the standard library's: nothing of ours runs outside of it.
     """
 
 
 last_resort = _LastResort(Exception)
-"""Decorator of a function that may be called from outside and calls entries: it returns None where it fails itself."""
+"""Decorator of a function that is called from outside and calls entries. It returns None if the function itself fails."""
 
 
 def entry(method: F) -> F:
-    """Return a method that hands its exceptions to `_fail` of its object, an `Insider`, and returns None then."""
+    """Return a method that gives its exceptions to `_fail` of its object.
+
+    The method returns None then. The object is an `Insider`.
+    """
 
     @functools.wraps(method)
     def guarded(self: Insider, *args: Any, **kwargs: Any) -> Any:
@@ -55,7 +61,9 @@ def entry(method: F) -> F:
 def around(
     call: Callable[P, R], before: Callable[P, object] | None = None, after: Callable[[R], object] | None = None
 ) -> Callable[P, R]:
-    """Return a function of the user's with an entry before it, and one after it where it returns.
+    """Return the user's function with an entry before it and one after it.
+
+    The entry after it is called only if the function returns.
 
     Args:
         call: the user's; what it raises reaches the caller unchanged.
@@ -76,10 +84,13 @@ def around(
 
 
 class Ending(AbstractContextManager[Any], ContextDecorator):
-    """Decorator of a function of the user's that tells of the exception that ends it, Ctrl-C included; it goes on unchanged."""
+    """Decorator that reports the exception which ends a user's function.
+
+    That includes Ctrl-C. The exception reaches the caller unchanged.
+    """
 
     def __init__(self, ended: Callable[[BaseException], object]) -> None:
-        """Remember whom to tell.
+        """Note the function that is called at an exception.
 
         Args:
             ended: entry that is given the exception.
@@ -90,7 +101,7 @@ class Ending(AbstractContextManager[Any], ContextDecorator):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Tell of an exception."""
+        """Give an exception to the entry."""
         if error is not None:
             self._ended(error)
 
@@ -98,14 +109,14 @@ class Ending(AbstractContextManager[Any], ContextDecorator):
 class Hook:
     """A function of ours that a module calls.
 
-    If the module is copied or pickled, a function that does nothing takes its place.
+    In a copied or pickled module, a function that does nothing takes its place.
 
     Loops copy models whenever they like (`copy.deepcopy` of the best one, an average of weights, `torch.save` of the module).
     A copy belongs to no recorded step, and needs no `leakaudit` where it is loaded.
     """
 
     def __init__(self, call: Callable[..., Any]) -> None:
-        """Remember the function, an entry."""
+        """Note the function, an entry."""
         self._call = call
 
     @last_resort

@@ -1,6 +1,6 @@
-"""One call of a model as it was made, so that it can be made again.
+"""One call of a model, recorded so that it can be repeated.
 
-It holds the arguments, and what the call depends on beside them and the model.
+A record holds the arguments, and the context that the call depends on beside them and the model.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import copy
 import random
 import sys
 from collections import UserDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
@@ -26,61 +26,61 @@ ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
 
 
 @dataclass(frozen=True)
-class Held:
-    """One tensor among the arguments."""
+class HeldTensor:
+    """A tensor among the arguments."""
 
     tensor: Tensor
     """A copy on the CPU: user code may change its own in place."""
     device: torch.device
     requires_grad: bool
 
-    def again(self) -> Tensor:
-        """Return it as it was, on its device, without the graph that it came from."""
+    def restored(self) -> Tensor:
+        """Return the tensor as it was, on its device, without the graph that it came from."""
         return self.tensor.to(self.device, copy=True).requires_grad_(self.requires_grad)
 
 
 @dataclass(frozen=True)
-class Call:
-    """Arguments of one call, their tensors as `Held`."""
+class ModelCall:
+    """The arguments of one call, with each tensor as a `HeldTensor`."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    odd: str = ""
-    """Type of the first argument that the call may have changed, so that it cannot be repeated; empty where there is none."""
+    unrepeatable: str = ""
+    """Type of the first argument that the call may have changed, so that it cannot be repeated; empty if there is none."""
 
     @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: Mapping[int, Tensor]) -> Call:
-        """Keep a call that is about to be made.
+    def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: Mapping[int, Tensor]) -> ModelCall:
+        """Record a call that is about to be made.
 
         Args:
             args: as they are given.
             kwargs: as they are given.
             known: identity of a tensor among them -> its copy on the CPU, where one was made already.
         """
-        odd: list[str] = []
+        changeable: list[str] = []
 
         def keep(leaf: Any) -> Any:
             if isinstance(leaf, Tensor):
                 own = known.get(id(leaf))
                 held = leaf.detach().to("cpu", copy=True) if own is None else own
-                return Held(held, leaf.device, leaf.requires_grad)
+                return HeldTensor(held, leaf.device, leaf.requires_grad)
             if not isinstance(leaf, PLAIN):
-                odd.append(type(leaf).__name__)
+                changeable.append(type(leaf).__name__)
             return leaf
 
         mine, named = mapped((tuple(args), dict(kwargs)), keep)
-        return cls(mine, named, odd=odd[0] if odd else "")
+        return cls(mine, named, unrepeatable=changeable[0] if changeable else "")
 
-    def again(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments as they were, in containers of their own."""
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments as they were, in new containers."""
         found: tuple[tuple[Any, ...], dict[str, Any]] = mapped(
-            (self.args, self.kwargs), lambda leaf: leaf.again() if isinstance(leaf, Held) else leaf
+            (self.args, self.kwargs), lambda leaf: leaf.restored() if isinstance(leaf, HeldTensor) else leaf
         )
         return found
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return nested containers with `change` applied to what is in them.
+    """Return nested containers with a function applied to each element.
 
     Dicts, lists and tuples are copied.
     """
@@ -97,26 +97,26 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class CallContext:
     """What a forward pass depends on beside its arguments and the model.
 
-    The states of torch's generators are kept elsewhere (`Pass.rng`).
+    `ForwardPass.rng` has the states of torch's generators.
     """
 
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
-    """Type of device, whether it is on, its type."""
+    """For each type of device: its name, whether autocast is on, and to which type it casts."""
     cache: bool
-    """Whether autocast keeps the weights that it casts."""
+    """Whether autocast caches the weights that it casts."""
     attention: tuple[tuple[str, bool], ...]
-    """Kernel -> whether it may be used."""
+    """For each attention kernel: its name, and whether it may be used."""
     python: Any
     """State of `random`."""
     numpy: Any
-    """State of `numpy.random`; None where numpy is not there."""
+    """State of `numpy.random`; None where numpy is not imported."""
 
     @classmethod
-    def now(cls) -> Surroundings:
-        """Note them; reading them changes nothing."""
+    def now(cls) -> CallContext:
+        """Read the context as it is now; this changes nothing."""
         kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
         arrays = sys.modules.get("numpy")
         return cls(
@@ -128,13 +128,13 @@ class Surroundings:
         )
 
     def enter(self, stack: ExitStack) -> None:
-        """Set the surroundings of the pass until the stack is closed.
+        """Set the context of the pass until a stack is closed.
 
-        The generators of Python and numpy stay where the pass leaves them.
+        The generators of Python and numpy keep the state that the pass leaves them in.
         """
         for kind, on, dtype in self.autocast:
             stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=on, cache_enabled=self.cache))
-        for (kernel, on), (_, now) in zip(self.attention, Surroundings.now().attention, strict=True):
+        for (kernel, on), (_, now) in zip(self.attention, CallContext.now().attention, strict=True):
             if on != now:
                 stack.callback(_attention(kernel, "enable_{}_sdp"), now)
                 _attention(kernel, "enable_{}_sdp")(on)
@@ -151,6 +151,22 @@ def _attention(kernel: str, name: str) -> Callable[..., Any]:
 def copied(values: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the tensors among some values, copied to the CPU.
 
-    User code may change them in place later.
+    They are copied because user code may change its own in place later.
     """
     return {k: v.detach().to("cpu", copy=True) for k, v in values.items() if isinstance(v, Tensor)}
+
+
+def random_states(parameters: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return the states of torch's default generators, without drawing from them.
+
+    Args:
+        parameters: the generator of the first one's device is read beside that of the CPU.
+
+    Returns:
+        `cpu`, and `cuda` where the first parameter is on a GPU -> state.
+    """
+    states = {"cpu": torch.get_rng_state()}
+    device = next((p.device for p in parameters), torch.device("cpu"))
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states

@@ -25,7 +25,10 @@ def fits_in_memory(size: int) -> bool:
 
 
 def stored_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the type in which an update is kept: its own where that is narrower than float32, else float32."""
+    """Return the type in which an update is kept.
+
+    It is the update's own type if that is narrower than float32, else float32.
+    """
     return dtype if dtype in (torch.bfloat16, torch.float16) else torch.float32
 
 
@@ -101,7 +104,7 @@ class CopyBuffers:
         return self.copy_into(sources)
 
     def copy_into(self, sources: Mapping[str, Source]) -> tuple[dict[str, Tensor], Callable[[], None]]:
-        """Copy some tensors of a step; like `copy`, but the decision to hold copies stays as it is.
+        """Copy some tensors of a step, held or not as the last `copy` decided.
 
         Copies from a GPU are made on a stream of their own, into pinned memory. The training stream waits for them, or the optimizer
         would move weights that are still being read. The training thread does not wait: only the writer does, for the event.

@@ -1,4 +1,4 @@
-"""The step that is being recorded, from its start until all its optimizers have stepped.
+"""The step that is being recorded, until all its optimizers have stepped.
 
 torch and the training loop cause these events, in this order:
 
@@ -22,11 +22,10 @@ from typing import Any
 from leakaudit.capture.background_writer import BackgroundWriter
 from leakaudit.capture.boundary import around, entry
 from leakaudit.capture.calls import copied
-from leakaudit.capture.forward_hooks import ForwardHooks, Pass
-from leakaudit.capture.inside_step import Handed
+from leakaudit.capture.forward_hooks import ForwardHooks, ForwardPass
 from leakaudit.capture.live_model import LiveModel
 from leakaudit.capture.local_gradients import LocalGradients
-from leakaudit.capture.optimizer_hooks import OptimizerHooks
+from leakaudit.capture.optimizer_hooks import OptimizerHooks, closure_of, replaced_closure
 from leakaudit.capture.optimizers import nested
 from leakaudit.capture.pass_recorder import PassRecorder
 from leakaudit.capture.step_keeper import StepKeeper
@@ -55,7 +54,18 @@ class CurrentStep:
         local_steps: int,
         failed: Callable[[Exception], None],
     ) -> None:
-        """Prepare; nothing is hooked before `hooks.install`. `failed` is called with whatever is raised in an entry."""
+        """Prepare; nothing is hooked before `hooks.install`.
+
+        Args:
+            model: the live model.
+            passes: records forward and backward passes.
+            forwards: hooks on the object that the loop calls.
+            keeper: takes a recording to the writer.
+            writer: counts what was kept.
+            observe: what the client sends.
+            local_steps: optimizer steps that make one `delta`.
+            failed: called with whatever is raised in an entry.
+        """
         self._model = model
         self._passes = passes
         self._forwards = forwards
@@ -92,12 +102,12 @@ class CurrentStep:
         self._keeper.answer.refuse()
 
     def stop(self) -> None:
-        """Record nothing more, but go on answering the other processes: they ask at every step that is due."""
+        """Record no more steps; the other processes still get their answers."""
         self.stopped = True
         self._recording = self._copied = None
 
     def note_batch(self, values: Mapping[str, Any]) -> None:
-        """Note the whole batch of the next forward pass, with what the trainer withholds from the model."""
+        """Note the whole batch of the next forward pass, withheld inputs included."""
         self._restart_if_stepped()
         if self._recording is not None:
             self._recording.withheld_inputs = copied(values)
@@ -113,7 +123,7 @@ class CurrentStep:
 
     # ------------------------------------------------------------------ forward and backward passes
 
-    def forward_begins(self, seen: Pass) -> None:
+    def forward_begins(self, seen: ForwardPass) -> None:
         """Add a forward pass."""
         self._restart_if_stepped()
         recording = self._recording
@@ -126,13 +136,13 @@ class CurrentStep:
         self._passes.add_pass(recording, seen)
         self._writer.counters.blocked_s += time.perf_counter() - start
 
-    def backward_arrives(self, seen: Pass, number: int) -> None:
+    def backward_arrives(self, seen: ForwardPass, number: int) -> None:
         """Note that a backward pass reaches a forward pass."""
         if self._recording is not None:
             self._passes.add_backward(self._recording, seen, number)
 
     def _restart_if_stepped(self) -> None:
-        """Begin the step again, if only some of several optimizers have made it and a forward pass begins."""
+        """Begin the step again, if only some of its optimizers have stepped."""
         found = self._copied
         if found is None or not found.stepped:
             return
@@ -151,30 +161,28 @@ class CurrentStep:
 
     @entry
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Copy now, or after the closure where the optimizer computes its gradients itself."""
+        """Copy now, or after the closure if the optimizer computes its gradients itself."""
         if nested(optimizer):
             return None
         optimizer = self.hooks.base_of(optimizer)
-        closure = kwargs.get("closure") or next((a for a in args[1:] if callable(a)), None)
+        closure = closure_of(args, kwargs)
         if closure is None or (self._recording is None and self._copied is None):
             if not self._ends_the_step_before(optimizer):
                 self._copy(optimizer)
             return None
         observed = around(closure, after=functools.partial(self._evaluated, optimizer, itertools.count()))
-        if kwargs.get("closure") is not None:
-            return args, {**kwargs, "closure": observed}
-        return tuple(observed if a is closure else a for a in args), kwargs
+        return replaced_closure(args, kwargs, observed)
 
     @entry
-    def _evaluated(self, optimizer: Any, calls: Iterator[int], loss: Any) -> None:
+    def _evaluated(self, optimizer: Any, calls: Iterator[int], _loss: Any) -> None:
         """Copy at the first evaluation: an optimizer may evaluate its closure many times."""
         if next(calls) == 0:
             self._copy(optimizer)
-        if self._copied is not None and id(optimizer) in self._copied.handed:
-            self._copied.handed[id(optimizer)].evaluated()
+        if self._copied is not None and id(optimizer) in self._copied.optimizer_steps:
+            self._copied.optimizer_steps[id(optimizer)].evaluated()
 
     def _ends_the_step_before(self, optimizer: Any) -> bool:
-        """Return whether one of several optimizers steps before the first forward pass, and so ends the step before."""
+        """Return whether one of several optimizers steps before the first forward pass."""
         recording = self._recording
         if recording is None or recording.passes or len(self._model.optimizers) == 1:
             return False
@@ -182,14 +190,14 @@ class CurrentStep:
         return len(recording.ignored) < len(self._model.optimizers)
 
     def _copy(self, optimizer: Any) -> None:
-        """Copy what the optimizer got; whatever happens, the other processes have their answer afterwards."""
+        """Copy what the optimizer got, and in any case answer the other processes."""
         start = time.perf_counter()
         recording = self._recording
         try:
             if self._copied is not None:
                 self._join(self._copied, optimizer)
             elif recording is not None and self._observe == "delta":
-                self._note_local_step(recording)
+                self._passes.note_local_step(recording)
             elif recording is not None:
                 self._finish(recording, start)
                 if self._copied is not None:
@@ -201,7 +209,7 @@ class CurrentStep:
             self._writer.counters.blocked_s += time.perf_counter() - start
 
     def _join(self, found: CopiedStep, optimizer: Any) -> None:
-        """Continue a copied step at the next of several optimizers; copy gradients again that changed since."""
+        """Continue a copied step at its next optimizer; copy changed gradients again."""
         if id(optimizer) in found.entered:
             self._drop(
                 found,
@@ -209,36 +217,24 @@ class CurrentStep:
             )
             return
         found.entered.add(id(optimizer))
-        handed = found.handed.get(id(optimizer))
-        if handed is None:
+        given = found.optimizer_steps.get(id(optimizer))
+        if given is None:
             return
-        found.handed[id(optimizer)] = Handed.of(optimizer, last=self.hooks.is_last(optimizer))
-        if handed.gradients.touched(handed.now):
-            self._keeper.copier.copy_again(found, handed)
-
-    def _note_local_step(self, recording: StepRecording) -> None:
-        """Copy the weights before the first local step, and note which passes were made into steps."""
-        for seen in recording.passes:
-            seen.stepped = seen.backward is not None
-        if not recording.before:
-            before = {name: w.detach().clone() for name, w in self._model.state().items()}
-            recording.before = {name: recording.buffers.get(name, w) for name, w in before.items()}
+        found.optimizer_steps[id(optimizer)] = self.hooks.step_of(optimizer)
+        if given.gradients.touched(given.now):
+            self._keeper.copier.copy_again(found, given)
 
     def _finish(self, recording: StepRecording, start: float) -> None:
         """End the recording: copy the step, or say why it is not kept."""
         self._recording = None
-        several = len(self._model.optimizers) > 1
-        if not several:  # of several, a forward pass before all have stepped must be seen
+        if len(self._model.optimizers) == 1:  # of several, a forward pass before all have stepped must be seen
             self._unhook()
         try:
             found = self._keeper.keep(recording, start)
             if found is None:
                 return
             if found.kept is not None and self._observe != "local":
-                found.handed = {
-                    id(one): Handed.of(one, last=self.hooks.is_last(one), alone=not several)
-                    for one in self._model.optimizers
-                }
+                found.optimizer_steps = {id(one): self.hooks.step_of(one) for one in self._model.optimizers}
             self._copied = found
             self._keeper.write_if_large(found)
         except LeakAuditError as error:
@@ -248,7 +244,7 @@ class CurrentStep:
     # ------------------------------------------------------------------ after an optimizer has stepped
 
     @entry
-    def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def after_step(self, optimizer: Any, *_arguments: Any) -> None:
         """Compare the copy with what the optimizer did, or end a local step."""
         if nested(optimizer):
             return
@@ -271,14 +267,14 @@ class CurrentStep:
         self._writer.counters.blocked_s += time.perf_counter() - start
 
     def _stepped(self, found: CopiedStep, optimizer: Any) -> None:
-        """Check what one optimizer did; hand over the step when all optimizers have stepped."""
+        """Check what one optimizer did; hand over the step after the last optimizer."""
         found.stepped.add(id(optimizer))
-        handed = found.handed.get(id(optimizer))
+        given = found.optimizer_steps.get(id(optimizer))
         try:
-            if handed is not None:
-                found.notes.append(handed.check(declared=bool(found.recording.manifest.facts.defenses)))
-                if handed.retake:
-                    self._keeper.copier.copy_again(found, handed)
+            if given is not None:
+                found.notes.append(given.check(declared=bool(found.recording.manifest.facts.defenses)))
+                if given.copy_after_step:
+                    self._keeper.copier.copy_again(found, given)
         except LeakAuditError as error:
             self._drop(found, error)
             return
@@ -287,7 +283,7 @@ class CurrentStep:
             self._keeper.confirm(found)
 
     def _drop(self, found: CopiedStep, error: LeakAuditError) -> None:
-        """Let go of a copied step, and say why."""
+        """Give up a copied step, and say why."""
         self._close()
         if found.written:
             self.stop()

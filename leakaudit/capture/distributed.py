@@ -1,8 +1,8 @@
-"""The other processes of a distributed run (DDP and FSDP2).
+"""The processes of a distributed run (DDP and FSDP2).
 
-The audit enters no collective of the user's process group: a process without an audit, or one that has no data left, would leave
-the others waiting there. Processes agree over the store of the group with a time limit (`agreement.py`); batches and shards go to
-the first process over connections of our own, which have a time limit too and are known to no registry of torch.
+The audit enters no collective of the user's process group: the others would wait there for a process without an audit, or without
+data. Processes agree over the store of the group with a time limit (`agreement.py`). Batches and shards are sent to the first process
+over connections of our own, which have a time limit too and are not registered with torch.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ from leakaudit.capture.agreement import MEETING, Agreement, Settled
 from leakaudit.capture.process_group import END_OF
 from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.errors import PeersError, SnapshotError
-from leakaudit.storage.snapshots import tensors_of, truth_of
+from leakaudit.storage.truth_tensors import tensors_of, truth_of
 
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 20.0
-"""How long the others are waited for at the beginning and at a step that is due. Our choice: processes of one run come there within
+"""Seconds that a process waits for the others at the beginning and at a due step. Our choice: processes of one run arrive within
 seconds of each other, and default time limits of collectives are 10 to 30 minutes."""
 
 BEGIN_SECONDS = 120.0
-"""How long the first process may take to make the spool and its buffers. Our choice: 14 GB of pinned memory take about a minute."""
+"""Seconds that the first process may take to make the spool and its buffers. Our choice: 14 GB of pinned memory take about a minute."""
 
 SENDING_SECONDS = 60.0
-"""Time limit of one transfer to the first process. Our choice: an embedding table of 2 GB takes 16 s at 1 Gbit/s."""
+"""Time limit of one transfer to the first process, in seconds. Our choice: an embedding table of 2 GB takes 16 s at 1 Gbit/s."""
 
 SHARE_OF_TIMEOUT = 1 / 4
-"""No time limit of ours is longer than this part of the user's own: the others may wait in a collective meanwhile, and at the
+"""Part of the user's own time limit that bounds each of ours. Our choice: the others may wait in a collective meanwhile, and at the
 beginning three limits may follow each other."""
 
 MOST_MISSED = 2
-"""Due steps in a row at which a process may be silent before the audit ends. Our choice: one may be a long checkpoint."""
+"""Due steps in a row without an answer of some process that end the audit. Our choice: a single one may be a long checkpoint."""
 
 PIECE = 2**28
 """Bytes of one message. Our choice, far below what gloo counts in 32 bits."""
 
 PREFIX = "leakaudit"
-"""Of our keys in the store of the process group."""
+"""Prefix of our keys in the store of the process group."""
 
 
 @dataclass
 class TorchProcessGroup:
-    """The processes of the default group; `meet` comes before everything else."""
+    """The processes of the default group of torch; call `meet` first."""
 
     mean_over: int
-    """Processes over whose gradients the update is the mean, as DDP and FSDP2 reduce them."""
+    """Number of processes over whose gradients DDP or FSDP2 takes the mean."""
     over: str = ""
-    """Why these processes keep no steps together any more; empty while they do."""
+    """Why these processes stopped keeping steps together; empty while they keep them."""
     _missed: int = field(default=0, init=False)
-    """Topics in a row at which somebody was silent."""
+    """Topics in a row that some process did not answer."""
     _agreement: Agreement | None = field(default=None, init=False)
     _store: Any = field(default=None, init=False)
     _line: _Line | None = field(default=None, init=False)
@@ -77,7 +77,7 @@ class TorchProcessGroup:
         Raises:
             PeersError: not all came within the time limit, or one is not audited.
         """
-        self._take_room()
+        self._take_number()
         assert self._agreement is not None
         limit = _within(ANSWER_SECONDS)
         settled = self._agreement.settle(MEETING, True, limit)
@@ -88,14 +88,14 @@ class TorchProcessGroup:
 
     def decline(self) -> None:
         """Tell the others that this process begins no audit."""
-        self._take_room()
+        self._take_number()
         assert self._agreement is not None
         self._agreement.settle(MEETING, False, 0.0)
 
-    def _take_room(self) -> None:
-        """Take the first place in the store where this audit can meet.
+    def _take_number(self) -> None:
+        """Take the first number in the store under which this audit can meet.
 
-        Each audit has one, and earlier ones are closed.
+        Each audit has a number of its own; those of earlier audits are closed.
         """
         store = _default_store()
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # an agent's store outlives the processes
@@ -120,7 +120,7 @@ class TorchProcessGroup:
     def agree(self, topic: str, yes: bool, limit_s: float | None = None) -> bool:
         """Return whether all processes say yes within the time limit.
 
-        It raises nothing; `over` says why if that was the last time.
+        It raises nothing. If the processes stop keeping steps together, `over` says why.
         """
         if self.over or self._agreement is None:
             return False
@@ -134,7 +134,7 @@ class TorchProcessGroup:
         return settled.yes
 
     def _note(self, topic: str, settled: Settled, limit: float) -> None:
-        """Say what a missing answer costs, in one of the processes that did answer."""
+        """Log what a missing answer costs, in one of the processes that answered."""
         self._missed = self._missed + 1 if settled.silent else 0
         if settled.left is not None:
             why = f"rank {settled.left} takes no part any more: its training has ended, or its own message says why"
@@ -144,18 +144,18 @@ class TorchProcessGroup:
             if self._missed >= MOST_MISSED:
                 self._end(f"{why}, {self._missed} times in a row", loud=_first_of(settled.silent))
             elif _first_of(settled.silent):
-                logger.warning("%s is not kept: %s; training goes on", topic.removeprefix(END_OF), why)
+                logger.warning("%s is not kept: %s; training continues", topic.removeprefix(END_OF), why)
 
     def _end(self, why: str, *, loud: bool) -> None:
         """Keep no more steps."""
         self.over = why
         if loud:
-            logger.warning("no more steps are kept: %s; training goes on, and steps that were kept are audited", why)
+            logger.warning("no more steps are kept: %s; training continues, and steps that were kept are audited", why)
 
     def leave(self) -> None:
         """Tell the others that this process takes no part any more.
 
-        They go on without the audit.
+        Their training continues without the audit.
         """
         agreement, self._agreement = self._agreement, None
         if agreement is not None and not self.over:
@@ -165,7 +165,7 @@ class TorchProcessGroup:
                 logger.debug("the others were not told: %s", type(error).__name__)
 
     def gather(self, truth: Truth) -> Truth:
-        """Return the micro-batches of all processes, in the first one.
+        """Return the micro-batches of all processes, in the first process.
 
         They are sorted by rank; the other processes get their own back.
 
@@ -178,9 +178,9 @@ class TorchProcessGroup:
         return replace(truth, micro_batches=batches) if self.first else truth
 
     def whole(self, shard: Any) -> Tensor:
-        """Return a sharded tensor whole in the first process; all enter.
+        """Return a sharded tensor as a whole, in the first process.
 
-        The other processes get what they hold of it.
+        All processes call this; the others get the part that they hold.
 
         Args:
             shard: a DTensor that `check_layout` let through.
@@ -245,7 +245,7 @@ class _Line:
 
 
 def peers_of(processes: int | None = None) -> TorchProcessGroup | None:
-    """Return the other processes of this run, or None where it has none.
+    """Return the processes of this run; None if there is only one.
 
     Args:
         processes: how many the framework says there are; None asks `torch.distributed`.
@@ -260,7 +260,7 @@ def peers_of(processes: int | None = None) -> TorchProcessGroup | None:
 def check_layout(model: nn.Module, called: nn.Module, *, reduced: bool) -> None:
     """Refuse a model that is not divided over all processes alike.
 
-    Otherwise nobody knows what the update is the mean of.
+    For such a model it is unknown over which batches the update is the mean.
 
     Args:
         model: the model itself.
@@ -302,7 +302,7 @@ def _default_store() -> Any:
     Torch has no public name for it in 2.6 to 2.13.
 
     Raises:
-        PeersError: there is none, as with MPI.
+        PeersError: the group has no store, as with MPI.
     """
     find = getattr(dist.distributed_c10d, "_get_default_store", None)
     store = None if find is None else find()
@@ -314,7 +314,7 @@ def _default_store() -> Any:
 
 
 def _within(limit_s: float) -> float:
-    """Return a time limit that leaves the user's own collectives enough of theirs."""
+    """Return a time limit that is short beside the user's own limits."""
     own = [timeout.total_seconds() for timeout in _users_timeouts()]
     return min([limit_s, *(SHARE_OF_TIMEOUT * seconds for seconds in own)])
 
@@ -338,7 +338,7 @@ def _incomplete(silent: tuple[int, ...], limit: float) -> str:
 
 
 def _first_of(others: tuple[int, ...]) -> bool:
-    """Return whether this process is the first one that is none of some others."""
+    """Return whether this process is the first that is not among some ranks."""
     return dist.get_rank() == min(rank for rank in range(dist.get_world_size()) if rank not in others)
 
 

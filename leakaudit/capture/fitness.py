@@ -1,6 +1,6 @@
 """Checks before the first step whether a model can be audited.
 
-Its tensors have to be such as can be kept, and another process has to make the same ones.
+A snapshot must be able to hold its tensors, and another process must be able to make the same model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from leakaudit.storage.safetensors_stream import DTYPES
 
 
 def check_tensors(model: nn.Module) -> None:
-    """Refuse a model whose steps could not be kept.
+    """Refuse a model whose steps cannot be kept.
 
     Raises:
         SnapshotError: names a parameter or buffer without values (on `meta`), or of a type that a snapshot cannot hold.
@@ -52,11 +52,11 @@ class Fit:
     foreign: frozenset[str] = frozenset()
     """Parameters and stored buffers that the made model has no place for."""
     unlike: frozenset[str] = frozenset()
-    """Unstored buffers whose values differ, so that they are kept with each step."""
+    """Unstored buffers whose values differ; they are kept with each step."""
     parts: Mapping[str, str] = field(default_factory=dict)
     """Small modules that a user put in the place of others, and how they are made again."""
     made: Settings | None = None
-    """Plain numbers on the made model's modules; None where none could be made."""
+    """Plain numbers on the made model's modules; None where the model could not be made here."""
 
     @classmethod
     def of(cls, model: nn.Module, recipe: ModelRecipe) -> Fit:
@@ -67,8 +67,8 @@ class Fit:
             recipe: how the side process makes it. For one that user code makes nothing is tried: that code may have effects.
 
         Raises:
-            ModelError: the class makes tensors that the live model has not, or of other shapes: its weights could not be loaded; or
-                the live model has a part that cannot be made again.
+            ModelError: the class makes tensors that the live model lacks or has in other shapes, so that its weights could not be
+                loaded; or the live model has a part that cannot be made again.
         """
         refuse_quantised(model)
         live = {plain_name(name): buffer for name, buffer in unstored_buffers(model).items()}
@@ -111,9 +111,9 @@ def refuse_quantised(model: nn.Module) -> None:
 
 
 def _blank(recipe: ModelRecipe) -> nn.Module | None:
-    """Return the model of a recipe with parameters without values.
+    """Return the model of a recipe, its parameters without values.
 
-    It has its buffers; None means that this cannot be tried.
+    Its buffers have values. None means that this cannot be tried.
 
     Raises:
         ModelError: the recipe makes no model, or its adapters do not fit.
@@ -140,7 +140,7 @@ def _parameters_without_values() -> Iterator[None]:
     So a large model takes no memory.
     """
 
-    def emptied(module: nn.Module, name: str, parameter: Any) -> Any:
+    def emptied(_module: nn.Module, _name: str, parameter: Any) -> Any:
         if parameter is None or parameter.is_meta:
             return None
         return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
@@ -155,7 +155,7 @@ def _parameters_without_values() -> Iterator[None]:
 def patched_parts(model: nn.Module) -> tuple[str, ...]:
     """Return the names of parts that compute by more than the code of their class.
 
-    They have a `forward` in the instance, or forward hooks. The model itself is left out: what is around it changes the loss and not
+    They have a `forward` in the instance, or forward hooks. The model itself is left out: a change around it affects the loss and not
     what its parts compute, and `own_loss` tells of that.
     """
     return tuple(name for name, part in model.named_modules() if name and _is_patched(part))
@@ -180,8 +180,10 @@ def _foreign(model: nn.Module, recipe: ModelRecipe, blank: nn.Module) -> frozens
     return frozenset(here) - frozenset(made) - aliases
 
 
-def fitting(kept: KeptStep, foreign: frozenset[str]) -> KeptStep:
-    """Return a step without what its model, made again, has no place for: that transmits nothing.
+def without_foreign(kept: KeptStep, foreign: frozenset[str]) -> KeptStep:
+    """Return a step without the tensors that the made model lacks.
+
+    Their update is zero, so they transmit nothing.
 
     Args:
         kept: the step.
@@ -203,8 +205,8 @@ def fitting(kept: KeptStep, foreign: frozenset[str]) -> KeptStep:
     return replace(kept, update=update, weights=weights, frozen=frozen, part=part)
 
 
-def beyond(foreign: frozenset[str], class_name: str) -> str:
-    """Return a sentence that names what is left out of the audit; empty where nothing is."""
+def left_out_in_words(foreign: frozenset[str], class_name: str) -> str:
+    """Return a sentence on what is left out of the audit; empty if nothing is."""
     if not foreign:
         return ""
     count = "1 tensor" if len(foreign) == 1 else f"{len(foreign)} tensors"

@@ -1,9 +1,9 @@
 """Records the inputs of a model and the gradients that reach its outputs.
 
-A loss may be computed anywhere: in the model, in the trainer, in user code, from a curriculum. None of that has to be known. What
-reaches the parameters passes through the model's outputs, so a step is repeated exactly from the call, the random state before
-the forward pass, and the gradient that arrived at each output: its pull. Where the model computes the loss itself, the pull is
-one number, the weight that the trainer gave the loss.
+A loss may be computed anywhere: in the model, in the trainer or in user code. The audit need not know where, because everything that
+reaches the parameters passes through the model's outputs. So a step can be repeated exactly from the call, the random state before the
+forward pass, and the gradient that arrived at each output. Where the model computes the loss itself, this output gradient is one number:
+the weight that the trainer gave the loss.
 
 Hooks are on the model only while a step is recorded, and they only read: training computes the same numbers.
 """
@@ -21,119 +21,116 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.capture.boundary import Hook, around, entry
-from leakaudit.capture.calls import Call, Surroundings, copied
+from leakaudit.capture.calls import CallContext, ModelCall, copied
 from leakaudit.models.tensors import outputs_of
 from leakaudit.models.wrappers import unwrapped
 
 MOST_BYTES = 512_000_000
-"""Most that is held in a step of what arrives at the outputs, in bytes. Our choice: logits of 2,000 tokens over 60,000 words fit; where
-the model computes the loss itself it is one number a pass."""
+"""Most bytes of output gradients that are held in a step. Our choice: logits of 2,000 tokens over 60,000 words fit. Where the model
+computes the loss itself, one number a pass is held."""
 
 SMALL_BYTES = 1_000_000
-"""Up to this size a gradient at an output stays on the device, and is held even where a loss inside the model explains it. Our choice:
-the logits of a classifier and a batch of pooled states fit, the logits of a language model do not."""
+"""Size in bytes up to which an output gradient stays on the device, and is held even where a loss inside the model explains it. Our
+choice: the logits of a classifier and a batch of pooled states fit, the logits of a language model do not."""
 
 
 @dataclass
-class Backward:
-    """What one backward pass sent into the outputs of one forward pass."""
+class BackwardPass:
+    """The gradients that one backward pass sent to the outputs of one forward pass."""
 
     accumulates: bool
     """Whether it adds to the parameters' gradients; `torch.autograd.grad` does not."""
     output_gradients: dict[str, Tensor] = field(default_factory=dict)
-    """Path of an output -> gradient that arrived there in all, also by way of later outputs."""
+    """Path of an output -> the whole gradient that arrived there, also by way of later outputs; the output's shape."""
     sums: dict[str, Tensor] = field(default_factory=dict)
-    """The same of outputs whose gradient was not held, because a loss inside the model came first: its sum and its norm (2,)."""
+    """Path of an output whose gradient was not held, because a loss inside the model came first -> its sum and its norm, (2,)."""
 
-    open: set[str] = field(default_factory=set)
-    """Paths of other outputs at which a repetition of the loss inside the model has not shown yet that it is all that arrived."""
+    unexplained: set[str] = field(default_factory=set)
+    """Paths of other outputs whose gradient a repetition of the loss inside the model has not explained yet."""
 
     @property
-    def has_scalar(self) -> bool:
-        """Whether a loss inside the model was pulled."""
-        return any(pull.dim() == 0 for pull in self.output_gradients.values())
+    def has_inner_loss(self) -> bool:
+        """Whether the backward pass started from a loss that the model computed itself.
+
+        Such a loss is an output of one number.
+        """
+        return any(gradient.dim() == 0 for gradient in self.output_gradients.values())
 
 
 @dataclass
-class Pass:
+class ForwardPass:
     """One forward pass of the step that is being recorded."""
 
     inputs: dict[str, Tensor]
-    """Tensors that the model was called with, by the names of its forward's parameters; copies on the CPU."""
+    """Name of a parameter of `forward` -> tensor that the model was called with; copies on the CPU."""
     options: dict[str, bool | float] = field(default_factory=dict)
-    """Plain values that it was called with."""
+    """Plain values that the model was called with."""
     rng: dict[str, Tensor] = field(default_factory=dict)
+    """Device type -> state of torch's default generator before the pass."""
     num_items: Tensor | None = None
+    """What the trainer gave the model as `num_items_in_batch`; None where it did not."""
     withheld_inputs: dict[str, Tensor] = field(default_factory=dict)
-    """What the trainer had in the batch and did not give to the model, such as labels for a loss of its own; copies."""
-    backwards: dict[int, Backward] = field(default_factory=dict)
-    """Number of a backward pass that reached it -> what that sent."""
+    """Tensors of the batch that the trainer did not give to the model, such as labels for a loss of its own; copies."""
+    backwards: dict[int, BackwardPass] = field(default_factory=dict)
+    """Number of a backward pass that reached this pass -> what it sent."""
     autocast: torch.dtype | None = None
     too_large: bool = False
-    """More arrived at its outputs than may be held: a loss of one's own over a large vocabulary."""
+    """Whether more arrived at its outputs than may be held, as with a loss of the loop's own over a large vocabulary."""
     stepped: bool = False
-    """A local step was made of it: emptying the gradients afterwards does not undo that."""
+    """Whether a local step was made of it. Emptying the gradients afterwards does not undo that."""
     repeated_pass: bool = False
-    """It saw the same examples as another pass of the same backward (R-Drop): one batch, two passes."""
-    call: Call | None = None
-    """The call itself, to be repeated; None where it cannot be."""
-    surroundings: Surroundings | None = None
+    """Whether it saw the same examples as another pass of the same backward pass (R-Drop): one batch, two passes."""
+    call: ModelCall | None = None
+    """The call itself, to be repeated."""
+    context: CallContext | None = None
     """What the call depends on beside its arguments and the model."""
     weights: dict[int, Tensor] = field(default_factory=dict)
     """Identity of a parameter -> its value, where it was not that of the first pass; copies on the CPU."""
     modes: list[tuple[nn.Module, bool]] = field(default_factory=list)
-    """Modules that were in another mode than in the first pass, and whether they trained."""
-    elsewhere: bool = False
+    """Modules that were in another mode than in the first pass, and whether that was training mode."""
+    on_other_weights: bool = False
     """Whether it ran on other weights than the first pass."""
     entered: bool = False
     """Whether `forward` was reached, where calls of that are recorded."""
     differentiable: bool = False
-    """Whether a gradient was taken of it that can be differentiated again (`create_graph`), as a penalty on gradients needs it."""
-    mixed: bool = False
-    """Whether a loss inside the model is not all that was computed from its outputs."""
+    """Whether one of its gradients can be differentiated again (`create_graph`), as a penalty on gradients needs it."""
+    counts_all_outputs: bool = False
+    """Whether the gradients at all outputs count, because the loss inside the model does not explain them."""
 
     @property
-    def counted(self) -> dict[int, Backward]:
-        """The backward passes that the update comes from.
+    def contributing(self) -> dict[int, BackwardPass]:
+        """The backward passes that the update comes from: those that add to gradients.
 
-        They are those that add to gradients, or all if none does.
-
-        A saliency map takes a gradient with `torch.autograd.grad` before the loss is sent back, and is no part of the update; a loop
-        that computes all its gradients that way has nothing else.
+        If none of them adds to gradients, all count. A saliency map takes a gradient with `torch.autograd.grad` before the loss is
+        differentiated, and is no part of the update; a loop that computes all its gradients that way has no other passes.
         """
         adding = {number: one for number, one in self.backwards.items() if one.accumulates}
         return adding or self.backwards
 
     @property
     def backward(self) -> int | None:
-        """Number of the first backward pass that counts; None without any.
-
-        A pass counts if the update comes from it.
-        """
-        return min(self.counted, default=None)
+        """Number of the first backward pass that the update comes from; None without any."""
+        return min(self.contributing, default=None)
 
     @property
     def output_gradients(self) -> dict[str, Tensor]:
-        """Path of an output -> gradient that arrived there in all.
-
-        Only backward passes that count are taken.
-        """
+        """Path of an output -> the gradient that the contributing passes sent there."""
         found: dict[str, Tensor] = {}
-        for one in self.counted.values():
-            for path, pull in one.output_gradients.items():
-                found[path] = found[path] + pull if path in found else pull
-        scalar = not self.mixed and any(pull.dim() == 0 for pull in found.values())
-        return {path: pull for path, pull in found.items() if pull.dim() == 0} if scalar else found
+        for one in self.contributing.values():
+            for path, gradient in one.output_gradients.items():
+                found[path] = found[path] + gradient if path in found else gradient
+        scalars = {path: gradient for path, gradient in found.items() if gradient.dim() == 0}
+        return scalars if scalars and not self.counts_all_outputs else found
 
 
 class ForwardHooks:
-    """Records the forward passes of one module, with what the loss sends back to them."""
+    """Hooks that record the forward passes of one module and their output gradients."""
 
     def __init__(
         self,
         model: nn.Module,
-        began: Callable[[Pass], None],
-        reached: Callable[[Pass, int], None],
+        began: Callable[[ForwardPass], None],
+        reached: Callable[[ForwardPass, int], None],
         failed: Callable[[Exception], None],
     ) -> None:
         """Prepare; nothing is hooked before `open`.
@@ -143,7 +140,7 @@ class ForwardHooks:
             began: called with each pass immediately before its forward.
             reached: called when a backward pass arrives at a pass for the first time, before any gradient of it is
                 accumulated, with the number of that backward.
-            failed: called with whatever goes wrong in a hook, which would end the training if it got out.
+            failed: called with whatever is raised in a hook; it would end the training otherwise.
         """
         self.model = model
         self._began = began
@@ -151,15 +148,15 @@ class ForwardHooks:
         self._failed = failed
         self._names = forward_names(model)
         self._handles: list[Any] = []
-        self._running: list[Pass] = []
+        self._running: list[ForwardPass] = []
         self._held = 0
-        """Bytes held of what arrived at the outputs in this step."""
+        """Bytes of output gradients that are held of this step."""
         self._direct: list[bool] = []
-        """Of each call of `forward` that is running: whether nothing called it but the loop itself."""
+        """For each running call of `forward`: whether the loop itself called it."""
         self.paused = False
-        """Whether calls are none of the loop's own just now."""
+        """Whether calls are not recorded now, because the audit makes them itself."""
         self.watches_forward = False
-        """Whether calls of `model.forward`, which pass by every hook, are recorded as well."""
+        """Whether calls of `model.forward`, which reach no hook, are recorded as well."""
         self.holds_everything = False
         """Whether a gradient at an output is held even where a loss inside the model came first."""
         self.due_again = False
@@ -230,24 +227,24 @@ class ForwardHooks:
     @entry
     def _before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if module is not self.model:
-            return  # a copy of the model, which has our hooks
+            return  # a copy of the model has our hooks as well
         if self.paused or not torch.is_grad_enabled():
             return  # an evaluation, or a reference model: it has no part in the update
         named = {**dict(zip(self._names, args, strict=False)), **kwargs}
         items = named.pop("num_items_in_batch", None)
-        seen = Pass(
+        seen = ForwardPass(
             inputs=copied(named),
             options={name: value for name, value in named.items() if isinstance(value, bool | int | float)},
             num_items=None if items is None else torch.as_tensor(items).detach().to("cpu", copy=True),
             autocast=_autocast(next(module.parameters()).device),
         )
-        seen.call = Call.of(args, kwargs, {id(named[name]): copy for name, copy in seen.inputs.items()})
-        seen.surroundings = Surroundings.now()
+        seen.call = ModelCall.of(args, kwargs, {id(named[name]): copy for name, copy in seen.inputs.items()})
+        seen.context = CallContext.now()
         self._running.append(seen)
         self._began(seen)
 
     @entry
-    def _after(self, module: nn.Module, args: Any, outputs: Any) -> None:
+    def _after(self, _module: nn.Module, _args: Any, outputs: Any) -> None:
         if self.paused or not torch.is_grad_enabled() or not self._running:
             return
         seen = self._running.pop()
@@ -256,79 +253,72 @@ class ForwardHooks:
                 tensor.register_hook(functools.partial(self._arrived, seen, path))
 
     @entry
-    def _arrived(self, seen: Pass, path: str, pull: Tensor | None) -> None:
-        """Keep what arrives at an output, or its sums.
+    def _arrived(self, seen: ForwardPass, path: str, gradient: Tensor | None) -> None:
+        """Keep the gradient that arrives at an output, or its sum and norm.
 
-        Sums are enough if a loss inside the model came first and seems to explain all.
-
-        A scalar output is computed from the others, so a backward pass reaches it before them.
+        These two are enough if a loss inside the model came first and may explain the gradient. A scalar output is computed from the
+        others, so a backward pass reaches it before them.
         """
-        if pull is None:
-            return  # DDP sends a gradient of nothing to outputs that the loss does not use
+        if gradient is None:
+            return  # DDP sends None to outputs that the loss does not use
         number = torch._C._current_graph_task_id()
         one = seen.backwards.get(number)
         if one is None:
             self._reached(seen, number)
-            one = seen.backwards[number] = Backward(self._accumulates())
+            one = seen.backwards[number] = BackwardPass(self._accumulates())
             seen.differentiable |= torch.is_grad_enabled()
-        pull = pull.detach()
-        size = pull.numel() * pull.element_size()
-        if one.has_scalar and pull.dim() == 0 and path not in one.output_gradients:
+        gradient = gradient.detach()
+        size = gradient.numel() * gradient.element_size()
+        if one.has_inner_loss and gradient.dim() == 0 and path not in one.output_gradients:
             return  # a part of the loss that the model also returns by itself
         full = self._held + size > MOST_BYTES
-        if one.has_scalar and (full or size > SMALL_BYTES) and not self.holds_everything:
-            one.sums[path] = sums(pull)
+        if one.has_inner_loss and (full or size > SMALL_BYTES) and not self.holds_everything:
+            one.sums[path] = sums(gradient)
         elif full:
             seen.too_large = True
         else:
             self._held += size
-            one.output_gradients[path] = pull.clone() if size <= SMALL_BYTES else pull.to("cpu", copy=True)
+            one.output_gradients[path] = gradient.clone() if size <= SMALL_BYTES else gradient.to("cpu", copy=True)
 
     def _accumulates(self) -> bool:
-        """Return whether the running backward pass adds to a gradient.
-
-        It has to be one of the model's parameters.
-        """
+        """Return whether the running backward pass adds to gradients of the model."""
         if torch.autograd._is_checkpoint_valid():
             return True  # `backward()` without `inputs`
         trained = [p for p in self.model.parameters() if p.requires_grad]
         nodes = (torch.autograd.graph.get_gradient_edge(p).node for p in trained)
         try:
             return any(torch._C._will_engine_execute_node(node) for node in nodes)
-        except RuntimeError:  # which is how torch says that this is `torch.autograd.grad`
+        except RuntimeError:  # torch raises it within `torch.autograd.grad`
             return False
 
 
-def sums(pull: Tensor) -> Tensor:
-    """Return the sum and the norm of a tensor, (2,), without a copy.
-
-    They are float32, on its device.
-    """
-    return torch.stack((pull.sum(dtype=torch.float32), torch.linalg.vector_norm(pull, dtype=torch.float32)))
+def sums(tensor: Tensor) -> Tensor:
+    """Return the sum and the norm of a tensor, (2,) float32 on its device, uncopied."""
+    return torch.stack((tensor.sum(dtype=torch.float32), torch.linalg.vector_norm(tensor, dtype=torch.float32)))
 
 
 class _Forward(functools.partial[Any]):
-    """What replaces a model's `forward` while a step is recorded.
+    """The function that replaces a model's `forward` while a step is recorded.
 
-    Copies and pickles of the model have their own.
+    Copies and pickles of the model get the `forward` of its class.
     """
 
     model: nn.Module
 
     def __reduce__(self) -> Any:
-        """Become the `forward` of the class again."""
+        """Restore the `forward` of the class."""
         return getattr, (self.model, "forward")
 
 
 class _Undo:
-    """Something to call instead of a hook's `remove`."""
+    """A handle whose `remove` calls a function."""
 
     def __init__(self, undo: Callable[[], None]) -> None:
         self.remove = undo
 
 
 def forward_names(model: nn.Module) -> list[str]:
-    """Return the names of the positional parameters of the innermost model's forward."""
+    """Return the names of the positional parameters of the unwrapped model's forward."""
     forward = unwrapped(model).forward
     with contextlib.suppress(ValueError, TypeError):
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -10,12 +10,16 @@ from torch import Tensor, nn
 
 from leakaudit.capture.background_writer import Counters
 from leakaudit.capture.copies import fits_in_memory
-from leakaudit.capture.forward_hooks import ForwardHooks, Pass
-from leakaudit.capture.in_place import NotInPlaceError, Repetition, UnheldError, check
+from leakaudit.capture.entry_sample import few_entries, own_part
+from leakaudit.capture.forward_hooks import ForwardHooks, ForwardPass
+from leakaudit.capture.in_place import UnheldError, check
 from leakaudit.capture.live_model import LiveModel
+from leakaudit.capture.loss_origin import loss_is_inside, loss_is_like
+from leakaudit.capture.repetition import Repetition
+from leakaudit.capture.state_before import NotInPlaceError, StateBefore
 from leakaudit.capture.step_recording import StepRecording
 from leakaudit.capture.step_tensors import StepTensors
-from leakaudit.capture.witness import few_entries, own_part
+from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.snapshot import Manifest
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import Truth
@@ -53,7 +57,7 @@ class InPlaceCheck:
     def run(
         self,
         recording: StepRecording,
-        passes: list[Pass],
+        passes: list[ForwardPass],
         truth: Truth,
         manifest: Manifest,
         tensors: StepTensors,
@@ -71,16 +75,7 @@ class InPlaceCheck:
                 why_not=f"its gradients take {size / 1e9:.1f} GB, and a repetition would need as much again"
             )
         start = time.perf_counter()
-        repetition = Repetition(
-            called=recording.state.called,
-            passes=passes,
-            before=recording.state,
-            named=dict(recording.parameters),
-            moved=self._model.optimized(),
-            recipe=manifest.recipe,
-            loss_scale=recording.loss_scale,
-            begin=self._begin,
-        )
+        repetition = self._repetition(recording, recording.state, passes, manifest.recipe)
         try:
             self._forwards.paused = True
             step = ClientStep(self._model.module, truth, manifest.recipe, manifest.facts)
@@ -99,18 +94,38 @@ class InPlaceCheck:
             self._forwards.paused = False
             self._counters.check_s += time.perf_counter() - start
 
+    def _repetition(
+        self, recording: StepRecording, state: StateBefore, passes: list[ForwardPass], recipe: StepRecipe
+    ) -> Repetition:
+        return Repetition(
+            called=state.called,
+            passes=passes,
+            before=state,
+            named=dict(recording.parameters),
+            moved=self._model.optimized(),
+            recipe=recipe,
+            loss_scale=recording.loss_scale,
+            begin=self._begin,
+        )
+
     def _is_own_loss(self, repetition: Repetition, truth: Truth) -> bool:
-        """Return whether the loss of this step is the model's own; a loop may have another one in its next step."""
-        if repetition.loss_is_inside(self._model.module):
+        """Return whether the loss of this step is the model's own.
+
+        A loop may use another loss in its next step.
+        """
+        if loss_is_inside(repetition.passes, self._model.module):
             return True
         try:
-            return repetition.loss_is_like(self._model.module, truth.micro_batches)
+            return loss_is_like(repetition, self._model.module, truth.micro_batches)
         except Exception:  # the class cannot compute its loss of such a batch, and neither can an attack
             return False
 
 
 def called_in_place(called: nn.Module) -> nn.Module:
-    """Return what is called to repeat a step: what the loop calls, without a wrapper whose reducer counts its passes."""
+    """Return the object that is called to repeat a step.
+
+    It is the object that the loop calls, without a wrapper whose reducer counts passes.
+    """
     wrapped = any(kind.__name__ == "DistributedDataParallel" for kind in type(called).__mro__)
     return called.module if wrapped else called  # type: ignore[return-value]
 

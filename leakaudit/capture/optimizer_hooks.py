@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from leakaudit.capture.optimizer_step import OptimizerStep
 from leakaudit.capture.optimizers import Rounds, first, steps_on_the_stack
 
 
@@ -54,12 +55,19 @@ class OptimizerHooks:
         self._handles = []
 
     def base_of(self, optimizer: Any) -> Any:
-        """Return the base optimizer that calls a hook; some wrappers pass themselves and cannot be looked into."""
+        """Return the base optimizer that calls a hook.
+
+        Some wrappers pass themselves to a hook, and cannot be looked into.
+        """
         return self._optimizers[0] if len(self._optimizers) == 1 else optimizer
 
     def is_last(self, optimizer: Any) -> bool:
-        """Return whether no other hook is called between ours and the step of an optimizer."""
+        """Return whether no other hook is called between ours and an optimizer's step."""
         return bool(next(reversed(optimizer._optimizer_step_pre_hooks.values())) == self._before)
+
+    def step_of(self, optimizer: torch.optim.Optimizer) -> OptimizerStep:
+        """Note what a base optimizer is given for the step that it is about to make."""
+        return OptimizerStep.of(optimizer, last=self.is_last(optimizer), alone=len(self._optimizers) == 1)
 
     def come_last(self, *, after_step: bool = False) -> None:
         """Move our hook before a step behind the hooks that were set since.
@@ -74,3 +82,18 @@ class OptimizerHooks:
                 continue
             if after_step or (isinstance(optimizer, torch.optim.Optimizer) and not steps_on_the_stack(optimizer)):
                 hooks.move_to_end(handle.id)
+
+
+def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the closure among the arguments of a step; None without one."""
+    return kwargs.get("closure") or next((a for a in args[1:] if callable(a)), None)
+
+
+def replaced_closure(
+    args: tuple[Any, ...], kwargs: dict[str, Any], observed: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a step with another closure."""
+    if kwargs.get("closure") is not None:
+        return args, {**kwargs, "closure": observed}
+    closure = closure_of(args, kwargs)
+    return tuple(observed if a is closure else a for a in args), kwargs

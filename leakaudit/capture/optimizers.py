@@ -1,9 +1,7 @@
-"""Finds the optimizers that move a model's weights.
+"""Finds the optimizers that move a model's weights, and counts their steps.
 
-It also tells when all of them have stepped.
-
-Frameworks wrap optimizers, and a loop may have several of them. Hooks belong on the innermost ones: there the gradient is final,
-and the weights are still those of the forward pass.
+Frameworks wrap optimizers, and a loop may have several of them. Hooks are set on the base optimizers, inside all wrappers: there the
+gradient is final, and the weights are still those of the forward pass.
 """
 
 from __future__ import annotations
@@ -16,24 +14,24 @@ import torch
 from torch import nn
 
 from leakaudit.capture.boundary import entry
-from leakaudit.capture.witness import own_part
+from leakaudit.capture.entry_sample import own_part
 from leakaudit.errors import SnapshotError
 from leakaudit.models.wrappers import plain_name
 
 WRAPPERS = ("original_optimizer", "optimizer", "_optimizer")
-"""Attributes under which Opacus, Accelerate and Lightning keep the optimizer they wrap. They are looked up in the instance, because
-some wrappers delegate every attribute. Other wrappers are known by their parameters: see `_inside`."""
+"""Attributes in which Opacus, Accelerate and Lightning keep the optimizer that they wrap. They are looked up in the object itself,
+because some wrappers delegate every attribute. Other wrappers are recognized by their parameters: see `_inside`."""
 
 WAYS_OUT = "give the audit all optimizers, `watch(model, [a, b])`, or call `requires_grad_(False)` on parameters that none of them moves"
 
 _STEP = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
-"""Code of the function that torch puts around the `step` of every class of optimizers; it calls the hooks."""
+"""Code of the function in which torch wraps the `step` of every class of optimizers; it calls the hooks."""
 
 
 def layers_of(optimizer: Any) -> list[Any]:
     """Return one optimizer and what it wraps, outermost first.
 
-    The last one may hold several.
+    The last one may hold several optimizers.
     """
     layers = [optimizer]
     while True:
@@ -44,7 +42,7 @@ def layers_of(optimizer: Any) -> list[Any]:
 
 
 def base_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
-    """Return the optimizers that move the weights, out of every wrapper and container.
+    """Return the optimizers that move the weights, without wrappers and containers.
 
     Args:
         optimizer: one, wrapped or not, or a list, tuple or mapping of them.
@@ -57,7 +55,7 @@ def base_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
 
 
 def every_layer(optimizer: Any) -> Iterator[Any]:
-    """Yield all optimizers that are given and all that they wrap."""
+    """Yield all given optimizers and all that they wrap."""
     for one in [optimizer] if (given := _given(optimizer)) is None else given:
         layers = layers_of(one)
         yield from layers
@@ -67,7 +65,7 @@ def every_layer(optimizer: Any) -> Iterator[Any]:
 
 
 def base_optimizer(optimizer: Any) -> torch.optim.Optimizer:
-    """Return the first of the optimizers that move the weights."""
+    """Return the first of the base optimizers."""
     return base_optimizers(optimizer)[0]
 
 
@@ -77,11 +75,10 @@ def parameters_of(optimizer: Any) -> list[nn.Parameter]:
 
 
 def unmoved(model: nn.Module, movers: Sequence[Any]) -> str:
-    """Return a sentence on parameters that no optimizer moves.
+    """Return a sentence on parameters that require a gradient and are in no optimizer.
 
-    They require a gradient; the sentence is empty if there are none.
-
-    Before training it is not known whether they will have a gradient; `check_all_moved` refuses a step in which one has.
+    The sentence is empty if there are none. Before training it is not known whether they will have a gradient; `check_all_moved` refuses
+    a step in which one of them has.
     """
     mine = {id(p) for mover in movers for p in parameters_of(mover)}
     left = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in mine]
@@ -99,12 +96,12 @@ def _counted(names: Sequence[str]) -> str:
 
 
 def check_all_moved(parameters: Sequence[tuple[str, nn.Parameter]], movers: Sequence[Any]) -> None:
-    """Refuse a step if a parameter has a gradient and no optimizer.
+    """Refuse a step if a parameter with a gradient is in no optimizer.
 
-    Another optimizer may move it, so that the update would be a part of what the client sends.
+    An optimizer that the audit does not know may move it, so that the update would be only a part of what the client sends.
 
     Raises:
-        SnapshotError: counts them, names the first and says what to do.
+        SnapshotError: counts such parameters, names the first and says what to do.
     """
     mine = {id(p) for mover in movers for p in parameters_of(mover)}
     left = [name for name, p in parameters if id(p) not in mine and p.requires_grad and _has_gradient(p)]
@@ -119,22 +116,17 @@ def _has_gradient(parameter: nn.Parameter) -> bool:
 
 
 def _given(optimizer: Any) -> list[Any] | None:
-    """Return the optimizers in a container; None for a single one.
-
-    Containers are lists, tuples and mappings.
-    """
+    """Return the optimizers in a list, tuple or mapping; None for a single optimizer."""
     if isinstance(optimizer, Mapping):
         return list(optimizer.values())
     return list(optimizer) if isinstance(optimizer, list | tuple) else None
 
 
 def _inside(optimizer: Any) -> list[Any]:
-    """Return the optimizers that one keeps in its attributes.
+    """Return the optimizers in an optimizer's attributes that move its parameters.
 
-    Together they move exactly its parameters.
-
-    So a wrapper is known by what it does (SAM's `base_optimizer`, Lookahead), and so is a container (Muon for matrices, AdamW for the
-    rest). `ZeroRedundancyOptimizer` keeps one that moves a share of the parameters only, so it has nothing inside.
+    Together they move exactly the same parameters. So a wrapper is recognized by what it does (SAM's `base_optimizer`, Lookahead), and so is a container (Muon for matrices, AdamW for
+    the rest). `ZeroRedundancyOptimizer` keeps an optimizer that moves a share of the parameters only, so it is no wrapper.
     """
     attributes = vars(optimizer) if hasattr(optimizer, "__dict__") else {}
     known = next((attributes[name] for name in WRAPPERS if name in attributes), None)
@@ -147,18 +139,15 @@ def _inside(optimizer: Any) -> list[Any]:
 
 
 def _optimizers_in(value: Any) -> Sequence[Any]:
-    """Return the optimizers in an attribute's value, or in its lists.
-
-    Wrappers of optimizers count as optimizers.
-    """
+    """Return the optimizers, wrapped or not, in the value of an attribute."""
     entries = [value] if (given := _given(value)) is None else given
     return [one for one in entries if isinstance(getattr(one, "param_groups", None), list) and hasattr(one, "step")]
 
 
 def may_nest(optimizer: Any) -> bool:
-    """Return whether an optimizer's `step` may call that of a parent.
+    """Return whether an optimizer's `step` may call that of a parent class.
 
-    Then all hooks are called once more.
+    If it does, all hooks are called a second time.
     """
     return sum("step" in vars(kind) for kind in type(optimizer).__mro__ if kind is not torch.optim.Optimizer) > 1
 
@@ -178,12 +167,11 @@ def nested(optimizer: Any) -> bool:
 
 
 class Rounds:
-    """Tells when several optimizers of one model have all stepped.
+    """Counts the steps of several optimizers of one model, in rounds.
 
-    That makes one step of the audit.
-
-    Where one of them steps less often, the steps of the others in between belong to the same round. A forward pass before all have
-    stepped begins the round again (`restart`), so that a round ends with the last steps of each.
+    A round is one step of the audit: every optimizer has stepped. If one of them steps less often, the steps of the others in between
+    belong to the same round. A forward pass before all have stepped begins the round again (`restart`), so that a round ends with the
+    last step of each.
     """
 
     def __init__(self, movers: Sequence[torch.optim.Optimizer]) -> None:
@@ -194,9 +182,10 @@ class Rounds:
         """Whether the last step of an optimizer ended a round."""
 
     def install(self) -> list[Any]:
-        """Set the hooks that are needed; return their handles.
+        """Set the hooks that are needed, before all other hooks after a step.
 
-        They come before all other hooks after a step.
+        Returns:
+            Their handles.
         """
         if len(self._movers) == 1 and not may_nest(self._movers[0]):
             return []
@@ -206,11 +195,11 @@ class Rounds:
         ]
 
     def restart(self) -> None:
-        """Begin the round again: what has stepped so far is no part of it."""
+        """Begin the round again, without the steps made so far."""
         self._stepped.clear()
 
     @entry
-    def _count(self, optimizer: Any, *arguments: Any) -> None:
+    def _count(self, optimizer: Any, *_arguments: Any) -> None:
         self.over = False
         if nested(optimizer):
             return
@@ -219,15 +208,15 @@ class Rounds:
             self.over = True
             self._stepped.clear()
 
-    def _fail(self, error: Exception) -> None:
-        """Count every step as a round from this moment on.
+    def _fail(self, _error: Exception) -> None:
+        """Count every step as a round from now on.
 
-        The audit goes on with steps that are not complete, and keeps none.
+        The recorder then sees steps that are not complete, and keeps none of them.
         """
         self.over = True
 
 
 def first(hooks: Any, handle: Any) -> Any:
-    """Move a hook that was just set before all others; return its handle."""
+    """Move a newly set hook before all others; return its handle."""
     hooks.move_to_end(handle.id, last=False)
     return handle

@@ -1,6 +1,6 @@
-"""Says what an audit came to, and which kept steps are no evidence.
+"""Words the result of an audit in the last lines of a training log.
 
-Both are one line, the last words of a training.
+One line has the verdict; another one counts the kept steps that are not evidence.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from pydantic import ValidationError
 
 from leakaudit.errors import ResultsError
 from leakaudit.files.strict_json import read_bounded
-from leakaudit.gate.evaluate import SHIPPED, RuleVerdict, Status, Verdict, number
+from leakaudit.gate.events import EVENTS
+from leakaudit.gate.policy import SHIPPED
+from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
+from leakaudit.gate.wording import number
 from leakaudit.results.files import load_results
 from leakaudit.results.recovery import in_words, recovered
 from leakaudit.results.schema import Results, StepRecord, VerificationStatus
@@ -20,26 +23,16 @@ from leakaudit.results.wording import counted
 MAX_VERDICT_BYTES = 16 * 2**20
 """Of `verdict.json`. Our choice: a policy of a thousand rules takes a tenth of it."""
 
-_LEAKED = {
-    "exact_sentence": "leaked a sentence",
-    "exact_sequence": "leaked a whole text",
-    "all_words": "leaked every word of the batch",
-    "most_words": "leaked most words of a text",
-    "in_reach": "had a text in reach of an attack",
-    "label_counts": "leaked its label counts",
-}
-"""Event of a rule -> what a step did that had it."""
-
 
 def outcome(folder: Path) -> tuple[str, ...]:
-    """Return what an audit came to.
+    """Return the result of an audit, a clause each.
 
     Args:
         folder: the audit's.
 
     Returns:
-        The verdict in a clause, then a clause on the kept steps that are no evidence, where there are some. Nothing where no verdict
-        or no results can be read.
+        The verdict, then, if there are any, the kept steps that are not evidence. The result is empty if the verdict or the results
+        cannot be read.
     """
     try:
         verdict = Verdict.model_validate_json(read_bounded(folder / "verdict.json", MAX_VERDICT_BYTES))
@@ -53,7 +46,7 @@ def outcome(folder: Path) -> tuple[str, ...]:
 def headline(verdict: Verdict, results: Results) -> str:
     """Return the numbers of the rule that decides.
 
-    What came back beside it, and what keeps the verdict open, follow.
+    What was recovered beside it follows, and why the verdict is open, if it is.
     """
     rule = next((rule for rule in verdict.rules if rule.id == verdict.deciding_rule), None)
     if rule is None or not rule.n:
@@ -70,8 +63,8 @@ def headline(verdict: Verdict, results: Results) -> str:
 def _numbers(rule: RuleVerdict) -> str:
     if rule.k is None:
         return f"{rule.subject} is {number(rule.observed or 0.0, rule.threshold)}, the policy allows {number(rule.threshold)}"
-    leaked = _LEAKED.get(rule.subject, f"had the event {rule.subject}")
-    return f"{rule.k} of {counted(rule.n, 'step')} {leaked}"
+    event = EVENTS.get(rule.subject)
+    return f"{rule.k} of {counted(rule.n, 'step')} {event.verb if event else f'had the event {rule.subject}'}"
 
 
 def unchecked_steps(results: Results) -> str:

@@ -1,6 +1,6 @@
-"""Keeps a part of a large step, and a sketch of everything.
+"""The part of a large step that is kept, with sketches of the whole update.
 
-The part is what attacks on the first blocks read.
+Attacks on the first blocks read this part.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from leakaudit.models.first_blocks import Parts
 
 @dataclass(frozen=True)
 class PartOfStep:
-    """Tensors of one step that take the place of its whole update."""
+    """Tensors of one step that are kept in place of its whole update."""
 
     update: Mapping[str, Tensor]
-    """Parameters whose update is kept whole."""
+    """Parameter name -> update that is kept as a whole."""
     rows: str | None
-    """Parameter whose update is kept as the rows that are not zero."""
+    """Parameter of whose update only the rows that are not zero are kept; None where there is none."""
     index: Tensor | None
-    """(R,) int64: which rows."""
+    """(N,) int64: positions of these rows."""
     values: Tensor | None
-    """(R, D): these rows."""
+    """(N, D): these rows."""
     sketches: Mapping[str, Tensor]
-    """Of the whole update, by parameter name."""
+    """Parameter name -> sketch of its update, for every parameter."""
 
     @classmethod
     def of(cls, parts: Parts, update: Mapping[str, Tensor], scales: Mapping[str, Tensor]) -> PartOfStep:
@@ -35,8 +35,8 @@ class PartOfStep:
 
         Args:
             parts: what to keep.
-            update: the whole one; left as it is.
-            scales: name -> what it is still multiplied by, where that is not 1.
+            update: parameter name -> whole update; not changed.
+            scales: parameter name -> factor that is still in its update; no entry for 1.
         """
         dense = {name: g.to_dense() if g.is_sparse else g for name, g in update.items()}
         sketches = {name: _divided(sketch(name, g), scales.get(name)) for name, g in dense.items()}

@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from leakaudit.capture.forward_hooks import Pass
-from leakaudit.capture.in_place import Before
-from leakaudit.capture.inside_step import random_states
+from leakaudit.capture.calls import random_states
+from leakaudit.capture.entry_sample import EntrySample, own_part
+from leakaudit.capture.forward_hooks import ForwardPass
 from leakaudit.capture.live_model import LiveModel
+from leakaudit.capture.state_before import StateBefore
 from leakaudit.capture.step_recording import StepRecording
-from leakaudit.capture.witness import Witness, own_part
 from leakaudit.errors import SnapshotError
 from leakaudit.models.wrappers import plain_name
 
@@ -37,8 +37,8 @@ class PassRecorder:
         self._weights_at_first_pass = False
         """Whether weights are copied at the first forward pass, because they were others when the optimizer stepped."""
 
-    def add_pass(self, recording: StepRecording, seen: Pass) -> None:
-        """Add a forward pass that begins, with the random state that its dropout will draw from."""
+    def add_pass(self, recording: StepRecording, seen: ForwardPass) -> None:
+        """Add a forward pass that begins, with the random state before it."""
         if not recording.passes:
             self._note_state(recording)
         if self._watch_weights:
@@ -47,16 +47,16 @@ class PassRecorder:
         seen.withheld_inputs = recording.withheld_inputs
         recording.passes.append(seen)
         if recording.state is not None:
-            recording.state.note(seen)
+            recording.state.note_pass(seen)
 
     def _note_state(self, recording: StepRecording) -> None:
         """Copy the buffers and note the modes before the first pass of a step."""
-        recording.state = None if self._called is None else Before.of(self._called)
+        recording.state = None if self._called is None else StateBefore.of(self._called)
         copy = _copy if recording.state is None else recording.state.copy_of
         recording.buffers = {plain_name(name): copy(buffer) for name, buffer in self._model.module.named_buffers()}
         recording.modes = {plain_name(n): m.training for n, m in self._model.module.named_modules()}
 
-    def _note_weights(self, recording: StepRecording, seen: Pass) -> None:
+    def _note_weights(self, recording: StepRecording, seen: ForwardPass) -> None:
         """Remember a few entries of the weights that a pass sees.
 
         All weights are copied at the first pass, if they were others at an earlier step.
@@ -65,10 +65,18 @@ class PassRecorder:
             recording.moving = self._model.moving()
         if self._weights_at_first_pass and not recording.before:
             recording.before = {name: _copy(p) for name, p in self._model.trained()}
-        recording.seen_weights.append((seen, Witness.of(recording.moving)))
+        recording.seen_weights.append((seen, EntrySample.of(recording.moving)))
 
-    def add_backward(self, recording: StepRecording, seen: Pass, backward: int) -> None:
-        """Note that a backward pass reaches a forward pass; drop passes whose gradients were zeroed before it.
+    def note_local_step(self, recording: StepRecording) -> None:
+        """Copy the weights before the first local step, and mark its passes as stepped."""
+        for seen in recording.passes:
+            seen.stepped = seen.backward is not None
+        if not recording.before:
+            before = {name: _copy(w) for name, w in self._model.state().items()}
+            recording.before = {name: recording.buffers.get(name, w) for name, w in before.items()}
+
+    def add_backward(self, recording: StepRecording, seen: ForwardPass, backward: int) -> None:
+        """Note that a backward pass reaches a forward pass; drop passes that were zeroed.
 
         A step that a GradScaler skips calls no hook of the optimizer, and zeroing cannot be hooked. But where a backward pass finds
         every gradient empty, nothing is left of what an earlier one had added.
@@ -89,9 +97,10 @@ class PassRecorder:
             recording.passes = [p for p in recording.passes if id(p) not in dropped]
 
     def _loop_clips_examples(self, recording: StepRecording) -> bool:
-        """Return whether the loop itself clips each example, and so zeroes gradients between passes whose sum is the update.
+        """Return whether the loop itself clips each example.
 
-        An optimizer of Opacus does that without zeroing: it keeps sums of its own beside the gradients.
+        Such a loop zeroes gradients between passes whose sum is the update. An optimizer of Opacus clips without zeroing: it keeps sums of
+        its own beside the gradients.
         """
         declared = [defense for defense in recording.manifest.facts.known_defenses if defense is not None]
         by_hand = not any(hasattr(parameter, "summed_grad") for _, parameter in self._model.trained())
@@ -108,7 +117,7 @@ class PassRecorder:
         return True
 
     def check_weights(self, recording: StepRecording) -> None:
-        """Refuse a step whose weights changed between its first forward pass and its update.
+        """Refuse a step whose weights changed between its first pass and its update.
 
         From the next step on, the weights of the first pass are kept.
 
@@ -124,14 +133,17 @@ class PassRecorder:
                 "SAM and swapped averages do; the next step that is due is kept with the weights of its first pass"
             )
 
-    def note_on_weights(self, recording: StepRecording, passes: list[Pass]) -> str:
-        """Return a sentence on forward passes that saw other weights than the kept ones; empty if there are none."""
+    def note_on_weights(self, recording: StepRecording, passes: list[ForwardPass]) -> str:
+        """Return a sentence on passes that saw other weights than the kept ones.
+
+        The sentence is empty if there are none.
+        """
         if not recording.seen_weights:
             return ""
         first_seen = recording.seen_weights[0][1]
         kept = {id(p) for p in passes}
-        here = [witness for seen, witness in recording.seen_weights if id(seen) in kept]
-        others = sum(not first_seen.equals(witness) for witness in here)
+        here = [sample for seen, sample in recording.seen_weights if id(seen) in kept]
+        others = sum(not first_seen.equals(sample) for sample in here)
         if others:
             return (
                 f"{others} of {len(here)} forward passes saw other weights than those that are kept (SAM, FGM): such a pass cannot be "

@@ -1,6 +1,6 @@
 """Plans which steps of a training run are kept.
 
-It also tells whether they can be enough for the policy.
+It also says whether they can be enough for the policy.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from itertools import islice
 from math import ceil
 
 from leakaudit.config.audit import MAX_COUNT, AuditConfig
-from leakaudit.gate.evaluate import Policy, Rule
+from leakaudit.gate.policy import Policy, Rule
 from leakaudit.results import bounds as stats
 from leakaudit.results.wording import counted, duration, ordinal
 
 LEAST_DISTANCE = 10
-"""Steps between two kept ones under `every_n_steps: auto`. Our choice: a kept step costs a training on a busy machine about one
-step more (docs/capture.md), so this bounds the cost by a tenth of training; 59 steps then fit into runs of 581 steps and more."""
+"""Least distance in steps between two kept ones under `every_n_steps: auto`. Our choice: on a busy machine a kept step costs about one
+step of training (docs/capture.md), so this bounds the cost by a tenth of training; 59 steps then fit into runs of 581 steps and more."""
 LEAST_STEPS = 10
-"""Steps that `auto` keeps of a short run, closer than `LEAST_DISTANCE`. Our choice: ten more steps are little time, and a client of
-federated learning trains a few steps only, so that all of them are kept."""
+"""Steps that `auto` keeps of a short run, even if they are closer than `LEAST_DISTANCE`. Our choice: ten more steps take little time,
+and a client of federated learning trains only a few steps, so that all of them are kept."""
 MARGIN = 1.1
-"""Steps that `max_snapshots: auto` allows over those that the policy needs. Our choice: some steps turn out to be no evidence, because
-they hold no long sentence, are not finite or cannot be checked."""
+"""Factor by which `max_snapshots: auto` exceeds the steps that the policy needs. Our choice: some steps are not evidence, because they
+hold no long sentence, are not finite or cannot be checked."""
 GROWTH = 10
-"""Where the length of the run is unknown, two kept steps are apart by this part of the steps so far, and `LEAST_DISTANCE` at least.
-Our choice: 59 steps then reach to step 6,686, and 39 of them lie in the first 1,000 steps."""
+"""If the length of the run is unknown, the distance to the next kept step is the number of steps so far divided by this, and at least
+`LEAST_DISTANCE`. Our choice: 59 steps then reach to step 6,686, and 39 of them lie in the first 1,000 steps."""
 _MOST_STEPS = 10_000_000
-"""Steps that a policy is said to need where more would not be enough either."""
+"""Steps that a policy is said to need if no number of steps is enough."""
 
 
 def steps_to_pass(policy: Policy) -> int:
-    """Return the fewest clean steps with which a policy can pass.
+    """Return the fewest steps without a leak with which a policy can pass.
 
-    >>> from leakaudit.gate.evaluate import default_policy
+    >>> from leakaudit.gate.policy import default_policy
     >>> steps_to_pass(default_policy())
     59
     """
@@ -62,11 +62,11 @@ class Plan:
     first: int
     """First step that may be kept, counted from 0."""
     every: int | None
-    """Steps between two that are due; None for distances that grow with the run, because its length is not known."""
+    """Distance in steps between two due ones; None for distances that grow with the run, because its length is unknown."""
     most: int
-    """Steps that are kept at most."""
+    """Most steps that are kept."""
     needed: int
-    """Clean steps with which the policy can pass."""
+    """Steps without a leak with which the policy can pass."""
     total: int | None = None
     """Steps of the run; None if unknown."""
     short: bool = False
@@ -74,7 +74,7 @@ class Plan:
 
     @classmethod
     def of(cls, config: AuditConfig, policy: Policy, total: int | None) -> Plan:
-        """Choose what `auto` leaves open.
+        """Choose the values that `auto` leaves open.
 
         Args:
             config: the audit's configuration.
@@ -92,7 +92,7 @@ class Plan:
         return cls(config.first_step, distance, most, needed, total, short)
 
     def due(self, step: int) -> bool:
-        """Return whether a step is due; a matter of its number alone."""
+        """Return whether a step is due; its number alone decides."""
         if self.every is None:
             return step in self._growing
         return step >= self.first and (step - self.first) % self.every == 0
@@ -165,9 +165,9 @@ class Plan:
         return need
 
     def _changes(self, config: AuditConfig, room: int) -> Iterator[str]:
-        """Yield the keys that keep the plan below the policy's floor.
+        """Yield settings with which the plan could reach the policy's minimum.
 
-        Each comes with the value that would do.
+        Each is a key and the value that would be enough.
         """
         if self.most < self.needed:
             yield f"`max_snapshots: {self.needed}`"
@@ -180,7 +180,7 @@ class Plan:
 def distance_for(steps: int, wanted: int) -> int:
     """Return the distance at which `wanted` steps are spread over a run.
 
-    Their cost sets a limit to how close they are.
+    It is bounded from below, because each kept step has a cost.
 
     Args:
         steps: of the run, from the first that may be kept.
@@ -196,21 +196,21 @@ def distance_for(steps: int, wanted: int) -> int:
 def growing(first: int) -> Iterator[int]:
     """Yield steps of a run whose length is unknown.
 
-    The distance doubles to `LEAST_DISTANCE`; later it is a part of the way so far.
+    The distance doubles up to `LEAST_DISTANCE`; later it is a fixed part of the steps so far.
 
     >>> list(islice(growing(0), 9))
     [0, 1, 2, 4, 8, 16, 26, 36, 46]
     """
-    gone = 0
-    while first + gone <= MAX_COUNT:
-        yield first + gone
-        gone += max(1, gone if gone < LEAST_DISTANCE else max(LEAST_DISTANCE, gone // GROWTH))
+    passed = 0
+    while first + passed <= MAX_COUNT:
+        yield first + passed
+        passed += max(1, passed if passed < LEAST_DISTANCE else max(LEAST_DISTANCE, passed // GROWTH))
 
 
 def room_in_words(plan: Plan, config: AuditConfig, room: int) -> str:
-    """Return how many kept steps find room on the disk, in a clause.
+    """Return how many kept steps fit on the disk, in a clause.
 
-    The clause is empty if that is no limit.
+    The clause is empty if all of them fit.
 
     >>> room_in_words(Plan(0, 20, most=65, needed=59, total=1200), AuditConfig(), room=22)
     'the disk space allowed holds 22 of them at a time (`max_spool_gb: 20`)'
@@ -222,9 +222,9 @@ def room_in_words(plan: Plan, config: AuditConfig, room: int) -> str:
 
 
 def time_in_words(config: AuditConfig) -> str:
-    """Return what is tried on each kept step, and how long it may take.
+    """Return how many attacks run on each step, and how long they may take.
 
-    The time is the sum of the budgets; both are one clause.
+    The time is the sum of the budgets. The result is one clause.
 
     >>> time_in_words(AuditConfig())
     '7 attacks, up to 60 s each: up to 7 min a step'

@@ -1,6 +1,6 @@
-"""Reads whether an optimizer clips every example and adds noise, and how.
+"""Finds an optimizer that clips every example and adds noise.
 
-It knows Opacus without importing it.
+It recognizes Opacus's optimizers and reads their settings without importing Opacus.
 """
 
 from __future__ import annotations
@@ -13,20 +13,26 @@ from leakaudit.client.facts import DeclaredDefense
 from leakaudit.errors import SnapshotError
 
 DP_SGD = "dp-sgd"
-"""The defence that says what Opacus does; its knobs are named as Opacus names them."""
+"""Name of the defence that Opacus applies; its parameters are named as in Opacus."""
 
 REPEATED = ("DPOptimizer", "DistributedDPOptimizer")
-"""Classes of Opacus that clip every example's whole gradient to one bound, as Abadi et al. 2016, Algorithm 1, does."""
+"""Classes of Opacus that clip every example's whole gradient to one bound, as in Abadi et al. 2016, Algorithm 1."""
 
 
 @dataclass(frozen=True)
 class PrivateSgd:
-    """An optimizer of Opacus somewhere among the wrappers; its knobs may be scheduled, so they are read when they are needed."""
+    """An optimizer of Opacus, among the wrappers of the loop's optimizer.
+
+    Its settings may follow a schedule, so they are read when they are needed.
+    """
 
     optimizer: Any
 
     def declared(self) -> tuple[DeclaredDefense, ...]:
-        """Return what the protocol declares of the step that begins, in the units of Abadi et al. 2016, Algorithm 1."""
+        """Return the declared defence of the step that begins.
+
+        Its parameters are in the units of Abadi et al. 2016, Algorithm 1.
+        """
         knobs: dict[str, float | int | str | bool] = {
             "noise_multiplier": float(self.optimizer.noise_multiplier),
             "max_grad_norm": float(self.optimizer.max_grad_norm),
@@ -44,10 +50,11 @@ class PrivateSgd:
 
 
 def private_sgd(optimizer: Any) -> PrivateSgd | None:
-    """Return the private optimizer among `optimizer` and what it wraps, or None where there is none.
+    """Return the private optimizer in `optimizer` and its wrappers; None without one.
 
     Raises:
-        SnapshotError: it is one whose clipping cannot be repeated here: per layer, adaptive, or in a second backward pass.
+        SnapshotError: its clipping cannot be repeated here (per layer, adaptive, or in a second backward pass), or it is one of several
+            optimizers.
     """
     knobs = ("noise_multiplier", "max_grad_norm", "expected_batch_size", "loss_reduction")
     for layer in every_layer(optimizer):

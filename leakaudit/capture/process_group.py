@@ -37,7 +37,7 @@ class ProcessGroup(Protocol):
         """Tell the other processes that this one takes part no longer."""
 
     def gather(self, truth: Truth) -> Truth:
-        """Return the micro-batches of all processes to the first one, in the order of the ranks."""
+        """Return the micro-batches of all processes to the first one, ordered by rank."""
 
     def whole(self, shard: Any) -> Tensor:
         """Return a sharded tensor as a whole to the first process."""
@@ -71,6 +71,6 @@ class EndOfStepAnswer:
         return self._group is None or self._group.agree(topic, yes)
 
     def refuse(self) -> None:
-        """Tell the other processes that this one does not keep the step, if they still wait for an answer."""
+        """Tell processes that still wait that this one does not keep the step."""
         if self._topic:
             self.give(False)

@@ -1,4 +1,4 @@
-"""Records single steps of a training: what a client transmits, and the batch that it comes from.
+"""Records single steps of a training: the transmitted update and its batch.
 
 A record holds the weights before the step, the update as the optimizer gets it, and the batch. No framework is imported here; adapters
 say when a step is due and what its batch was. The only place where the final gradient can be read under every trainer is a pre-hook on
@@ -58,7 +58,7 @@ class Recorder:
         max_bytes: float = float("inf"),
         as_kept: Callable[[MicroBatch], MicroBatch] = lambda batch: batch,
         as_stepped: Callable[[Manifest], Manifest] = lambda manifest: manifest,
-        withdraw: Callable[[int], None] = lambda step: None,
+        withdraw: Callable[[int], None] = lambda _step: None,
         beside: frozenset[str] = frozenset(),
         in_place: bool = False,
     ) -> None:
@@ -167,20 +167,27 @@ class Recorder:
         self.current.hooks.install()
 
     def stop_recording(self) -> None:
-        """Record nothing more, but go on answering the other processes: they ask at every step that is due."""
+        """Record no more steps, but keep answering the other processes.
+
+        They ask at every step that is due.
+        """
         self.current.stop()
 
     def remove(self, patience_s: float = PATIENCE_SECONDS) -> None:
-        """Take the hooks off, and wait for the writer at most so many seconds: a stuck disk must not hold up training."""
+        """Take the hooks off, and wait for the writer.
+
+        Args:
+            patience_s: longest time to wait, in seconds: a stuck disk must not hold up training.
+        """
         self.cancel()
         self.current.hooks.remove()
         if not self.written(patience_s) and patience_s:
             logger.warning(
-                "the last kept step is still not on the disk after %g s; the audit goes on without it", patience_s
+                "the last kept step is still not on the disk after %g s; the audit continues without it", patience_s
             )
 
     def keep_only(self, parts: Parts) -> None:
-        """Keep these parts of a step and a sketch of its whole update; call before `install`."""
+        """Keep only parts of a step and sketches of its update; call before `install`."""
         self._selection.parts = parts
 
     # ------------------------------------------------------------------ a step
@@ -202,7 +209,7 @@ class Recorder:
 
     @entry
     def batch(self, values: Mapping[str, Any]) -> None:
-        """Note the whole batch before its forward pass, with what the trainer withholds from the model."""
+        """Note the whole batch before its forward pass, withheld inputs included."""
         self.current.note_batch(values)
 
     # ------------------------------------------------------------------ what adapters ask
@@ -224,11 +231,11 @@ class Recorder:
 
     @property
     def due_again(self) -> bool:
-        """Whether the next step is due, because the last one lacked something that is held from then on."""
+        """Whether the next step is due, because the last one could not be kept as a whole."""
         return self._forwards.due_again
 
     def written(self, patience_s: float = PATIENCE_SECONDS) -> bool:
-        """Wait until the last kept step is written, at most so many seconds; return whether it is."""
+        """Wait at most so many seconds for the writer; return whether it is done."""
         return self.writer.wait(patience_s)
 
     def writing(self) -> bool:
@@ -240,11 +247,11 @@ class Recorder:
         return self.buffers.bytes_held()
 
     def bytes_of_a_step(self) -> int:
-        """Return the size of the copies of one step: trained weights, their update and persistent buffers."""
+        """Return the size of the copies of one step, in bytes."""
         return self._selection.bytes_of_a_step()
 
     def bytes_to_write(self) -> int:
-        """Return what the next kept step takes on the disk; the first one brings the frozen weights with it."""
+        """Return what the next kept step takes on the disk, in bytes."""
         return self._selection.bytes_to_write()
 
     def _fail(self, error: Exception) -> None:
@@ -254,10 +261,11 @@ class Recorder:
         self.stop_recording()
         self.counters.failed += 1
         logger.warning(
-            "leakaudit stops recording after a %s; training goes on, later steps are not audited", type_and_place(error)
+            "leakaudit stops recording after a %s; training continues, later steps are not audited",
+            type_and_place(error),
         )
 
 
 def _scaler_in(optimizer: Any) -> Any:
-    """Return the `GradScaler` that a wrapper of the optimizer holds; None if there is none."""
+    """Return the `GradScaler` that a wrapper of the optimizer holds; None without one."""
     return next((vars(o)["scaler"] for o in every_layer(optimizer) if vars(o).get("scaler")), None)

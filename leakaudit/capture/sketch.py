@@ -1,14 +1,14 @@
-"""Computes a short linear summary of a tensor.
+"""Short linear summaries of tensors.
 
-The length of a difference can be estimated from two of them, when the tensors are gone.
+Two sketches are enough to estimate the length of the difference of two tensors that are no longer held.
 
 Source: the count sketch of Charikar, Chen and Farach-Colton, "Finding frequent items in data streams", 2002, Sec. 3: each entry is
-added with a random sign to one of m buckets. Here the entries are laid out in rows of m, and each row is turned by a random shift;
-the sign of an entry is the product of one for its row and one for its column. Two entries meet in a bucket with probability 1/m,
-as there, and the product of their signs has mean 0, so E |sketch(x)|^2 = |x|^2. Ours, because a row is then added as a whole: no hash
-an entry is computed.
+added with a random sign to one of m buckets. Our variant lays the entries out in rows of m and rotates each row by a random shift; the
+sign of an entry is the product of a sign of its row and a sign of its column. As in the source, two entries fall into the same bucket
+with probability 1/m, and the product of their signs has mean 0, so E |sketch(x)|^2 = |x|^2. Our variant adds each row as a whole and
+computes no hash for an entry.
 
-The standard error of |sketch(x)|^2 is at most sqrt(2 / m) |x|^2 (the second moment of pairs that meet, summed over all pairs).
+The standard error of |sketch(x)|^2 is at most sqrt(2 / m) |x|^2 (the second moment of pairs in the same bucket, summed over all pairs).
 """
 
 from __future__ import annotations
@@ -21,24 +21,23 @@ import torch
 from torch import Tensor
 
 BUCKETS = 1 << 14
-"""m. Our choice: 64 KB a tensor, a thousandth of a large one, for a standard error of 0.6 % of the length of a difference."""
+"""The number m. Our choice: 64 KB a tensor, a thousandth of a large one, for a standard error of 0.6 % of the length of a difference."""
 
 ROWS = 16
-"""Rows that are added up before the sum goes on in float64: 1 MB in float32, which stays in a processor's cache."""
+"""Number of rows that are summed in float32 before the sum is added to one in float64. Our choice: 1 MB, which stays in a processor's
+cache."""
 
 
 def sketch(name: str, tensor: Tensor) -> Tensor:
-    """Return the sketch of a tensor, the same in every process.
-
-    It depends on name and shape, and not on the device.
+    """Return the sketch of a tensor, the same on every device and in every process.
 
     Args:
-        name: decides the signs and shifts, with the number of entries.
+        name: determines the signs and shifts, together with the number of entries.
         tensor: of any shape and floating type.
 
     Returns:
-        (m,) float32 on the tensor's device, m the smaller of `BUCKETS` and the number of entries. Linear: the sketch of a difference is
-        the difference of the sketches, up to rounding.
+        (m,) float32 on the tensor's device, where m is the smaller of `BUCKETS` and the number of entries. The sketch is linear: that of
+        a difference is the difference of the sketches, up to rounding.
     """
     flat = tensor.detach().reshape(-1)
     m = min(BUCKETS, flat.numel())
@@ -55,26 +54,23 @@ def sketch(name: str, tensor: Tensor) -> Tensor:
         signed = torch.mul(part[:whole].view(-1, m), column_signs)
         some = torch.zeros_like(column_signs)
         for number, row in enumerate(signed, start):
-            _add_turned(some, row, shifts[number], row_signs[number])
+            _add_rotated(some, row, shifts[number], row_signs[number])
         if whole < len(part):
             rest = torch.zeros_like(column_signs)
             rest[: len(part) - whole] = part[whole:] * column_signs[: len(part) - whole]
-            _add_turned(some, rest, shifts[-1], row_signs[-1])
+            _add_rotated(some, rest, shifts[-1], row_signs[-1])
         out += some
     return out.float()
 
 
-def _add_turned(out: Tensor, row: Tensor, shift: int, sign: int) -> None:
-    """Add a row to `out`, turned to the right by `shift`."""
+def _add_rotated(out: Tensor, row: Tensor, shift: int, sign: int) -> None:
+    """Add a row to `out`, rotated to the right by `shift`."""
     out[shift:].add_(row[: len(row) - shift], alpha=sign)
     out[:shift].add_(row[len(row) - shift :], alpha=sign)
 
 
 def _draw(name: str, rows: int, m: int) -> tuple[list[int], Tensor, list[int]]:
-    """Return signs of rows, signs of columns (m,), and shifts of rows.
-
-    They belong to a name.
-    """
+    """Return signs of rows, signs of columns (m,), and shifts of rows for a name."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     signs = torch.randint(0, 2, (rows + m,), generator=generator).mul_(2).sub_(1)
     return signs[:rows].tolist(), signs[rows:], torch.randint(0, m, (rows,), generator=generator).tolist()
@@ -84,8 +80,8 @@ def distance(sketches: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> tu
     """Estimate how far a kept update was from another one, relative to that one.
 
     Args:
-        sketches: of the update that is gone, by parameter name.
-        update: the other one, in whole; it has the same parameters.
+        sketches: parameter name -> sketch of the kept update.
+        update: parameter name -> the other update, as a whole; of the same parameters.
 
     Returns:
         The relative error |kept - update| / |update|, and the standard error of that estimate.

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from leakaudit.capture.copies import CopyBuffers, Source, stored_dtype
-from leakaudit.capture.forward_hooks import Pass
+from leakaudit.capture.forward_hooks import ForwardPass
 from leakaudit.capture.in_place_check import InPlaceCheck
-from leakaudit.capture.inside_step import Handed
 from leakaudit.capture.kept_step import KeptStep
 from leakaudit.capture.live_model import LiveModel
+from leakaudit.capture.optimizer_step import OptimizerStep
 from leakaudit.capture.step_recording import CopiedStep, StepRecording
 from leakaudit.capture.step_tensors import TensorSelection
 from leakaudit.client.snapshot import Manifest
@@ -49,11 +49,11 @@ class StepCopier:
         self._convert_pass = convert_pass
         self._complete_manifest = complete_manifest
 
-    def truth_of(self, recording: StepRecording, passes: list[Pass]) -> Truth:
+    def truth_of(self, recording: StepRecording, passes: list[ForwardPass]) -> Truth:
         """Return the batch of a step, as the audited model takes it."""
         return recording.truth(passes, self._convert_pass)
 
-    def copy(self, recording: StepRecording, passes: list[Pass], truth: Truth, start: float) -> KeptStep | None:
+    def copy(self, recording: StepRecording, passes: list[ForwardPass], truth: Truth, start: float) -> KeptStep | None:
         """Check and copy a step.
 
         Args:
@@ -71,7 +71,7 @@ class StepCopier:
         tensors = self._selection.of(recording)
         manifest = self._complete_manifest(recording.manifest)
         result = self._check.run(recording, passes, truth, manifest, tensors)
-        if any(p.mixed for p in passes):
+        if any(p.counts_all_outputs for p in passes):
             truth = self.truth_of(recording, passes)  # the check found that more gradients count
         if self._selection.parts is not None:
             tensors = tensors.reduced_to(self._selection.parts)
@@ -103,7 +103,7 @@ class StepCopier:
             ready=ready,
         )
 
-    def copy_again(self, found: CopiedStep, handed: Handed) -> None:
+    def copy_again(self, found: CopiedStep, given: OptimizerStep) -> None:
         """Take gradients that changed since the copy as the new update.
 
         Raises:
@@ -112,17 +112,17 @@ class StepCopier:
         """
         if found.kept is None:
             if found.written or not self._buffers.pooled:
-                raise SnapshotError(f"the gradients that {handed.name} moves changed after the step was written")
+                raise SnapshotError(f"the gradients that {given.name} moves changed after the step was written")
             return
         if found.kept.part is not None:
             raise SnapshotError(
-                f"the gradients that {handed.name} moves changed after the parts of them were copied; set `keep: all`"
+                f"the gradients that {given.name} moves changed after the parts of them were copied; set `keep: all`"
             )
-        mine = {id(p) for p in handed.parameters}
+        mine = {id(p) for p in given.parameters}
         update = {name: p.grad for name, p in found.recording.parameters if id(p) in mine and p.grad is not None}
         if any(hasattr(gradient, "full_tensor") for gradient in update.values()):
             raise SnapshotError(
-                f"the gradients that {handed.name} moves changed after they were copied, and they are in shards"
+                f"the gradients that {given.name} moves changed after they were copied, and they are in shards"
             )
         copies, ready = self._buffers.copy_into({f"u/{n}": Source(g, stored_dtype(g.dtype)) for n, g in update.items()})
         fresh = {name: copies[f"u/{name}"] for name in update}

@@ -1,6 +1,6 @@
-"""Checks the public facts of a kept step against what was seen of it.
+"""Checks the public facts of a kept step against what was recorded of it.
 
-A fact that is not so would weaken an attack.
+A wrong fact would weaken an attack.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def loader_bound(loader: Any, windows: int, processes: int) -> int | None:
     None means that the loader does not say.
 
     Args:
-        loader: the trainer's own, which a subclass may have made of other sizes than its arguments say.
-        windows: micro-batches of one optimizer step.
-        processes: of the run; each draws batches of its own.
+        loader: the trainer's own; a subclass may have made it of other sizes than its arguments say.
+        windows: number of micro-batches in one optimizer step.
+        processes: number of processes of the run; each draws batches of its own.
     """
     sampler = getattr(loader, "sampler", None)
     sampler = sampler if isinstance(sampler, BatchSampler) else getattr(loader, "batch_sampler", None)
@@ -33,10 +33,10 @@ def loader_bound(loader: Any, windows: int, processes: int) -> int | None:
     return size * windows * (1 if getattr(sampler, "split_batches", False) else processes)
 
 
-def believed_bound(facts: PublicFacts, truth: Truth) -> tuple[int | None, str]:
-    """Return the bound on the batch size if it fits what was seen.
+def checked_bound(facts: PublicFacts, truth: Truth) -> tuple[int | None, str]:
+    """Return the bound on the batch size, if the batch keeps to it, and a note.
 
-    Otherwise the bound is None, and a note says why.
+    Otherwise the bound is None, and the note says why.
 
     Args:
         facts: with the bound that the trainer's settings state, in sequences of one step or local step.
@@ -48,12 +48,11 @@ def believed_bound(facts: PublicFacts, truth: Truth) -> tuple[int | None, str]:
     return None, "the batch held more sequences than the trainer's settings say, so no bound on its size is stated"
 
 
-def believed_divisor(truth: Truth) -> tuple[float | None, str]:
-    """Return what the trainer divided the loss of each micro-batch by.
+def checked_divisor(truth: Truth) -> tuple[float | None, str]:
+    """Return what the trainer divided the loss of each micro-batch by, and a note.
 
-    It is None, with a note, unless it is one positive number for all.
-
-    It is one over the weight with which the backward pass started from the loss. A loss computed outside the model has none.
+    The divisor is 1 over the gradient at the loss, from which the backward pass starts. It is None, and the note says why, unless it is
+    the same positive number for all micro-batches. A loss that is computed outside the model has no divisor.
     """
     output_gradients = [
         float(batch.output_gradients["loss"]) for batch in truth.micro_batches if "loss" in batch.output_gradients
@@ -62,18 +61,18 @@ def believed_divisor(truth: Truth) -> tuple[float | None, str]:
     if (
         same
         and output_gradients[0] > 0
-        and all(math.isclose(pull, output_gradients[0], rel_tol=1e-6) for pull in output_gradients)
+        and all(math.isclose(gradient, output_gradients[0], rel_tol=1e-6) for gradient in output_gradients)
     ):
         return 1.0 / output_gradients[0], ""
     if not any(batch.output_gradients for batch in truth.micro_batches):
-        return 1.0, ""  # nothing was seen of the loss; the step is repeated with the model's own, undivided
+        return 1.0, ""  # nothing is known of the loss: the step is repeated with the model's own, undivided
     return None, "what the trainer divided the loss by is not one number that could be seen, so none is stated"
 
 
-def check_words(facts: PublicFacts, truth: Truth) -> None:
-    """Refuse a step of a masked language model if its words are unknown.
+def check_masked_words(facts: PublicFacts, truth: Truth) -> None:
+    """Refuse a step of a masked language model if its masked words are unknown.
 
-    The masked words are what is private in it.
+    These words are the labels; an attack on them is scored against them.
 
     Raises:
         SnapshotError: says how to make them known.

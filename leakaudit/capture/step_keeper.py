@@ -71,7 +71,9 @@ class StepKeeper:
     # ------------------------------------------------------------------ before the weights move
 
     def keep(self, recording: StepRecording, start: float) -> CopiedStep | None:
-        """Copy a step whose gradients are final. Every process of a distributed run comes here, or no process does.
+        """Copy a step whose gradients are final.
+
+        Every process of a distributed run calls this, or no process does.
 
         Args:
             recording: of the step.
@@ -111,7 +113,7 @@ class StepKeeper:
         return found
 
     def _check(self, recording: StepRecording) -> None:
-        """Refuse a step that would not be what the client sends, as far as that is known before the copy.
+        """Refuse a step that is known, before its copy, not to be what the client sends.
 
         Raises:
             SnapshotError: says what was found and what to do.
@@ -132,7 +134,9 @@ class StepKeeper:
         self._passes.check_weights(recording)
 
     def _watch_forward_if_unseen(self, recording: StepRecording) -> None:
-        """Watch the model's `forward` from the next due step on, if no call was seen: a library may call `forward` itself.
+        """Watch the model's `forward` from the next due step on, if no call was seen.
+
+        A library may call `forward` itself, which reaches no hook.
 
         Raises:
             SnapshotError: this step is lost.
@@ -146,15 +150,15 @@ class StepKeeper:
         )
 
     def write_if_large(self, found: CopiedStep) -> None:
-        """Write a step now, before its optimizer moves the weights, if it is too large for a copy.
+        """Write a step before its weights move, if it is too large for a copy.
 
-        What is known only after the step comes too late for it. So it is written only if torch's own code moves the weights, or if an
+        It cannot be compared with the movement of the weights any more. So it is written only if torch's own code moves them, or if an
         earlier step was confirmed. Otherwise the step is not kept, and the next one may be.
         """
         if found.kept is None or self._buffers.pooled:
             return
         kept, found.kept = found.kept, None
-        plain = len(self._model.optimizers) == 1 and all(handed.trusted for handed in found.handed.values())
+        plain = len(self._model.optimizers) == 1 and all(given.trusted for given in found.optimizer_steps.values())
         if plain or self._confirmed:
             found.written = True
             self._hand_over(kept, [*found.notes, *self._confirmed_notes])

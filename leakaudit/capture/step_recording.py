@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from leakaudit.capture.forward_hooks import Pass
-from leakaudit.capture.in_place import Before
-from leakaudit.capture.inside_step import Handed
+from leakaudit.capture.entry_sample import EntrySample
+from leakaudit.capture.forward_hooks import ForwardPass
 from leakaudit.capture.kept_step import KeptStep
-from leakaudit.capture.withheld_inputs import hand_out
-from leakaudit.capture.witness import Witness
+from leakaudit.capture.optimizer_step import OptimizerStep
+from leakaudit.capture.state_before import StateBefore
+from leakaudit.capture.withheld_inputs import assign_labels
 from leakaudit.client.snapshot import Manifest
 from leakaudit.client.truth import MicroBatch, Truth
 
@@ -24,12 +24,12 @@ class StepRecording:
 
     step: int
     manifest: Manifest
-    passes: list[Pass] = field(default_factory=list)
+    passes: list[ForwardPass] = field(default_factory=list)
     withheld_inputs: dict[str, Tensor] = field(default_factory=dict)
     """The whole batch, as the trainer told it before the forward pass."""
     buffers: dict[str, Tensor] = field(default_factory=dict)
     """Buffers before the first forward pass, which may change them (batch norm); copies."""
-    state: Before | None = None
+    state: StateBefore | None = None
     """What the loop calls, before the first forward pass; None where the step is not checked in place."""
     modes: dict[str, bool] = field(default_factory=dict)
     """Module -> whether it was in training mode at the first forward pass; some trainers set the mode as late as that."""
@@ -46,7 +46,7 @@ class StepRecording:
     """Parameters of the model by name, as they were when the step was copied."""
     moving: list[nn.Parameter] = field(default_factory=list)
     """Parameters that the optimizers moved when the first forward pass began."""
-    seen_weights: list[tuple[Pass, Witness]] = field(default_factory=list)
+    seen_weights: list[tuple[ForwardPass, EntrySample]] = field(default_factory=list)
     """Each forward pass, with a few entries of these parameters when it began."""
     ignored: set[int] = field(default_factory=set)
     """Optimizers that stepped before any forward pass of this step: they belong to the step before."""
@@ -55,7 +55,7 @@ class StepRecording:
     problem: str = ""
     """Why the step cannot be kept, where that was seen before its copy."""
 
-    def counted_passes(self) -> list[Pass]:
+    def counted_passes(self) -> list[ForwardPass]:
         """Return the passes that the update comes from, with their labels.
 
         Two passes over the same examples are marked as one batch.
@@ -65,12 +65,12 @@ class StepRecording:
             seen.repeated_pass = any(
                 _same_examples(seen, p)
                 for p in passes[:number]
-                if seen.backward == p.backward is not None or seen.elsewhere
+                if seen.backward == p.backward is not None or seen.on_other_weights
             )
-        hand_out(passes)  # afterwards: two passes over one batch were told the same labels
+        assign_labels(passes)  # afterwards: two passes over one batch were told the same labels
         return passes
 
-    def truth(self, passes: list[Pass], convert: Callable[[MicroBatch], MicroBatch]) -> Truth:
+    def truth(self, passes: list[ForwardPass], convert: Callable[[MicroBatch], MicroBatch]) -> Truth:
         """Return the batch of some passes.
 
         Args:
@@ -85,7 +85,7 @@ class CopiedStep:
     """A step that was copied, until all its optimizers have stepped."""
 
     recording: StepRecording
-    handed: dict[int, Handed] = field(default_factory=dict)
+    optimizer_steps: dict[int, OptimizerStep] = field(default_factory=dict)
     """Identity of an optimizer -> what it was given."""
     kept: KeptStep | None = None
     """The copy; None where another process writes it."""
@@ -104,19 +104,19 @@ class CopiedStep:
         return f"{' and '.join(left)} had stepped"
 
 
-def _same_examples(one: Pass, two: Pass) -> bool:
+def _same_examples(one: ForwardPass, two: ForwardPass) -> bool:
     """Return whether two passes are over the same texts with the same labels."""
     mine, others = (_examples(p) for p in (one, two))
     return mine.keys() == others.keys() and bool(mine) and all(torch.equal(mine[name], others[name]) for name in mine)
 
 
-def _examples(seen: Pass) -> dict[str, Tensor]:
+def _examples(seen: ForwardPass) -> dict[str, Tensor]:
     ids = {"input_ids": seen.inputs["input_ids"]} if "input_ids" in seen.inputs else seen.inputs
     labels = seen.inputs.get("labels", seen.withheld_inputs.get("labels"))
     return dict(ids) if labels is None else {**ids, "labels": labels}
 
 
-def _micro_batch(seen: Pass, loss_scale: float) -> MicroBatch:
+def _micro_batch(seen: ForwardPass, loss_scale: float) -> MicroBatch:
     return MicroBatch(
         inputs=seen.inputs,
         rng=seen.rng,

@@ -72,7 +72,7 @@ class StepTensors:
 
 
 class TensorSelection:
-    """Selects the tensors of a step that the client sends, and the weights that they belong to."""
+    """Selects the update of a step, and the weights that it belongs to."""
 
     def __init__(self, model: LiveModel, observe: Observe, *, delta_scale: float, holds_copies: bool) -> None:
         """Prepare.
@@ -119,7 +119,7 @@ class TensorSelection:
         return {name: scale for name, p in recording.parameters if (scale := found.get(id(p))) is not None}
 
     def _still_frozen(self, unmoved: Iterable[tuple[str, nn.Parameter]]) -> FrozenWeights:
-        """Return the parameters that are as they were at the first kept step, and so need no copy."""
+        """Return the parameters that have not changed since the first kept step."""
         if not self._holds_copies:
             return FrozenWeights({}, {})  # this process writes nothing
         now = FrozenWeights.of(unmoved)
@@ -140,15 +140,18 @@ class TensorSelection:
             yield f"w/{name}", Source(buffer, buffer.dtype)
 
     def bytes_of_a_step(self) -> int:
-        """Return the size of the copies of one step: trained weights, their update and persistent buffers.
+        """Return the size of the copies of one step, in bytes.
 
-        Where only parts are kept, rows of the word embedding are not counted: there are as many as different tokens in the batch.
+        Copied are trained weights, their update and persistent buffers. Where only parts are kept, rows of the word embedding are not counted: there are as many as different tokens in the batch.
         """
         sketches = 0 if self.parts is None else sum(4 * min(BUCKETS, p.numel()) for _, p in self._model.trained())
         return sketches + sum(source.bytes for _, source in self.expected_sources())
 
     def bytes_to_write(self) -> int:
-        """Return what the next kept step takes on the disk; the first one brings the frozen weights with it."""
+        """Return what the next kept step takes on the disk, in bytes.
+
+        The first one brings the frozen weights with it.
+        """
         moving = self._model.moving_ids()
         frozen = sum(p.numel() * p.element_size() for p in self._model.module.parameters() if id(p) not in moving)
         return self.bytes_of_a_step() + (frozen if self._frozen is None or self._observe == "delta" else 0)

@@ -1,4 +1,7 @@
-"""Marks the folder of a run that is not audited, so that a gate never judges it by the results of an earlier run."""
+"""Marks the folder of a run that is not audited.
+
+Without the mark, the gate would judge that run by the results of an earlier one.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +14,28 @@ from typing import Any
 from leakaudit.config.audit import AuditConfig
 from leakaudit.files.private_files import write_atomic
 from leakaudit.results.not_audited import NOT_AUDITED, NotAudited
-from leakaudit.storage.spool import Place, make_room
+from leakaudit.storage.run_folders import RunFolder, archive_previous
 
 OUT_DIR_LINE = re.compile(r"""^out_dir:\s*(?P<quote>["']?)(?P<folder>.+?)(?P=quote)\s*(?:\s#.*)?$""", re.MULTILINE)
 
 
-def mark(wanted: Path, because: str) -> Place:
-    """Move an earlier audit out of a folder and write there that the latest run was not audited.
+def mark(wanted: Path, because: str) -> RunFolder:
+    """Mark a folder: the latest run was not audited.
+
+    Results of an earlier audit are moved out of it first.
 
     Args:
         wanted: folder of the audit.
         because: why, without any private text.
 
     Returns:
-        The folder that was marked, and what became of the earlier audit: another folder where one is still under way in `wanted`.
+        The folder that was marked, with a note on the earlier audit. It is another folder if an audit in `wanted` still runs.
 
     Raises:
         SpoolError: `wanted` is a link.
         OSError: it cannot be written.
     """
-    place = make_room(wanted.absolute())
+    place = archive_previous(wanted.absolute())
     place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     note = NotAudited(because=because, when=datetime.now(UTC).isoformat(timespec="seconds"))
     write_atomic(place.folder / NOT_AUDITED, note.model_dump_json(by_alias=True, indent=1))
@@ -38,7 +43,9 @@ def mark(wanted: Path, because: str) -> Place:
 
 
 def folder_of(source: Any) -> Path | None:
-    """Return the folder that a configuration names, also where the rest of it is wrong.
+    """Return the folder that a configuration names.
+
+    The rest of the configuration may be wrong.
 
     Args:
         source: as an adapter is given it: a file, an object, a mapping, or None for the defaults.

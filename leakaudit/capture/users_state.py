@@ -1,10 +1,8 @@
-"""Notes what a forward pass may change beside torch's own state.
+"""The user's own state that a forward pass may change: counters, lists, iterators.
 
-That is the user's: counters, lists, sources of chance and iterators.
-
-A step that is repeated runs the user's code once more: forwards of modules, hooks, functions around a forward. What these keep in
-attributes, closures, class attributes and globals is noted before, and put back after. What cannot be noted is named, and such a
-model is not called again.
+A repeated step runs the user's code once more: forwards of modules, hooks, functions around a forward. What these keep in attributes,
+closures, class attributes, globals and random generators of their own is noted before the step and restored after the repetition. If an
+object can be neither noted nor restored, its type is named, and the model is not called again.
 """
 
 from __future__ import annotations
@@ -29,16 +27,16 @@ import torch
 from torch import Tensor, nn
 
 DEEPEST = 8
-"""Objects within objects that are looked into. Our choice: a hook of a method of a helper in a list is four deep."""
+"""Depth of nested objects that are looked into. Our choice: a hook that is a method of a helper in a list is four deep."""
 
 MOST_OBJECTS = 100_000
-"""Objects that are looked into in one model. Our choice: a tenth of a second; a model of 1,000 modules has some 20,000."""
+"""Most objects of one model that are looked into. Our choice: it takes a tenth of a second; a model of 1,000 modules has about 20,000."""
 
 MOST_BYTES = 100_000_000
-"""Most that is copied of tensors that are neither parameters nor buffers."""
+"""Most bytes that are copied of tensors and arrays that are neither parameters nor buffers. Our choice: far below a model's own size."""
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-"""Where modules keep the functions that others gave them."""
+"""Attributes in which modules keep hooks."""
 
 TORCH_OWN = frozenset(vars(nn.Module()))
 """Attributes that every module has."""
@@ -47,10 +45,11 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.d
 """Types of values that no code can change in place."""
 
 NOT_LOOKED_INTO = (*PLAIN, type, types.ModuleType, torch.Size, torch.Stream, nn.Parameter)
+"""Types of values that are not looked into."""
 
 HOLDERS = (types.SimpleNamespace, UserDict, UserList, queue.Queue)
-"""Classes of the standard library whose objects hold the user's state in attributes. Others are not looked into: a trainer leads to
-everything."""
+"""Classes of the standard library whose objects hold the user's state in attributes. Objects of other libraries are not looked into: a
+trainer leads to every object."""
 
 COPIED_WHOLE: tuple[type, ...] = (
     type(iter([])),
@@ -59,24 +58,25 @@ COPIED_WHOLE: tuple[type, ...] = (
     type(iter(range(1))),
     type(iter(range(1 << 70))),
 )
-"""Iterators whose copy shares nothing with them that moves; a copy of `zip` or of a loader's iterator would move its parts."""
+"""Iterators whose copy shares no position with them. A copy of `zip` or of a loader's iterator would advance the original's parts."""
 
 LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-"""Folders whose objects are not the user's."""
+"""Folders of installed libraries, whose objects are not the user's."""
 
 Undo = tuple[Any, ...]
-"""A function and its arguments: brings one thing back to what it was."""
+"""A function and its arguments; the call restores one object."""
 
 
 @dataclass
 class UsersState:
-    """All that was found in one walk over a model."""
+    """The user's state at one moment, as found in one walk over a model."""
 
     undo: list[Undo] = field(default_factory=list)
+    """Calls that restore it, in this order."""
     leaves: list[Tensor] = field(default_factory=list)
-    """Tensors with a gradient of their own that may not be parameters of the model: `backward` adds to all that it reaches."""
+    """Leaf tensors with gradients that may not be parameters of the model; `backward` adds to all that it reaches."""
     opaque: str = ""
-    """Type of the first object that can be neither noted nor put back; empty where there is none."""
+    """Type of the first object that can be neither noted nor restored; empty if there is none."""
 
     @classmethod
     def of(cls, called: nn.Module, *, iterators: bool) -> UsersState:
@@ -84,7 +84,8 @@ class UsersState:
 
         Args:
             called: what the training loop calls.
-            iterators: whether copies of iterators are to take their place; else the iterators themselves are put back.
+            iterators: whether `put_back` replaces iterators by copies of their present state, for a repetition. Otherwise it puts the
+                iterators themselves back.
         """
         walk = _Walk(cls(), iterators)
         for module in called.modules():
@@ -95,7 +96,7 @@ class UsersState:
         return walk.state
 
     def put_back(self) -> None:
-        """Bring everything back to what it was."""
+        """Restore the state."""
         for function, *arguments in self.undo:
             function(*arguments)
 
@@ -107,23 +108,24 @@ class _Walk:
     state: UsersState
     iterators: bool
     known: dict[int, Any] = field(default_factory=dict)
-    """Identity of an object that was looked into -> it, so that no other one gets its identity."""
+    """Identity of an object that was looked into -> the object; held, so that no other object gets its identity."""
     bytes: int = 0
+    """Size of the tensors and arrays found so far."""
 
     def module(self, module: nn.Module) -> None:
-        """Look into a module, its hooks, and its class if that is the user's."""
+        """Look into a module, its hooks, and its class if it is the user's."""
         self.known[id(module)] = module
         for key, value in list(vars(module).items()):
             if key in HOOKS:
                 self.inside(tuple(value.values()), 0)
             elif key not in TORCH_OWN and isinstance(value, Tensor):
-                self.inside(value, 0)  # `Before` has its own copy of it
+                self.inside(value, 0)  # `StateBefore` has its own copy of it
             elif key not in TORCH_OWN:
                 self.held(value, vars(module).__setitem__, key, depth=0)
         self._class(type(module), 0)
 
     def held(self, value: Any, put: Callable[..., Any], *key: Any, depth: int) -> None:
-        """Look at a value in a place that can be given another one by `put(*key, value)`."""
+        """Note a value in a place that `put(*key, value)` sets, and look into it."""
         if isinstance(value, Iterator) and not isinstance(value, nn.Module):
             self._iterator(value, put, *key)
             return
@@ -140,35 +142,46 @@ class _Walk:
             self.state.opaque = self.state.opaque or "larger number of objects than is looked into"
             return
         self.known[id(value)] = value
-        if isinstance(value, types.FunctionType):
-            self._function(value, depth + 1)
-        elif isinstance(value, types.MethodType | functools.partial):
-            parts = (value.func, value.args, value.keywords) if isinstance(value, functools.partial) else ()
-            for part in parts or (value.__self__, value.__func__):  # type: ignore[union-attr]
-                self.inside(part, depth + 1)
-        elif isinstance(value, Tensor):
+        if not self._without_parts(value):
+            self._with_parts(value, depth + 1)
+
+    def _without_parts(self, value: Any) -> bool:
+        """Note an object whose state is in itself alone; return whether it is one."""
+        if isinstance(value, Tensor):
             self._tensor(value)
-        elif undo := _chance(value):
+        elif undo := _generator_state(value):
             self.state.undo.append(undo)
         elif _is_array(value):
             self._array(value)
         elif isinstance(value, bytearray | array.array):
             self.state.undo.append((value.__setitem__, slice(None), value[:]))
+        elif isinstance(value, queue.SimpleQueue):
+            self.state.opaque = self.state.opaque or "SimpleQueue"
+        else:
+            return False
+        return True
+
+    def _with_parts(self, value: Any, depth: int) -> None:
+        """Look into what an object leads to."""
+        if isinstance(value, types.FunctionType):
+            self._function(value, depth)
+        elif isinstance(value, types.MethodType | functools.partial):
+            parts = (value.func, value.args, value.keywords) if isinstance(value, functools.partial) else ()
+            for part in parts or (value.__self__, value.__func__):  # type: ignore[union-attr]
+                self.inside(part, depth)
         elif isinstance(value, list | dict | set | frozenset | tuple | deque):
-            self._container(value, depth + 1)
+            self._container(value, depth)
         elif isinstance(value, nn.Module):
-            for module in value.modules():  # one that a hook holds, not the model
+            for module in value.modules():  # a hook holds it; it is no part of the model
                 self.module(module)
                 self.state.leaves += [p for p in module._parameters.values() if p is not None]
                 for buffer in module._buffers.values():
-                    self.inside(buffer, depth + 1)
-        elif isinstance(value, queue.SimpleQueue):
-            self.state.opaque = self.state.opaque or "SimpleQueue"
+                    self.inside(buffer, depth)
         elif isinstance(value, HOLDERS) or _is_the_users(type(value)):
-            self._object(value, depth + 1)
+            self._object(value, depth)
 
     def _object(self, value: Any, depth: int) -> None:
-        """Look into the attributes of an object, those in slots included, and into its class."""
+        """Look into the attributes and slots of an object, and into its class."""
         attributes = getattr(value, "__dict__", {})
         self.state.undo.append((keep_only, attributes, frozenset(attributes)))
         for key, part in list(attributes.items()):
@@ -179,10 +192,7 @@ class _Walk:
         self._class(type(value), depth)
 
     def _function(self, function: types.FunctionType, depth: int) -> None:
-        """Look into what a function closes over, its defaults and globals.
-
-        Only the globals that it uses are looked into.
-        """
+        """Look into a function's closure, its defaults and the globals that it uses."""
         for cell in function.__closure__ or ():
             try:
                 content = cell.cell_contents
@@ -198,7 +208,7 @@ class _Walk:
                     self._module_of_functions(function.__globals__[name], function.__code__, depth)
 
     def _module_of_functions(self, module: Any, code: types.CodeType, depth: int) -> None:
-        """Look into what a function may use of a module of the user's that it names."""
+        """Look into the attributes of a user's module that a function may use."""
         if not isinstance(module, types.ModuleType) or not _in_users_module(module.__name__):
             return
         for name in _attributes_of(code) & vars(module).keys():
@@ -245,10 +255,7 @@ class _Walk:
             self.state.undo.append((sys.modules["numpy"].copyto, values, values.copy()))
 
     def _iterator(self, value: Any, put: Callable[..., Any], *key: Any) -> None:
-        """Let a copy take an iterator's place while the step is repeated.
-
-        Afterwards the iterator itself is put back.
-        """
+        """Replace an iterator by a copy during the repetition; put it back afterwards."""
         if not self.iterators:
             self.state.undo.append((put, *key, value))
             return
@@ -259,7 +266,10 @@ class _Walk:
 
 
 def content_of(value: Any) -> list[Undo]:
-    """Return what brings the content of a container back, that of a subclass such as `Counter` included; nothing for other objects."""
+    """Return the calls that restore a container's content; none for other objects.
+
+    A container of a subclass, such as `Counter`, is restored by the methods of its base class.
+    """
     if isinstance(value, list):
         return [(list.__setitem__, value, slice(None), list(value))]
     if isinstance(value, OrderedDict):
@@ -274,7 +284,10 @@ def content_of(value: Any) -> list[Undo]:
 
 
 def keep_only(values: dict[str, Any], names: frozenset[str]) -> None:
-    """Take the entries out of a dictionary that it did not have; it is never empty meanwhile, as other threads may read it."""
+    """Remove the entries of a dictionary that are not among some names.
+
+    The dictionary is never empty meanwhile, because other threads may read it.
+    """
     for name in values.keys() - names:
         values.pop(name, None)
 
@@ -285,27 +298,30 @@ def _is_array(value: Any) -> bool:
 
 
 def _is_read_only(tensor: Tensor) -> bool:
-    """Return whether torch refuses to write to a tensor: one made in inference mode, or expanded over the same memory."""
+    """Return whether torch refuses to write to a tensor.
+
+    It does if the tensor was made in inference mode, or if several entries share memory.
+    """
     spread = any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
     return spread or tensor.is_inference()
 
 
 def _slots_of(kind: type) -> list[tuple[str, Any]]:
-    """Return names and descriptors of the slots of a class; attributes of classes in C are not among them."""
+    """Return names and descriptors of the slots of a class.
+
+    Attributes of classes written in C are not among them.
+    """
     slotted = [vars(one) for one in kind.__mro__ if "__slots__" in vars(one)]
     return [(n, d) for own in slotted for n, d in own.items() if isinstance(d, types.MemberDescriptorType)]
 
 
-def _put_copy(put: Callable[..., Any], key: tuple[Any, ...], double: Any) -> None:
-    """Put a copy of an iterator into its place; the copy itself stays as it was then."""
-    put(*key, copy.copy(double))
+def _put_copy(put: Callable[..., Any], key: tuple[Any, ...], noted: Any) -> None:
+    """Put a copy of a noted iterator into its place, so that it does not advance."""
+    put(*key, copy.copy(noted))
 
 
-def _chance(value: Any) -> Undo | None:
-    """Return what brings a source of chance back to where it is.
-
-    None stands for other objects.
-    """
+def _generator_state(value: Any) -> Undo | None:
+    """Return what restores the state of a random generator; None for other objects."""
     if isinstance(value, random.Random):
         return value.setstate, value.getstate()
     if isinstance(value, torch.Generator):
@@ -320,10 +336,7 @@ def _chance(value: Any) -> Undo | None:
 
 @functools.cache
 def _globals_of(code: types.CodeType) -> tuple[str, ...]:
-    """Return the names of globals that a function loads or stores.
-
-    Functions within it count, too.
-    """
+    """Return the globals that a function and its inner functions load or store."""
     names = {one.argval for one in dis.get_instructions(code) if one.opname in ("STORE_GLOBAL", "LOAD_GLOBAL")}
     inner = [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _globals_of(part)]
     return tuple(sorted({*names, *inner}))
@@ -331,13 +344,13 @@ def _globals_of(code: types.CodeType) -> tuple[str, ...]:
 
 @functools.cache
 def _attributes_of(code: types.CodeType) -> frozenset[str]:
-    """Return all names that a function looks up outside of itself, also in functions within it."""
+    """Return all names that a function and its inner functions look up outside."""
     inner = [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _attributes_of(part)]
     return frozenset({*code.co_names, *inner})
 
 
 def _is_the_users(thing: Any) -> bool:
-    """Return whether a class or function is neither of a library nor ours."""
+    """Return whether a class or function is neither a library's nor this package's."""
     return _in_users_module(getattr(thing, "__module__", None) or "")
 
 

@@ -1,9 +1,7 @@
-"""Reads how far the attacks on the kept steps have come.
+"""Reads the progress of the attacks, and estimates the time that remains.
 
-It also estimates how long the rest will take, from what the worker leaves on the disk.
-
-The worker writes down once which attempts it makes on each step, and each attempt when it is finished. Both tell which attempt is
-at work and how many are to come; the times of earlier attempts tell how long they take.
+The worker writes once which attempts it makes on each step, and it writes each attempt when it is finished. From both follow the
+current attempt and the number of those to come; the times of earlier attempts tell how long they take.
 """
 
 from __future__ import annotations
@@ -19,14 +17,15 @@ from leakaudit.results.journal import load_journal
 from leakaudit.results.schema import Attempt, AttemptStatus, Battery
 from leakaudit.results.wording import counted, duration
 from leakaudit.storage.spool import Spool
+from leakaudit.storage.spool_files import read_battery
 
 _OBSERVED = "none"
-"""The update as it was sent."""
+"""Name of the defence that leaves the update as it was sent."""
 
 
 @dataclass(frozen=True)
 class _Due:
-    """An attempt that is still to be made."""
+    """An attempt that is still to come."""
 
     step: str
     attack: str
@@ -53,12 +52,12 @@ class Progress:
         self._battery: Battery | None = None
 
     def look(self) -> tuple[str, float | None]:
-        """Return what is at work, and how many seconds the rest takes.
+        """Return what the worker does, and how many seconds the rest takes.
 
-        The seconds are None if nothing can be said of them.
+        The seconds are None if they cannot be estimated.
         """
         self._read()
-        waiting = [path.stem for path in self._spool.in_order()]
+        waiting = [path.stem for path in self._spool.queue.pending()]
         if self._battery is None:
             return f"the side process is starting, {counted(len(waiting), 'kept step')} to attack", None
         todo = self._todo(waiting, self._battery)
@@ -74,7 +73,7 @@ class Progress:
     def _read(self) -> None:
         journal = self._spool.root.parent / "journal.jsonl"
         try:
-            self._battery = self._battery or self._spool.battery()
+            self._battery = self._battery or read_battery(self._spool.root)
             size = journal.stat().st_size
             if size != self._size:
                 self._finished = [entry.attempt for entry in load_journal(journal)]
@@ -93,9 +92,9 @@ class Progress:
         return [due for due in every if (f"st-{due.step}", due.attack, due.defense) not in done]
 
     def _left(self, todo: Sequence[_Due], budget_s: float) -> tuple[float, bool]:
-        """Return the seconds that attempts will take, and how sure that is.
+        """Return the seconds that attempts will take, and whether they are measured.
 
-        It is sure if each kind of attempt was seen before; otherwise the budget counts.
+        They are measured if each kind of attempt was seen before; otherwise the budget counts.
         """
         seen: dict[str, list[float]] = defaultdict(list)
         for attempt in self._finished:
@@ -105,7 +104,7 @@ class Progress:
         return max(0.0, sum(takes) - min(takes[0], self._since_last())), all(seen[due.attack] for due in todo)
 
     def _since_last(self) -> float:
-        """Return the seconds since the last attempt was finished; 0 where none was."""
+        """Return the seconds since the last finished attempt; 0 without one."""
         journal = self._spool.root.parent / "journal.jsonl"
         try:
             return max(0.0, self._clock() - journal.stat().st_mtime)

@@ -16,6 +16,7 @@ from leakaudit.cli.common import public_command, say
 from leakaudit.cli.progress import Pace, plan, shown
 from leakaudit.cli.stopping import Request, Stopped, exit_code, stop_on_signals
 from leakaudit.cli.threads import threads_to_take
+from leakaudit.exit_codes import ExitCode
 from leakaudit.results.wording import counted
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ RESUME_HELP = (
 
 def check_policy(path: Path) -> None:
     """Fail on a wrong policy before hours of attacks, not after."""
-    from leakaudit.gate.evaluate import load_policy
+    from leakaudit.gate.policy import load_policy
     from leakaudit.plugins.names import registered_names
 
     load_policy(path, registered_names())
@@ -62,7 +63,7 @@ def audit_steps(
     as_json: bool,
     shown_options: Mapping[str, str] | None = None,
 ) -> None:
-    """Audit steps into the configuration's folder, print what came of it, and end the command.
+    """Audit steps, print the outcome, and end the command.
 
     Args:
         config: attacks, defences, folder and the rest.
@@ -79,7 +80,7 @@ def audit_steps(
             say("stopped before the first attempt was finished, so nothing was written")
             sys.exit(exit_code(early))
         _print_outcome(results, config.out_dir, as_json)
-    sys.exit(0 if stopped is None else exit_code(stopped))
+    sys.exit(ExitCode.PASS if stopped is None else exit_code(stopped))
 
 
 def _run(
@@ -161,13 +162,16 @@ def _run_steps(audit: Audit, steps: Steps, stop: Request) -> KeyboardInterrupt |
 
 
 def _source(config: AuditConfig, steps: Steps) -> str:
-    """Return the digest of what is audited and of what else the journal depends on beside the battery."""
+    """Return the digest of all that the journal depends on, except the battery."""
     asked = (config.text.value, config.controls, str(config.sentence_model), config.device)
     return hashlib.sha256(repr((steps.digest, *asked)).encode()).hexdigest()
 
 
 def _public_command(config: AuditConfig, more: Mapping[str, str]) -> str:
-    """Return this command as results may show it; plugins with the knobs that are numbers and choices."""
+    """Return this command as results may show it.
+
+    Plugins are shown with those knobs that are numbers or choices.
+    """
     from leakaudit.audit.battery import battery_of
 
     battery = battery_of(config)

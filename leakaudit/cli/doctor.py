@@ -19,10 +19,11 @@ import click
 
 from leakaudit.cli.common import EXISTING, clear_errors
 from leakaudit.errors import LeakAuditError
+from leakaudit.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from leakaudit.config.audit import AuditConfig
-    from leakaudit.gate.evaluate import Policy
+    from leakaudit.gate.policy import Policy
 
 LOW_DISK_GIB = 2.0
 """Free space below which a warning is due. A snapshot of a 110M-parameter model takes 0.8 GiB, and one is in flight at a time."""
@@ -68,7 +69,7 @@ def _device() -> Check:
 
 def _configuration(path: Path | None) -> Iterator[Check]:
     from leakaudit.config.audit import AuditConfig, load_config
-    from leakaudit.gate.evaluate import default_policy, load_policy
+    from leakaudit.gate.policy import default_policy, load_policy
     from leakaudit.plugins.names import registered_names
     from leakaudit.registry import attacks, defenses
     from leakaudit.storage.encryption import parse_recipients
@@ -120,7 +121,7 @@ def _folder(out: Path) -> Check:
 
 
 def _positive_control() -> Check:
-    """Recover a canary sentence from an untrained tiny encoder, end to end through the `span` attack."""
+    """Recover a canary sentence from an untrained tiny encoder by `span`."""
     import torch
 
     from leakaudit.attacks.span import Span
@@ -150,7 +151,10 @@ def _positive_control() -> Check:
 
 
 def _tiny_encoder(texts: tuple[str, ...]) -> tuple[Any, Any]:
-    """Return an untrained two-layer encoder and a word-level tokenizer for `texts`, made in memory."""
+    """Return an untrained two-layer encoder and a word-level tokenizer.
+
+    Both are made in memory.
+    """
     import torch
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -185,11 +189,14 @@ def _tiny_encoder(texts: tuple[str, ...]) -> tuple[Any, Any]:
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as one JSON document.")
 @clear_errors
 def doctor(config_path: Path | None, as_json: bool) -> None:
-    """Check this machine and a configuration, and recover a known sentence from a tiny model: exit 0 or 2."""
+    """Check this machine and a configuration.
+
+    The last check recovers a known sentence from a tiny model. Exit code 0, or 2 if a check fails.
+    """
     checks = examine(config_path)
     if as_json:
         click.echo(json.dumps([vars(check) for check in checks], indent=1))
     else:
         for check in checks:
             click.echo(f"{check.state:5} {check.sentence}")
-    sys.exit(2 if any(check.state == "fail" for check in checks) else 0)
+    sys.exit(ExitCode.USAGE if any(check.state == "fail" for check in checks) else ExitCode.PASS)

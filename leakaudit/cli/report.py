@@ -10,6 +10,7 @@ import click
 
 from leakaudit.cli.common import EXISTING, clear_errors
 from leakaudit.errors import RedactionError, ResultsError
+from leakaudit.exit_codes import ExitCode
 
 
 @click.command(short_help="Render the HTML report of a run again.")
@@ -23,7 +24,7 @@ def report(run_dir: Path, text: str, policy: Path | None, output: Path | None, a
     """Render the HTML report of RUN_DIR (a folder with results.json)."""
     from datetime import UTC, datetime
 
-    from leakaudit.gate.evaluate import default_policy, load_policy
+    from leakaudit.gate.policy import default_policy, load_policy
     from leakaudit.plugins.names import names_for
     from leakaudit.reports.page import write_report
     from leakaudit.results.files import load_results
@@ -62,7 +63,9 @@ def gate(run_dir: Path, policy: Path | None, soft_fail: bool, quiet: bool, as_js
     from datetime import UTC, datetime
 
     from leakaudit.files.private_files import write_atomic
-    from leakaudit.gate.evaluate import default_policy, evaluate, exit_code, load_policy, to_json, unreadable
+    from leakaudit.gate.evaluate import evaluate, unreadable
+    from leakaudit.gate.policy import default_policy, load_policy
+    from leakaudit.gate.verdict import to_json
     from leakaudit.plugins.names import names_for
     from leakaudit.results.files import read_results
 
@@ -86,4 +89,4 @@ def gate(run_dir: Path, policy: Path | None, soft_fail: bool, quiet: bool, as_js
         from leakaudit.reports.terminal import print_verdict
 
         print_verdict(verdict, quiet=quiet)
-    sys.exit(0 if soft_fail else exit_code(verdict))
+    sys.exit(ExitCode.PASS if soft_fail else verdict.verdict.exit_code)

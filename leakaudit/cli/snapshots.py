@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from leakaudit.cli.common import EXISTING, IDENTITY_HELP, clear_errors
+from leakaudit.config.duration import length_of
 from leakaudit.errors import ConfigError
+from leakaudit.exit_codes import ExitCode
+from leakaudit.results.wording import short_duration, size_on_disk
 
 if TYPE_CHECKING:
     from leakaudit.storage.retention import Item, Purged
     from leakaudit.storage.spool import Spool
-
-UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
 
 def spool_of(path: Path) -> Path:
@@ -28,7 +28,9 @@ def spool_of(path: Path) -> Path:
 
 
 def private_keys(path: Path | None) -> tuple[str, ...]:
-    """Return the private keys of a file, of stdin for `-`, or of the file that the environment names; none without any.
+    """Return the private keys of a file, of stdin for `-`, or of a named file.
+
+    The environment may name the file. Without any file there are no keys.
 
     Raises:
         ConfigError: the file cannot be read, others can read it, or it holds no key.
@@ -41,22 +43,16 @@ def private_keys(path: Path | None) -> tuple[str, ...]:
     return identities_in(sys.stdin.read(), "stdin") if str(path) == "-" else read_identities(path)
 
 
-def duration(text: str) -> timedelta:
-    """Read `7d`, `12h`, `30m` or `90s`.
+def _age(text: str) -> timedelta:
+    """Read the value of `--older-than`.
 
     Raises:
-        ConfigError: anything else.
-
-    >>> duration("1.5h")
-    datetime.timedelta(seconds=5400)
+        ConfigError: it is not a length of time.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([dhms])", text.strip())
-    if not found:
-        raise ConfigError(f"--older-than {text!r}: expected a number and a unit, such as 7d, 12h or 30m")
     try:
-        return timedelta(**{UNITS[found[2]]: float(found[1])})
-    except OverflowError:
-        raise ConfigError(f"--older-than {text[:40]!r}: is longer than a calendar has days") from None
+        return length_of(text.strip())
+    except ValueError as error:
+        raise ConfigError(f"--older-than: {error}") from None
 
 
 def _open(path: Path) -> Spool:
@@ -67,7 +63,10 @@ def _open(path: Path) -> Spool:
 
 @click.group(short_help="List, check, hold and remove kept snapshots.")
 def snapshots() -> None:
-    """List, check, hold and remove the snapshots of an audit. They hold the private batch."""
+    """List, check, hold and remove the snapshots of an audit.
+
+    Snapshots hold the private batch.
+    """
 
 
 @snapshots.command("ls", short_help="List them: state, age, size, keys, holds.")
@@ -75,7 +74,10 @@ def snapshots() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the list as one JSON document.")
 @clear_errors
 def list_command(audit: Path, as_json: bool) -> None:
-    """List the snapshots of AUDIT (an audit's folder or the spool in it): state, age, size, keys, holds."""
+    """List the snapshots of AUDIT: state, age, size, keys, holds.
+
+    AUDIT is an audit's folder or the spool in it.
+    """
     from leakaudit.storage.retention import counted, items
 
     spool, now = _open(audit), datetime.now(UTC)
@@ -95,7 +97,7 @@ def list_command(audit: Path, as_json: bool) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    click.echo(f"{counted(found)}, {_size(spool.used_bytes())}")
+    click.echo(f"{counted(found)}, {size_on_disk(spool.used_bytes())}")
 
 
 def _as_json(spool: Spool, item: Item, now: datetime) -> dict[str, Any]:
@@ -119,8 +121,8 @@ def _row(spool: Spool, item: Item, now: datetime) -> tuple[str, ...]:
     return (
         item.path.stem if item.step is None else str(item.step),
         f"{item.state}: {item.why}" if item.why else item.state,
-        "unknown" if age is None else _span(age),
-        _size(item.size),
+        "unknown" if age is None else short_duration(age.total_seconds()),
+        size_on_disk(item.size),
         ", ".join(f"{key[:12]}..." for key in item.encrypted_to) or "no key: in clear",
         _fate(spool, item, now),
     )
@@ -136,20 +138,7 @@ def _fate(spool: Spool, item: Item, now: datetime) -> str:
     if age is None:
         return "by hand only: its age is unknown"
     left = timedelta(days=spool.config.retention_days) - age
-    return f"in {_span(left)}" if left > timedelta() else "with the next run here"
-
-
-def _span(span: timedelta) -> str:
-    """Write a duration in its largest unit."""
-    seconds = span.total_seconds()
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def _size(size: int) -> str:
-    return f"{size / 1e6:.1f} MB" if size < 1e9 else f"{size / 1e9:.1f} GB"
+    return f"in {short_duration(left.total_seconds())}" if left > timedelta() else "with the next run here"
 
 
 @snapshots.command(short_help="Check that they are whole, private and encrypted as asked.")
@@ -158,7 +147,9 @@ def _size(size: int) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as one JSON document.")
 @clear_errors
 def verify(audit: Path, identity: Path | None, as_json: bool) -> None:
-    """Check the snapshots of AUDIT: whole, unchanged, private, encrypted as asked. Exit 0, or 5 if one is not.
+    """Check that the snapshots of AUDIT are whole, unchanged and private.
+
+    Also that they are encrypted as asked. Exit code 0, or 5 if a snapshot fails a check.
 
     With a private key encrypted ones are opened as well.
     """
@@ -180,7 +171,7 @@ def verify(audit: Path, identity: Path | None, as_json: bool) -> None:
         note = "" if keys or not sealed else f"; {sealed} encrypted and not opened, which takes --identity"
         problems_found = "1 problem" if len(found) == 1 else f"{len(found)} problems"
         click.echo(f"{counted(checked)} checked, {problems_found}{note}")
-    sys.exit(5 if found else 0)
+    sys.exit(ExitCode.ERROR if found else ExitCode.PASS)
 
 
 @snapshots.command(short_help="Remove them, and with the last one the key of the hashes.")
@@ -198,7 +189,9 @@ def verify(audit: Path, identity: Path | None, as_json: bool) -> None:
 def purge(
     audit: Path, older_than: str | None, everything: bool, steps: tuple[int, ...], dry_run: bool, as_json: bool
 ) -> None:
-    """Remove snapshots of AUDIT, and with the last one the key of its hashes; results and report stay.
+    """Remove snapshots of AUDIT; results and report stay.
+
+    With the last snapshot the key of the audit's hashes is removed.
 
     Held ones and those that somebody works on stay as well. One line for each that goes is left in purged.jsonl.
     """
@@ -208,7 +201,7 @@ def purge(
     if older_than is not None and (everything or steps):
         raise ConfigError("--older-than does not go with --all or --step, which remove whatever the age")
     spool = _open(audit)
-    limit = timedelta(days=spool.config.retention_days) if older_than is None else duration(older_than)
+    limit = timedelta(days=spool.config.retention_days) if older_than is None else _age(older_than)
     whatever = everything or bool(steps)
     done = purge_snapshots(
         spool,
@@ -222,9 +215,11 @@ def purge(
         click.echo(json.dumps(_purged_json(done, dry_run), indent=1))
         return
     verb = "would be removed" if dry_run else "removed"
-    click.echo(f"{counted(done.removed)} {verb} ({_size(done.bytes)})" + _exceptions(done))
+    click.echo(f"{counted(done.removed)} {verb} ({size_on_disk(done.bytes)})" + _exceptions(done))
     if not whatever and not done.removed:
-        click.echo(f"only those older than {_span(limit)} go; --all or --step N removes others")
+        click.echo(
+            f"only those older than {short_duration(limit.total_seconds())} go; --all or --step N removes others"
+        )
     if done.key_destroyed:
         click.echo("the key of the run's hashes is destroyed: nobody can try texts against its results any more")
 
@@ -254,13 +249,16 @@ def _purged_json(done: Purged, dry_run: bool) -> dict[str, Any]:
 @click.option("--release", "let_go", is_flag=True, help="Take the hold off again.")
 @clear_errors
 def hold(audit: Path, steps: tuple[int, ...], reason: str | None, let_go: bool) -> None:
-    """Forbid that snapshots of AUDIT are removed: after their audit, by age, or by hand."""
-    from leakaudit.storage.retention import counted, release
+    """Forbid the removal of snapshots of AUDIT.
+
+    This holds after their audit, by age, and by hand.
+    """
+    from leakaudit.storage.retention import counted, unhold
     from leakaudit.storage.retention import hold as hold_snapshots
 
     spool = _open(audit)
     if let_go:
-        click.echo(f"{counted(release(spool, steps))} released; `leakaudit snapshots ls` says when they go")
+        click.echo(f"{counted(unhold(spool, steps))} released; `leakaudit snapshots ls` says when they go")
         return
     if not (reason or "").strip():
         raise ConfigError("--reason is missing: say why they are held, for whoever wants to remove them")
@@ -273,7 +271,9 @@ def hold(audit: Path, steps: tuple[int, ...], reason: str | None, let_go: bool) 
 @click.argument("file", type=EXISTING)
 @clear_errors
 def keygen(file: Path) -> None:
-    """Make a pair of keys: the private one goes into FILE (0600), the public one is printed, for `encrypt_to`.
+    """Make a pair of keys.
+
+    The private key is written to FILE (0600); the public key is printed, for `encrypt_to`.
 
     Keep FILE away from the machine that trains. The format is age's; age-keygen makes the same.
     """

@@ -1,4 +1,4 @@
-"""Configuration: YAML files become one validated tree. No torch.
+"""The configuration of an audit, read from YAML and validated. No torch.
 
 It may import `results` and `files`.
 """

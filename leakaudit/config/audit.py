@@ -1,4 +1,7 @@
-"""The audit's configuration: YAML -> one validated tree. Below this edge functions take plain arguments."""
+"""The configuration of an audit, read from YAML and validated.
+
+Only the entry points read it; functions below them take plain arguments.
+"""
 
 from __future__ import annotations
 
@@ -23,24 +26,24 @@ from leakaudit.results.schema import TextMode
 DEVICE_PATTERN = r"^(auto|cpu|cuda(:\d+)?)$"
 
 MAX_PLUGINS = 1_000
-"""Attacks, or defences, in one audit. Our choice: each is run on each step, and a thousand take a working day on one step."""
+"""Most attacks, and most defences, of one audit. Our choice: a thousand attacks take a working day on one step."""
 MAX_COUNT = 10**9
-"""Of steps, snapshots, tokens, controls. Our choice: no training run takes more."""
+"""Largest number of steps, snapshots, tokens or controls. Our choice: no training run needs more."""
 MAX_SECONDS = 10**9
-"""Of a budget or a wait: 31 years."""
+"""Longest budget or wait in seconds: 31 years."""
 MAX_DAYS = 36_500
-"""Of retention: a hundred years."""
+"""Longest retention in days: a hundred years."""
 MAX_SEED = 2**32 - 1
-"""Largest seed that every library takes (numpy's `seed` has 32 bits)."""
+"""Largest seed that every library accepts (numpy's `seed` has 32 bits)."""
 MAX_GIGABYTES = 10**6
-"""Of the spool, in units of 10^9 bytes: a petabyte."""
+"""Largest spool in units of 10^9 bytes: a petabyte."""
 
 Scalar = bool | int | FiniteFloat | str
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
 
 def _number_or_auto(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-    """Say in one sentence what may stand there, instead of one for each kind."""
+    """Replace pydantic's one error for each type by one sentence."""
     try:
         return handler(value)
     except ValidationError:
@@ -51,26 +54,34 @@ CountOrAuto = Annotated[Annotated[int, Field(ge=1, le=MAX_COUNT)] | Literal["aut
 
 
 class PluginSpec(BaseModel):
-    """A plugin by name with its knobs: `span`, or `{name: tag, steps: 300}`."""
+    """A plugin by name with its options: `span`, or `{name: tag, steps: 300}`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
+    """Registered name."""
     options: dict[str, Scalar] = {}
+    """Option -> value."""
 
     def __hash__(self) -> int:
-        """Hash by name and knobs."""
+        """Hash the name and the names of the options."""
         return hash((self.name, *sorted(self.options)))
 
     @property
     def label(self) -> str:
-        """Return the name with its knobs, as shown in tables: `gaussian-noise(scale=0.1)`."""
-        knobs = ", ".join(f"{key}={value}" for key, value in self.options.items())
-        return f"{self.name}({knobs})" if knobs else self.name
+        """The name with its options, as shown in tables: `gaussian-noise(scale=0.1)`."""
+        options = ", ".join(f"{key}={value}" for key, value in self.options.items())
+        return f"{self.name}({options})" if options else self.name
 
     @classmethod
     def parse(cls, text: str) -> PluginSpec:
-        """Read `name` or `name(key=value, key=value)`; values stay strings until the plugin's types convert them."""
+        """Read `name` or `name(key=value, key=value)`.
+
+        Values stay text; the types of the plugin's options convert them later.
+
+        Raises:
+            ValueError: the text has another form.
+        """
         name, bracket, rest = text.strip().partition("(")
         if not bracket:
             return cls(name=name)
@@ -83,7 +94,7 @@ class PluginSpec(BaseModel):
 
 
 def _as_spec(value: Any) -> Any:
-    """Let YAML write `span`, `prune(share=0.9)` or `{name: prune, share: 0.9}`."""
+    """Convert `span`, `prune(share=0.9)` or `{name: prune, share: 0.9}` from YAML."""
     if isinstance(value, str):
         return PluginSpec.parse(value)
     if isinstance(value, dict) and "name" in value and "options" not in value:
@@ -97,90 +108,97 @@ DEFAULT_ATTACKS = tuple(
     PluginSpec(name=name) for name in ("embedding-rows", "span", "tag", "idlg", "llg", "ilrg", "feature-labels")
 )
 LABEL_ATTACKS = tuple(PluginSpec(name=name) for name in ("random-labels", "idlg", "llg", "llg-star", "ilrg"))
-"""What is tried where batches hold no text: all that needs neither labelled data nor a search."""
+"""Default attacks on batches without text: those that need neither labelled data nor a search."""
 
 NONE = PluginSpec(name="none")
 
 
 def _undefended_first(specs: tuple[PluginSpec, ...]) -> tuple[PluginSpec, ...]:
-    """Put `none` first, once: every defence is compared with the update as it was sent."""
+    """Put `none` first: each defence is compared with the update as it was sent."""
     return (NONE, *(spec for spec in dict.fromkeys(specs) if spec != NONE))
 
 
 class AuditConfig(BaseModel):
-    """What to audit, with what, for how long, and what may be shown.
+    """What to audit, with what, for how long, and what the report may show.
 
-    Every key has a default.
+    Every key has a default. `leakaudit schema config` prints the descriptions below.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     out_dir: Path = Path("leakaudit-audit")
-    """Folder for snapshots, results and report of the latest run; made private (0700). An earlier run's move to `<out_dir>.1`..."""
+    """Folder for snapshots, results and report of the latest run. Only its owner can read it (mode 0700). Files of an earlier run move
+    to `<out_dir>.1`, `<out_dir>.2` and so on."""
     every_n_steps: CountOrAuto = "auto"
-    """Optimizer steps between two kept ones. `auto` spreads the steps that the policy needs (or `max_snapshots`) over the run, at least
-    10 steps apart; of a run of 20 to 99 steps it keeps 10 to 19, and all steps of a shorter one. If the run's length is unknown, the distance grows:
-    steps 0, 1, 2, 4, 8, 16, 26, 36... and from step 100 on a tenth of the steps so far."""
+    """Optimizer steps from one kept step to the next. `auto` spreads the steps that the policy needs (or `max_snapshots`) over the run, at
+    least 10 steps apart. It keeps 10 to 19 steps of a run of 20 to 99 steps, and every step of a shorter run. If the length of the run is
+    unknown, the distance grows: steps 0, 1, 2, 4, 8, 16, 26, 36 and so on; from step 100 on it is a tenth of the steps so far."""
     first_step: Count = 0
     """First optimizer step to keep, counted from 0."""
     max_snapshots: CountOrAuto = "auto"
-    """Steps to keep in one training run at most. `auto`: a tenth more than the policy needs to pass (65 for the built-in one, which
-    needs 59), because some turn out to be no evidence; at least 10."""
+    """Most steps to keep in one training run. `auto`: a tenth more than the policy needs to pass, and at least 10, because some steps turn
+    out to be no evidence. The built-in policy needs 59 steps, so `auto` is 65."""
     attacks: Annotated[tuple[Plugin, ...], Field(min_length=1, max_length=MAX_PLUGINS)] = DEFAULT_ATTACKS
+    """Attacks to run on each kept step. Write a name, or a name with options: `{name: tag, steps: 300}`."""
     defenses: Annotated[tuple[Plugin, ...], Field(max_length=MAX_PLUGINS), AfterValidator(_undefended_first)] = (NONE,)
-    """What the side process tries on each snapshot; `none` is the update as it was sent and always comes first."""
+    """Defences to compare: each attack runs on each kept step under each defence. `none` is the update as it was sent; it always comes
+    first."""
     shipped_defense: Plugin = NONE
-    """The defence that the training run applies by itself, as its owner declares it; attacks know it."""
+    """Defence that the training run itself applies, as its owner declares it. Attacks know it, because an attacker would."""
     server: Plugin | None = None
-    """An active server, such as `wide-pooler(activation=selu)`: every client step is computed anew on the model that it would have sent
-    out. None audits what an eavesdropper or an honest server sees. The two are never mixed in one audit."""
+    """An active server, such as `wide-pooler(activation=selu)`. Each client step is then computed again on the model that this server
+    would have sent. Without it the audit is about an eavesdropper or an honest server. One audit never mixes the two."""
     budget_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_SECONDS)] = 60.0
-    """Seconds for one attack on one step under one defence."""
+    """Most seconds for one attack on one step under one defence."""
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
+    """Seed of the attacks. The same seed on the same steps gives the same results."""
     min_tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 8
-    """Tokens a sequence must have to count as a sentence in the event `exact_sentence`."""
+    """Fewest tokens of a text that counts as a sentence in the events `exact_sentence`, `most_words` and `in_reach`."""
     sentence_model: Path | None = None
-    """Folder of an encoder of sentences, never the model under attack; scores then have `semantic_similarity`, too."""
+    """Folder of a sentence encoder; it adds the score `semantic_similarity`. It is never the model under attack."""
     controls: Count = 3
-    """Control steps in all, at most one per snapshot: an undefended canary step that must be recovered, whose reconstruction
-    is also scored against the real batch, which it must not match. 29 let the gate use bounds instead of plain shares."""
+    """Control steps in the whole audit, at most one for each snapshot. A control step is an undefended step with known text, which must be
+    recovered. Its reconstruction is also scored against the real batch, which it must not match. With 29 control steps or more the gate
+    compares confidence bounds instead of plain shares."""
     text: TextMode = TextMode.MASKED
-    """How much of the private text the report may show: hash, masked, full."""
+    """How much of the private text the report may show: `hash`, `masked` or `full`."""
     allow_full: bool = False
-    """`text: full` writes training text to disk; it needs this, too."""
+    """Allows `text: full`, which writes training text to disk."""
     keep_snapshots: bool = False
-    """Leave snapshots in the spool after the audit. They hold the private batch."""
+    """Keep snapshots in the spool after their audit. They hold the private batch."""
     check: Literal["in_place", "rebuilt"] = "in_place"
-    """Where a kept step is computed again to see that its update comes from its batch: `in_place`, on the model that is trained, which
-    takes one forward and backward pass more; `rebuilt`, in the side process on the model that attacks get, whatever stamp the snapshot has."""
+    """Where a kept step is computed again, to verify that its update comes from its batch. `in_place`: on the model in training, at the cost
+    of one more forward and backward pass. `rebuilt`: in the side process, on the model that the attacks get, even if the step is verified
+    already."""
     policy: Path | None = None
-    """YAML policy of the gate; the built-in one if none is given."""
+    """YAML policy of the gate. Default: the built-in policy."""
     device: Annotated[str, Field(pattern=DEVICE_PATTERN)] = "auto"
-    """Where the side process computes: cpu, cuda, cuda:1... `auto` takes another GPU than the trainer's if one is idle, the
-    trainer's own if there is room on it, else the CPU."""
+    """Device of the side process: `cpu`, `cuda`, `cuda:1` and so on. `auto` takes an idle GPU other than the trainer's, else the trainer's GPU
+    if it has room, else the CPU."""
     threads: Annotated[int, Field(ge=1, le=4096)] = 1
     """CPU threads of the side process."""
     nice: Annotated[int, Field(ge=0, le=19)] = 10
-    """Scheduling priority of the side process; 19 yields to everything."""
+    """Niceness of the side process: at 19 every other process goes first."""
     schedule: Literal["beside", "deferred", "inline"] = "beside"
-    """When steps are attacked: `beside` training in a side process; `deferred` until training is over; `inline` in the training
-    process, which waits: for models that no other process can rebuild."""
+    """When steps are attacked. `beside`: during training, in a side process. `deferred`: after training. `inline`: in the training process,
+    which waits; for models that no other process can rebuild."""
     at_end: Literal["wait", "detach", "leave"] = "wait"
-    """What the end of training does about steps that are not audited yet: `wait` for the side process, `detach` it so that it
-    goes on alone, or `leave` them to `leakaudit worker` on this machine or another."""
+    """What happens at the end of training to steps that are not audited yet. `wait`: training waits for the side process. `detach`: the side
+    process continues alone. `leave`: they stay for `leakaudit worker`, on this machine or another."""
     wait_at_end_s: Annotated[FiniteFloat, Field(ge=0, le=MAX_SECONDS)] = 600.0
-    """How long the end of training waits for the side process to finish."""
+    """Most seconds that the end of training waits for the side process."""
     keep: Literal["auto", "all"] = "auto"
-    """What of a step is kept. `all`: everything. `auto`: everything up to 1 GB; of a larger step what attacks on the first blocks read, and
-    attacks that read everything are then not applicable. The results say so."""
+    """Which parts of a step are kept. `all`: everything. `auto`: everything of a step of up to 1 GB; of a larger step only what attacks on the
+    first blocks read. Attacks that need the rest are then not applicable, and the results say so."""
     max_spool_gb: Annotated[FiniteFloat, Field(gt=0, le=MAX_GIGABYTES)] = 20.0
-    """Most that kept steps may take up on the disk while they wait for their attacks, in units of 10^9 bytes. A step that does not fit
-    is not kept; the last line of training says how many."""
+    """Most disk space of kept steps that wait for their attacks, in units of 10^9 bytes. A step that does not fit is not kept; the last line
+    of training says how many were not."""
     retention_days: Annotated[FiniteFloat, Field(gt=0, le=MAX_DAYS)] = 7.0
-    """Age at which kept snapshots are removed by whatever next runs in their folder; `leakaudit snapshots hold` exempts them."""
+    """Age in days at which kept snapshots are removed by the next command or run in their folder. `leakaudit snapshots hold` exempts a
+    snapshot."""
     encrypt_to: tuple[Annotated[str, Field(pattern=r"^age1[0-9a-z]+$")], ...] = ()
-    """Public keys (age format) that snapshots are encrypted to; who has none of the private keys cannot read them once the run
-    is over. Needs the extra `leakaudit[encrypt]`."""
+    """Public keys (age format) that snapshots are encrypted to. After the run only the private keys open them. Needs the extra
+    `leakaudit[encrypt]`."""
 
     @model_validator(mode="after")
     def _full_text_is_asked_for_twice(self) -> AuditConfig:
@@ -190,10 +208,12 @@ class AuditConfig(BaseModel):
 
 
 def load_config(source: Path | str | AuditConfig) -> AuditConfig:
-    """Return the configuration of a YAML file, or the object itself. Relative paths are taken from the file's folder.
+    """Return the configuration of a YAML file, or the object itself.
+
+    A relative path of a policy counts from the folder of the file.
 
     Raises:
-        ConfigError: the file is missing or wrong; names file, line and key, and every problem at once.
+        ConfigError: the file is missing or wrong; the message names every problem with file, line and key.
     """
     if isinstance(source, AuditConfig):
         return source

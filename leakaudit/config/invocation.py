@@ -1,4 +1,7 @@
-"""How an audit was started, as far as its files may tell: values of closed types; never a path, a free text or an unknown option."""
+"""The command line of an audit, as its files may show it.
+
+Only values of closed types (numbers, choices, flags) are kept; never a path, a free text or an option that we do not know.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ TEXT = "<text>"
 
 
 def training_command() -> str:
-    """Return how this training program was started: its interpreter, and how many arguments it has.
+    """Return the interpreter of this training program and its number of arguments.
 
-    Options of a program that we do not know may hold anything, so none is kept.
+    The arguments of a program that we do not know may hold anything, so none of them is kept.
     """
     name = Path(sys.executable or "").name
     interpreter = name if re.fullmatch(r"python[0-9.]*", name) else "python"
@@ -27,19 +30,23 @@ def training_command() -> str:
 
 
 def public_label(spec: PluginSpec, made: Any) -> str:
-    """Return a plugin with its knobs, such as `tag(steps=3, prior=<path>)`: numbers and choices as given.
+    """Return a plugin with its options, such as `tag(steps=3, prior=<path>)`.
+
+    Numbers and choices stand as they were given.
 
     Args:
         spec: as the user wrote it.
-        made: the plugin that was made of it; its fields say which values can be shown.
+        made: the plugin made from it; the types of its fields say which values may be shown.
     """
     hints = get_type_hints(type(made))
-    knobs = ", ".join(f"{key}={_public(value, getattr(made, key), hints[key])}" for key, value in spec.options.items())
-    return f"{spec.name}({knobs})" if knobs else spec.name
+    options = ", ".join(
+        f"{key}={_public(value, getattr(made, key), hints[key])}" for key, value in spec.options.items()
+    )
+    return f"{spec.name}({options})" if options else spec.name
 
 
 def public_reason(reason: str, made: Any) -> str:
-    """Return what a plugin says of itself, without the paths and free texts among its knobs."""
+    """Return a message of a plugin without the paths and free texts of its options."""
     hints = get_type_hints(type(made))
     for field in fields(made):
         value = getattr(made, field.name)
@@ -50,12 +57,12 @@ def public_reason(reason: str, made: Any) -> str:
 
 
 def _public(written: Any, value: Any, hint: Any) -> Any:
-    """Return what may be shown of one knob: the value as written where its type is closed."""
+    """Return one option as it may be shown: as written if its type is closed."""
     if value is None or isinstance(value, bool | int | float) or _is_choice(value, hint):
         return written
     return PATH if isinstance(value, Path) else TEXT
 
 
 def _is_choice(value: Any, hint: Any) -> bool:
-    """Return whether a type names this value among its choices, itself or in a union."""
+    """Return whether a value is a choice of a type or of a member of a union."""
     return value in get_args(hint) if get_origin(hint) is Literal else any(_is_choice(value, h) for h in get_args(hint))

@@ -1,4 +1,7 @@
-"""What `leakaudit simulate` simulates: client steps without a training loop. No torch."""
+"""The options of `leakaudit simulate`: client steps without a training loop.
+
+No torch.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ GRANTS = ("labels", "lengths")
 
 
 def _option(default: Any, text: str, **limits: float) -> Any:
-    """Return a field with the text that `--help` prints and its limits: `minimum`, `maximum`, or `above` for an open lower end."""
+    """Return a field with its text in `--help` and its limits.
+
+    The limits are `minimum`, `maximum`, or `above` for an open lower end.
+    """
     return field(default=default, metadata={"help": text, **limits})
 
 

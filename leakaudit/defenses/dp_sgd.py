@@ -1,4 +1,4 @@
-"""`dp-sgd`: clip every example's gradient, add normal noise to the sum."""
+"""`dp-sgd`: clip the gradient of every example, add Gaussian noise to the sum."""
 
 from __future__ import annotations
 
@@ -10,34 +10,30 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from leakaudit.client.observation import Observation, check_finite
-from leakaudit.client.step import ClientStep
-from leakaudit.errors import SnapshotError
-from leakaudit.plugins.defense_protocol import Defense
-from leakaudit.registry import defense
+from leakaudit.plugins import ClientStep, Defense, Observation, SnapshotError, check_finite, defense
 
 
 @defense("dp-sgd")
 @dataclass(frozen=True)
 class DpSgd(Defense):
-    """Send (sum over examples of g_i / max(1, |g_i| / C) + N(0, (z C)^2)) / L instead of the mean gradient.
+    """Clip the gradient of every example, and add Gaussian noise to the sum.
 
-    g_i is the gradient of one example over all shared parameters, C the clipping bound, z the noise multiplier and L the
-    expected batch size. The noise level is public: z C / L. This clipping takes the place of clipping the update as a whole.
-    How much privacy z buys depends on the sampling rate and the number of steps; an accountant says so, this audit does not.
+    Sent is (sum over examples of g_i / max(1, |g_i| / C) + N(0, (z C)^2)) / L instead of the mean gradient. g_i is the gradient of one example over all shared parameters, C the clipping bound, z the noise multiplier and L the
+    expected batch size. The noise level is public: z C / L. This clipping replaces the
+    clipping of the whole update. How private a given z is depends on the sampling rate and the number of steps; an accountant computes that, not
+    this audit.
     """
 
     noise_multiplier: float = 1.0
-    """z: noise standard deviation divided by the clipping bound; 0 for clipping alone. Our choice of 1: common in the literature."""
+    """z: standard deviation of the noise divided by the clipping bound; 0 for clipping alone. Our choice of 1: common in the literature."""
     max_grad_norm: float = 1.0
-    """C: norm to which an example's gradient is clipped; infinite for none, which leaves no bound for noise to be relative to."""
+    """C: norm to which the gradient of an example is clipped. Infinite for no clipping; noise is then impossible, because it is relative to C."""
     expected_batch_size: float | None = None
-    """L: what the sum is divided by, on every process; the number of examples of the step where it is not given."""
+    """L: divisor of the sum on every process. None takes the number of examples of the step."""
     loss_reduction: Literal["mean", "sum"] = "mean"
-    """How the client's loss joins the examples of a micro-batch: an example's gradient is B times its share in a mean."""
+    """How the client's loss combines the B examples of a micro-batch. With a mean, the gradient of an example is B times its share."""
     processes: int | None = None
-    """Processes over whose clipped gradients the update is the mean, with noise added by one of them, as Opacus does it; as many as
-    the step had where it is not given."""
+    """Processes over which the update is a mean; one of them adds the noise, as in Opacus. None takes the number of the step."""
 
     label: ClassVar[str] = "DP-SGD"
     meaning: ClassVar[str] = "Clips the gradient of every example and adds Gaussian noise to their sum."
@@ -51,7 +47,7 @@ class DpSgd(Defense):
     cost: ClassVar[str] = "Slower and worse training, growing with the noise multiplier; a gradient for each example."
 
     def __post_init__(self) -> None:
-        """Refuse what is no private step."""
+        """Refuse knobs that describe no private step."""
         if not 0 <= self.noise_multiplier < math.inf:
             raise ValueError(f"noise_multiplier must be 0 or more and finite, got {self.noise_multiplier}")
         if not self.max_grad_norm > 0:
@@ -65,17 +61,17 @@ class DpSgd(Defense):
 
     @property
     def clipping_bound(self) -> float | None:
-        """Norm to which an example's gradient is clipped."""
+        """Norm to which the gradient of an example is clipped."""
         return None if self.max_grad_norm == math.inf else self.max_grad_norm
 
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
-        """Return the private update, computed again from the batch, with noise drawn by `rng` in the order of the names.
+        """Return the private update, recomputed from the batch.
 
-        Declares all knobs, `expected_batch_size` as it is.
+        `rng` draws the noise in the order of the names. Declares all knobs, with the real `expected_batch_size`.
 
         Raises:
-            SnapshotError: the examples' gradients cannot be told apart, the update is one of several local steps, or the run
-                ships a defence of its own, to which an update that is computed anew would not have been put.
+            SnapshotError: the gradients of single examples are not known, the update is one of several local steps, or the run
+                ships a defence of its own, which would not have been applied to a recomputed update.
         """
         if self.is_identity():
             return seen
@@ -97,7 +93,7 @@ class DpSgd(Defense):
         return replace(seen, facts=facts).under(known.declared(), noisy)
 
     def settled(self, step: ClientStep, sent: Mapping[str, Tensor]) -> Self:
-        """Return the private step with its L and its number of processes."""
+        """Return the defence with the L and the number of processes of the step."""
         if self.is_identity():
             return self
         processes = self.processes or step.recipe.processes
@@ -113,7 +109,10 @@ class DpSgd(Defense):
         return replace(self, noise_multiplier=0.0)
 
     def noise(self, sent: Mapping[str, Tensor], before: float = 0.0) -> float:
-        """Return the level on `sent`, from above where L is not known: it is taken for 1 then."""
+        """Return the noise level z C / (L processes) on `sent`.
+
+        An unknown L counts as 1, which gives an upper bound.
+        """
         return math.hypot(before, self._sigma)
 
     def expected(
@@ -123,7 +122,10 @@ class DpSgd(Defense):
         observed: Mapping[str, Tensor],
         tolerance: float,
     ) -> Mapping[str, Tensor]:
-        """Return the clipped and averaged gradients, computed from the batch: clipping does not begin with `recomputed`."""
+        """Return the clipped and averaged gradients, recomputed from the batch.
+
+        `recomputed` is not enough: clipping needs the gradient of each example.
+        """
         return recomputed if self.is_identity() else self.settled(step, observed)._clipped(step)
 
     def _clipped(self, step: ClientStep) -> dict[str, Tensor]:

@@ -9,19 +9,17 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from leakaudit.client.observation import Observation
-from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense_protocol import Defense
-from leakaudit.registry import defense
+from leakaudit.plugins import ClientStep, Defense, Observation, defense
 
 
 @defense("freeze-embeddings")
 @dataclass(frozen=True)
 class FreezeEmbeddings(Defense):
-    """Send no update for embedding tables, whose non-zero rows name the words and the length of the batch.
+    """Send no update of the embedding tables.
 
-    Where a table is tied to an output head, the head is frozen with it. If the client clips, the remaining update keeps the
-    factor that was found with the tables in it: its direction is that of a run with frozen tables, its length may be less.
+    Their non-zero rows name the words and the lengths of the batch. If a table is tied to an output head, the head is frozen, too. If the client
+    clips, the remaining update keeps the clipping factor that was computed with the tables: its direction is that of a run with frozen tables, and
+    it may be shorter.
     """
 
     tables: Literal["all", "words", "none"] = "all"
@@ -38,10 +36,10 @@ class FreezeEmbeddings(Defense):
 
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
         """Return the update without the chosen tables. Declares `tables`."""
-        gone = self.withheld(seen.model)
-        if not gone & set(seen.update):
+        withheld = self.withheld(seen.model)
+        if not withheld & set(seen.update):
             return seen
-        kept = {name: tensor for name, tensor in seen.update.items() if name not in gone}
+        kept = {name: tensor for name, tensor in seen.update.items() if name not in withheld}
         return seen.under(self.declared(), kept)
 
     def _tables(self, model: nn.Module) -> list[Tensor]:
@@ -58,9 +56,9 @@ class FreezeEmbeddings(Defense):
         observed: Mapping[str, Tensor],
         tolerance: float,
     ) -> Mapping[str, Tensor]:
-        """Return zero for the chosen tables, as a client sends them that trains none of them."""
-        gone = self.withheld(step.model)
-        return {name: torch.zeros_like(g) if name in gone else g for name, g in recomputed.items()}
+        """Return zero for the chosen tables, as a client that does not train them."""
+        withheld = self.withheld(step.model)
+        return {name: torch.zeros_like(g) if name in withheld else g for name, g in recomputed.items()}
 
     def withheld(self, model: nn.Module) -> frozenset[str]:
         """Return the names of the chosen tables."""

@@ -1,4 +1,4 @@
-"""`gaussian-noise`: independent normal noise on every entry of the update."""
+"""`gaussian-noise`: independent Gaussian noise on every entry of the update."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ from typing import ClassVar
 
 import torch
 
-from leakaudit.client.observation import Observation
-from leakaudit.client.step import ClientStep
-from leakaudit.plugins.noise_scale import AdditiveNoise
-from leakaudit.registry import defense
+from leakaudit.plugins import AdditiveNoise, ClientStep, Observation, defense
 
 
 @defense("gaussian-noise")
 @dataclass(frozen=True)
 class GaussianNoise(AdditiveNoise):
-    """Send g + N(0, sigma^2) instead of g, with sigma = scale * RMS(g) over all entries of the update.
+    """Add Gaussian noise to every entry of the update.
 
-    The papers give sigma itself (LAMP, Table 5: 0.001 to 0.01), which is the knob `sigma` here. Gradients differ by orders of
-    magnitude between models and head initialisations, so an absolute sigma means nothing by itself; relative to the update it
-    does. This is no differential privacy: nothing bounds what one sequence contributes.
+    Sent is g + N(0, sigma^2), with sigma = scale * RMS(g) over all entries. The papers give sigma itself (LAMP, Table 5: 0.001 to 0.01), which is the
+    knob `sigma` here. An absolute sigma says little, because gradients differ by orders of magnitude between models and head initialisations;
+    `scale` is relative to the update. This is not differential privacy: nothing bounds what one sequence contributes.
     """
 
     label: ClassVar[str] = "Gaussian noise"
@@ -30,8 +27,9 @@ class GaussianNoise(AdditiveNoise):
     cost: ClassVar[str] = "Slower and worse training, growing with the scale."
 
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
-        """Return the update with noise, drawn by `rng` in the order of the update's names.
+        """Return the update with noise.
 
+        `rng` draws it in the order of the update's names.
         Declares `scale` and `sigma`, the latter in the update's units.
         """
         if self.is_identity():

@@ -8,18 +8,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakaudit.client.observation import Observation
-from leakaudit.client.step import ClientStep
-from leakaudit.plugins.noise_scale import AdditiveNoise
-from leakaudit.registry import defense
+from leakaudit.plugins import AdditiveNoise, ClientStep, Observation, defense
 
 
 @defense("laplace-noise")
 @dataclass(frozen=True)
 class LaplaceNoise(AdditiveNoise):
-    """Send g + Laplace(b) instead of g, with standard deviation sqrt(2) b = scale * RMS(g) over all entries of the update.
+    """Add Laplace noise to every entry of the update.
 
-    `scale` means what it means for `gaussian-noise`, so that the two can be compared: equal scales have equal variance.
+    Sent is g + Laplace(b) with the standard deviation sqrt(2) b = scale * RMS(g) over all entries. Equal scales of this defence and of `gaussian-noise`
+    have equal variance.
     """
 
     label: ClassVar[str] = "Laplace noise"
@@ -29,8 +27,9 @@ class LaplaceNoise(AdditiveNoise):
     cost: ClassVar[str] = "Slower and worse training, growing with the scale."
 
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
-        """Return the update with noise, drawn by `rng` in the order of the update's names.
+        """Return the update with noise.
 
+        `rng` draws it in the order of the update's names.
         Declares `scale` and `sigma`, the noise's standard deviation in the update's units.
         """
         if self.is_identity():
@@ -38,7 +37,7 @@ class LaplaceNoise(AdditiveNoise):
         sigma = self.added_noise(step, seen.update)
 
         def noise(like: Tensor) -> Tensor:
-            # The difference of two exponential variables of mean b is Laplace(b): no logarithm of zero to guard.
+            # The difference of two exponential variables of mean b is Laplace(b); this needs no logarithm, which could meet a zero.
             one = torch.empty(like.shape, device=rng.device).exponential_(generator=rng)
             two = torch.empty(like.shape, device=rng.device).exponential_(generator=rng)
             drawn: Tensor = (sigma / 2**0.5) * (one - two)

@@ -8,16 +8,16 @@ from typing import Any, ClassVar
 
 import torch
 
-from leakaudit.client.observation import Observation
-from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense_protocol import Defense
-from leakaudit.registry import defense
+from leakaudit.plugins import ClientStep, Defense, Observation, defense
 
 
 @defense("none")
 @dataclass(frozen=True)
 class NoDefense(Defense):
-    """What an eavesdropper of the real run saw. Every other defence is compared with it."""
+    """Send the update as the run ships it.
+
+    Every other defence is compared with this one.
+    """
 
     label: ClassVar[str] = "no defence"
     meaning: ClassVar[str] = "Sends the update as the run ships it."

@@ -10,10 +10,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from leakaudit.client.observation import Observation
-from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense_protocol import Defense
-from leakaudit.registry import defense
+from leakaudit.plugins import ClientStep, Defense, Observation, defense
 
 Choice = Literal["magnitude", "random"]
 
@@ -21,21 +18,20 @@ Choice = Literal["magnitude", "random"]
 @defense("prune")
 @dataclass(frozen=True)
 class Prune(Defense):
-    """Set a share of the entries to zero, counted over the whole update as one vector: the smallest by magnitude, or random ones.
+    """Set a share of all entries to zero: the smallest, or random ones.
 
     `choose=magnitude` is gradient pruning as DLG proposed it as a defence (Zhu et al. 2019). LAMP "zeroes out a percentage of elements in
     the gradient vector" (App. C.2) and does not say which; its authors' code draws them at random, and GRAB follows that variant
     (Sec. 5.5.2). So `choose=random` is what LAMP's Table 8 and GRAB's Table 7 measure.
 
-    One vector, because that is how LAMP states it. A share per parameter would keep more of layers with small gradients. With
-    `choose=magnitude`, note what counts: most rows of a shared word embedding are zero anyway, and they
-    are the first to be pruned, so with a large vocabulary a share of one half may change nothing at all.
+    The whole update counts as one vector, as in LAMP. A share per parameter would keep more of layers with small gradients. With `choose=magnitude` the
+    zero rows of a shared word embedding are pruned first; with a large vocabulary a share of one half may change nothing at all.
     """
 
     share: float = 0.9
-    """Share of entries set to zero, 0 to below 1; 0 leaves the update alone. GRAB, Table 7, tries 0.75 to 0.99."""
+    """Share of the entries that are set to zero, from 0 to below 1; 0 does nothing. GRAB, Table 7, tries 0.75 to 0.99."""
     choose: Choice = "magnitude"
-    """Which entries go: the smallest, or each with probability `share`."""
+    """Which entries are set to zero: the smallest, or each with probability `share`."""
 
     label: ClassVar[str] = "pruning"
     meaning: ClassVar[str] = "Sends only the largest entries of the update, or random ones, and zero for the others."
@@ -48,16 +44,16 @@ class Prune(Defense):
     cost: ClassVar[str] = "Worse training at high shares; the traffic shrinks with the share."
 
     def __post_init__(self) -> None:
-        """Refuse a share that is none or leaves nothing, and a choice that does not exist."""
+        """Refuse a share outside 0 to 1, and an unknown choice."""
         if not 0 <= self.share < 1:
             raise ValueError(f"share must be at least 0 and below 1, got {self.share}")
         if self.choose not in get_args(Choice):
             raise ValueError(f"choose must be one of {', '.join(get_args(Choice))}, got {self.choose!r}")
 
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
-        """Return the update with entries zeroed; of the smallest, those equal to the last pruned one go, too.
+        """Return the update with entries set to zero. Declares its knobs.
 
-        Declares its knobs.
+        With `choose=magnitude`, entries as large as the largest pruned one are pruned, too.
         """
         if self.share and self.choose == "random":
             return seen.under(self.declared(), self._masked(seen.update, rng))
@@ -70,7 +66,7 @@ class Prune(Defense):
         return seen.under(self.declared(), kept)
 
     def _masked(self, update: Mapping[str, Tensor], rng: torch.Generator) -> dict[str, Tensor]:
-        """Return the update with each entry zeroed with probability `share`, independently of all others."""
+        """Return the update with each entry set to zero with probability `share`."""
         return {
             name: tensor * (torch.rand(tensor.shape, generator=rng) >= self.share).to(tensor)
             for name, tensor in update.items()
@@ -83,5 +79,8 @@ class Prune(Defense):
         observed: Mapping[str, Tensor],
         tolerance: float,
     ) -> Mapping[str, Tensor]:
-        """Return the recomputed entries where an entry was sent, and zero elsewhere: which ones were zeroed is seen, not checked."""
+        """Return the recomputed entries where an entry was sent, and zero elsewhere.
+
+        Which entries were pruned is taken from `observed`, and not checked.
+        """
         return {name: gradient * (observed[name] != 0) for name, gradient in recomputed.items()}

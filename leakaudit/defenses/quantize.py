@@ -9,27 +9,23 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from leakaudit.client.observation import Observation
-from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense_protocol import Defense
-from leakaudit.plugins.entry_uncertainty import uncertainties
-from leakaudit.registry import defense
+from leakaudit.plugins import ClientStep, Defense, Observation, defense, uncertainties
 
 EXACT_BITS = 32
-"""As many bits as the update has: nothing to quantise."""
+"""Bits of an entry of the update; with as many, nothing is quantised."""
 
 
 @defense("quantize")
 @dataclass(frozen=True)
 class Quantize(Defense):
-    """Round every entry at random to a neighbouring level, so that its mean is right.
+    """Round every entry at random to one of its two neighbouring levels.
 
-    A tensor's levels are k / s times its largest magnitude, k = -s .. s with s = 2^(bits - 1) - 1. An entry between two levels
-    takes the upper one with the probability of its distance from the lower one, which keeps the update unbiased.
+    The levels of a tensor are k / s times its largest magnitude, for k = -s .. s with s = 2^(bits - 1) - 1. The closer an entry is to a level, the
+    more likely it is rounded to it, so that the update stays unbiased.
     """
 
     bits: int = 8
-    """Bits an entry, sign included, 2 to 16; 32 leaves the update alone."""
+    """Bits of an entry with its sign, 2 to 16; 32 does nothing."""
 
     label: ClassVar[str] = "quantisation"
     meaning: ClassVar[str] = "Rounds every entry of the update at random to one of a few evenly spaced values."
@@ -39,12 +35,15 @@ class Quantize(Defense):
     cost: ClassVar[str] = "Noisier training at few bits; the traffic shrinks with them."
 
     def __post_init__(self) -> None:
-        """Refuse bits that leave no level, or more than float32 holds."""
+        """Refuse numbers of bits that make no levels."""
         if self.bits != EXACT_BITS and not 2 <= self.bits <= 16:
             raise ValueError(f"bits must be 2 to 16, or {EXACT_BITS} for none, got {self.bits}")
 
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
-        """Return the quantised update, drawn by `rng` in the order of the update's names. Declares `bits`."""
+        """Return the quantised update. Declares `bits`.
+
+        `rng` draws the roundings in the order of the update's names.
+        """
         if self.bits == EXACT_BITS:
             return seen
         steps = 2 ** (self.bits - 1) - 1
@@ -68,7 +67,7 @@ class Quantize(Defense):
         observed: Mapping[str, Tensor],
         tolerance: float,
     ) -> Mapping[str, Tensor]:
-        """Return for each entry the one of its two neighbouring levels that is nearer to the observed value."""
+        """Return for each entry the possible level nearest to the observed value."""
         if self.is_identity():
             return recomputed
         steps, off = 2 ** (self.bits - 1) - 1, uncertainties(recomputed, tolerance)

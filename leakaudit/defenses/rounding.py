@@ -9,11 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from leakaudit.client.observation import Observation
-from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense_protocol import Defense
-from leakaudit.plugins.entry_uncertainty import uncertainties
-from leakaudit.registry import defense
+from leakaudit.plugins import ClientStep, Defense, Observation, defense, uncertainties
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -24,12 +20,11 @@ class Round(Defense):
     """Round every entry to the nearest value of a shorter floating-point format.
 
     bf16 keeps 8 significant bits (relative error up to 2^-9) over the range of float32; fp16 keeps 11, but entries below 6e-8
-    become zero. Sent for the traffic's sake; whether it protects anything is what an audit finds out. The step itself is
-    computed as it was recorded.
+    become zero. Its purpose is less traffic. Only what is sent is rounded; the step is computed as it was recorded.
     """
 
     dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
-    """Format on the wire; fp32 leaves the update alone."""
+    """Format that is sent; fp32 does nothing."""
 
     label: ClassVar[str] = "rounding"
     meaning: ClassVar[str] = "Sends the update in a shorter floating-point format."
@@ -39,7 +34,7 @@ class Round(Defense):
     cost: ClassVar[str] = "None to speak of; half the traffic."
 
     def __post_init__(self) -> None:
-        """Refuse formats that are not known."""
+        """Refuse unknown formats."""
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
 
@@ -63,7 +58,10 @@ class Round(Defense):
         observed: Mapping[str, Tensor],
         tolerance: float,
     ) -> Mapping[str, Tensor]:
-        """Return the rounded entries; one that lies where the rounding changes, within its error, has the observed value."""
+        """Return the rounded entries.
+
+        If several values are possible within the error of an entry, it has the one nearest to the observed value.
+        """
         if self.is_identity():
             return recomputed
         off = uncertainties(recomputed, tolerance)

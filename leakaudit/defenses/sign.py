@@ -9,27 +9,24 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from leakaudit.client.observation import Observation, root_mean_square
-from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense_protocol import Defense
-from leakaudit.plugins.entry_uncertainty import uncertainties
-from leakaudit.registry import defense
+from leakaudit.plugins import ClientStep, Defense, Observation, defense, root_mean_square, uncertainties
 
 NEAR_ZERO = 10.0
-"""Multiples of its error below which an entry may have either sign. Our choice: the tolerance bounds the error of all entries together,
-and one flipped sign counts as much as any other entry; those that are larger suffice to tell another batch."""
+"""Entries below this many times their error may have either sign. Our choice: the tolerance bounds the error of all entries together, but each
+flipped sign counts fully. The larger entries are enough to recognise another batch."""
 
 
 @defense("sign")
 @dataclass(frozen=True)
 class Sign(Defense):
-    """Send +1, 0 or -1 for every entry, as signSGD does: all sizes are lost, within a matrix and between matrices.
+    """Send +1, 0 or -1 for every entry, as signSGD does.
 
-    An entry that is exactly zero, such as a row of the word embedding without a token, stays zero and says so.
+    All sizes are lost, within a matrix and between matrices. An entry that is exactly zero stays zero; so do the rows of the word embedding of tokens
+    that are not in the batch.
     """
 
     entries: Literal["all", "none"] = "all"
-    """`none`: no defence."""
+    """`none` does nothing."""
 
     label: ClassVar[str] = "signs"
     meaning: ClassVar[str] = "Sends only the sign of every entry of the update."
@@ -47,9 +44,9 @@ class Sign(Defense):
         return seen.under(self.declared(), signs)
 
     def noise(self, sent: Mapping[str, Tensor], before: float = 0.0) -> float:
-        """Return the size of the signs if there was noise before them.
+        """Return the root mean square of the signs if there was noise before.
 
-        Signs do not tell noise from gradient, so all of `sent` may be noise.
+        Signs of noise and of gradients look alike, so all of `sent` may be noise.
         """
         return root_mean_square(sent) if before > 0 and not self.is_identity() else before
 
@@ -60,7 +57,10 @@ class Sign(Defense):
         observed: Mapping[str, Tensor],
         tolerance: float,
     ) -> Mapping[str, Tensor]:
-        """Return the signs; an entry that may be of either sign, within its error, has the observed one."""
+        """Return the signs.
+
+        An entry that may have either sign, within its error, has the observed one.
+        """
         if self.is_identity():
             return recomputed
         off = uncertainties(recomputed, NEAR_ZERO * tolerance)

@@ -1,4 +1,4 @@
-"""`undefended`: the raw view of a step that the run itself defends."""
+"""`undefended`: the update without the defence of the run."""
 
 from __future__ import annotations
 
@@ -8,29 +8,26 @@ from typing import Any, ClassVar
 
 import torch
 
-from leakaudit.client.observation import Observation, check_finite
-from leakaudit.client.step import ClientStep
-from leakaudit.plugins.defense_protocol import Defense
-from leakaudit.registry import defense
+from leakaudit.plugins import ClientStep, Defense, Observation, check_finite, defense
 
 
 @defense("undefended")
 @dataclass(frozen=True)
 class Undefended(Defense):
-    """What the update would have been without the defence that the run declares: clipping per example, noise, pruning.
+    """Send the update without the defence that the run declares.
 
-    Beside the update as it was sent it shows what the defence buys. Where the run declares none, it is the update itself.
+    Compared with the update as it was sent, this shows the effect of that defence. If the run declares none, it is the update itself.
     """
 
     label: ClassVar[str] = "undefended"
     meaning: ClassVar[str] = "Takes the defence of the run away, to show what that defence hides."
     identity: ClassVar[Mapping[str, Any]] = {}
     source: ClassVar[str] = "the step as it was recorded, computed again"
-    protects: ClassVar[str] = "Nothing: it takes the run's own defence off."
-    cost: ClassVar[str] = "None; it is no way to train."
+    protects: ClassVar[str] = "Nothing: it removes the defence of the run."
+    cost: ClassVar[str] = "None; it cannot be used in training."
 
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
-        """Return the step's raw update, with nothing declared.
+        """Return the recomputed update of the step, with nothing declared.
 
         Raises:
             SnapshotError: the step cannot be computed again.

@@ -1,6 +1,6 @@
-"""File formats: strict JSON and JSON lines, read and written with clear errors.
+"""Files: private files, strict JSON and JSON lines, with clear errors.
 
-It needs the standard library only, and imports nothing but `errors`.
+It needs the standard library only and imports nothing but `errors`.
 """
 
 __all__ = ["json_lines", "private_files", "strict_json"]

@@ -1,7 +1,7 @@
-"""Files of JSON lines: one JSON value a line, UTF-8, lines end with a line feed and nothing else (jsonlines.org).
+"""A reader of JSON lines: one JSON value a line, in UTF-8 (jsonlines.org).
 
-`str.splitlines` also splits at U+2028, U+0085 and six more characters, which may stand unescaped inside a JSON string.
-Errors name the file and the number of the line, never its content.
+Only a line feed ends a line. `str.splitlines` also splits at U+2028, U+0085 and six more characters, which a JSON string may contain
+unescaped. Errors name the file and the number of the line, never its content.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 from leakaudit.errors import DataError
 
 MOST_NAMES = 8
-"""Field names that a message lists. Our choice: enough to see which file it is."""
+"""Most field names in a message. Our choice: enough to recognise the file."""
 
 
 def split_lines(content: bytes) -> list[bytes]:
-    r"""Return the lines of JSON lines in UTF-8, without an empty one after the last line feed.
+    r"""Return the lines of a file, without an empty one after the last line feed.
 
     >>> len(split_lines(b'{"text": "one\xe2\x80\xa8row"}\n{}\n'))
     2
@@ -28,7 +28,9 @@ def split_lines(content: bytes) -> list[bytes]:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield every line that is not blank, with its number from 1. A byte order mark is left out.
+    """Yield every line that is not blank with its number, counted from 1.
+
+    A byte order mark is left out.
 
     Raises:
         DataError: the file is missing, or a line is not UTF-8.
@@ -49,7 +51,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def numbered_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield every JSON object of a file of JSON lines, with the number of its line from 1.
+    """Yield every JSON object of a file with the number of its line, counted from 1.
 
     Raises:
         DataError: the file is missing, or a line is not a JSON object.
@@ -62,7 +64,7 @@ def text_of(path: Path, number: int, row: dict[str, Any]) -> str:
     """Return the field `text` of a row.
 
     Raises:
-        DataError: there is none, it is no string, or it holds half of a surrogate pair, which no tokenizer can read.
+        DataError: the field is missing, is not a string, or holds half of a surrogate pair, which no tokenizer can read.
     """
     text = row.get("text")
     if not isinstance(text, str):
@@ -72,7 +74,7 @@ def text_of(path: Path, number: int, row: dict[str, Any]) -> str:
     except UnicodeEncodeError:
         raise DataError(
             f"{path}:{number}: the text holds half of a surrogate pair (an escape such as \\ud83d without its other half), "
-            "which is no character; repair or remove the row"
+            "which is not a character; repair or remove the row"
         ) from None
     return text
 
@@ -94,7 +96,10 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def _names(row: dict[str, Any]) -> str:
-    """Return the names of a row's fields in ASCII: a name may be anything, and a terminal obeys what it prints."""
+    """Return the names of a row's fields in ASCII.
+
+    A name may hold anything, and a terminal executes control characters.
+    """
     names = sorted(row)
     shown = ", ".join(ascii(name)[1:-1] for name in names[:MOST_NAMES])
     return (shown + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")) or "no fields"

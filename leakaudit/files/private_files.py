@@ -1,4 +1,4 @@
-"""Files that only their owner may read (mode 0600), opened without following a link.
+"""Files that only their owner may read (mode 0600). No link is followed.
 
 It needs the standard library only, so that reports can use it without torch.
 """
@@ -13,14 +13,14 @@ def create(path: Path) -> int:
     """Create a new file and return its descriptor, open for writing.
 
     Raises:
-        FileExistsError: something exists at `path`, be it a link that leads nowhere.
+        FileExistsError: something exists at `path`, even a link without a target.
         OSError: the file cannot be created.
     """
     return _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
 
 def open_to_append(path: Path) -> int:
-    """Open a file for appending, create it where it does not exist, and return its descriptor.
+    """Open a file for appending, or create it, and return its descriptor.
 
     Raises:
         OSError: the file cannot be opened, or is a link.
@@ -29,7 +29,7 @@ def open_to_append(path: Path) -> int:
 
 
 def open_to_lock(path: Path) -> int:
-    """Open a file as it is, create it where it does not exist, and return its descriptor; locking is the caller's.
+    """Open a file as it is, or create it, and return its descriptor for locking.
 
     Raises:
         OSError: the file cannot be opened, or is a link.
@@ -43,7 +43,7 @@ def append_line(path: Path, line: str, *, sync: bool = True) -> None:
     A process that is killed leaves at most one incomplete line, the last one.
 
     Args:
-        path: the file; it is created where it does not exist.
+        path: the file; it is created if it does not exist.
         line: text without a line feed.
         sync: whether to wait until the line is on the disk.
 
@@ -65,7 +65,9 @@ def append_line(path: Path, line: str, *, sync: bool = True) -> None:
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
-    """Write all of `data`; `os.write` alone may write a part when the disk is nearly full.
+    """Write all of `data`.
+
+    `os.write` alone may write a part of it when the disk is nearly full.
 
     Raises:
         OSError: the disk is full, or fails.
@@ -76,10 +78,12 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace the file at `path` by one that holds `text`; a reader sees the old file or the whole new one.
+    """Replace the file at `path` by one that holds `text`.
+
+    A reader sees the old file or the whole new one.
 
     Raises:
-        OSError: the file cannot be written; what was at `path` is still there.
+        OSError: the file cannot be written; the old one is still there.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     descriptor = _open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -95,7 +99,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def _open(path: Path, flags: int) -> int:
-    """Open `path` with mode 0600 where it is created; a link is refused on systems that can."""
+    """Open `path` without following a link; a new file gets mode 0600."""
     descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
     if flags & (os.O_EXCL | os.O_TRUNC):
         os.fchmod(descriptor, 0o600)  # a umask may remove more than it should

@@ -1,7 +1,7 @@
-"""JSON -> plain data, or one sentence that says what is wrong and where.
+"""A strict reader of JSON: plain data, or one sentence on what is wrong and where.
 
-Python's own reader keeps the last of two equal keys, takes NaN for a number and gives up on a deep file with an exception
-of its own. A file that somebody judges a training run by must not be read in two ways.
+Python's own reader keeps the last of two equal keys, reads NaN as a number and fails on deep nesting with a RecursionError. A file
+that decides about a training run must have one reading only.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 MAX_BYTES = 256 * 1024 * 1024
-"""Our choice: a thousand steps of eight sequences under twenty attacks fill about a quarter of it."""
+"""Largest file. Our choice: a thousand steps of eight sequences under twenty attacks fill about a quarter of it."""
 MAX_DEPTH = 30
-"""As in `strict_yaml`: ours end at eight."""
+"""Most levels of nesting, as in `strict_yaml`. Our choice: our own files have eight."""
 MAX_DIGITS = 19
-"""Of a whole number: what fits into 64 bits."""
+"""Most digits of a whole number: what fits into 64 bits."""
 
 _Path = tuple[str | int, ...]
 
@@ -45,8 +45,8 @@ def parse_json(raw: bytes) -> Any:
     """Return the data of a JSON document in UTF-8.
 
     Raises:
-        ValueError: it is no JSON, or holds what can be read in more than one way or not at all: a key twice, a number that
-            is not finite or has more than `MAX_DIGITS` digits, half a surrogate pair, more than `MAX_DEPTH` levels.
+        ValueError: it is not JSON, or is ambiguous or invalid: an object has a key twice, a number is not finite or has more than
+            `MAX_DIGITS` digits, a text holds half a surrogate pair, or there are more than `MAX_DEPTH` levels.
 
     >>> parse_json(b'{"a": 1, "a": 2}')
     Traceback (most recent call last):
@@ -74,10 +74,7 @@ def parse_json(raw: bytes) -> Any:
 
 
 class _Twice(dict[str, Any]):
-    """An object that has a key twice.
-
-    The walk over the finished data finds out where it stands.
-    """
+    """An object that has a key twice; the walk over the data finds its place."""
 
     key = ""
 
@@ -110,7 +107,7 @@ def _fraction(digits: str) -> float:
 
 def _check(data: Any) -> None:
     if all(map(_sound, _values(data))):
-        return  # nearly always: places are looked for only where something is wrong
+        return  # nearly always; the slower walk finds the place of a problem
     for path, value in walk(data):
         problem = _problem(value, path)
         if problem:
@@ -118,10 +115,7 @@ def _check(data: Any) -> None:
 
 
 def _values(data: Any) -> Iterator[Any]:
-    """Yield every object, list and text in `data`.
-
-    A level too deep comes as None.
-    """
+    """Yield every object, list and text in `data`; None if it is nested too deeply."""
     level, depth = [data] if isinstance(data, dict | list | str) else [], 0
     while level:
         if depth > MAX_DEPTH:
@@ -148,9 +142,9 @@ def _problem(value: Any, path: _Path) -> str:
     if isinstance(value, _Twice):
         return f"the key {short(value.key)} occurs twice {place(path)}"
     if isinstance(value, str) and not _is_text(value):
-        return f"the text {place(path)} holds half a surrogate pair, which is no character"
+        return f"the text {place(path)} holds half a surrogate pair, which is not a character"
     if isinstance(value, dict) and not all(map(_is_text, value)):
-        return f"a key {place(path)} holds half a surrogate pair, which is no character"
+        return f"a key {place(path)} holds half a surrogate pair, which is not a character"
     return ""
 
 
@@ -171,7 +165,7 @@ def walk(data: Any) -> Iterator[tuple[_Path, Any]]:
 
 
 def place(path: _Path) -> str:
-    """Write a path for a sentence.
+    """Return a path as a part of a sentence.
 
     >>> place(("attempts", 3, "events")), place(())
     ('in attempts[3].events', 'at the top')
@@ -181,9 +175,6 @@ def place(path: _Path) -> str:
 
 
 def short(word: object) -> str:
-    """Return `repr(word)`, cut where it is long.
-
-    A message is one line, whatever the file holds.
-    """
+    """Return `repr(word)`, shortened, so that a message stays on one line."""
     text = repr(word)
     return text if len(text) <= 60 else text[:56] + "..." + text[0]

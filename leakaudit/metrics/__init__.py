@@ -1,19 +1,7 @@
-"""Metrics: how much of the batch a guess got right. One file each, compared in README.md.
+"""Metrics: one file for each, compared in README.md.
 
-Importing this package registers them; `scoring.score` applies all of them to one attempt.
+The registry imports every module of this folder, and each registers exactly one plugin.
 """
-
-from leakaudit.metrics import exact as exact
-from leakaudit.metrics import label_accuracy as label_accuracy
-from leakaudit.metrics import label_classes as label_classes
-from leakaudit.metrics import label_exact as label_exact
-from leakaudit.metrics import label_excess as label_excess
-from leakaudit.metrics import label_hellinger as label_hellinger
-from leakaudit.metrics import longest_run as longest_run
-from leakaudit.metrics import masked_token_recall as masked_token_recall
-from leakaudit.metrics import rouge as rouge
-from leakaudit.metrics import token_precision as token_precision
-from leakaudit.metrics import token_recall as token_recall
 
 __all__ = [
     "exact",
@@ -24,7 +12,9 @@ __all__ = [
     "label_hellinger",
     "longest_run",
     "masked_token_recall",
-    "rouge",
+    "rouge1",
+    "rouge2",
+    "rouge_l",
     "semantic_similarity",
     "token_precision",
     "token_recall",

@@ -1,23 +1,25 @@
-"""`exact`: whether a sequence came back token by token."""
+"""`exact`: whether every token of a sequence was recovered in its place."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from leakaudit.plugins.metric_protocol import Pair
-from leakaudit.registry import metric
+from leakaudit.plugins import Level, Pair, metric
 
 
 @metric("exact")
 @dataclass(frozen=True)
 class Exact:
-    """1 if the token ids are the same, special and padding tokens aside, else 0. Its mean is the exact-match rate."""
+    """1 if the token ids are the same, else 0.
+
+    Special and padding tokens do not count. The mean is the exact-match rate.
+    """
 
     label: ClassVar[str] = "exact-match rate"
     meaning: ClassVar[str] = "Share of the texts that were recovered with every token in its place."
     higher_is_better: ClassVar[bool] = True
-    level: ClassVar[Literal["sequence", "step"]] = "sequence"
+    level: ClassVar[Level] = "sequence"
     source: ClassVar[str] = "our definition; on ids, so that no tokenizer's spacing decides"
 
     def __call__(self, pair: Pair) -> float | None:

@@ -1,32 +1,27 @@
-"""`label_accuracy`: how many labels of a batch were extracted, LLG's attack success rate."""
+"""`label_accuracy`: share of the labels of a batch that were recovered."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from leakaudit.plugins.metric_protocol import LabelCounts
-from leakaudit.registry import metric
+from leakaudit.plugins import LabelCounts, Level, label_success_rate, metric
 
 
 @metric("label_accuracy")
 @dataclass(frozen=True)
 class LabelAccuracy:
-    """Correctly extracted labels over all labels: sum_c min(true_c, guess_c) / max(number true, number guessed).
+    """Recovered labels over all labels, as a multiset.
 
-    The paper divides by the number of extracted labels, which there equals the batch size. Where the two differ the larger
-    is taken, so that neither leaving labels out nor naming more than there are can pay.
+    sum_c min(true_c, guess_c) / max(number true, number guessed): LLG's attack success rate (see `label_success_rate`).
     """
 
     label: ClassVar[str] = "label accuracy"
     meaning: ClassVar[str] = "Share of the labels of a batch that were recovered."
     higher_is_better: ClassVar[bool] = True
-    level: ClassVar[Literal["sequence", "step"]] = "step"
+    level: ClassVar[Level] = "step"
     source: ClassVar[str] = "attack success rate of LLG (Wainakh et al. 2022, Sec. 6.1)"
 
     def __call__(self, counts: LabelCounts) -> float | None:
         """Return the share, None if the batch has no labels."""
-        if not sum(counts.true):
-            return None
-        hits = sum(min(true, guess) for true, guess in zip(counts.true, counts.guess, strict=True))
-        return hits / max(sum(counts.true), sum(counts.guess))
+        return label_success_rate(counts)

@@ -1,20 +1,20 @@
-"""`label_classes`: how well single classes were counted, the rare ones like the frequent ones."""
+"""`label_classes`: how well each class was counted, rare or frequent."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from leakaudit.plugins.metric_protocol import LabelCounts
-from leakaudit.registry import metric
+from leakaudit.plugins import LabelCounts, Level, metric
 
 
 @metric("label_classes")
 @dataclass(frozen=True)
 class LabelClasses:
-    """1 - the mean over classes of |true - guessed| / max(true, guessed): every class weighs the same.
+    """1 - the mean over classes of |true - guessed| / max(true, guessed).
 
-    Classes that are neither in the batch nor in the guess are left out, so that many classes do not make a guess better.
+    Every class has the same weight. Classes that are neither in the batch nor in the guess are left out, so that a guess does not get better with the
+    number of classes.
     """
 
     label: ClassVar[str] = "label accuracy by class"
@@ -22,7 +22,7 @@ class LabelClasses:
         "How well the number of examples of each class was recovered, every class counting the same; 1 is all."
     )
     higher_is_better: ClassVar[bool] = True
-    level: ClassVar[Literal["sequence", "step"]] = "step"
+    level: ClassVar[Level] = "step"
     source: ClassVar[str] = "ours; per-class error, weighed by class where `label_accuracy` weighs by label"
 
     def __call__(self, counts: LabelCounts) -> float | None:

@@ -1,44 +1,42 @@
-"""`label_excess`: how much better than chance the labels were named."""
+"""`label_excess`: label accuracy beyond that of random guesses."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from leakaudit.metrics.label_accuracy import LabelAccuracy
-from leakaudit.plugins.metric_protocol import LabelCounts
-from leakaudit.registry import metric
+from leakaudit.plugins import LabelCounts, Level, label_success_rate, metric
 
 
 @metric("label_excess")
 @dataclass(frozen=True)
 class LabelExcess:
-    """(ASR - E) / (1 - E), with E the success rate that drawing each label evenly from all classes has on average for this batch.
+    """(R - E) / (1 - E), with R the label accuracy and E that of random guesses.
 
-    Guessing is not worth nothing: for large even batches it gets most labels right (LLG, Sec. 6.1, Baselines). 0 is a guess no
-    better than that, or worse; 1 is perfect.
+    E is the mean accuracy for this batch if each label is drawn evenly from all classes. It can be high: for large even batches random guesses get most
+    labels right (LLG, Sec. 6.1, Baselines). A guess no better than E scores 0, a perfect one 1.
     """
 
     label: ClassVar[str] = "labels above chance"
     meaning: ClassVar[str] = "How far label accuracy lies above that of random labels: 0 is chance, 1 is all labels."
     higher_is_better: ClassVar[bool] = True
-    level: ClassVar[Literal["sequence", "step"]] = "step"
+    level: ClassVar[Level] = "step"
     source: ClassVar[str] = "ours, on the random guess of LLG (Wainakh et al. 2022, Sec. 6.1)"
 
     def __call__(self, counts: LabelCounts) -> float | None:
         """Return the excess, None if the batch has no labels or there is one class only."""
-        if not sum(counts.true):
+        rate = label_success_rate(counts)
+        if rate is None:
             return None
         expected = chance(counts.true)
-        accuracy = LabelAccuracy()(counts)
-        if accuracy is None or expected >= 1.0:
+        if expected >= 1.0:
             return None
-        return max(0.0, (accuracy - expected) / (1.0 - expected))
+        return max(0.0, (rate - expected) / (1.0 - expected))
 
 
 def chance(true: tuple[int, ...]) -> float:
-    """Return the mean success rate of drawing every label of a batch evenly from all classes.
+    """Return the mean label accuracy of labels drawn evenly from all classes.
 
     The number drawn of one class is Binomial(B, 1 / C), and min(n, X) adds up P(X >= k) over k from 1 to n.
 

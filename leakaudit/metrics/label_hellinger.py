@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from leakaudit.plugins.metric_protocol import LabelCounts
-from leakaudit.registry import metric
+from leakaudit.plugins import LabelCounts, Level, metric
 
 
 @metric("label_hellinger")
 @dataclass(frozen=True)
 class LabelHellinger:
-    """1 - H, with the Hellinger distance H = sqrt(1 - sum_c sqrt(p_c q_c)) between the true distribution p and the guessed q.
+    """1 - H, with the Hellinger distance H between true and guessed labels.
 
-    It compares distributions: a guess of half as many labels in the right proportions is perfect.
+    H = sqrt(1 - sum_c sqrt(p_c q_c)) for the true distribution p and the guessed q. Only proportions count: a guess of half as many labels in the right
+    proportions is perfect.
     """
 
     label: ClassVar[str] = "label distribution"
@@ -23,7 +23,7 @@ class LabelHellinger:
         "How near the recovered distribution of the labels is to the true one (1 minus the Hellinger distance)."
     )
     higher_is_better: ClassVar[bool] = True
-    level: ClassVar[Literal["sequence", "step"]] = "step"
+    level: ClassVar[Level] = "step"
     source: ClassVar[str] = "LLG (Wainakh et al. 2022, Sec. 6.1, Metrics)"
 
     def __call__(self, counts: LabelCounts) -> float | None:

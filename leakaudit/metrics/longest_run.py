@@ -1,37 +1,24 @@
-"""`longest_run`: the longest stretch of a sequence that came back in one piece."""
+"""`longest_run`: the longest run of consecutive tokens that was recovered."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from leakaudit.plugins.metric_protocol import Pair
-from leakaudit.registry import metric
-
-
-def longest_common_run(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the length of the longest run of consecutive tokens that both sequences have.
-
-    >>> longest_common_run([1, 2, 3, 4], [9, 2, 3, 8, 4])
-    2
-    """
-    matcher = SequenceMatcher(a=first, b=second, autojunk=False)
-    return matcher.find_longest_match().size
+from leakaudit.plugins import Level, Pair, longest_common_run, metric
 
 
 @metric("longest_run")
 @dataclass(frozen=True)
 class LongestRun:
-    """Longest run of consecutive true tokens in the guess, as a share of the true sequence."""
+    """Longest run of true tokens in the guess, as a share of the true sequence."""
 
     label: ClassVar[str] = "longest run"
     meaning: ClassVar[str] = (
         "Longest run of consecutive true tokens in the recovered text, as a share of the true text."
     )
     higher_is_better: ClassVar[bool] = True
-    level: ClassVar[Literal["sequence", "step"]] = "sequence"
+    level: ClassVar[Level] = "sequence"
     source: ClassVar[str] = "longest common substring, on token ids; our choice of what a reader would call a quote"
 
     def __call__(self, pair: Pair) -> float | None:

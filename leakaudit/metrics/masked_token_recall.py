@@ -1,4 +1,4 @@
-"""`masked_token_recall`: the share of masked words that are recovered.
+"""`masked_token_recall`: the share of the masked words that were recovered.
 
 Masked words are those that a mask hid from the model.
 """
@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from leakaudit.plugins.metric_protocol import Pair
-from leakaudit.registry import metric
+from leakaudit.plugins import Level, Pair, metric
 
 
 @metric("masked_token_recall")
@@ -19,17 +18,15 @@ from leakaudit.registry import metric
 class MaskedTokenRecall:
     """Masked tokens that the guess has beyond the visible ones.
 
-    Each counts no more often than it occurs in both.
-
-    A masked language model has to predict them, so they are in its loss and not in its input. A visible token of the same word is
-    taken out of the guess first: it tells nothing of the masked one. For attacks that guess a bag of tokens `masked_bag_recall`
-    takes its place.
+    A masked language model has to predict them, so they are in its loss and not in its input. Each counts no more often than it occurs in both. A visible
+    token of the same word is taken out of the guess first, because it says nothing about the masked one. Attacks that guess a bag of tokens are scored by
+    `masked_bag_recall` instead.
     """
 
     label: ClassVar[str] = "recall of masked words"
     meaning: ClassVar[str] = "Share of the words hidden by a mask that were recovered."
     higher_is_better: ClassVar[bool] = True
-    level: ClassVar[Literal["sequence", "step"]] = "sequence"
+    level: ClassVar[Level] = "sequence"
     source: ClassVar[str] = "our definition; `token_recall` over the masked tokens alone"
 
     def __call__(self, pair: Pair) -> float | None:
@@ -44,7 +41,7 @@ class MaskedTokenRecall:
 def masked_bag_recall(masked_ids: Sequence[int], visible_ids: Sequence[int], bag: Sequence[int]) -> float | None:
     """Return the share of distinct masked tokens that a bag names.
 
-    Tokens that stand nowhere but under a mask count; None if there are none.
+    Only tokens that are visible nowhere in the batch count; None if there are none.
 
     Args:
         masked_ids: masked tokens of all sequences of the batch.

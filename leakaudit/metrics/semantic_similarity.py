@@ -1,49 +1,50 @@
-"""`semantic_similarity`: cosine of sentence embeddings, by a local model that somebody names."""
+"""`semantic_similarity`: cosine of sentence embeddings, by a local model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from leakaudit.errors import ModelError
+from leakaudit.plugins import Level, ModelError, Pair, metric
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from leakaudit.plugins.metric_protocol import Pair
 
-
+@metric("semantic_similarity")
 @dataclass(frozen=True)
 class SemanticSimilarity:
-    """How near a guess comes in meaning: the cosine of both texts' embeddings, 0 where it is negative or nothing was guessed.
+    """Cosine of the sentence embeddings of guess and true text.
 
-    An embedding is the mean of the encoder's last hidden states over the text's tokens, as Sentence-BERT takes it. It forgives what ROUGE
-    punishes, another word for the same thing; it also gives unrelated sentences of one kind a score well above 0.
+    It is 0 if the cosine is negative or nothing was guessed. An embedding is the mean of the encoder's last hidden states over the tokens of a text, as in
+    Sentence-BERT. A synonym counts as right; unrelated sentences of one kind get a score well above 0.
 
-    Not among the metrics that are applied to every attempt, because it needs a model: `AuditConfig.sentence_model` names one. That is never
-    the model under attack.
+    Attempts have this score only where `AuditConfig.sentence_model` names a model. That is never the model under attack.
     """
 
-    path: Path
+    path: Path | None = None
     """Folder of an encoder and its tokenizer, as `save_pretrained` writes it; nothing is downloaded."""
 
+    name: ClassVar[str]
     label: ClassVar[str] = "semantic similarity"
     meaning: ClassVar[str] = (
         "Cosine of the sentence embeddings of recovered and true text; unrelated texts are well above 0."
     )
-    name: ClassVar[str] = "semantic_similarity"
+    needs_model: ClassVar[bool] = True
     higher_is_better: ClassVar[bool] = True
-    level: ClassVar[Literal["sequence", "step"]] = "sequence"
+    level: ClassVar[Level] = "sequence"
     source: ClassVar[str] = "Beyond Gradient and Priors (2023), Sec. 5.3, Cos_S; Reimers and Gurevych 2019"
 
     def __call__(self, pair: Pair) -> float | None:
         """Return the cosine, None where the true text is empty.
 
         Raises:
-            ModelError: the folder holds no encoder.
+            ModelError: no folder was named, or it holds no encoder.
         """
+        if self.path is None:
+            raise ModelError("semantic_similarity needs the folder of a sentence model, as `sentence_model` names it")
         if not pair.true_text.strip():
             return None
         if not pair.guess_text.strip():
@@ -55,7 +56,7 @@ class SemanticSimilarity:
 
 
 def check_sentence_model(path: Path) -> None:
-    """Refuse a folder that holds no sentence model, before any attack has run.
+    """Refuse a folder that holds no sentence model.
 
     Raises:
         ModelError: says why.
@@ -98,7 +99,7 @@ def _encoder(path: Path) -> tuple[Any, Any]:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
             path, local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # whatever a folder made by hand leads a library to
+    except Exception as error:  # a folder made by hand may make a library raise anything
         own_code = "trust_remote_code" in str(error)
         why = "it needs code of its own (`auto_map`), and none is ever run" if own_code else type(error).__name__
         raise ModelError(f"{path}: no sentence model can be loaded from it ({why})") from None

@@ -1,41 +1,46 @@
-"""`token_precision`: the share of the guessed tokens that stand in the true sequence, in any order."""
+"""`token_precision`: the share of the guessed tokens that are right."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from leakaudit.plugins.metric_protocol import Pair, clipped_overlap
-from leakaudit.registry import metric
+from leakaudit.plugins import Level, Pair, clipped_overlap, metric
 
 
 @metric("token_precision")
 @dataclass(frozen=True)
 class TokenPrecision:
-    """Guessed tokens that the true sequence has, each counted no more often than it occurs in both, over all guessed tokens.
+    """Guessed tokens that the true sequence has, over all guessed tokens.
 
-    Recall alone is won by naming everything; precision says how much of what was named is true. Where nothing was guessed, nothing
-    can be right or wrong, so there is no number. For attacks that guess a bag of tokens `bag_precision` takes its place.
+    Each counts no more often than it occurs in both, in any order. A guess of every word has full recall; its precision shows it. If nothing was guessed,
+    nothing is right or wrong, and there is no number. Attacks that guess a bag of tokens are scored by `bag_precision` instead.
     """
 
     label: ClassVar[str] = "token precision"
     meaning: ClassVar[str] = (
         "Share of the recovered tokens that are right. A guess of every word has full recall and no precision."
     )
+    needs_guess: ClassVar[bool] = True
     higher_is_better: ClassVar[bool] = True
-    level: ClassVar[Literal["sequence", "step"]] = "sequence"
+    level: ClassVar[Level] = "sequence"
     source: ClassVar[str] = "precision of FILM (Gupta et al. 2022, Sec. 6.3), here with counts"
 
     def __call__(self, pair: Pair) -> float | None:
-        """Return the precision, None if the true sequence holds nothing but special tokens or nothing was guessed."""
+        """Return the precision.
+
+        None if the true sequence holds special tokens only, or nothing was guessed.
+        """
         if not pair.true_ids or not pair.guess_ids:
             return None
         return clipped_overlap(pair.true_ids, pair.guess_ids) / len(pair.guess_ids)
 
 
 def bag_precision(true_ids: Sequence[int], bag: Sequence[int]) -> float | None:
-    """Return the share of the distinct tokens of a bag that the batch holds, None for an empty bag.
+    """Return the share of the distinct tokens of a bag that the batch holds.
+
+    None for an empty bag.
 
     Source: FILM (Gupta et al. 2022, Sec. 6.3), precision of the set S* against S.
 

@@ -1,27 +1,27 @@
-"""`token_recall`: the share of a sequence's tokens that came back, in any order."""
+"""`token_recall`: the share of the true tokens that were recovered."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from leakaudit.plugins.metric_protocol import Pair, clipped_overlap
-from leakaudit.registry import metric
+from leakaudit.plugins import Level, Pair, clipped_overlap, metric
 
 
 @metric("token_recall")
 @dataclass(frozen=True)
 class TokenRecall:
-    """Tokens of the true sequence that the guess has, each counted no more often than it occurs in both.
+    """Tokens of the true sequence that the guess has, in any order.
 
-    For attacks that guess a bag of tokens `bag_recall` takes its place, since a bag does not say how often.
+    Each counts no more often than it occurs in both. Attacks that guess a bag of tokens are scored by `bag_recall` instead, because a bag does not say how
+    often a token occurs.
     """
 
     label: ClassVar[str] = "token recall"
     meaning: ClassVar[str] = "Share of the true tokens that were recovered, in any order."
     higher_is_better: ClassVar[bool] = True
-    level: ClassVar[Literal["sequence", "step"]] = "sequence"
+    level: ClassVar[Level] = "sequence"
     source: ClassVar[str] = "recall of FILM (Gupta et al. 2022, Sec. 6.3), here with counts"
 
     def __call__(self, pair: Pair) -> float | None:
@@ -32,7 +32,9 @@ class TokenRecall:
 
 
 def bag_recall(true_ids: Sequence[int], bag: Sequence[int]) -> float | None:
-    """Return the share of the distinct true tokens that a bag of tokens names, None if there are none.
+    """Return the share of the distinct true tokens that a bag names.
+
+    None if there are no true tokens.
 
     Source: FILM (Gupta et al. 2022, Sec. 6.3), recall of the set S* against S.
 

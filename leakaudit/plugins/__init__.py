@@ -1,17 +1,138 @@
-"""Plugins: what an attack, a defence, a metric and a prior are, and how they are found.
+"""Plugins: the protocols of attacks, defences, metrics and priors.
 
-It may import `client`, `models`, `config`, `results` and `files`.
+This is the face for their authors: every name that a plugin needs is here.
+
+    from leakaudit.plugins import APPLIES, Budget, Observation, Reconstruction, attack
+
+A name is imported when it is first used, so that neither the registry nor a metric loads torch. This room may import `client`, `models`,
+`config`, `results` and `files`.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from leakaudit.client.facts import DeclaredDefense, Granted, PublicFacts
+    from leakaudit.client.observation import Observation, check_finite, root_mean_square
+    from leakaudit.client.step import ClientStep
+    from leakaudit.errors import AnatomyError, ConfigError, LeakAuditError, ModelError, PriorError, SnapshotError
+    from leakaudit.models.structure import word_embedding
+    from leakaudit.models.vocabulary import Vocabulary
+    from leakaudit.plugins.attack_protocol import (
+        APPLIES,
+        FALSE_EVENTS,
+        Applicability,
+        Attack,
+        Goal,
+        GuessedSequence,
+        Needs,
+        Reach,
+        Reconstruction,
+        not_applicable,
+    )
+    from leakaudit.plugins.budget import Budget
+    from leakaudit.plugins.defense_protocol import Defense
+    from leakaudit.plugins.entry_uncertainty import uncertainties
+    from leakaudit.plugins.metric_protocol import LabelCounts, Level, Pair, SequenceMetric, StepMetric
+    from leakaudit.plugins.noise_scale import AdditiveNoise
+    from leakaudit.plugins.overlap import ROUGE_SOURCE, clipped_overlap, label_success_rate, longest_common_run, rouge_f
+    from leakaudit.plugins.prior_loading import load_prior
+    from leakaudit.plugins.prior_protocol import (
+        Prior,
+        Scorer,
+        check_same_tokens,
+        frame_of,
+        tokenizer_vocabulary,
+        words_of,
+    )
+    from leakaudit.registry import attack, defense, metric, prior
+
+_HOMES = {
+    "leakaudit.client.facts": "DeclaredDefense Granted PublicFacts",
+    "leakaudit.client.observation": "Observation check_finite root_mean_square",
+    "leakaudit.client.step": "ClientStep",
+    "leakaudit.errors": "AnatomyError ConfigError LeakAuditError ModelError PriorError SnapshotError",
+    "leakaudit.models.structure": "word_embedding",
+    "leakaudit.models.vocabulary": "Vocabulary",
+    "leakaudit.plugins.attack_protocol": "APPLIES Applicability Attack FALSE_EVENTS Goal GuessedSequence Needs Reach Reconstruction not_applicable",
+    "leakaudit.plugins.budget": "Budget",
+    "leakaudit.plugins.defense_protocol": "Defense",
+    "leakaudit.plugins.entry_uncertainty": "uncertainties",
+    "leakaudit.plugins.metric_protocol": "LabelCounts Level Pair SequenceMetric StepMetric",
+    "leakaudit.plugins.noise_scale": "AdditiveNoise",
+    "leakaudit.plugins.overlap": "ROUGE_SOURCE clipped_overlap label_success_rate longest_common_run rouge_f",
+    "leakaudit.plugins.prior_loading": "load_prior",
+    "leakaudit.plugins.prior_protocol": "Prior Scorer check_same_tokens frame_of tokenizer_vocabulary words_of",
+    "leakaudit.registry": "attack defense metric prior",
+}
+"""Module -> the names that it gives to this one, as in the imports above, which only type checkers run."""
+
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
+
 __all__ = [
-    "attack_protocol",
-    "budget",
-    "catalogue",
-    "defense_protocol",
-    "entry_uncertainty",
-    "metric_protocol",
-    "names",
-    "noise_scale",
-    "prior_loading",
-    "prior_protocol",
+    "APPLIES",
+    "FALSE_EVENTS",
+    "ROUGE_SOURCE",
+    "AdditiveNoise",
+    "AnatomyError",
+    "Applicability",
+    "Attack",
+    "Budget",
+    "ClientStep",
+    "ConfigError",
+    "DeclaredDefense",
+    "Defense",
+    "Goal",
+    "Granted",
+    "GuessedSequence",
+    "LabelCounts",
+    "LeakAuditError",
+    "Level",
+    "ModelError",
+    "Needs",
+    "Observation",
+    "Pair",
+    "Prior",
+    "PriorError",
+    "PublicFacts",
+    "Reach",
+    "Reconstruction",
+    "Scorer",
+    "SequenceMetric",
+    "SnapshotError",
+    "StepMetric",
+    "Vocabulary",
+    "attack",
+    "check_finite",
+    "check_same_tokens",
+    "clipped_overlap",
+    "defense",
+    "frame_of",
+    "label_success_rate",
+    "load_prior",
+    "longest_common_run",
+    "metric",
+    "not_applicable",
+    "prior",
+    "root_mean_square",
+    "rouge_f",
+    "tokenizer_vocabulary",
+    "uncertainties",
+    "word_embedding",
+    "words_of",
 ]
+
+if not TYPE_CHECKING:  # a type checker would take every name for granted
+
+    def __getattr__(name: str) -> Any:
+        """Import a name when it is first used."""
+        if name not in _HOME_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        """Return the names, imported or not."""
+        return sorted({*globals(), *__all__})

@@ -1,6 +1,6 @@
-"""What an attack is: a frozen dataclass of knobs that turns an Observation into a Reconstruction.
+"""The protocol of an attack: from an Observation to a Reconstruction.
 
-It is never handed the truth. It says first whether it applies, and why not.
+An attack is a frozen dataclass; its fields are its knobs. It never sees the batch. It says first whether it applies, and why not.
 """
 
 from __future__ import annotations
@@ -14,14 +14,20 @@ import torch
 from leakaudit.client.observation import Observation
 from leakaudit.plugins.budget import Budget
 
+Goal = Literal["text", "words", "labels"]
+"""What an attack recovers: whole sequences, a bag of words, or class counts."""
+
+Needs = Literal["everything", "named parts"]
+"""What an attack reads of a step: the whole update, or only the parts of the first blocks that it names."""
+
 FALSE_EVENTS = 0.01
-"""Probability with which an attack may have an event where the update is declared noise and nothing else. Our choice: one step in a hundred.
-Attacks state theirs as `false_event_rate`, and `tests/house/test_pure_noise.py` holds each to its own."""
+"""Largest probability of an event on an update of declared noise alone. Our choice: one step in a hundred. Each attack states its own as
+`false_event_rate`, and `tests/house/test_pure_noise.py` tests it."""
 
 
 @dataclass(frozen=True)
 class Applicability:
-    """Whether an attack has anything to work on; false carries the reason, in a sentence a user can act on."""
+    """Whether an attack applies; if not, a reason that a user can act on."""
 
     applies: bool
     reason: str = ""
@@ -35,7 +41,11 @@ APPLIES = Applicability(True)
 
 
 def not_applicable(reason: str) -> Applicability:
-    """Say why an attack does not apply: what it looked for and what it found."""
+    """Return a refusal.
+
+    Args:
+        reason: what the attack looked for and what it found, as a sentence.
+    """
     return Applicability(False, reason)
 
 
@@ -44,62 +54,69 @@ class GuessedSequence:
     """One guessed sequence of the batch."""
 
     token_ids: tuple[int, ...]
-    """In order, special tokens as the attack believes them, no padding."""
+    """Token ids in order, with the special tokens that the attack believes to be there, without padding."""
     confidence: float = 0.0
-    """0 to 1, computed from what an adversary sees."""
+    """From 0 to 1, computed from what an adversary sees."""
     proved: bool = False
-    """Re-simulating the guess reproduced the update to rounding."""
+    """Whether the simulated update of the guess is the observed one, up to rounding."""
 
 
 class Reach(Protocol):
-    """What an attack could have recovered, had its search been perfect: it separates "protected" from "the search gave up".
+    """What an attack with a perfect search could have recovered.
 
-    Made by the attack from what it saw. The battery asks it about the true sequences once the attack has returned, and stores
-    the answers beside the scores. What it is asked is the truth: an answer leaves no trace in it or in the attack.
+    It separates "protected" from "the search gave up". The attack makes it from what it saw. After the attack has returned, the audit asks
+    it about the true sequences and stores the answers beside the scores. A question must not change the Reach or the attack, because it
+    contains the truth.
     """
 
     def tokens(self, ids: tuple[int, ...]) -> tuple[bool, ...]:
-        """Say of each token of a sequence whether it was among the attack's candidates at its place.
+        """Return for each token whether the attack had it as a candidate at its position.
 
         Args:
-            ids: one sequence without padding, special tokens included.
+            ids: (T,) one sequence with its special tokens, without padding.
 
         Returns:
-            One answer a token.
+            (T,) answers.
         """
         ...
 
     def passes(self, ids: tuple[int, ...]) -> bool | None:
-        """Say whether this sequence, as a whole, would have passed the attack's own test; None where there is no such test."""
+        """Return whether the sequence would have passed the attack's own test.
+
+        None if the attack has no such test.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """An attack's guess. What it does not guess stays None, and is then missing in the scores, not zero."""
+    """An attack's guess.
+
+    What the attack does not guess stays None. The scores then call it missing; it does not count as zero.
+    """
 
     sequences: tuple[GuessedSequence, ...] | None = None
-    """As many as the attack believes there are, best first; order means nothing. Each is matched to at most one true one."""
+    """As many as the attack believes to be in the batch, the best first. Each is matched to at most one true sequence, in any order."""
     tokens: tuple[int, ...] | None = None
-    """Token ids believed to be in the batch, in no order: for attacks that find words but no sentences."""
+    """Token ids that the attack believes to be in the batch, in no order: for attacks that find words but no sentences."""
     label_counts: tuple[int, ...] | None = None
     """(C,) number of sequences of each class."""
     counts_told: bool = True
-    """Whether the attack can tell `label_counts` from chance at its `false_event_rate`. If not they are an estimate, scored as one, and an
-    exact hit is no event: among few classes it is likely by chance."""
+    """Whether the attack can tell `label_counts` from chance at its `false_event_rate`. If not, the counts are scored as an estimate, and an
+    exact hit is no event, because it is likely by chance among few classes."""
     stop: Literal["done", "converged", "budget"] = "done"
     diagnostics: Mapping[str, float] = field(default_factory=dict)
-    """Numbers the attack says of itself, such as rank, loss or candidates; they never depend on the truth."""
+    """Numbers about the attack's own work, such as rank, loss or number of candidates; they never depend on the truth."""
     reach: Reach | None = field(default=None, compare=False, repr=False)
-    """What it could have recovered; None where an attack cannot say, and then missing in the results. No part of the guess."""
+    """What the attack could have recovered; not a part of the guess. None if the attack cannot say, and then missing in the results."""
 
 
 @runtime_checkable
 class Attack(Protocol):
     """A frozen dataclass registered with `@attack("name")`; its fields are its knobs.
 
-    The same observation, knobs and generator state give the same reconstruction. Neither the observation nor the model's
-    weights are changed. When the budget runs out the attack returns its best guess so far with `stop="budget"`.
+    The same observation, knobs and generator state give the same reconstruction. An attack changes neither the observation nor the model.
+    When the budget is used up, the attack returns its best guess so far with `stop="budget"`.
     """
 
     name: ClassVar[str]
@@ -107,17 +124,21 @@ class Attack(Protocol):
     """How a person reads it in a table or inside a sentence, such as "TAG"."""
     meaning: ClassVar[str]
     """One sentence for a glossary: what it does, for a reader who knows no formula."""
-    goal: ClassVar[Literal["text", "words", "labels"]]
-    """What it recovers: whole sequences, a bag of words, or class counts."""
+    goal: ClassVar[Goal]
     source: ClassVar[str]
     """Paper, section, equation."""
     threat_model: ClassVar[str]
-    """One sentence: who sees what, and what has to hold."""
-    # needs: ClassVar[Literal["everything", "named parts"]], "everything" where it is not stated. With "named parts" the attack works on
-    # an observation that is not `whole`: the first blocks, and no step can be simulated.
+    """One sentence: what the adversary sees, and what has to hold."""
+    false_event_rate: ClassVar[float]
+    """Probability of an event where the update is declared noise and nothing else; at most `FALSE_EVENTS`."""
+    needs: ClassVar[Needs]
+    """`everything` unless the class states it. With `named parts` the attack works on an observation that is not `whole`: only the first
+    blocks are there, and no step can be simulated."""
+    blind: ClassVar[bool]
+    """Whether it ignores the update, so that its hits do not show that an audit works; False unless the class states it."""
 
     def applies(self, seen: Observation) -> Applicability:
-        """Say whether there is anything to work on."""
+        """Return whether the attack can work on this observation, and if not, why."""
         ...
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:

@@ -1,4 +1,7 @@
-"""How long an attack may take. Time is an argument, so that tests can hold the clock."""
+"""The time that an attack may take.
+
+The clock is an argument, so that tests can replace it.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,18 @@ class Budget:
         return max(0.0, self.seconds - self.spent())
 
     def part(self, share: float) -> Budget:
-        """Return a budget of its own over a share of the seconds left, so that a later stage is sure of the rest."""
+        """Return a new budget over a share of the seconds left.
+
+        A later stage of the attack is then sure of the rest.
+
+        Args:
+            share: above 0, at most 1.
+        """
         return Budget(max(share * self.left(), 1e-9), self._clock)
 
     def exhausted(self) -> bool:
-        """Return whether nothing is left. An attack that sees this stops and returns its best guess so far."""
+        """Return whether no time is left.
+
+        The attack then stops and returns its best guess so far.
+        """
         return self.spent() >= self.seconds

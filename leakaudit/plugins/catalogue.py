@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from leakaudit.results.schema import AttackEntry, Catalogue, DefenseEntry, MetricEntry
+from leakaudit.results.schema import AttackEntry, Catalogue, MetricEntry, PluginEntry
 
 Named = Iterable[tuple[str, Any]]
 """Plugins, or their classes, under the names that the results use."""
@@ -28,7 +28,7 @@ def catalogue(attacks: Named, defenses: Named, metrics: Named) -> Catalogue:
             )
             for name, plugin in attacks
         },
-        defenses={name: DefenseEntry(**_description(name, plugin)) for name, plugin in defenses},
+        defenses={name: PluginEntry(**_description(name, plugin)) for name, plugin in defenses},
         metrics={
             name: MetricEntry(
                 **_description(name, plugin),

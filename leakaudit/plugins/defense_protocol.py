@@ -1,7 +1,7 @@
-"""What a defence is: a frozen dataclass of knobs that turns what an eavesdropper sees into what is left of it.
+"""The protocol of a defence: it changes the update before it is sent.
 
-A defence also owns what is known of it. Verification, attacks and the audited run ask it through `DeclaredDefense.known`; nobody
-looks at its name.
+A defence is a frozen dataclass; its fields are its knobs. It also knows what it does to an update. Verification, attacks and the audited run ask it
+through `DeclaredDefense.known`; no code looks at its name.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from leakaudit.client.step import ClientStep
 class Defense(Protocol):
     """Registered with `@defense("name")`; its fields are its knobs.
 
-    A defence inherits from this class and overrides what differs. The defaults are those of a defence that adds no noise, sets no
-    entry to zero and sends what the step computed.
+    A defence inherits from this class and overrides what differs. The defaults describe a defence that adds no noise, sets no entry to zero and
+    keeps the length of the update.
     """
 
     name: ClassVar[str] = ""
@@ -38,42 +38,55 @@ class Defense(Protocol):
     cost: ClassVar[str]
     """One sentence: what it costs the training run."""
     identity: ClassVar[Mapping[str, Any]]
-    """Knobs at which it leaves the update alone and declares nothing; empty where it never does anything to what is sent."""
+    """Values of knobs at which it does nothing and declares nothing; empty if it never changes what is sent."""
     zeroed: ClassVar[bool] = False
-    """Whether it replaces entries by zero, so that a zero says nothing about the gradient there."""
+    """Whether it sets entries to zero, so that a zero says nothing about the gradient."""
     resized: ClassVar[bool] = False
-    """Whether the length of the update is no longer that of the gradient."""
+    """Whether it changes the length of the update by an unknown factor."""
     per_example: ClassVar[bool] = False
-    """Whether it works on the gradient of each example, so that a client may take their gradients one after the other."""
+    """Whether it works on the gradient of each example; a client may then compute these gradients one after the other."""
 
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
-        """Return what would have been sent under this defence. Most need only `seen`; some run `step` again.
+        """Return what would have been sent under this defence.
 
-        It declares itself in the observation it returns (`Observation.under`), so that attacks know its parameters, as an
-        adversary would.
+        The result declares the defence and its knobs (`Observation.under`), because an adversary would know them.
+
+        Args:
+            step: that made the update, for defences that have to run it again.
+            seen: what is sent without this defence; not changed.
+            rng: source of all random numbers.
         """
         ...
 
     @property
     def clipping_bound(self) -> float | None:
-        """Norm to which it clips the update or the gradient of each example; None where it clips nothing."""
+        """Norm to which it clips the update or the gradient of each example.
+
+        None if it clips nothing.
+        """
         return None
 
     def is_identity(self) -> bool:
-        """Return whether its knobs are those of `identity`, at which it does nothing."""
+        """Return whether its knobs have the values of `identity`."""
         return all(getattr(self, knob) == value for knob, value in self.identity.items())
 
     def withheld(self, model: nn.Module) -> frozenset[str]:
-        """Return the names of the parameters for which it sends no update; a recorder may see zeros there."""
+        """Return the names of the parameters for which it sends no update.
+
+        A recorder may see zeros there.
+        """
         return frozenset()
 
     def declared(self) -> DeclaredDefense:
-        """Return its name and its knobs as the protocol declares them; a knob that is None is left out."""
+        """Return its name and its knobs, as the protocol declares them.
+
+        Knobs that are None are left out.
+        """
         knobs = asdict(self).items()  # type: ignore[call-overload]
         return DeclaredDefense(name=self.name, parameters={knob: value for knob, value in knobs if value is not None})
 
     def settled(self, step: ClientStep, sent: Mapping[str, Tensor]) -> Self:
-        """Return the defence with the knobs filled in that are relative to the step or its update.
+        """Return the defence with the knobs that depend on the step filled in.
 
         Args:
             step: that made the update.
@@ -82,24 +95,26 @@ class Defense(Protocol):
         return self
 
     def added_noise(self, step: ClientStep, clean: Mapping[str, Tensor]) -> float:
-        """Return the standard deviation of the noise that it adds to every entry of `clean`, in its units.
+        """Return the standard deviation of the noise that it adds to every entry.
 
         Args:
             step: that made the update.
-            clean: parameter name -> update without this noise.
+            clean: parameter name -> update without this noise; the result is in its units.
         """
         return 0.0
 
     def without_noise(self) -> Self:
-        """Return the defence as it is where its noise is missing, its other parts unchanged."""
+        """Return the same defence without its noise."""
         return self
 
     def noise(self, sent: Mapping[str, Tensor], before: float = 0.0) -> float:
-        """Return the standard deviation of the noise on every entry of an update that was sent under it, in its units.
+        """Return the standard deviation of the noise on every entry of `sent`.
+
+        An attack asks this; it knows the knobs and the update, but not the step.
 
         Args:
             sent: parameter name -> update as it was sent.
-            before: the same of the defences that were applied before this one.
+            before: standard deviation of the noise of the defences that were applied before this one.
         """
         return before
 
@@ -110,11 +125,13 @@ class Defense(Protocol):
         observed: Mapping[str, Tensor],
         tolerance: float,
     ) -> Mapping[str, Tensor]:
-        """Return what it may have made of `recomputed`, without its noise: where several outcomes are possible, the nearest.
+        """Return what it makes of `recomputed`, without its noise.
+
+        If several outcomes are possible within the error, this is the one nearest to `observed`.
 
         Args:
             step: that the update is said to come from.
-            recomputed: parameter name -> update before this defence, computed again.
+            recomputed: parameter name -> update before this defence, recomputed from the batch.
             observed: parameter name -> update as it was sent.
             tolerance: relative error up to which `recomputed` is right.
 

@@ -1,4 +1,7 @@
-"""How far a recomputed entry may lie from the client's own, for defences whose outcome jumps from one value to the next."""
+"""The error of each entry of a recomputed update.
+
+Defences whose outcome jumps, such as rounding and signs, need it to say which outcomes are possible.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,21 @@ import torch
 from torch import Tensor
 
 CANCELLED = 0.01
-"""Share of the tolerance that counts relative to the whole update. Our choice: where a gradient is zero but for rounding (a key's bias),
-an error is far above the tensor's own size, and was measured at 1e-8 of the whole update's in float32 and 1e-4 in bf16."""
+"""Share of the tolerance that is relative to the whole update. Our choice: if a gradient is zero up to rounding (the bias of a key), the error
+is far above the size of the tensor; it was measured at 1e-8 of the size of the whole update in float32, and 1e-4 in bf16."""
 
 
 def uncertainties(recomputed: Mapping[str, Tensor], tolerance: float) -> dict[str, Tensor]:
-    """Return how far each entry may be off, in the update's units: parameter name -> tensor of the parameter's shape.
+    """Return the error of each entry, in the units of the update.
 
-    An entry that is exactly zero is taken to be exact: no token of the batch reached it.
+    An entry that is exactly zero counts as exact, because no token of the batch reached it.
 
     Args:
         recomputed: parameter name -> update, computed again.
-        tolerance: relative error up to which it is right.
+        tolerance: relative error of the recomputed update.
+
+    Returns:
+        Parameter name -> tensor of the parameter's shape.
     """
     sizes = {name: float(g.double().square().mean().sqrt()) if g.numel() else 0.0 for name, g in recomputed.items()}
     entries = sum(g.numel() for g in recomputed.values())

@@ -1,14 +1,16 @@
-"""What a metric is: a frozen dataclass that turns a guess and the truth into a number from 0 to 1, or None.
+"""The protocol of a metric: from a guess and the truth to a number.
 
-None means that there is nothing to measure, and becomes `Missing` in the results; it is never counted as 0.
+A metric is a frozen dataclass. Its number is from 0 to 1. None means that there is nothing to measure; it becomes `Missing` in the results and is
+never counted as 0.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, runtime_checkable
+
+Level = Literal["sequence", "step"]
+"""What a metric compares: one true sequence with its guess, or the label counts of a step with those that were guessed."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,10 @@ class LabelCounts:
 
 @runtime_checkable
 class SequenceMetric(Protocol):
-    """Registered with `@metric("name")`; compares one true sequence with the guess matched to it."""
+    """A metric that compares one true sequence with the guess matched to it.
+
+    Registered with `@metric("name")`.
+    """
 
     name: ClassVar[str]
     label: ClassVar[str]
@@ -29,10 +34,15 @@ class SequenceMetric(Protocol):
     meaning: ClassVar[str]
     """One sentence for a glossary: what is measured, and what 1 means where that is not plain."""
     higher_is_better: ClassVar[bool]
-    """Better for the attacker, that is."""
-    level: ClassVar[Literal["sequence", "step"]]
+    """Whether a higher number is better for the attacker."""
+    level: ClassVar[Level]
     """`sequence` here: the score of a step is the mean over its sequences."""
     source: ClassVar[str]
+    """Paper, section, equation."""
+    needs_guess: ClassVar[bool]
+    """Whether it is None instead of 0 if nothing was guessed; False unless the class states it."""
+    needs_model: ClassVar[bool]
+    """Whether it needs a model that a user names; without one, no attempt has this metric. False unless the class states it."""
 
     def __call__(self, pair: Pair) -> float | None:
         """Return the number, or None where this pair has nothing to measure."""
@@ -41,15 +51,20 @@ class SequenceMetric(Protocol):
 
 @runtime_checkable
 class StepMetric(Protocol):
-    """Registered with `@metric("name")`; compares what was guessed of a step's labels with the truth."""
+    """A metric that compares the guessed label counts of a step with the true ones.
+
+    Registered with `@metric("name")`.
+    """
 
     name: ClassVar[str]
     label: ClassVar[str]
     meaning: ClassVar[str]
     higher_is_better: ClassVar[bool]
-    level: ClassVar[Literal["sequence", "step"]]
+    level: ClassVar[Level]
     """`step` here."""
     source: ClassVar[str]
+    needs_guess: ClassVar[bool]
+    needs_model: ClassVar[bool]
 
     def __call__(self, counts: LabelCounts) -> float | None:
         """Return the number, or None where this step has nothing to measure."""
@@ -77,23 +92,17 @@ class Guess(Protocol):
 
 @dataclass(frozen=True)
 class Pair:
-    """One true sequence and the guess matched to it, special tokens and padding left out of both."""
+    """One true sequence and the guess matched to it.
+
+    Both are without special tokens and padding.
+    """
 
     true_ids: tuple[int, ...]
     guess_ids: tuple[int, ...]
-    """Empty where the attack guessed fewer sequences than there are."""
+    """Empty if the attack guessed fewer sequences than the batch has."""
     true_text: str
     guess_text: str
     confidence: float | None = None
     proved: bool = False
     masked_ids: tuple[int, ...] = ()
-    """Those of `true_ids` that a mask hid from the model, in order: what a masked language model has to predict."""
-
-
-def clipped_overlap(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the size of the multiset intersection.
-
-    >>> clipped_overlap([5, 5, 7], [5, 7, 7])
-    2
-    """
-    return (Counter(first) & Counter(second)).total()
+    """Tokens of `true_ids` that a mask hid from the model, in order; a masked language model has to predict them."""

@@ -17,8 +17,6 @@ from leakaudit import registry
 from leakaudit.results.schema import Results
 
 _FOLDERS = {"attack": "attacks", "defense": "defenses", "metric": "metrics"}
-_WITH_A_MODEL = frozenset({"semantic_similarity"})
-"""Metrics that are not registered, because they need a model that somebody names."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ def own_names() -> Names:
     >>> "span" in own_names().attacks, "prune" in own_names().defenses, "rougeL" in own_names().metrics
     (True, True, True)
     """
-    return Names(_in_source("attack"), _in_source("defense"), _in_source("metric") | _WITH_A_MODEL)
+    return Names(_in_source("attack"), _in_source("defense"), _in_source("metric"))
 
 
 def names_for(results: Results) -> Names:

@@ -1,4 +1,4 @@
-"""What noise defences share: a standard deviation, absolute or relative to the update."""
+"""Additive noise of a standard deviation, absolute or relative to the update."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from leakaudit.plugins.defense_protocol import Defense
 
 @dataclass(frozen=True)
 class AdditiveNoise(Defense):
-    """Independent noise of mean 0 and one standard deviation on every entry of the update."""
+    """Independent noise of mean 0 on every entry of the update."""
 
     scale: float = 1.0
-    """Noise standard deviation divided by the root mean square of the whole update; 0 leaves the update alone. Our choice of
-    1: as much noise as signal."""
+    """Standard deviation of the noise divided by the root mean square of the whole update; 0 adds no noise. Our choice of 1: as much noise
+    as signal."""
     sigma: float | None = None
-    """Noise standard deviation in the update's units, as papers give it; it takes the place of `scale`."""
+    """Standard deviation of the noise in the units of the update, as papers give it; it replaces `scale`."""
 
     identity: ClassVar[Mapping[str, Any]] = {"scale": 0.0}
 
@@ -54,7 +54,10 @@ class AdditiveNoise(Defense):
         return math.hypot(before, self._level(sent))
 
     def _level(self, sent: Mapping[str, Tensor]) -> float:
-        """Return `sigma`; where only `scale` is known, RMS(sent)^2 = RMS(clean)^2 (1 + scale^2) gives it."""
+        """Return `sigma`, or what follows from `scale`.
+
+        RMS(sent)^2 = RMS(clean)^2 (1 + scale^2), and sigma is scale times RMS(clean).
+        """
         if self.sigma is not None:
             return self.sigma
         return self.scale / math.hypot(1.0, self.scale) * root_mean_square(sent)

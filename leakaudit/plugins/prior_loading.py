@@ -1,4 +1,4 @@
-"""From what a user writes to a prior that scores: a name with knobs, or simply a file or a folder."""
+"""Priors by what a user writes: a name with knobs, a file or a folder."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def choose_prior(what: str) -> Prior:
 
 
 def load_prior(what: str, *, vocabulary: Vocabulary, victim: nn.Module | None = None) -> Scorer:
-    """Return what scores sequences of the victim's tokens.
+    """Return a scorer of sequences of the victim's tokens.
 
     Args:
         what: as `choose_prior` takes it.
@@ -60,7 +60,9 @@ SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=\S)")
 
 
 def read_texts(path: Path) -> list[str]:
-    """Return the texts of a file: rows of a JSONL's field `text`, else the sentences of each line.
+    """Return the texts of a file.
+
+    A JSONL file has one in the field `text` of each row; any other file has the sentences of each line.
 
     Raises:
         DataError: the file is missing, is no UTF-8 text, holds nothing, or a line is no object with a `text`; names the line.
@@ -76,5 +78,5 @@ def read_texts(path: Path) -> list[str]:
 
 
 def _sentences(line: str) -> list[str]:
-    """Return the sentences of a line of plain text, where every Unicode line break ends a line."""
+    """Return the sentences of a line; any Unicode line break ends a sentence."""
     return [part for piece in line.splitlines() for part in SENTENCE_END.split(piece)]

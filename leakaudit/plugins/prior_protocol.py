@@ -1,6 +1,7 @@
-"""What a prior is: a frozen dataclass of knobs that, held against the victim's vocabulary, scores sequences of its tokens.
+"""The protocol of a prior: it says how likely a text is.
 
-It is handed a vocabulary and at most the public model; never an update, and never the truth.
+A prior is a frozen dataclass; its fields are its knobs. It gets the victim's vocabulary and at most the public model; never an update, and never the
+truth.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from leakaudit.errors import PriorError
 from leakaudit.models.vocabulary import Vocabulary, vocabulary_of
 
 AROUND = ("cls", "sep", "pad", "bos", "eos")
-"""Roles of tokens that are no part of a text's wording. An unknown word is: it stands where a word stood."""
+"""Roles of tokens that are not part of a text's wording. The unknown token is part of it, because it stands for a word."""
 
 
 @runtime_checkable
 class Scorer(Protocol):
-    """A prior that speaks the victim's tokens; the same question always gets the same answer."""
+    """A prior for the victim's tokens; the same question gets the same answer."""
 
     def nll(self, sequences: Sequence[Sequence[int]]) -> list[float]:
-        """Return each sequence's mean negative log-likelihood per token, in nats; its exponential is the perplexity.
+        """Return the mean negative log-likelihood per token of each sequence.
 
-        Special tokens (`AROUND`) may be in the sequences or not: they are taken out, wherever they stand, and what begins and
-        ends a text is put back by the prior itself. A sequence without a word is as unlikely as a word drawn at random.
+        In nats; its exponential is the perplexity. The prior takes special tokens (`AROUND`) out, wherever they stand, and adds what
+        begins and ends a text itself. A sequence without a word is as unlikely as a word drawn at random.
 
         Args:
             sequences: N sequences of the victim's token ids, of any lengths.
@@ -33,10 +34,12 @@ class Scorer(Protocol):
         ...
 
     def next_token_nll(self, prefixes: Sequence[Sequence[int]]) -> Tensor | None:
-        """Return (N, V) nats of every token after each prefix, float32 on the CPU; None where the prior cannot say.
+        """Return (N, V) nats of every token after each prefix.
+
+        float32, on the CPU; None if the prior cannot say.
 
         Args:
-            prefixes: N beginnings of texts, in the victim's token ids.
+            prefixes: N beginnings of texts, as the victim's token ids.
         """
         ...
 
@@ -49,10 +52,10 @@ class Prior(Protocol):
     source: ClassVar[str]
     """Paper, section."""
     knows: ClassVar[str]
-    """One sentence: what an attacker must have for it, beyond what every eavesdropper has."""
+    """One sentence: what an attacker needs for it, beyond what every eavesdropper has."""
 
     def load(self, vocabulary: Vocabulary, victim: nn.Module | None = None) -> Scorer:
-        """Get ready to score tokens of `vocabulary`.
+        """Return a scorer for the tokens of `vocabulary`.
 
         Args:
             vocabulary: the victim's.
@@ -65,28 +68,28 @@ class Prior(Protocol):
 
 
 def words_of(sequence: Sequence[int], vocabulary: Vocabulary) -> list[int]:
-    """Return a sequence without the tokens that are no part of its wording."""
+    """Return a sequence without the tokens that are not part of its wording."""
     around = vocabulary.surrounding_ids | {vocabulary.special[role] for role in AROUND if role in vocabulary.special}
     return [token for token in sequence if token not in around]
 
 
 def frame_of(vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return what a causal language model of these tokens sees before and after a text's words."""
+    """Return the tokens before and after a text for a causal language model."""
     start = vocabulary.starts_with or tuple(vocabulary.special[role] for role in ("bos",) if role in vocabulary.special)
     return start, vocabulary.ends_with
 
 
 def check_same_tokens(what: str, digest: str, size: int, vocabulary: Vocabulary, cure: str) -> None:
-    """Hold a prior's tokens against the victim's.
+    """Refuse a prior whose tokens are not the victim's.
 
-    Vocabularies without a digest, of snapshots kept before there was one, are compared by size.
+    Vocabularies of old snapshots have no digest; they are compared by size.
 
     Args:
         what: the prior, for the message.
         digest: of its tokens (`tokens_digest`).
         size: number of its tokens.
         vocabulary: the victim's.
-        cure: what to do about it, as the end of a sentence.
+        cure: what the user can do, as the end of a sentence.
 
     Raises:
         PriorError: they differ.
@@ -99,5 +102,5 @@ def check_same_tokens(what: str, digest: str, size: int, vocabulary: Vocabulary,
 
 
 def tokenizer_vocabulary(tokenizer: Any) -> Vocabulary:
-    """Return a tokenizer's public facts where there is no model with it."""
+    """Return the public facts of a tokenizer without a model."""
     return vocabulary_of(tokenizer, nn.Embedding(len(tokenizer), 1))

@@ -1,10 +1,10 @@
-"""Priors: what an attacker knows about the language of a text. One file each, compared in README.md.
+"""Priors: one file for each, compared in README.md.
 
-Importing this package registers them.
+The registry imports every module of this folder, and each registers exactly one plugin.
 """
 
-from leakaudit.priors import causal_lm as causal_lm
-from leakaudit.priors import ngram as ngram
-from leakaudit.priors import victim as victim
-
-__all__ = ["causal_lm", "ngram", "victim"]
+__all__ = [
+    "causal_lm",
+    "ngram",
+    "victim",
+]

@@ -1,4 +1,4 @@
-"""`causal-lm`: a causal language model of transformers, in the victim's tokens or through text."""
+"""`causal-lm`: a causal language model from a folder."""
 
 from __future__ import annotations
 
@@ -9,17 +9,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
-from leakaudit.errors import PriorError
+from leakaudit.algorithms.language_models.token_scorer import TokenScorer
 from leakaudit.models.loading import load_model, load_tokenizer
-from leakaudit.models.vocabulary import Vocabulary, tokens_digest, vocabulary_of
-from leakaudit.plugins.prior_protocol import check_same_tokens, frame_of, words_of
-from leakaudit.registry import prior
-
-LOGITS = 1 << 25
-"""Most logits of one pass, 128 MB in float32. Our choice: a few hundred short candidates in a handful of passes."""
+from leakaudit.models.vocabulary import tokens_digest, vocabulary_of
+from leakaudit.plugins import PriorError, Vocabulary, check_same_tokens, prior, words_of
 
 
 @prior("causal-lm")
@@ -27,22 +22,22 @@ LOGITS = 1 << 25
 class CausalLM:
     """The likelihood that a causal language model gives to a text.
 
-    What its tokenizer puts around a text begins and ends it; where that is nothing, its begin-of-text token begins it, and the end is
-    not scored. A model of another tokenizer reads the text: the victim's tokens are written out, read in its own, and
-    what it gives to the whole text is divided by the number of the *victim's* tokens, so that candidates of one length are compared by
-    the text's likelihood and not by how many pieces it falls into.
+    The tokens that its tokenizer puts around a text begin and end it. If there are none, its begin-of-text token begins the text, and the end is not scored.
+
+    A model with another tokenizer reads the text: the victim's tokens are decoded and encoded again. Its negative log-likelihood of the whole text is divided
+    by the number of the *victim's* tokens, so that candidates of one length are compared by the likelihood of the text, and not by its number of pieces.
     """
 
     path: Path | None = None
-    """Folder as `save_pretrained` writes it, with a tokenizer; `leakaudit prior train` makes one. Nothing is downloaded."""
+    """Folder with a model and its tokenizer, as `save_pretrained` or `leakaudit prior train` writes it. Nothing is downloaded."""
     tokenizer: Path | None = None
-    """Folder of the victim's tokenizer. Needed only where the model's own is another one."""
+    """Folder of the victim's tokenizer; needed only if the model has another one."""
 
     source: ClassVar[str] = "LAMP (Balunovic et al. 2022), Sec. 3.3 and 4.3: perplexity of an auxiliary language model"
     knows: ClassVar[str] = "A language model, pretrained or trained on text like the client's."
 
     def load(self, vocabulary: Vocabulary, victim: nn.Module | None = None) -> Scorer:
-        """Load the model, onto the victim's device, and the way to its tokens.
+        """Load the model onto the victim's device.
 
         Raises:
             PriorError: no folder was named, or the tokens cannot be mapped.
@@ -66,102 +61,6 @@ class CausalLM:
 
 
 @dataclass(frozen=True)
-class TokenScorer:
-    """A causal language model over the victim's own tokens."""
-
-    model: nn.Module
-    """In eval mode; left unchanged."""
-    vocabulary: Vocabulary
-    """Of the sequences that are scored."""
-    frame: Vocabulary | None = None
-    """Whose begin and end of text the model was trained with; None: the same one's."""
-
-    def nll(self, sequences: Sequence[Sequence[int]]) -> list[float]:
-        """Return each sequence's mean negative log-likelihood per scored token, in nats."""
-        totals = self.totals([words_of(sequence, self.vocabulary) for sequence in sequences])
-        return [nats / scored if scored else math.log(self.vocabulary.size) for nats, scored in totals]
-
-    def totals(self, texts: Sequence[Sequence[int]]) -> list[tuple[float, int]]:
-        """Return each text's negative log-likelihood in nats and how many tokens it is of.
-
-        Args:
-            texts: N texts without anything around them.
-        """
-        frame = self.frame or self.vocabulary
-        start, end = frame_of(frame)
-        given = max(1, len(start))  # what begins a text is given; without it nothing is said about the first token
-        windows = [
-            (row, *window)
-            for row, text in enumerate(texts)
-            for window in _windows([*start, *text, *end], given, frame.max_length)
-        ]
-        totals = [[0.0, 0.0] for _ in texts]
-        for chunk in self._chunks([len(ids) for _, ids, _ in windows]):
-            some = [windows[place] for place in chunk]
-            for (row, ids, known), nats in zip(some, self._nats([ids for _, ids, _ in some]), strict=True):
-                own = nats[known - 1 : max(0, len(ids) - 1)]
-                totals[row][0] += float(own.sum())
-                totals[row][1] += len(own)
-        return [(nats, int(scored)) for nats, scored in totals]
-
-    @torch.no_grad()
-    def next_token_nll(self, prefixes: Sequence[Sequence[int]]) -> Tensor | None:
-        """Return (N, V) nats of every token after each prefix; None without anything to begin a text with."""
-        start, _ = frame_of(self.frame or self.vocabulary)
-        framed = [[*start, *words_of(prefix, self.vocabulary)] for prefix in prefixes]
-        if not all(framed):
-            return None
-        found = torch.full((len(prefixes), self.vocabulary.size), math.inf)
-        for rows in self._chunks([len(text) for text in framed]):
-            logits = self._logits([framed[row] for row in rows])  # (rows, T, V)
-            last = torch.tensor([len(framed[row]) - 1 for row in rows], device=logits.device)
-            nats = -logits[torch.arange(len(rows)), last].float().log_softmax(dim=1).cpu()  # (rows, V of the model)
-            known = min(nats.shape[1], self.vocabulary.size)  # either table may have rows that stand for no token
-            found[rows, :known] = nats[:, :known]
-        return found
-
-    def _chunks(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Return the rows of each pass, sorted by length so that little is padding."""
-        order = sorted(range(len(lengths)), key=lambda row: lengths[row])
-        chunks: list[list[int]] = []
-        for row in order:
-            if chunks and (len(chunks[-1]) + 1) * lengths[row] * self.vocabulary.size <= LOGITS:
-                chunks[-1].append(row)
-            else:
-                chunks.append([row])
-        return chunks
-
-    @torch.no_grad()
-    def _nats(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Return for each text the nats of its second token and all that follow, padding behind them included."""
-        longest = max(map(len, texts))
-        if longest < 2:
-            return [torch.zeros(0) for _ in texts]
-        logits = self._logits(texts)[:, :-1].float()  # (rows, T - 1, V)
-        targets = self._padded(texts)[:, 1:]
-        nats = functional.cross_entropy(logits.flatten(end_dim=1), targets.flatten(), reduction="none")
-        return list(nats.view_as(targets).cpu())
-
-    def _logits(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        ids = self._padded(texts)
-        lengths = torch.tensor([len(text) for text in texts], device=ids.device)
-        mask = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
-        logits: Tensor = self.model(input_ids=ids, attention_mask=mask.long()).logits
-        return logits
-
-    def _padded(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Return (rows, T) ids, filled up on the right, where nothing before looks.
-
-        A victim's table may have rows beyond its tokenizer's tokens. To a model without them they are its last token.
-        """
-        ids = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.long)
-        for row, text in enumerate(texts):
-            ids[row, : len(text)] = torch.tensor(text)
-        table: Tensor = self.model.get_input_embeddings().weight  # type: ignore[operator]
-        return ids.clamp(max=len(table) - 1).to(table.device)
-
-
-@dataclass(frozen=True)
 class TextScorer:
     """A causal language model that reads the victim's tokens as text."""
 
@@ -174,7 +73,7 @@ class TextScorer:
     """The victim's."""
 
     def nll(self, sequences: Sequence[Sequence[int]]) -> list[float]:
-        """Return each text's negative log-likelihood over the number of the victim's tokens in it, in nats."""
+        """Return the nats of each text per token of the victim."""
         words = [words_of(sequence, self.vocabulary) for sequence in sequences]
         texts = [self.theirs.decode(ids) if ids else "" for ids in words]
         read = [self.own(text, add_special_tokens=False)["input_ids"] for text in texts]
@@ -185,26 +84,10 @@ class TextScorer:
         ]
 
     def next_token_nll(self, prefixes: Sequence[Sequence[int]]) -> None:
-        """Say nothing: a token of the victim may be several of the model's, or part of one."""
+        """Return None: tokens of the victim are not tokens of the model."""
 
 
 Scorer = TokenScorer | TextScorer
-
-
-def _windows(ids: Sequence[int], given: int, longest: int) -> list[tuple[Sequence[int], int]]:
-    """Cut a text into windows that a model has positions for, each with how many of its tokens are not scored in it.
-
-    Every token is scored once, in the first window that holds it; after the first window with half a window before it.
-
-    >>> _windows([1, 2, 3, 4, 5, 6, 7], given=1, longest=4)
-    [([1, 2, 3, 4], 1), ([3, 4, 5, 6], 2), ([5, 6, 7], 2)]
-    """
-    found, at, known = [(ids[:longest], given)], 0, longest
-    while known < len(ids):
-        at = known - longest // 2
-        found.append((ids[at : at + longest], known - at))
-        known = at + longest
-    return found
 
 
 def _device_of(model: nn.Module | None) -> torch.device:

@@ -16,10 +16,8 @@ from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 from leakaudit.algorithms.language_models.kneser_ney import KneserNey, NgramOrder
-from leakaudit.errors import PriorError
-from leakaudit.models.vocabulary import Vocabulary, tokens_digest
-from leakaudit.plugins.prior_protocol import check_same_tokens, words_of
-from leakaudit.registry import prior
+from leakaudit.models.vocabulary import tokens_digest
+from leakaudit.plugins import PriorError, Vocabulary, check_same_tokens, prior, words_of
 
 SCHEMA = "leakaudit.ngram/1"
 
@@ -31,15 +29,15 @@ DEFAULT = Path(__file__).parent / "default.safetensors"
 @prior("ngram")
 @dataclass(frozen=True)
 class NGram:
-    """Interpolated modified Kneser-Ney over the victim's tokens, built from any text in seconds.
+    """An n-gram model over the victim's tokens, built from any text in seconds.
 
-    A sentence's end is scored like a token. Without a file it is the built-in model, which knows a few hundred plain sentences
-    and, among tokenizers, that of bert-base-uncased (MiniLM and many others share it): enough to tell a sentence from a
-    heap of its words, hardly from one with two words exchanged.
+    Interpolated modified Kneser-Ney; the end of a sentence is scored like a token. The built-in model was counted on a few hundred plain sentences in the
+    tokens of bert-base-uncased, which MiniLM and many others share. It prefers a sentence to its words in random order, but hardly to the sentence
+    with two words exchanged.
     """
 
     path: Path | None = None
-    """File that `leakaudit prior train --kind ngram` wrote. None takes the built-in one."""
+    """File that `leakaudit prior train --kind ngram` wrote. None takes the built-in model."""
 
     source: ClassVar[str] = "Chen and Goodman 1998, Sec. 3, interpolated modified Kneser-Ney"
     knows: ClassVar[str] = "Text in the language of the victim's, however much; the built-in one needs nothing."
@@ -48,7 +46,7 @@ class NGram:
         """Read the file.
 
         Raises:
-            PriorError: it is missing, is no n-gram model, or was built with other tokens.
+            PriorError: the file is missing, is not an n-gram model, or was built with other tokens.
         """
         path = self.path or DEFAULT
         model, digest = read_ngram(path)
@@ -70,11 +68,14 @@ class NGramScorer:
     vocabulary: Vocabulary
 
     def nll(self, sequences: Sequence[Sequence[int]]) -> list[float]:
-        """Return each sequence's mean negative log-likelihood per token, its end among them, in nats."""
+        """Return the mean nats per token of each sequence; its end is one, too."""
         return self.model.nll([words_of(sequence, self.vocabulary) for sequence in sequences])
 
     def next_token_nll(self, prefixes: Sequence[Sequence[int]]) -> Tensor:
-        """Return (N, V) nats of every token after each prefix; what ends a text of this tokenizer stands for the end."""
+        """Return (N, V) nats of every token after each prefix.
+
+        The token that ends a text of this tokenizer stands for the end.
+        """
         p = self.model.next_token([words_of(prefix, self.vocabulary) for prefix in prefixes])
         found = np.full((len(prefixes), self.vocabulary.size), 1.0 / (self.model.size + 1))
         size = min(self.model.size, self.vocabulary.size)
@@ -88,7 +89,7 @@ def build_ngram(texts: Sequence[str], tokenizer: Any, order: int) -> KneserNey:
     """Count the texts in a tokenizer's tokens.
 
     Raises:
-        PriorError: there is no text, or the order is no number of tokens.
+        PriorError: there is no text, or the order is below 1.
     """
     if order < 1:
         raise PriorError(f"the order of an n-gram model is at least 1, got {order}")
@@ -118,7 +119,7 @@ def read_ngram(path: Path) -> tuple[KneserNey, str]:
     """Read a model and the digest of its tokenizer.
 
     Raises:
-        PriorError: the file is missing or no n-gram model of ours.
+        PriorError: the file is missing or is not an n-gram model of this project.
     """
     if not path.is_file():
         raise PriorError(f"{path}: no such file; `leakaudit prior train --kind ngram` writes one")
@@ -134,4 +135,4 @@ def read_ngram(path: Path) -> tuple[KneserNey, str]:
                 orders.append(NgramOrder(file.get_tensor(f"{n}/keys"), counts, shorter))
             return KneserNey(tuple(orders), int(facts["size"])), str(facts["digest"])
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise PriorError(f"{path}: is no n-gram model of ours ({type(error).__name__})") from None
+        raise PriorError(f"{path}: is not an n-gram model of leakaudit ({type(error).__name__})") from None

@@ -8,22 +8,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from leakaudit.errors import PriorError
-from leakaudit.models.vocabulary import Vocabulary
-from leakaudit.priors.causal_lm import TokenScorer
-from leakaudit.registry import prior
+from leakaudit.algorithms.language_models.token_scorer import TokenScorer
+from leakaudit.plugins import PriorError, Vocabulary, prior
 
 LOOKED_BACK = 1e-4
-"""How far two logits may differ, relative to the largest, at a place before the token in which two texts differ. Our choice:
-rounding is 1e-6, and a model that sees the token is far above."""
+"""Largest relative difference of logits before the token in which two texts differ. Our choice: rounding makes 1e-6, and a model that sees later
+tokens makes much more."""
 
 
 @prior("victim")
 @dataclass(frozen=True)
 class Victim:
-    """What the public model says about a text, if it predicts next tokens; in a federated run every participant has it.
+    """The public model itself, if it predicts next tokens.
 
-    Whether it does is tried: its logits at a place must not depend on later tokens. Its weights are those before the step.
+    In a federated run every participant has it; its weights are those before the step. The prior tries whether its logits at a position depend on later
+    tokens, and refuses a model whose logits do.
     """
 
     source: ClassVar[str] = "FILM (Gupta et al. 2022), Sec. 4.3: the shared language model as its own prior"
@@ -38,14 +37,14 @@ class Victim:
         if victim is None or not _predicts_next_tokens(victim, vocabulary):
             kind = "nothing" if victim is None else type(victim).__name__
             raise PriorError(
-                f"victim: the model under attack is no causal language model, found {kind}; name another prior"
+                f"victim: the model under attack is not a causal language model, found {kind}; name another prior"
             )
         return TokenScorer(victim, vocabulary)
 
 
 @torch.no_grad()
 def _predicts_next_tokens(model: nn.Module, vocabulary: Vocabulary) -> bool:
-    """Return whether the model gives (B, T, V) logits of which those before a token do not depend on it."""
+    """Return whether logits (B, T, V) do not depend on later tokens."""
     length = min(4, vocabulary.max_length)
     if vocabulary.size < 2 or length < 2:
         return False

@@ -1,4 +1,4 @@
-"""Results of an audit: the schema of results.json, and statistical bounds. No torch.
+"""Results of an audit: the schema of results.json, and bounds. No torch.
 
 It may import `files`.
 """
@@ -6,12 +6,14 @@ It may import `files`.
 __all__ = [
     "bounds",
     "consistency",
+    "events",
     "files",
     "former_keys",
     "journal",
     "not_audited",
     "recovery",
     "schema",
+    "short_outputs",
     "summary",
     "wording",
 ]

@@ -1,9 +1,10 @@
-"""Bounds on what k of n audited client steps can say.
+"""Confidence bounds for rates and scores over audited client steps.
 
 The unit of evidence is one client step, not one sentence: sentences of a batch leak together or not at all.
 Every bound here is one-sided. Two of them at 95 % are the two ends of a 90 % interval.
 
-scipy is imported inside the functions, so that reading a policy does not pay for it.
+Functions import scipy when they are called, so that reading a policy does not wait for it. The two bounds that every verdict needs
+use `scipy.special` alone: `scipy.stats.binomtest` gives the same numbers to nine digits and takes four times as long to import.
 """
 
 from __future__ import annotations
@@ -11,23 +12,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 MIN_STEPS_FOR_BOOTSTRAP = 30
-"""Below this a bootstrap interval is too short to be believed. Our choice, as in garak and in most textbooks."""
+"""Fewest steps for a bootstrap interval; of fewer it is too short. Our choice, as in garak and in most textbooks."""
 
 MIN_STEPS_FOR_SIGN_TEST = 5
-"""Steps in which a defence made a difference. With fewer, even the smallest possible p-value (1/16 for four) is above 5 %."""
+"""Fewest steps in which a defence made a difference. With fewer, the smallest possible p-value (1/16 for four) is above 5 %."""
 
 _MOST_STEPS = 10_000_000
-"""Where the search for "how many steps would decide" gives up."""
+"""Largest number of steps that `steps_needed` tries. Our choice: no audit has more."""
 
 _DIGITS = 12
-"""Digits of a bound. 1 - 0.95 is above 0.05 by rounding alone, and a bound above its limit by rounding alone is not above it."""
+"""Digits that a bound is rounded to. 1 - 0.95 exceeds 0.05 by a rounding error, which must not make a bound exceed its limit."""
 
 _RESAMPLES = 9_999
 """Bootstrap resamples; scipy's own default."""
@@ -35,7 +36,7 @@ _RESAMPLES = 9_999
 
 @dataclass(frozen=True)
 class Bounds:
-    """One-sided lower and upper bound of a number between 0 and 1. None where the data cannot give one."""
+    """One-sided bounds of a number from 0 to 1; None if the data gives no bound."""
 
     lower: float | None
     upper: float | None
@@ -44,14 +45,14 @@ class Bounds:
 
 
 def upper_bound(k: int, n: int, confidence: float = 0.95) -> float:
-    """Return the largest leak rate that k leaks in n steps are compatible with: one-sided Clopper-Pearson.
+    """Return the upper Clopper-Pearson bound of the leak rate: k leaks in n steps.
 
-    It is the p that solves P(Binomial(n, p) <= k) = 1 - confidence, which is the `confidence` quantile of
+    It is the largest rate that the counts are compatible with: the p that solves P(Binomial(n, p) <= k) = 1 - confidence, which is the `confidence` quantile of
     Beta(k + 1, n - k). Source: Clopper and Pearson 1934; the beta form as in Brown, Cai and DasGupta 2001, section 4.2.1.
 
     Args:
         k: steps that leaked.
-        n: steps audited. No step at all is compatible with every rate: 1.0.
+        n: steps audited; with 0 steps the bound is 1.0.
         confidence: share of audits in which the true rate lies at or below the bound, at least.
 
     Returns:
@@ -74,7 +75,7 @@ def upper_bound(k: int, n: int, confidence: float = 0.95) -> float:
 
 
 def lower_bound(k: int, n: int, confidence: float = 0.95) -> float:
-    """Return the smallest leak rate that k leaks in n steps are compatible with: one-sided Clopper-Pearson.
+    """Return the lower Clopper-Pearson bound of the leak rate: k leaks in n steps.
 
     The `1 - confidence` quantile of Beta(k, n - k + 1); see `upper_bound`.
 
@@ -101,7 +102,7 @@ def steps_needed(k: int, max_rate: float, confidence: float = 0.95) -> int | Non
         confidence: of the one-sided bound.
 
     Returns:
-        Number of steps, or None where ten million would not do.
+        Number of steps, or None if ten million are not enough.
 
     Raises:
         ValueError: `max_rate` is not positive.
@@ -128,7 +129,7 @@ def steps_needed(k: int, max_rate: float, confidence: float = 0.95) -> int | Non
 
 
 def more_clean_steps(k: int, n: int, max_rate: float, confidence: float = 0.95) -> int | None:
-    """Return how many further steps without a leak would bring the upper bound down to `max_rate`.
+    """Return how many more clean steps bring the upper bound down to `max_rate`.
 
     >>> more_clean_steps(0, 12, 0.05)
     47
@@ -144,53 +145,55 @@ def mean_bounds(values: Sequence[float], confidence: float = 0.95) -> Bounds | N
     source: Efron 1987, as in `scipy.stats.bootstrap`. The resampling seed is fixed: the same results give the same
     verdict.
 
-    Where every step has the same score (most often 0) the bootstrap collapses to a point and says nothing. There we
-    use what is exact: no step of n scored higher, so with `confidence` at most a share u = `upper_bound(0, n)` of all
-    steps does, and as scores end at 1 the mean is at most v + (1 - v) u; likewise at least v (1 - u).
+    Where every step has the same score v (most often 0), the bootstrap interval is a single point. An exact bound replaces it: none of n
+    steps scored higher, so with `confidence` at most a share u = `upper_bound(0, n)` of all steps does, and as no score exceeds 1 the
+    mean is at most v + (1 - v) u; likewise it is at least v (1 - u).
 
     Args:
         values: one score from 0 to 1 a step.
         confidence: of each one-sided bound.
 
     Returns:
-        Bounds, or None where there are fewer than `MIN_STEPS_FOR_BOOTSTRAP` steps.
+        The bounds, or None for fewer than `MIN_STEPS_FOR_BOOTSTRAP` steps.
     """
     if len(values) < MIN_STEPS_FOR_BOOTSTRAP:
         return None
     if min(values) == max(values):
         value, share = values[0], upper_bound(0, len(values), confidence)
         return Bounds(value * (1 - share), value + (1 - value) * share, "same score in every step: exact bound")
+    lower, upper = _bootstrap(values, confidence, "greater")[0], _bootstrap(values, confidence, "less")[1]
+    return Bounds(max(0.0, lower), min(1.0, upper), "bootstrap over steps (BCa)")
+
+
+def _bootstrap(
+    values: Sequence[float], confidence: float, alternative: Literal["less", "greater"]
+) -> tuple[float, float]:
+    """Return both ends of the one-sided BCa interval of the mean."""
     import numpy as np
     from scipy.stats import bootstrap
-
-    sample = np.asarray(values, dtype=np.float64)  # (n,)
 
     def mean(drawn: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
         return np.asarray(drawn.mean(axis=axis))
 
-    def bound(alternative: Literal["less", "greater"]) -> tuple[float, float]:
-        found = bootstrap(
-            (sample,),
-            mean,
-            n_resamples=_RESAMPLES,
-            batch=500,  # memory: 500 x n numbers at once
-            confidence_level=confidence,
-            alternative=alternative,
-            method="BCa",
-            rng=np.random.default_rng(0),
-        ).confidence_interval
-        return float(found.low), float(found.high)
-
-    lower, upper = bound("greater")[0], bound("less")[1]
-    return Bounds(max(0.0, lower), min(1.0, upper), "bootstrap over steps (BCa)")
+    found = bootstrap(
+        (np.asarray(values, dtype=np.float64),),  # (n,)
+        mean,
+        n_resamples=_RESAMPLES,
+        batch=500,  # memory: 500 x n numbers at once
+        confidence_level=confidence,
+        alternative=alternative,
+        method="BCa",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    return float(found.low), float(found.high)
 
 
 def quantile_bounds(values: Sequence[float], quantile: float = 0.95, confidence: float = 0.95) -> Bounds | None:
-    """Bound a quantile of a score over steps by order statistics, exactly and without assuming a distribution.
+    """Bound a quantile of a score over steps by order statistics.
 
-    A bootstrap of the 95th percentile cannot reach above the largest value seen, whatever n, and is far too
-    sure of itself for the n of an audit. The number of values at or below the true quantile is Binomial(n, quantile),
-    which gives bounds that hold. Source: Conover 1999, section 3.2, "confidence interval for a quantile".
+    The bounds are those of `scipy.stats.quantile_test`. The number of values at or below the true quantile is Binomial(n, quantile), which gives bounds that hold for every
+    distribution. A bootstrap of the 95th percentile cannot reach above the largest value seen, whatever n, so its interval is far too
+    short for the n of an audit. Source: Conover 1999, section 3.2, "confidence interval for a quantile".
 
     Args:
         values: one score from 0 to 1 a step.
@@ -198,41 +201,43 @@ def quantile_bounds(values: Sequence[float], quantile: float = 0.95, confidence:
         confidence: of each one-sided bound.
 
     Returns:
-        Bounds, None where there are fewer than `MIN_STEPS_FOR_BOOTSTRAP` steps. `upper` is None where even the largest
-        value is no bound: for p95 at 95 % below 59 steps.
+        The bounds, or None for fewer than `MIN_STEPS_FOR_BOOTSTRAP` steps. `upper` is None where even the largest value is no
+        bound: for the 95th percentile at 95 % with fewer than 59 steps.
     """
     if len(values) < MIN_STEPS_FOR_BOOTSTRAP:
         return None
-    from scipy.stats import binom
+    import numpy as np
+    from scipy.stats import quantile_test
 
-    ordered, n = sorted(values), len(values)
-    # upper: the smallest r with P(Binomial(n, q) <= r - 1) >= confidence; the r-th smallest value is the bound
-    above = int(binom.ppf(confidence, n, quantile)) + 1
-    # lower: the largest r with P(Binomial(n, q) >= r) >= confidence
-    below = int(binom.ppf(1 - confidence, n, quantile))
+    above: Any = quantile_test(values, p=quantile, alternative="greater").confidence_interval(confidence)
+    below: Any = quantile_test(values, p=quantile, alternative="less").confidence_interval(confidence)  # stubs: a float
     return Bounds(
-        lower=ordered[below - 1] if below >= 1 else 0.0,
-        upper=ordered[above - 1] if above <= n else None,
+        lower=0.0 if np.isnan(above.low) else float(above.low),
+        upper=None if np.isnan(below.high) else float(below.high),
         method="order statistics (exact)",
     )
 
 
 def percentile(values: Sequence[float], quantile: float = 0.95) -> float:
-    """Return the smallest value that at least a share `quantile` of the values do not exceed (no interpolation).
+    """Return the least value that a share `quantile` of the values do not exceed.
+
+    There is no interpolation: the percentile is a value that was seen.
 
     >>> percentile([0.1, 0.2, 0.3], 0.5)
     0.2
     """
     if not values:
         raise ValueError("no values: the percentile of nothing is not 0")
-    return sorted(values)[max(0, math.ceil(quantile * len(values) - 1e-9) - 1)]
+    import numpy as np
+
+    return float(np.quantile(values, quantile, method="inverted_cdf"))
 
 
 def sign_test(stopped: int, opened: int) -> float:
-    """Return the exact one-sided p-value that a defence stops leaks, from the steps in which it made a difference.
+    """Return the p-value of the exact one-sided sign test that a defence stops leaks.
 
-    Only finished steps may be counted. A step in which the search ran out of time under the defence was not stopped by it, so
-    counting it tests the clock instead of the defence; below `MIN_STEPS_FOR_SIGN_TEST` the number should not be shown.
+    Only finished steps may be counted: a search that ran out of time under the defence was not stopped by it. With fewer than
+    `MIN_STEPS_FOR_SIGN_TEST` steps the p-value should not be shown.
 
     Under "no effect" a step that leaks one way only is as likely to be one kind as the other, so the count is
     Binomial(stopped + opened, 1/2). Source: McNemar 1947 in its exact form.
@@ -242,7 +247,7 @@ def sign_test(stopped: int, opened: int) -> float:
         opened: steps that leaked with the defence only.
 
     Returns:
-        P-value; 1.0 where no step made a difference.
+        The p-value; 1.0 if no step made a difference.
 
     >>> sign_test(5, 0)
     0.03125

@@ -1,9 +1,9 @@
-"""Find where results.json contradicts itself.
+"""Checks that results.json does not contradict itself.
 
-What it says twice must agree, and what follows from its parts is computed again.
+Facts that it states twice must agree; sums, means and events are computed again from their parts.
 
-Results that contradict themselves are no evidence: nobody can tell which half is true. Somebody who changes every part alike
-and computes the digest anew is not found here. Against that only a signature helps.
+Results that contradict themselves are no evidence: nobody can tell which part is true. A forger who changes all parts consistently and
+computes the digest again is not found here; only a signature would show that.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from statistics import fmean
 from typing import Any
 
 from leakaudit.results import former_keys
+from leakaudit.results.events import EVENTS, at_least, shown_events
 from leakaudit.results.files import OWN_VERSION, minor_version
-from leakaudit.results.recovery import LEAST_SHARE
 from leakaudit.results.schema import (
     Attempt,
     AttemptStatus,
@@ -33,25 +33,32 @@ from leakaudit.results.schema import (
 )
 from leakaudit.results.summary import summarise
 
-EVENTS = ("exact_sentence", "exact_sequence", "all_words", "most_words", "label_counts")
-"""Events that an attempt can name. The gate derives `in_reach` from the sequences."""
 WORST_ERROR = 0.5
-"""Relative error above which no step was verified. Our choice: verification accepts 0.03 at most, and a wrong batch is above 0.3."""
+"""Largest relative error of a verified step. Our choice: verification accepts up to 0.03, and a wrong batch has more than 0.3."""
+
+
 CLOCK_SLACK = timedelta(hours=1)
-"""How far two clocks, or one before and after it was set, may be apart."""
+"""Largest difference between two clocks, or of one clock before and after it was set. Our choice."""
+
 
 _IN_ORDER = ("rouge1", "rouge2", "rougeL", "exact")
 """Metrics of guessed sequences in every version; a bag of words has none of them."""
+
+
 _BUCKET = re.compile(r"(0|[1-9][0-9]{0,8})(?:-([1-9][0-9]{0,8}))?")
+
+
 _NUMBERS = re.compile(r"\([^()]*\)")
-"""What stands behind a defence's name, see `battery._with_strength`."""
+"""The parameters behind the name of a defence, as `audit.step_record` writes them."""
+
+
 _MOST_PROBLEMS = 100
 
 
 def contradictions(results: Results) -> tuple[str, ...]:
-    """Say where the results cannot be true.
+    """Return the contradictions in the results, one clause each, a hundred at most.
 
-    There is one clause without a full stop for each problem, and a hundred at most.
+    The clauses have no full stop.
     """
     checks = (_steps, _attempts, _sequences, _summaries, _controls, _coverage, _times)
     return tuple(islice((problem for check in checks for problem in check(results)), _MOST_PROBLEMS))
@@ -60,7 +67,7 @@ def contradictions(results: Results) -> tuple[str, ...]:
 def unexplained_steps(results: Results) -> int:
     """Count the steps that lack attempts that were due.
 
-    As many as the audit's end or a refused snapshot can explain are not counted.
+    Steps that an interruption or a refused snapshot explains are not counted.
     """
     battery = results.run.battery
     due = len(battery.attacks) * len(battery.defenses)
@@ -70,10 +77,7 @@ def unexplained_steps(results: Results) -> int:
 
 
 def moment(text: str) -> datetime | None:
-    """Return a point in time in UTC, None if `text` names none.
-
-    A time that no calendar could hold counts as none.
-    """
+    """Return a point in time in UTC; None if `text` is not one that a calendar has."""
     try:
         found = datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
@@ -82,8 +86,6 @@ def moment(text: str) -> datetime | None:
 
 
 # ----------------------------------------------------------------------------------------------------------------- steps
-
-
 def _steps(results: Results) -> Iterator[str]:
     ids = [step.id for step in results.steps]
     yield from (f"step {name} is recorded twice" for name in _twice(ids))
@@ -123,8 +125,6 @@ def shipped_names(shipped: str) -> list[str]:
 
 
 # -------------------------------------------------------------------------------------------------------------- attempts
-
-
 def _attempts(results: Results) -> Iterator[str]:
     known = {step.id for step in results.steps}
     battery = results.run.battery
@@ -165,7 +165,7 @@ def _attempt(attempt: Attempt, results: Results) -> Iterator[str]:
 
 
 def _scores(attempt: Attempt, results: Results) -> Iterator[str]:
-    """Compute the scores of an attempt again from its sequences."""
+    """Compare the scores of an attempt with its sequences."""
     guessed = any(sequence.exact is not None for sequence in attempt.sequences)
     for metric in _sequence_metrics(results):
         values = [sequence.scores[metric] for sequence in attempt.sequences if metric in sequence.scores]
@@ -176,7 +176,7 @@ def _scores(attempt: Attempt, results: Results) -> Iterator[str]:
         elif values or (metric in _IN_ORDER and isinstance(attempt.scores.get(metric), Score)):
             yield f"{metric} is scored, but no sequence was guessed"
     whole = attempt.scores.get("label_exact")
-    if isinstance(whole, Score) and _at_least(attempt, "label_exact", 1.0) != _at_least(attempt, "label_accuracy", 1.0):
+    if isinstance(whole, Score) and at_least(attempt, "label_exact", 1.0) != at_least(attempt, "label_accuracy", 1.0):
         yield f"label_exact is {whole.value:g}, but the label accuracy contradicts it"
     for sequence in attempt.sequences:
         if sequence.exact and {sequence.scores.get(name, 1.0) for name in (*_IN_ORDER, "token_precision")} != {1.0}:
@@ -188,7 +188,10 @@ def _scores(attempt: Attempt, results: Results) -> Iterator[str]:
 
 
 def _sequence_metrics(results: Results) -> list[str]:
-    """Return the metrics that score sequences: those of the catalogue, and the few that every version knows."""
+    """Return the metrics that score sequences.
+
+    These are those of the catalogue and the few that every version knows.
+    """
     described = [name for name, entry in results.catalogue.metrics.items() if entry.level == "sequence"]
     return list(dict.fromkeys([*_IN_ORDER, "token_recall", "token_precision", *described]))
 
@@ -203,7 +206,7 @@ def _mean(metric: str, found: Measured | None, values: Sequence[float]) -> Itera
 def _bag(found: Measured | None, values: Sequence[float]) -> Iterator[str]:
     """Compare the recall of a bag of words with that of its sequences.
 
-    It is no mean over the sequences, so only 0 and 1 can be compared.
+    It is not a mean over the sequences, so only 0 and 1 can be compared.
     """
     if isinstance(found, Score) != bool(values):
         yield f"token_recall is {'missing, and its sequences have it' if values else 'scored, and no sequence has it'}"
@@ -221,7 +224,7 @@ def _reach(attempt: Attempt) -> Iterator[str]:
 
 
 def _events(attempt: Attempt, results: Results) -> Iterator[str]:
-    """Compare the events that an attempt names with those that its parts show."""
+    """Compare the events that an attempt names with those that its scores show."""
     shown = shown_events(attempt)
     if minor_version(results) < 2:
         shown = {name: yes for name, yes in shown.items() if name != "most_words"}
@@ -230,53 +233,9 @@ def _events(attempt: Attempt, results: Results) -> Iterator[str]:
             yield f"the event {name!r} is {'missing, but its scores show it' if yes else 'named, but its scores do not show it'}"
 
 
-def shown_events(attempt: Attempt) -> dict[str, bool]:
-    """Return which events follow from the scores of an attempt that ran."""
-    exact = [sequence for sequence in attempt.sequences if sequence.exact]
-    return {
-        "exact_sentence": any(sequence.long_enough for sequence in exact),
-        "exact_sequence": bool(exact),
-        "all_words": _all_words(attempt),
-        "most_words": any(map(_most_words, attempt.sequences)),
-        "label_counts": _label_counts(attempt),
-    }
-
-
-def _most_words(sequence: SequenceScore) -> bool:
-    recall, precision = sequence.token_recall, sequence.token_precision
-    return sequence.long_enough and (recall or 0.0) >= LEAST_SHARE and (precision or 0.0) >= LEAST_SHARE
-
-
-def _all_words(attempt: Attempt) -> bool:
-    """Say whether every word came back in a guess at least half right.
-
-    Before precision was scored, recall alone decided.
-    """
-    half_right = "token_precision" not in attempt.scores or _at_least(attempt, "token_precision", LEAST_SHARE)
-    return _at_least(attempt, "token_recall", 1.0) and half_right
-
-
-def _label_counts(attempt: Attempt) -> bool:
-    """Say whether the label counts came back exactly.
-
-    `label_exact` is missing where an exact hit would be chance.
-    """
-    return _at_least(attempt, "label_exact" if "label_exact" in attempt.scores else "label_accuracy", 1.0)
-
-
-def _at_least(attempt: Attempt, metric: str, least: float) -> bool:
-    score = attempt.scores.get(metric)
-    return isinstance(score, Score) and score.value >= least
-
-
 # ------------------------------------------------------------------------------------------------------------- sequences
-
-
 def _sequences(results: Results) -> Iterator[str]:
-    """Compare what the attempts on one step say of its sequences.
-
-    The sequences of a step are the same for all attempts.
-    """
+    """Compare the sequences of all attempts on one step; they must be the same."""
     text = any(attempt.sequences for attempt in results.attempts)
     steps = {step.id: step for step in results.steps}
     first: dict[str, Attempt] = {}
@@ -304,7 +263,7 @@ def _lengths(attempt: Attempt, step: StepRecord, min_tokens: int) -> Iterator[st
     for sequence in attempt.sequences:
         bounds = _bounds(sequence.min_tokens_bucket)
         if bounds is None:
-            yield f"sequence {sequence.id} has the length {sequence.min_tokens_bucket!r}, which is no range"
+            yield f"sequence {sequence.id} has the length {sequence.min_tokens_bucket!r}, which is not a range"
             continue
         shortest += bounds[0]
         if (bounds[0] >= min_tokens and not sequence.long_enough) or (bounds[1] < min_tokens and sequence.long_enough):
@@ -319,9 +278,9 @@ def _lengths(attempt: Attempt, step: StepRecord, min_tokens: int) -> Iterator[st
 
 
 def _bounds(bucket: str) -> tuple[int, int] | None:
-    """Return the ends of a range such as `9-16`, None if it is none.
+    """Return the ends of a range such as `9-16`; None if the text is not a range.
 
-    Ranges go by powers of two; see `battery.bucket`.
+    Ranges end at powers of two; see `audit.step_record.bucket`.
     """
     found = _BUCKET.fullmatch(bucket)
     if found is None:
@@ -333,13 +292,11 @@ def _bounds(bucket: str) -> tuple[int, int] | None:
 
 
 # ------------------------------------------------------------------------------------------- summaries, controls, the rest
-
-
 def _summaries(results: Results) -> Iterator[str]:
-    """Compute the summaries again from the attempts."""
+    """Compare the summaries with the attempts."""
     try:
         wanted = [_figures(summary, results) for summary in summarise(results.attempts)]
-    except (ValueError, OverflowError):  # numbers so large that their mean is none
+    except (ValueError, OverflowError):  # numbers so large that they have no mean
         yield "the attempts hold numbers from which no summary can be computed"
         return
     found = [_figures(summary, results) for summary in results.summaries]
@@ -382,12 +339,10 @@ def _times(results: Results) -> Iterator[str]:
     started, finished = moment(results.run.started), moment(results.run.finished)
     for what, text, found in (("started", results.run.started, started), ("finished", results.run.finished, finished)):
         if text and (found is None or not 2000 <= found.year < 9000):
-            yield f"the audit {what} at {text[:40]!r}, which is no point in time"
+            yield f"the audit {what} at {text[:40]!r}, which is not a point in time"
 
 
 # ----------------------------------------------------------------------------------------------------------------- small
-
-
 def _name(step: str, attack: str, defense: str) -> str:
     return f"attack {attack} on step {step}" + (f" under {defense}" if defense != "none" else "")
 

@@ -1,4 +1,4 @@
-"""Keys of results.json that came before `scores`: read into it, and still written beside it.
+"""Keys of results.json that `scores` replaced in version 1.3.
 
 Until 1.2 a sequence and a summary had one key for each of a few metrics. Since 1.3 `scores` holds every metric by its name. The
 former keys are written for readers of earlier versions; where a file holds both, they must agree.

@@ -1,4 +1,7 @@
-"""The private journal of an audit, `journal.jsonl`: finished attempts and the text they gave."""
+"""The private journal of an audit: `journal.jsonl`, one finished attempt a line.
+
+Unlike results.json it holds what a masked or full report shows of the texts.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class TokenMatch(StrEnum):
 
 
 class Sample(ResultsModel):
-    """One recovered-against-true pair of the private journal. `text` fields are None unless the run's mode is full."""
+    """A true sequence and what one attack recovered of it."""
 
     step: str
     attack: str
@@ -40,7 +43,7 @@ class Sample(ResultsModel):
 
 
 class LabelSample(ResultsModel):
-    """True against recovered class counts of one step, for the private journal. Class names only in mode full."""
+    """True and recovered class counts of one step."""
 
     step: str
     attack: str
@@ -59,7 +62,9 @@ class JournalEntry(ResultsModel):
 
 
 def load_journal(path: Path) -> list[JournalEntry]:
-    """Read `journal.jsonl`; a last line torn by a killed worker is left out, a missing file is an empty journal.
+    """Read `journal.jsonl`; a missing file is an empty journal.
+
+    A killed worker may leave half a last line, which is left out.
 
     Raises:
         ResultsError: a line other than the last one cannot be read.

@@ -1,6 +1,6 @@
-"""Mark the folder of an audit whose latest run was not audited.
+"""The mark in the folder of an audit whose latest run was not audited.
 
-Without the mark, an earlier run's results would be taken for those of the latest.
+Without it, the results of an earlier run would be taken for those of the latest.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from leakaudit.errors import ResultsError
 from leakaudit.files.strict_json import read_bounded
 
 NOT_AUDITED = "not_audited.json"
-"""File beside the place of results.json. Every reader of results refuses while it is there; the next audited run removes it."""
+"""File in the place of results.json. While it exists, every reader of results refuses; the next audited run removes it."""
 
 MAX_BYTES = 64 * 1024
-"""Our choice: ours is below one kilobyte, and a reader must not wait for a pipe or fill its memory."""
+"""Largest file. Our choice: ours has less than one kilobyte, and a reader must not wait for a pipe or fill its memory."""
 
 LONGEST_REASON = 1000
-"""Characters of a reason that are shown. Our choice: a terminal's screen has room for more than one such message."""
+"""Most characters of a reason that a message shows. Our choice: a terminal has room for several."""
 
 
 class NotAudited(BaseModel):
@@ -37,7 +37,7 @@ class NotAudited(BaseModel):
 
 
 def refuse_unaudited(folder: Path) -> None:
-    """Refuse a folder whose latest run was not audited.
+    """Raise an error if the latest run of a folder was not audited.
 
     Args:
         folder: an audit's folder.

@@ -1,7 +1,7 @@
-"""What came back of the audited batches, whatever a policy asks about.
+"""The recovery: what came back from the audited batches, whatever the policy asks.
 
-A rule asks about one event. A reader wants to know whether anything came back: these functions say so in words, for the headline of a
-verdict, for the report and for the terminal.
+A rule asks about one event. A reader wants to know whether anything came back. These functions say that in words for the headline of a
+verdict, the report and the terminal.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from enum import IntEnum
 from leakaudit.results.schema import Attempt, Results, SequenceScore, StepRecord
 
 LEAST_SHARE = 0.5
-"""Recall and precision from which most words of a text came back. Our choice: half of the words of a text, in any order, give its
-subject away, and at least half of what an attack claims is right, so that naming the whole vocabulary is no leak."""
+"""Least recall and precision of a text of which most words came back. Our choice: half of the words of a text, in any order, reveal its
+subject; and because half of the guess must be right, naming the whole vocabulary is no leak."""
 
 _WORD_EVENTS = ("all_words", "most_words")
 
 
 class Severity(IntEnum):
-    """The worst that came back, from nothing to sentences."""
+    """The worst leak, from nothing to sentences."""
 
     NOTHING = 0
     LABELS = 1
@@ -30,7 +30,7 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True)
 class Recovery:
-    """Counts of what came back, over all attacks that are looked at."""
+    """Counts of what came back, over several attacks."""
 
     steps: int
     """Steps that were attacked."""
@@ -39,18 +39,18 @@ class Recovery:
     exact: int
     """Texts that came back word for word."""
     all_words: int
-    """Texts of which every word came back, in whatever order; exact ones are counted above."""
+    """Texts of which every word came back in any order, without the exact ones."""
     most_words: int
-    """Texts of which at least half of the words came back, in whatever order; those above are not counted again."""
+    """Texts of which at least half of the words came back in any order, without those counted above."""
     label_steps: int
     """Steps whose label counts came back exactly."""
 
 
 def severity(attempts: Iterable[Attempt]) -> Severity:
-    """Return the worst that any of `attempts` recovered.
+    """Return the worst leak of any of `attempts`.
 
-    Words count by the events, and by the scores of every text that is long enough, so that results of earlier versions, which
-    know no event for most of the words, are not read as clean.
+    Words count by the events and by the scores of every text that is long enough: results before 1.2 have no event for most of the words,
+    and must not be read as clean.
     """
     worst = Severity.NOTHING
     for attempt in attempts:
@@ -66,10 +66,9 @@ def severity(attempts: Iterable[Attempt]) -> Severity:
 def amount(found: SequenceScore) -> float | None:
     """Return how much of one text came back, 0 to 1.
 
-    The measure that shows most of it counts. None where no text was guessed.
-
-    In order it is ROUGE-L. In any order it is the harmonic mean of recall and precision, so that a bag of the whole vocabulary is worth
-    nothing. Where the precision is unknown (results before 1.2) a bag counts by its recall.
+    It is the larger of two measures: ROUGE-L for words in order, and the harmonic mean of recall and precision for words in any order,
+    which is near zero for a bag of the whole vocabulary. Without a precision (results before 1.2) a bag counts by its recall.
+    None if no text was guessed.
     """
     recall, precision, in_order = found.token_recall, found.token_precision, found.scores.get("rougeL")
     if recall is None:
@@ -81,14 +80,14 @@ def amount(found: SequenceScore) -> float | None:
 
 
 def is_silent(step: StepRecord, attempts: Iterable[Attempt]) -> bool:
-    """Whether a step says nothing: it is not verified, and nothing came back from it."""
+    """Return whether a step is no evidence: it is not verified and nothing came back."""
     return not step.verification.status.bounds and severity(attempts) is Severity.NOTHING
 
 
 def recovered(results: Results, defense: str = "none") -> Recovery:
-    """Count what came back under one defence.
+    """Count what came back under one defence, over all attacked steps.
 
-    `none` is the update as the run sends it. All steps that were attacked count.
+    `none` is the update as the run sends it.
     """
     attacked = {step.id for step in results.steps if step.verification.status.attacked}
     attempts = [a for a in results.attempts if a.defense == defense and a.step in attacked]
@@ -109,7 +108,7 @@ def recovered(results: Results, defense: str = "none") -> Recovery:
 
 
 def in_words(found: Recovery) -> str:
-    """Say what came back, from most to least; empty where nothing did.
+    """Return in words what came back, from most to least; empty if nothing did.
 
     >>> in_words(Recovery(1, 8, exact=0, all_words=8, most_words=0, label_steps=1))
     'every word of 8 of 8 texts and all labels'
@@ -132,7 +131,7 @@ def join(parts: Sequence[str]) -> str:
 
 
 class _Kind(IntEnum):
-    """How much an attack got of one text."""
+    """How much of one text an attack recovered."""
 
     LESS = 0
     MOST_WORDS = 1
@@ -143,7 +142,7 @@ class _Kind(IntEnum):
 def _kind(found: SequenceScore, attempt: Attempt) -> _Kind:
     """Return how much of one text came back.
 
-    Without a precision (results before 1.2) the attempt's own event decides.
+    Without a precision (results before 1.2) the event of the attempt decides.
     """
     if found.exact:
         return _Kind.EXACT
@@ -157,7 +156,7 @@ def _has_most(found: SequenceScore) -> bool:
 
 
 def _precise(found: SequenceScore) -> bool:
-    """Say whether at least half of the guess is right.
+    """Return whether at least half of the guess is right.
 
     Without a precision (results before 1.2) the overlap in order decides.
     """

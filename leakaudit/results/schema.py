@@ -1,4 +1,6 @@
-"""The results of an audit: what `results.json` holds, schema `leakaudit.results/1.3`.
+"""Models of `results.json`, schema `leakaudit.results/1.3`.
+
+One module, although it is long: it is one document, and its parts stand in the order in which a reader needs them.
 
 Numbers are fractions from 0 to 1. A number that does not exist is a `Missing` with its reason, never a zero.
 This file is written in text mode `hash`: no text, no token ids, no label names, no class counts. What a masked or full
@@ -47,10 +49,10 @@ Amount = Annotated[FiniteFloat, Field(ge=0.0)]
 
 
 LENGTHS = (
-    "Lengths are given as power-of-two ranges; scores and other figures of an attack are exact numbers, from which a length can "
-    "sometimes be worked out."
+    "Lengths are given as power-of-two ranges; other figures are exact, and a length can sometimes "
+    "be worked out from them."
 )
-"""What every output says of the lengths of private texts: documents and reports repeat it word by word."""
+"""What every output says about the lengths of private texts; documents and reports repeat it word for word."""
 
 
 STRIP_CELLS = 16
@@ -58,8 +60,8 @@ STRIP_CELLS = 16
 
 
 Strip = Annotated[str, Field(pattern=rf"^[0-4a-d]{{{STRIP_CELLS}}}$")]
-"""Which parts of a text came back, one character for each sixteenth of it, in order. `0`: nothing of it. `1` to `4`: up to so many
-quarters of it came back, most of them beside a right neighbour. `a` to `d`: the same, most of them alone."""
+"""Which parts of a text were recovered: one character for each sixteenth of it, in order. `0`: nothing of it. `1` to `4`: up to that
+many quarters of it, most of its tokens beside a right neighbour. `a` to `d`: the same, most of its tokens alone."""
 
 
 class TextMode(StrEnum):
@@ -84,25 +86,25 @@ class AttemptStatus(StrEnum):
 
 
 class VerificationStatus(StrEnum):
-    """Does the update that was observed come from the batch that was kept? (architecture, honesty rule 2)."""
+    """Whether the observed update comes from the kept batch."""
 
     VERIFIED = "verified"
     """Recomputing the step gives the same update to rounding."""
     SCALED = "scaled"
-    """The same up to one factor (accumulation, clipping, world size), which is named."""
+    """The same up to one factor (accumulation, clipping, world size), which `scale` holds."""
     STOCHASTIC = "stochastic"
     """The step drew random numbers that were not kept, so only rough agreement can be expected."""
     NOISED = "noised"
-    """The same but for noise of the scale that the protocol declares."""
+    """The same except for noise of the declared scale."""
     UNVERIFIABLE = "unverifiable"
-    """The step cannot be computed again; the note says why. It is attacked: a text that comes back and stands in the kept batch is
-    proof of a leak, and a text that does not come back is no evidence."""
+    """The step cannot be computed again; the note says why. It is attacked: a recovered text that is in the kept batch
+    proves a leak, and a text that is not recovered is no evidence."""
     MISMATCH = "mismatch"
-    """It does not come from that batch. No leakage number may be printed."""
+    """The update comes from another batch. No leakage number may be printed."""
 
     @property
     def bounds(self) -> bool:
-        """Whether a step with this stamp may bound a leak rate when nothing is recovered from it.
+        """Whether a step with this stamp and no leak may bound a leak rate.
 
         `stochastic` is kept for results of earlier versions: rough agreement does not show that the batch is the right one.
         """
@@ -110,12 +112,15 @@ class VerificationStatus(StrEnum):
 
     @property
     def attacked(self) -> bool:
-        """Whether a recovered text counts: everywhere but where the update comes from another batch."""
+        """Whether a recovered text counts.
+
+        It does not count where the update comes from another batch.
+        """
         return self is not VerificationStatus.MISMATCH
 
 
 class ResultsModel(BaseModel):
-    """What all parts of the results have in common.
+    """Base of all models: frozen, and without unknown keys.
 
     Keys that a later version added are left out; `load_results` refuses unknown keys in files of this version and before.
     """
@@ -170,8 +175,8 @@ class StepRecord(ResultsModel):
     phase: Literal["early", "middle", "late", "simulated"] = "simulated"
     """Third of the planned run that the step fell into."""
     snapshot: str
-    """`hmac-sha256:` of what was observed, under the run's key: of a text that is guessed the update can be computed, and a plain
-    digest would say whether the guess was right. `sha256:` in earlier results."""
+    """`hmac-sha256:` of the observation, under the run's key: an unkeyed digest would let anyone confirm a guessed text. `sha256:` in
+    earlier results."""
     n_sequences: Count
     n_tokens_bucket: str
     """Number of tokens in the batch as a power-of-two range such as `33-64`."""
@@ -184,7 +189,10 @@ class StepRecord(ResultsModel):
 
 
 class SequenceScore(ResultsModel):
-    """How much of one true sequence an attack recovered. Pairs are matched one-to-one within the batch."""
+    """How much of one true sequence an attack recovered.
+
+    Guesses are matched one-to-one to the true sequences of the batch.
+    """
 
     id: str
     hmac: str
@@ -194,7 +202,7 @@ class SequenceScore(ResultsModel):
     longest_run: int | None = None
     """Tokens of the longest run. Read from results before 1.2 and no longer written, because it is a length."""
     strip: Strip | None = None
-    """Which parts of the sequence came back; None in text mode hash, and in results before 1.2."""
+    """Which parts of the sequence were recovered; None in text mode hash, and in results before 1.2."""
     min_tokens_bucket: str
     """Length of the true sequence as a power-of-two range such as `9-16`."""
     long_enough: bool = False
@@ -202,9 +210,9 @@ class SequenceScore(ResultsModel):
     confidence: Fraction | None = None
     """The attacker's own confidence."""
     proved: bool = False
-    """The attacker re-simulated the guess and it reproduced the update to rounding."""
+    """The attacker re-simulated the guess, and that reproduced the update to rounding."""
     reachable: Fraction | None = None
-    """Share of its tokens, special ones aside, that were among the attack's candidates at their place; None where unknown."""
+    """Share of its tokens, without special ones, that were among the attack's candidates at their place; None where unknown."""
     passes: bool | None = None
     """Whether the true sequence would have passed the attack's own test; None where it has no test, or where unknown."""
 
@@ -237,8 +245,10 @@ class SequenceScore(ResultsModel):
         return self.scores.get("token_precision")
 
     @property
-    def fate(self) -> Literal["recovered", "search gave up", "out of reach"] | None:
-        """What became of the sequence; None where the attack guesses no sequences or does not say what was in reach.
+    def outcome(self) -> Literal["recovered", "search gave up", "out of reach"] | None:
+        """What became of the sequence; None where that is unknown.
+
+        It is unknown where the attack guesses no sequences, or does not say what was in reach.
 
         The attack's own test decides where there is one; else a sequence was in reach if every token was a candidate. The
         value `out of reach` is kept for readers of earlier results: it means "not by these attacks", and another may reach it.
@@ -260,7 +270,7 @@ class Attempt(ResultsModel):
     seed: int
     status: AttemptStatus
     reason: str = ""
-    """For every status but `ran`: why. Never text; exception type and place only."""
+    """Why, for every status but `ran`. It never holds text: of an exception only the type and the place."""
     stop: str = ""
     """Why the attack stopped: `done`, `converged`, `budget`."""
     adaptive: bool = True
@@ -270,15 +280,15 @@ class Attempt(ResultsModel):
     wall_s: Amount = 0.0
     gpu_s: Amount = 0.0
     events: tuple[str, ...] = ()
-    """`exact_sentence`: a sequence of at least `min_tokens` tokens came back exactly. `exact_sequence`: any sequence.
+    """`exact_sentence`: a sequence of at least `min_tokens` tokens was recovered exactly. `exact_sequence`: any sequence.
     `all_words`: every token of the batch was named, in whatever order, and at least half of what was named is true. `most_words`: at
     least half of the tokens of a sequence of `min_tokens` tokens or more came back, in whatever order, and at least half of what was
-    guessed is true. `label_counts`: the class counts came back exactly, and the attack could tell them from chance."""
+    guessed is true. `label_counts`: the class counts were recovered exactly, and the attack could tell them from chance."""
     sequences: tuple[SequenceScore, ...] = ()
     scores: dict[str, Measured] = {}
     """Name of a metric -> number, or why there is none. Every registered metric has an entry where the attack ran."""
     facts: dict[str, FiniteFloat] = {}
-    """What the attack says of itself, by name: `rank`, `candidates`, `loss`..."""
+    """Diagnostics of the attack by name, such as `rank`, `candidates` or `loss`."""
     reachable_tokens: Measured | None = None
     """Mean share of a true sequence's tokens that were among the attack's candidates, or why that is not known. None where
     nothing was asked: the attack did not run, or the results are older than 1.1."""
@@ -287,7 +297,7 @@ class Attempt(ResultsModel):
 
     @property
     def finished(self) -> bool:
-        """Whether the attack ran, in time or not: only then are there numbers."""
+        """Whether the attack ran, in time or not; only then it has numbers."""
         return self.status in (AttemptStatus.RAN, AttemptStatus.BUDGET_EXHAUSTED)
 
     @property
@@ -297,7 +307,10 @@ class Attempt(ResultsModel):
 
 
 class Control(ResultsModel):
-    """k of n control steps. A positive control must be recovered, a negative one must not."""
+    """Count of control steps: k of n were recovered.
+
+    A positive control must be recovered, a negative one must not.
+    """
 
     k: Count = 0
     n: Count = 0
@@ -366,8 +379,8 @@ class Coverage(ResultsModel):
     not_run: tuple[NotTested, ...] = ()
     audited_steps: Count = 0
     skipped_snapshots: Count = 0
-    """Snapshots that were refused and whose step nobody knows. Results of early audits count here, too, steps that were due while
-    attacks ran. A step that is not kept stands in `not_tested` with its reason."""
+    """Snapshots that were refused and whose step is unknown. Early audits also counted steps that were due while attacks ran.
+    `not_tested` lists the steps that were not kept, with the reason."""
     total_steps: Count | None = None
 
 
@@ -457,37 +470,29 @@ class Overhead(ResultsModel):
     """What the kept steps took on the disk in all, in units of 10^6 bytes."""
 
 
-class AttackEntry(ResultsModel):
-    """What an attack says of itself."""
+class PluginEntry(ResultsModel):
+    """What a plugin says of itself."""
 
     label: str
     """What a reader calls it, such as `TAG`."""
     meaning: str
-    """What it does, in a sentence for a glossary."""
+    """What it does or measures, in a sentence for a glossary."""
     source: str
     """Paper, section, equation."""
+
+
+class AttackEntry(PluginEntry):
+    """What an attack says of itself."""
+
     goal: Literal["text", "words", "labels"]
     """What it recovers: whole sequences, a bag of words, or class counts."""
     threat_model: str
     """Who sees what, and what has to hold, in a sentence."""
 
 
-class DefenseEntry(ResultsModel):
-    """What a defence says of itself."""
-
-    label: str
-    meaning: str
-    """What it does to the update, in a sentence for a glossary."""
-    source: str
-
-
-class MetricEntry(ResultsModel):
+class MetricEntry(PluginEntry):
     """What a metric says of itself."""
 
-    label: str
-    meaning: str
-    """What it measures, in a sentence for a glossary."""
-    source: str
     level: Literal["sequence", "step"]
     """Whether it scores one sequence, or the label counts of a step."""
     higher_is_better: bool
@@ -495,14 +500,17 @@ class MetricEntry(ResultsModel):
 
 
 class Catalogue(ResultsModel):
-    """The attacks, defences and metrics that took part, by the names that the results use. Empty in results before 1.3."""
+    """The attacks, defences and metrics that took part, by their names.
+
+    The names are those that the rest of the results uses. Empty in results before 1.3.
+    """
 
     attacks: dict[str, AttackEntry] = {}
-    defenses: dict[str, DefenseEntry] = {}
+    defenses: dict[str, PluginEntry] = {}
     metrics: dict[str, MetricEntry] = {}
 
     def metric_label(self, name: str) -> str:
-        """Return what a reader calls a metric: its label, or its name where the catalogue does not hold it."""
+        """Return the label of a metric, or its name where it has none here."""
         return self.metrics[name].label if name in self.metrics else name
 
 
@@ -526,6 +534,6 @@ class Results(ResultsModel):
     """Tokens a sequence must have to count as a sentence in `exact_sentence`."""
     digest: str | None = None
     """`sha256:` over everything else in the file: shows that the file is as it was written. It guards against accidents, not
-    against somebody who computes it anew; for that, sign the file. None in results before 1.2, and before they are with_digest."""
+    against somebody who computes it anew; for that, sign the file. None in results before 1.2, and before `with_digest`."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)

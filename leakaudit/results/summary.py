@@ -39,7 +39,9 @@ def _summarise_group(attack: str, defense: str, attempts: list[Attempt]) -> Summ
 
 
 def pooled(measured: Iterable[Measured | None]) -> float | None:
-    """Return the mean of the numbers among `measured`, each weighed by its `n`, or None where there is none.
+    """Return the mean of all numbers, each weighed by its `n`.
+
+    A `Missing` and None count as nothing. Without a number there is no mean: None.
 
     >>> pooled([Score(value=1.0, n=3), Missing(missing="no test"), Score(value=0.0)])
     0.75

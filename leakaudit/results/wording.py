@@ -1,4 +1,7 @@
-"""Numbers in plain English: counts with their nouns, ordinals, lengths of time."""
+"""Numbers in plain English: counts, ordinals, lengths of time, sizes.
+
+`humanize` has no short forms such as `3 h 40 min`; those are ours.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,13 @@ def ordinal(number: int) -> str:
     >>> [ordinal(n) for n in (1, 2, 3, 4, 11, 12, 20, 101)]
     ['1st', '2nd', '3rd', '4th', '11th', '12th', '20th', '101st']
     """
-    teens = number % 100 in (11, 12, 13)
-    return f"{number}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+    import humanize
+
+    return humanize.ordinal(number)
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time, as precise as an estimate is.
+    """Return an estimated length of time in its two largest units.
 
     >>> [duration(s) for s in (4, 50, 89, 3600, 13200, 190000)]
     ['4 s', '50 s', '1 min', '1 h', '3 h 40 min', '2 d 5 h']
@@ -38,3 +42,24 @@ def duration(seconds: float) -> str:
         return f"{hours} h {minutes} min" if minutes else f"{hours} h"
     days, hours = divmod(round(seconds / 3600), 24)
     return f"{days} d {hours} h" if hours else f"{days} d"
+
+
+def short_duration(seconds: float) -> str:
+    """Return a length of time in its largest unit, for a table.
+
+    >>> [short_duration(s) for s in (4, 90, 13200, 190000)]
+    ['4 s', '2 min', '4 h', '2 d']
+    """
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def size_on_disk(size: int) -> str:
+    """Return a number of bytes in MB or GB (10^6, 10^9), for a table.
+
+    >>> size_on_disk(400_000), size_on_disk(12_300_000), size_on_disk(5_000_000_000)
+    ('0.4 MB', '12.3 MB', '5.0 GB')
+    """
+    return f"{size / 1e6:.1f} MB" if size < 1e9 else f"{size / 1e9:.1f} GB"

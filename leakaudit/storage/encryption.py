@@ -28,7 +28,7 @@ IDENTITY_VARIABLE = "LEAKAUDIT_IDENTITY"
 
 
 @dataclass(frozen=True)
-class Seal:
+class EncryptionKeys:
     """What one run encrypts its snapshots to."""
 
     recipients: tuple[str, ...]
@@ -37,7 +37,7 @@ class Seal:
     """Private key of the run; empty where only the owner's key opens what it keeps."""
 
     @classmethod
-    def of(cls, owners: Sequence[str], *, run_key: bool) -> Seal:
+    def of(cls, owners: Sequence[str], *, run_key: bool) -> EncryptionKeys:
         """Check the owner's keys, and make one for the run.
 
         Raises:

@@ -15,6 +15,8 @@ import threading
 import time
 from pathlib import Path
 
+from leakaudit.exit_codes import ExitCode
+
 PARENT_VARIABLE = "LEAKAUDIT_PARENT_PID"
 """Environment of a worker that a trainer started: the process whose death ends it."""
 KEY_VARIABLE = "LEAKAUDIT_KEY_ON_INPUT"
@@ -22,8 +24,6 @@ KEY_VARIABLE = "LEAKAUDIT_KEY_ON_INPUT"
 
 ORPHANED = "orphaned"
 """File that a worker leaves in the spool when it goes because its trainer is gone: no death to be held against a snapshot."""
-ORPHANED_CODE = 4
-"""Exit code of such a worker."""
 
 POLL_SECONDS = 0.5
 """Between two looks at the parent: a killed trainer's worker is gone within a few of these."""
@@ -57,7 +57,7 @@ def yield_processor(process: int, trainer: int, nice: int) -> None:
         Path(f"/proc/{process or 'self'}/autogroup").write_text(str(nice), encoding="ascii")
 
 
-_leash: Leash | None = None
+_watch: ParentWatch | None = None
 
 
 def keep_memory_private() -> None:
@@ -80,15 +80,15 @@ def offer_memory() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
-def leash() -> Leash:
+def watch_parent() -> ParentWatch:
     """Return what ties this process to its trainer, made at the first call; it holds nothing where nobody started us."""
-    global _leash
-    if _leash is None or _leash.parent != os.environ.get(PARENT_VARIABLE):
-        _leash = Leash()
-    return _leash
+    global _watch
+    if _watch is None or _watch.parent != os.environ.get(PARENT_VARIABLE):
+        _watch = ParentWatch()
+    return _watch
 
 
-class Leash:
+class ParentWatch:
     """What the trainer says through the pipe, and whether it lives."""
 
     def __init__(self) -> None:
@@ -140,4 +140,5 @@ class Leash:
         if self.spool is not None:
             with contextlib.suppress(OSError):
                 (self.spool / ORPHANED).touch(mode=0o600)
-        os._exit(ORPHANED_CODE)  # at once: finished attempts are in the journal, the snapshot stays for another worker
+        # at once: finished attempts are in the journal, and the snapshot stays for another worker
+        os._exit(ExitCode.ORPHANED)

@@ -20,7 +20,8 @@ from typing import Any
 from leakaudit.errors import LeakAuditError, SpoolError
 from leakaudit.files.private_files import write_atomic
 from leakaudit.files.strict_json import parse_json, read_bounded
-from leakaudit.storage.spool import HOLD, MAX_JSON_BYTES, STATES, Spool, size_of
+from leakaudit.storage.spool import STATES, Spool, size_of
+from leakaudit.storage.spool_files import HOLD, MAX_JSON_BYTES, forget_salt
 
 PURGED = "purged.jsonl"
 """Beside the results: one line for every snapshot that was removed by age or by hand."""
@@ -151,7 +152,7 @@ def hold(spool: Spool, steps: tuple[int, ...], reason: str, *, now: datetime) ->
     return chosen
 
 
-def release(spool: Spool, steps: tuple[int, ...]) -> list[Item]:
+def unhold(spool: Spool, steps: tuple[int, ...]) -> list[Item]:
     """Take holds off again: of these steps, or all of them.
 
     Returns:
@@ -317,7 +318,7 @@ def _destroy_key(spool: Spool) -> bool:
     """
     if spool.entries() or spool.under_way():
         return False
-    salted = spool.forget_salt()
+    salted = forget_salt(spool.root)
     path = spool.root.parent / "state.json"
     try:
         state = parse_json(read_bounded(path))

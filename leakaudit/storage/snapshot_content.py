@@ -9,11 +9,11 @@ Letters: B sequences, T tokens of one sequence.
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -191,19 +191,11 @@ def check_size(size: int, where: str) -> None:
     Raises:
         SnapshotDamagedError: says how large it is, and how much memory there is.
     """
-    memory = _physical_memory()
-    if memory and size > memory:
+    memory = psutil.virtual_memory().total
+    if size > memory:
         raise _damaged(
             where, f"a file larger than this machine's memory of {memory / 1e9:.0f} GB", f"{size / 1e9:.0f} GB"
         )
-
-
-def _physical_memory() -> int:
-    """Return the bytes of this machine's memory; 0 where that cannot be told."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return 0
 
 
 def _damaged(where: str, what: str, found: str) -> SnapshotDamagedError:

@@ -1,4 +1,4 @@
-"""What noise alone does to a row: quantiles against draws, and what is named by chance."""
+"""Rows above noise: quantiles against draws, and rows named by chance."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_energys_quantiles_are_those_of_draws(heavy: bool, width: int, tail:
     assert binom.ppf(1e-4, draws, 0.96 * tail) <= above <= binom.isf(1e-4, draws, 1.04 * tail)
 
 
-def test_a_wide_sum_of_squares_goes_on_where_the_table_ends() -> None:
+def test_quantiles_of_wide_sums_continue_those_of_the_table() -> None:
     """The normal approximation takes over without a step."""
     assert energy_cut(WIDEST, True)(1e-3) / WIDEST == pytest.approx(
         energy_cut(WIDEST + 1, True)(1e-3) / WIDEST, rel=0.01
@@ -56,7 +56,7 @@ def test_the_kind_of_noise_is_read_from_its_entries(heavy: bool) -> None:
 
 @pytest.mark.parametrize("heavy", [True, False])
 def test_a_projection_on_one_large_entry_keeps_the_noises_tails(heavy: bool) -> None:
-    """Features with one outlying dimension do not average Laplace noise into a normal."""
+    """With one outlying dimension Laplace noise does not average to a normal one."""
     direction = torch.full((32,), 0.1)
     direction[3] = 5.0
     draws, tail = 200_000, 1e-3
@@ -90,7 +90,7 @@ def test_beside_rows_that_stand_out_one_false_row_a_table_is_named(heavy: bool) 
     assert wrong <= binom.isf(1e-4, 100 * 992, 1 / 1000)
 
 
-def test_one_value_far_out_stands_alone_and_a_few_near_the_bar_do_not() -> None:
+def test_one_extreme_value_counts_alone_and_a_few_near_the_bound_do_not() -> None:
     """Three values that one table in three has by chance are no evidence; six are."""
     cut = energy_cut(16, False)
     quiet = torch.full((1000,), 16.0)

@@ -1,4 +1,4 @@
-"""What a sequence's keys receive, its queries give: planted sequences of any length with known answers."""
+"""The attention identity on planted sequences of any length."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from leakaudit.algorithms.span.attention_identity import SATISFIED, AttentionIde
 from leakaudit.plugins.budget import Budget
 
 HEADS, WIDTH, LENGTH = 4, 8, 12
-"""Longer than a head is wide."""
+"""Longer than a head has dimensions."""
 
 
 def _sequence(seed: int) -> tuple[Tensor, Tensor]:
@@ -36,8 +36,8 @@ def _two() -> tuple[Tensor, Tensor, Tensor]:
     return torch.cat([first[0], second[0]], 1), torch.cat([first[1], second[1]], 1), places
 
 
-def test_the_marks_of_a_sequence_add_up_to_zero() -> None:
-    """And those of a sequence with one member of another do not."""
+def test_the_terms_of_a_sequence_add_up_to_zero() -> None:
+    """With one member of another sequence they do not."""
     vectors, updates, places = _two()
     identity = AttentionIdentity(vectors, updates, torch.ones(2 * LENGTH, dtype=torch.bool), places)
     whole = torch.arange(LENGTH)
@@ -48,7 +48,7 @@ def test_the_marks_of_a_sequence_add_up_to_zero() -> None:
 
 
 def test_members_of_unknown_update_are_left_out() -> None:
-    """Their update may be anything; but they have to be the right ones."""
+    """Their gradients are arbitrary; still a wrong member violates the identity."""
     vectors, updates, places = _two()
     known = torch.ones(2 * LENGTH, dtype=torch.bool)
     known[[3, 3 + LENGTH]] = False

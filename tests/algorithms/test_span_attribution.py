@@ -1,11 +1,12 @@
-"""Ghosts in the span, and what tells them from real pairs: planted problems with known answers."""
+"""Which pairs in the span are real: planted problems with known answers."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.span.attribution import Attribution, isolate, whitening
+from leakaudit.algorithms.span.attribution import Attribution
+from leakaudit.algorithms.span.isolation import isolate, whitening
 from leakaudit.algorithms.span.sequence_gradient import sequence_gradients
 from leakaudit.models.structure import anatomy_of
 from tests.support import tiny
@@ -37,7 +38,7 @@ def _planted(real: list[tuple[int, int]], tokens: int, positions: int) -> tuple[
 
 
 def test_an_isolating_direction_sees_its_own_group_only() -> None:
-    """Leverage one, and nothing of any other group along it."""
+    """Its leverage is one, and all other groups vanish along it."""
     coordinates, token, _, _, _ = _planted([(0, 0)], tokens=6, positions=4)
     directions, leverage = isolate(coordinates, whitening(coordinates), token)
     assert torch.allclose(leverage, torch.ones(6, dtype=torch.float64))
@@ -59,8 +60,8 @@ REAL = [(0, 0), (1, 1), (2, 2), (3, 3), (4, 1), (5, 2), (6, 3), (7, 0), (7, 3)]
 """Nine pairs in three sequences of a kind; the token 7 stands at two places."""
 
 
-def test_a_token_that_occurs_once_is_entered_at_its_own_position() -> None:
-    """All 32 pairs lie in the span of the nine; the two columns of the ledger tell which are real."""
+def test_a_token_that_occurs_once_is_assigned_to_its_own_position() -> None:
+    """All 32 pairs lie in the span of the nine real ones."""
     coordinates, token, position, update, _ = _planted(REAL, tokens=8, positions=4)
     attribution = Attribution.of(coordinates, token, position)
     assert attribution.all_readable and bool(attribution.readable.all())
@@ -70,8 +71,8 @@ def test_a_token_that_occurs_once_is_entered_at_its_own_position() -> None:
     assert not bool(assignments.open.any())
 
 
-def test_a_token_that_occurs_twice_is_told_apart_by_what_is_left_at_its_places() -> None:
-    """All others at one of its places are known, so the rest there is its own; and what that leaves of its gradient is at the other."""
+def test_a_token_that_occurs_twice_is_solved_from_the_residuals_at_its_positions() -> None:
+    """At one of its positions everything else is known, so the rest is its own."""
     coordinates, token, position, update, gradients = _planted(REAL, tokens=8, positions=4)
     assignments = Attribution.of(coordinates, token, position).solve(update, torch.ones(len(token), dtype=torch.bool))
     for (t, p), gradient in zip(REAL, gradients.T, strict=True):
@@ -84,17 +85,17 @@ TWICE = [*REAL, (7, 1), (8, 2), (8, 3)]
 
 
 def test_where_too_much_is_unknown_coefficients_still_point_to_real_pairs() -> None:
-    """Nothing that is not there is booked as sure, and open pairs that are real have larger coefficients than others."""
+    """No ghost is certain, whatever its coefficient."""
     coordinates, token, position, update, _ = _planted(TWICE, tokens=9, positions=4)
-    live = ~((token == 0) & (position == 0))  # a pair out of the question, so that its place stays open
+    live = ~((token == 0) & (position == 0))  # an excluded pair, so that its position stays open
     assignments = Attribution.of(coordinates, token, position).solve(update, live)
     certain = {(int(token[row]), int(position[row])) for row in assignments.certain.nonzero().flatten()}
     assert certain <= set(TWICE)
     assert (0, 0) not in certain
 
 
-def test_pairs_that_are_out_of_the_question_are_not_settled() -> None:
-    """A token whose true pair was excluded finds no other."""
+def test_pairs_that_are_excluded_are_not_assigned() -> None:
+    """A token whose true pair is excluded gets no other one."""
     coordinates, token, position, update, _ = _planted(REAL, tokens=8, positions=4)
     live = ~((token == 1) & (position == 1))
     assignments = Attribution.of(coordinates, token, position).solve(update, live)
@@ -102,7 +103,7 @@ def test_pairs_that_are_out_of_the_question_are_not_settled() -> None:
 
 
 def test_the_sequences_of_a_batch_add_up_to_its_update() -> None:
-    """Each logit's gradients, weighted by its loss gradient, make the update of every projection."""
+    """Each logit's gradients, weighted by the loss gradient, sum to the update."""
     model = tiny.bert(num_labels=3)
     texts, labels = ["a dog saw a cat", "the bird ate", "one old fish"], [2, 0, 1]
     step = tiny.client_step(model, tiny.bert_tokenizer(), texts, labels)
@@ -126,8 +127,8 @@ def test_the_sequences_of_a_batch_add_up_to_its_update() -> None:
     assert float((total - observed).norm() / observed.norm()) < 1e-5
 
 
-def test_pairs_without_ghosts_are_entered_one_by_one() -> None:
-    """Where every pair adds a direction of its own, each is certain, whatever token it shares."""
+def test_pairs_without_ghosts_are_assigned_one_by_one() -> None:
+    """Where every pair adds a direction, each is certain, whatever token it shares."""
     coordinates, token, position, _, _ = _planted([(0, 0)], tokens=8, positions=4)
     chosen = torch.tensor([t * 4 + p for t, p in [(0, 0), (1, 1), (2, 1), (2, 2), (3, 3)]])
     axes = torch.linalg.svd(coordinates[chosen], full_matrices=False).Vh

@@ -1,4 +1,4 @@
-"""The `span` attack on small random decoders, dropout off and on; nothing is granted."""
+"""The `span` attack on small random decoders; nothing is granted."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 from leakaudit.algorithms.resimulation import prove
 from leakaudit.algorithms.span.candidates import distances
 from leakaudit.algorithms.span.readers.decoder import PrefixRunner
-from leakaudit.algorithms.span.readers.early_dropout import widened
 from leakaudit.algorithms.span.residuals import ROUNDING_UNITS, ResidualScale
 from leakaudit.algorithms.span.subspace import stacked_update
+from leakaudit.algorithms.span.unnormalised_inputs import widened
 from leakaudit.attacks.span import Span
 from leakaudit.client.batches import with_random_state
 from leakaudit.client.facts import DeclaredDefense
@@ -28,6 +28,8 @@ from leakaudit.models.structure import Norm, anatomy_of, find_tail, prefix_reade
 from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 from leakaudit.plugins.budget import Budget
 from tests.support import tiny
+from tests.support.span_steps import TEXTS as SHORT_TEXTS
+from tests.support.span_steps import span_step, trained_looking
 
 HIDDEN = 96
 TEXTS = [
@@ -75,7 +77,7 @@ def _recovered(guess: Reconstruction) -> Counter[tuple[int, ...]]:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("frozen", ["embed", ""])
 def test_a_language_models_batch_comes_back_to_the_last_token_with_a_proof(shape: str, frozen: str) -> None:
-    """Four texts, two of which begin alike; the last token of each is only ever a target."""
+    """Two of four texts begin alike; each last token is only a target."""
     step = _step(_decoder(shape), TEXTS, frozen=frozen)
     guess = _attack(step.observe())
     assert _recovered(guess) == Counter(step.truth.sequences())
@@ -83,7 +85,7 @@ def test_a_language_models_batch_comes_back_to_the_last_token_with_a_proof(shape
 
 
 @pytest.mark.parametrize("shape", ["GPT2", "Llama"])
-def test_a_decoders_classifier_gives_up_texts_and_labels(shape: str) -> None:
+def test_a_decoders_classifier_shows_texts_and_labels(shape: str) -> None:
     """Every token is in the span there, and the sequence ends where the head reads."""
     step = _step(_decoder(shape, "ForSequenceClassification", num_labels=2), TEXTS, task="classification")
     guess = _attack(step.observe())
@@ -93,7 +95,7 @@ def test_a_decoders_classifier_gives_up_texts_and_labels(shape: str) -> None:
 
 @pytest.mark.parametrize("task", ["causal-lm", "classification"])
 def test_equal_texts_and_beginnings_of_others_are_counted(task: Task) -> None:
-    """They add no prefix of their own: only how often a prefix goes on says that they are there."""
+    """They add no prefix: only the number of continuations shows them."""
     texts = [TEXTS[0], TEXTS[0], "the old dog", "fish and bird ate", "fish and bird ate a cat"]
     head = "ForCausalLM" if task == "causal-lm" else "ForSequenceClassification"
     step = _step(_decoder("Llama", head), texts, task=task)
@@ -111,7 +113,7 @@ def test_clipping_changes_nothing() -> None:
 
 
 def test_a_text_that_starts_with_one_word_repeated_comes_back() -> None:
-    """Without positions, attention over equal values says nothing about their number until another word follows."""
+    """Without positions, equal words look like one until another word follows."""
     step = _step(_decoder("Llama"), ["dog dog dog saw a cat", "bird ate fish"])
     assert _recovered(_attack(step.observe())) == Counter(step.truth.sequences())
 
@@ -127,8 +129,8 @@ def test_without_the_last_layer_the_prefixes_still_come_back() -> None:
     assert not any(sequence.proved for sequence in guess.sequences or ())
 
 
-def test_the_ruler_tells_one_wrong_word_from_rounding() -> None:
-    """Distances of true prefixes stay within a few units; one word exchanged in the middle is far outside."""
+def test_the_residual_scale_tells_one_wrong_word_from_rounding() -> None:
+    """True prefixes are within a few units; one wrong word is far outside."""
     step = _step(_decoder("Llama"), TEXTS)
     seen = step.observe()
     anatomy = anatomy_of(seen.model)
@@ -166,7 +168,7 @@ def test_an_encoder_has_no_prefixes() -> None:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_an_encoder_without_positions_gives_up_its_words_without_order(dropout: float) -> None:
+def test_an_encoder_without_positions_shows_its_words_without_order(dropout: float) -> None:
     """Relative positions: a bag of words and no sequences."""
     config = tiny.hf.DebertaV2Config(
         vocab_size=len(tiny.VOCABULARY), hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=6,
@@ -186,7 +188,7 @@ def test_an_encoder_without_positions_gives_up_its_words_without_order(dropout: 
 
 
 def test_noise_alone_names_no_word_of_an_input_without_positions() -> None:
-    """One false word on average, of a bag of one, would look like a find; in 99 updates of 100 there is none."""
+    """In 99 updates of 100 no word is named, because one word would look like a leak."""
     seen = _step(_decoder("Llama", num_hidden_layers=1), TEXTS[3:]).observe()
     rng, named = torch.Generator().manual_seed(0), 0
     for _ in range(60):
@@ -206,7 +208,7 @@ def test_a_language_models_wrong_last_token_is_not_proved() -> None:
     assert not prove(seen, wrong, Budget(600)).sequences[0].proved
 
 
-def test_a_used_up_budget_gives_the_prefixes_so_far() -> None:
+def test_a_spent_budget_gives_the_prefixes_so_far() -> None:
     """Marked as stopped by the budget."""
     ticks = iter(float(i) for i in range(100_000))
     seen = _step(_decoder("Llama"), TEXTS).observe()
@@ -218,8 +220,8 @@ DROPOUT: dict[str, Any] = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_dropout_before_the_normalisation_gives_a_gpt2_classifiers_texts_up(count: int) -> None:
-    """Masks on the sum of token and position vector, and in every later layer, so nothing is claimed to be proved."""
+def test_a_gpt2_classifiers_texts_are_found_behind_dropout_before_the_normalisation(count: int) -> None:
+    """Every later layer has masks as well, so nothing is claimed to be proved."""
     model = _decoder("GPT2", "ForSequenceClassification", **DROPOUT)
     step = _trained(_step(model, TEXTS[2 : 2 + count], task="classification", training=True))
     guess = _attack(step.observe())
@@ -228,7 +230,7 @@ def test_dropout_before_the_normalisation_gives_a_gpt2_classifiers_texts_up(coun
 
 
 def test_behind_dropout_a_language_models_last_token_is_guessed_and_not_proved() -> None:
-    """It enters no attention, and what the last layer was given is known but for the masks."""
+    """No attention reads it, and the last layer's input is known up to its masks."""
     step = _trained(_step(_decoder("GPT2", **DROPOUT), TEXTS[2:3], training=True))
     guess = _attack(step.observe())
     assert _recovered(guess) == Counter(step.truth.sequences())
@@ -236,7 +238,7 @@ def test_behind_dropout_a_language_models_last_token_is_guessed_and_not_proved()
 
 
 def test_masked_vectors_before_the_normalisation_lie_in_the_widened_space() -> None:
-    """Two dimensions more than inputs: what the mean and the shift take away."""
+    """It has two dimensions more than inputs: for the mean and for the shift."""
     generator = torch.Generator().manual_seed(1)
     gain, shift = torch.rand(2, 24, generator=generator, dtype=torch.float64) + 0.5
     norm = Norm(centred=True, eps=1e-5, gain=gain, shift=shift)
@@ -252,3 +254,22 @@ def _trained(step: ClientStep) -> ClientStep:
     """Fix the step's dropout masks."""
     (batch,) = step.truth.micro_batches
     return replace(step, truth=Truth((with_random_state(batch, 3),)))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_gpt2_classifiers_batch_comes_back_exactly(count: int) -> None:
+    """Nothing granted: no labels, no lengths, no batch size."""
+    step = span_step("GPT-2", count)
+    guess = _attack(step.observe(), 600)
+    assert guess.sequences is not None
+    assert set(step.truth.sequences()) <= {sequence.token_ids for sequence in guess.sequences}
+    assert all(sequence.proved for sequence in guess.sequences)
+
+
+def test_the_last_token_of_a_language_models_text_comes_back_as_a_target() -> None:
+    """Its query, key and value get no gradient, but the last layer predicted it."""
+    step = tiny.client_step(trained_looking(tiny.gpt2_lm()), tiny.gpt2_tokenizer(), SHORT_TEXTS[:1], task="causal-lm")
+    guess = _attack(step.observe(), 600)
+    (true,) = step.truth.sequences()
+    assert guess.sequences is not None
+    assert [sequence.token_ids for sequence in guess.sequences] == [true]

@@ -67,7 +67,7 @@ def test_a_sentence_comes_back_from_adapters_of_fewer_rows_than_it_has_tokens(ra
 
 
 def test_at_the_start_the_images_under_a_name_the_tokens() -> None:
-    """B is zero, and so is A's update; rank 16 holds the images of 13 tokens."""
+    """B is zero, and so is the update of A; rank 16 holds the images of 13 tokens."""
     step = _step(_model(16, trained=False), TEXTS[:1])
     seen = step.observe()
     assert not any(bool(g.any()) for name, g in seen.update.items() if ".lora_A." in name)
@@ -81,7 +81,7 @@ def test_at_the_start_a_rank_that_the_tokens_fill_is_not_applicable_with_the_num
 
 
 @pytest.mark.parametrize(("rank", "trained"), [(4, True), (32, True), (32, False)])
-def test_several_sentences_give_up_their_words(rank: int, trained: bool) -> None:
+def test_several_sentences_show_their_words(rank: int, trained: bool) -> None:
     """In no order, from fewer rows than tokens, from more, and from images."""
     step = _step(_model(rank, trained), TEXTS)
     guess = _attack(step.observe())
@@ -98,14 +98,14 @@ def test_rows_of_another_kind_are_explained_by_no_words() -> None:
 
 
 @pytest.mark.parametrize("rate", [1e-2, 1e-4])
-def test_a_difference_of_weights_gives_the_sentence_up_and_proves_it(rate: float) -> None:
+def test_a_difference_of_weights_gives_the_sentence_and_proves_it(rate: float) -> None:
     """Rounding the weights is most of the error, and the proof rounds alike."""
     step = _step(_model(), TEXTS[:1], view="delta", learning_rate=rate)
     assert _proved(step)
 
 
-def test_local_steps_give_up_the_words_of_all_their_batches() -> None:
-    """Two steps of one text each: exactly theirs, whichever sequences are then made of them."""
+def test_local_steps_show_the_words_of_all_their_batches() -> None:
+    """Two steps of one text each: exactly their words are found."""
     step = _step(_model(), TEXTS[:1], TEXTS[1:], view="delta", learning_rate=1e-3, local_steps=2)
     seen = step.observe()
     weights = {name: p.detach() for name, p in seen.model.named_parameters()}

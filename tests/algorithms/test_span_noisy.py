@@ -1,4 +1,4 @@
-"""Damaged updates: the parts against brute force and planted answers, and whole readings on a small random encoder."""
+"""Noisy updates: parts against brute force, and whole attacks on a small encoder."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.span import subspace as span_basis
-from leakaudit.algorithms.span.hypothesis_search import Hypothesis, Simulation, local_search
+from leakaudit.algorithms.span import subspace
+from leakaudit.algorithms.span.hypothesis_search import Hypothesis, Neighbours, Simulation, local_search
 from leakaudit.algorithms.span.soft_ranking import Ranking
 from leakaudit.algorithms.span.sparse_regression import JointFit
 from leakaudit.algorithms.span.subspace import filled_in, noise_of, soft_span_of
@@ -47,7 +47,10 @@ def _gradient(step: ClientStep, ids: tuple[int, ...], label: int) -> dict[str, T
 
 @pytest.mark.parametrize("kind", ["BERT", "GPT-2"])
 def test_hypotheses_score_as_their_gradients_do_without_any_gradient_being_formed(kind: str) -> None:
-    """<g, G> / |g| over all linear layers, padded to different lengths, against autograd; Conv1D layers are transposed."""
+    """<g, G> / |g| over all linear layers, against autograd.
+
+    Hypotheses are padded to different lengths; Conv1D layers are stored transposed.
+    """
     if kind == "BERT":
         step = _step(tiny.bert(num_labels=3))
     else:
@@ -65,15 +68,15 @@ def test_hypotheses_score_as_their_gradients_do_without_any_gradient_being_forme
 
 
 def test_every_linear_layer_is_found_and_nothing_else() -> None:
-    """Two blocks of six, pooler and classifier; tables and gains are none."""
+    """Two blocks of six, pooler and classifier; no tables and no gains."""
     step = _step()
     names = {layer.weight for layer in Simulation(step.observe()).layers}
     wanted = {n for n, p in step.model.named_parameters() if p.dim() == 2 and "embeddings" not in n}
     assert names == wanted and len(names) == 14
 
 
-def test_a_climb_ends_at_the_true_sentence() -> None:
-    """Two words wrong and a clean update: one sweep over all words is enough."""
+def test_a_local_search_ends_at_the_true_sentence() -> None:
+    """Two words are wrong, without noise: one sweep over all words is enough."""
     step = _step()
     (truth,) = step.truth.sequences()
     start = Hypothesis((*truth[:3], truth[3] + 1, *truth[4:6], truth[6] + 1, *truth[7:]), 2)
@@ -82,9 +85,7 @@ def test_a_climb_ends_at_the_true_sentence() -> None:
     found = local_search(
         Simulation(step.observe()),
         start,
-        moves=lambda base: [],
-        propose=lambda base, width: everything,
-        widths=(1,),
+        Neighbours(moves=lambda base: [], propose=lambda base, width: everything, widths=(1,)),
         done=lambda base: False,
         most=5000,
         budget=Budget(600),
@@ -103,7 +104,7 @@ def test_noise_is_measured_beside_a_strong_signal() -> None:
 
 
 def test_weights_of_directions_are_how_much_of_them_is_signal() -> None:
-    """One planted direction, of a strength at which noise turns it: the predicted squared cosine is the measured one."""
+    """The predicted squared cosine of one planted direction is the measured one."""
     step = _step()
     anatomy = find_anatomy(step.model)
     measured, predicted = [], []
@@ -122,7 +123,7 @@ def test_weights_of_directions_are_how_much_of_them_is_signal() -> None:
 
 
 def test_what_pruning_removed_is_filled_in() -> None:
-    """Rank three, the smaller half of the entries gone: what is left determines them."""
+    """Rank three without the smaller half of its entries: the others determine them."""
     generator = torch.Generator().manual_seed(0)
     whole = torch.randn(120, 3, generator=generator).double() @ torch.randn(3, 60, generator=generator).double()
     cut = float(whole.abs().median())
@@ -134,7 +135,7 @@ def test_what_pruning_removed_is_filled_in() -> None:
 
 
 def test_words_are_found_together_that_no_direction_names_alone() -> None:
-    """Six planted rows among forty candidates each, noise as large as the weakest: greedy, ascent and exchanges find all."""
+    """Six planted rows among forty candidates each, with much noise."""
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(40, 64, generator=generator).double() for _ in range(6)]
     true = [3, 17, 0, 39, 8, 21]
@@ -148,7 +149,7 @@ def test_words_are_found_together_that_no_direction_names_alone() -> None:
 
 
 def test_linear_and_quadratic_forms_are_those_of_the_inputs() -> None:
-    """|x|^2 and x . row of every token at every position, against the inputs themselves."""
+    """|x|^2 and x . row of every token at every position, against the inputs."""
     step = _step()
     stage = input_stage_of(step.model, tiny.POSITIONS)
     assert stage.additive
@@ -158,8 +159,8 @@ def test_linear_and_quadratic_forms_are_those_of_the_inputs() -> None:
     tokens = torch.arange(stage.vocabulary)
     for position in range(3):
         x = stage.inputs(tokens, torch.full_like(tokens, position))
-        torch.testing.assert_close(ranking._power[:, position].double(), x.square().sum(1), rtol=1e-3, atol=1e-3)
-        inner = ranking._inner(rows)[:, position].double()
+        torch.testing.assert_close(ranking.squared_norms[:, position].double(), x.square().sum(1), rtol=1e-3, atol=1e-3)
+        inner = ranking.inner_products(rows)[:, position].double()
         torch.testing.assert_close(inner, x @ rows[position], rtol=1e-3, atol=1e-3)
         share = x[:, :4].square().sum(1) / x.square().sum(1)
         expected = (share - share.mean()) / share.std()
@@ -176,7 +177,7 @@ def test_linear_and_quadratic_forms_are_those_of_the_inputs() -> None:
         ("quantize", {"bits": 8}),
     ],
 )
-def test_a_mildly_damaged_sentence_comes_back_with_confidence_and_without_proof(name: str, knobs: Any) -> None:
+def test_a_sentence_with_little_noise_comes_back_with_confidence_and_without_proof(name: str, knobs: Any) -> None:
     """Its length, too; nothing is granted."""
     step = _step()
     guess = _read(step, name, **knobs)
@@ -194,7 +195,7 @@ def test_noise_that_hides_everything_leaves_little_confidence() -> None:
 
 
 def test_an_observation_is_left_as_it_was() -> None:
-    """The update and the model's gradients."""
+    """Neither the update nor the model's gradients change."""
     step = _step()
     seen: Observation = dict(defenses)["sign"]()(step, step.observe(), torch.Generator())
     before = seen.digest()
@@ -203,8 +204,8 @@ def test_an_observation_is_left_as_it_was() -> None:
     assert all(p.grad is None for p in seen.model.parameters())
 
 
-def test_a_spectrum_that_is_not_found_at_once_is_found_at_a_second_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on updates pruned to a hundredth, mostly zeros: their attack had ended with an error."""
+def test_a_spectrum_that_is_not_found_at_first_is_found_at_the_second_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates pruned to a hundredth, which are mostly zeros, need it."""
     rows = torch.zeros(5, 12, dtype=torch.float64)
     rows[:, :3] = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     gram = rows.T @ rows
@@ -218,6 +219,6 @@ def test_a_spectrum_that_is_not_found_at_once_is_found_at_a_second_try(monkeypat
 
     expected = plain(gram).eigenvalues
     monkeypatch.setattr(torch.linalg, "eigh", gives_up_once)
-    values, vectors = span_basis._spectrum(gram)
+    values, vectors = subspace.spectrum(gram)
     torch.testing.assert_close(values, expected, atol=1e-10, rtol=1e-9)
     torch.testing.assert_close(vectors @ torch.diag(values) @ vectors.T, gram, atol=1e-10, rtol=1e-9)

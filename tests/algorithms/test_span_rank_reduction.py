@@ -1,4 +1,4 @@
-"""Contexts against the model itself: a word tried beside a sequence is read as in it; a true sequence lowers the rank by its length."""
+"""What a feed-forward layer reads, against the model itself."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def _simulated(seen: Observation, feed_forward: FeedForwardSpan, sequence: tuple
 
 
 def test_the_rank_is_the_number_of_tokens() -> None:
-    """Even of tokens that stand at the same place in several sequences."""
+    """Also of tokens that stand at the same place in several sequences."""
     step = _step()
     assert _feed_forward(step.observe()).tokens == sum(map(len, step.truth.sequences()))
 
 
 def test_true_sequences_are_in_the_span_and_one_wrong_word_shows_at_its_place() -> None:
-    """Though the wrong one stands there in another sequence of the batch."""
+    """The wrong word stands at that place in another sequence of the batch."""
     step = _step()
     feed_forward = _feed_forward(step.observe())
     true = step.truth.sequences()
@@ -54,7 +54,7 @@ def test_true_sequences_are_in_the_span_and_one_wrong_word_shows_at_its_place() 
 
 
 def test_a_word_tried_beside_a_sequence_is_read_as_in_it() -> None:
-    """One word at each place, and two at once; places that are not known are left out of the context."""
+    """One word at each place, and two at once; unknown places are no context."""
     seen = _step().observe()
     feed_forward = _feed_forward(seen)
     sequence = tuple(tiny.bert_tokenizer()("two fish saw a big house and a dog")["input_ids"])
@@ -70,8 +70,8 @@ def test_a_word_tried_beside_a_sequence_is_read_as_in_it() -> None:
     torch.testing.assert_close(both[0], off[4:6], atol=1e-4, rtol=1e-3)
 
 
-def test_a_sequence_can_be_taken_out_of_the_rank_if_it_is_there() -> None:
-    """With the weights of its own loss gradient; and the others stay as they were."""
+def test_a_true_sequence_lowers_the_rank_by_its_length() -> None:
+    """With the weights of its own loss gradient; the other sequences do not change."""
     step = _step()
     seen = step.observe()
     feed_forward = _feed_forward(seen)
@@ -92,8 +92,8 @@ def test_a_sequence_can_be_taken_out_of_the_rank_if_it_is_there() -> None:
     assert feed_forward.fit(other.inputs, other.gradients)[0] < 1e-3
 
 
-def test_a_sequence_with_a_wrong_word_cannot() -> None:
-    """The rank says so, whatever its weights."""
+def test_a_sequence_with_a_wrong_word_does_not_lower_the_rank() -> None:
+    """Whatever its weights are."""
     step = _step()
     seen = step.observe()
     feed_forward = _feed_forward(seen)
@@ -102,8 +102,8 @@ def test_a_sequence_with_a_wrong_word_cannot() -> None:
     assert feed_forward.fit(part.inputs, part.gradients)[0] > 0.05
 
 
-def test_nothing_is_said_where_nothing_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The layer is withheld, the update noisy, the batch larger than the layer, or positions are counted by the model."""
+def test_there_is_no_feed_forward_span_where_it_gives_no_information(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layer is withheld, the update noisy, or the batch too large, for instance."""
     seen = _step().observe()
     layer = _feed_forward(seen).layer.weight
     assert feed_forward_span_of(replace(seen, update={n: g for n, g in seen.update.items() if n != layer})) is None
@@ -148,7 +148,7 @@ def test_position_ids_may_begin_elsewhere(kind: str, extra: dict[str, int]) -> N
 
 
 def _improve(feed_forward: FeedForwardSpan, step: ClientStep) -> tuple[Completion, tuple[int, ...], Tensor, Tensor]:
-    """Return a search among all words of the batch at all its places, its first sequence, and words and places."""
+    """Return a completion among all words, its first sequence, words and places."""
     sequences = step.truth.sequences()
     end = sequences[0][-1]
     words = sorted({token for sequence in sequences for token in sequence[1:-1]})
@@ -161,7 +161,7 @@ def _improve(feed_forward: FeedForwardSpan, step: ClientStep) -> tuple[Completio
 
 
 def test_a_sequence_is_completed_from_half_of_its_words() -> None:
-    """One of which is wrong; where it ends is found as well."""
+    """One of them is wrong; the end is found as well."""
     step = _step()
     completion, true, *_ = _improve(_feed_forward(step.observe()), step)
     known = {0: true[0], 1: true[1], 3: true[3], 4: true[2], 6: true[6]}
@@ -170,7 +170,7 @@ def test_a_sequence_is_completed_from_half_of_its_words() -> None:
 
 
 def test_two_neighbours_that_are_wrong_together_are_changed_together() -> None:
-    """All the others are right."""
+    """All other words are right."""
     step = _step()
     completion, true, *_ = _improve(_feed_forward(step.observe()), step)
     known = dict(enumerate(true[:-1])) | {3: true[5], 4: true[6]}
@@ -191,15 +191,15 @@ def test_words_that_are_not_likely_are_tried_once_the_others_come_close() -> Non
     assert reached is not None and reached.ids == true
 
 
-def test_a_spent_budget_gives_what_there_is() -> None:
-    """Never nothing, and never an endless search."""
+def test_a_spent_budget_returns_the_first_sequence() -> None:
+    """There is always a result, and the search ends."""
     step = _step()
     completion, true, *_ = _improve(_feed_forward(step.observe()), step)
     reached = completion.complete({0: true[0], 1: true[1]}, Budget(1e-9), unlikely_too=True)
     assert reached is not None and len(reached.ids) > 2
 
 
-def test_the_layer_is_the_way_out_of_the_feed_forward_part() -> None:
+def test_the_layer_is_the_second_of_the_feed_forward_part() -> None:
     """By its width, not its name."""
     seen = _step().observe()
     assert _feed_forward(seen).layer.module == "bert.encoder.layer.0.output.dense"

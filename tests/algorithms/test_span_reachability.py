@@ -1,4 +1,4 @@
-"""What `span` says was in reach: of the true sequences and of others, on small random models."""
+"""What `span` says was in reach, on small random models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from leakaudit.algorithms.span.reachability import (
     ranked_reach,
     span_reach,
 )
-from leakaudit.algorithms.span.readers.encoder import FARTHEST_INSIDE
+from leakaudit.algorithms.span.sequence_assembly import FARTHEST_INSIDE
 from leakaudit.attacks.span import Span
 from leakaudit.client.batches import make_batch, public_facts, with_random_state
 from leakaudit.client.observation import Observation
@@ -76,12 +76,12 @@ def _inside(problem: SpanProblem) -> Candidates:
 
 
 def _pairs(*pairs: tuple[int, int]) -> Candidates:
-    """Give (token, position) pairs as the stages do."""
+    """Return (token, position) pairs as readers pass them."""
     found = torch.tensor(pairs)
     return Candidates(found[:, 0], found[:, 1], torch.zeros(len(pairs)), torch.zeros(len(pairs), HIDDEN))
 
 
-def test_every_true_sequence_of_a_clean_update_is_in_reach_and_passes() -> None:
+def test_every_true_sequence_of_an_exact_update_is_in_reach_and_passes() -> None:
     """Two sentences, dropout off, nothing granted."""
     step = _step(_model())
     problem = _problem(step.observe())
@@ -103,7 +103,7 @@ def test_a_token_of_another_batch_is_not_in_reach_and_its_sequence_does_not_pass
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_the_second_block_refuses_sequences_mixed_from_true_pairs(kind: str) -> None:
-    """Each pair lies in the first block's span, so only a block that reads the whole sequence can tell."""
+    """Each pair lies in the first block's span; the second reads the whole sequence."""
     step = _step(_model(kind))
     problem = _problem(step.observe())
     inside = _inside(problem)
@@ -116,7 +116,7 @@ def test_the_second_block_refuses_sequences_mixed_from_true_pairs(kind: str) -> 
 
 @pytest.mark.parametrize(("kind", "layers", "frozen"), [("bert", 2, "layer.1.attention.self"), ("gpt2", 1, "wte")])
 def test_without_a_second_block_the_first_ones_span_decides(kind: str, layers: int, frozen: str) -> None:
-    """It is frozen, or not there: then the mixed sequence passes, as it would in the attack."""
+    """It is frozen or does not exist: the mixed sequence passes, as in the attack."""
     step = _step(_model(kind, layers), frozen=frozen)
     problem = _problem(step.observe())
     reach = span_reach(problem, _inside(problem), FARTHEST_INSIDE, last=frozenset(range(len(tiny.VOCABULARY))))
@@ -125,8 +125,8 @@ def test_without_a_second_block_the_first_ones_span_decides(kind: str, layers: i
     assert reach.passes((*one[:3], tiny.VOCABULARY["fish"], *one[4:])) is False
 
 
-def test_a_second_block_behind_dropout_is_not_asked() -> None:
-    """Dropout inside the first block hides its inputs: asking would refuse true sequences."""
+def test_a_second_block_behind_dropout_is_not_used() -> None:
+    """Dropout in the first block hides its inputs: it would refuse true sequences."""
     model = _model()
     model.bert.encoder.layer[0].output.dropout.p = 0.3
     step = _step(model, training=True)
@@ -139,7 +139,7 @@ def test_a_second_block_behind_dropout_is_not_asked() -> None:
 
 
 def test_a_sequence_longer_than_the_attack_looks_does_not_pass() -> None:
-    """The attack scans so many positions and no more; asking further must not fail either."""
+    """The attack scans so many positions and no more; longer ones must not fail."""
     step = _step(_model())
     problem = _problem(step.observe(), max_positions=8)
     reach = span_reach(problem, _inside(problem), FARTHEST_INSIDE)
@@ -162,13 +162,13 @@ def test_the_last_token_of_a_language_model_is_in_reach_by_other_evidence_only()
 
 
 def test_inputs_without_positions_are_in_reach_wherever_they_stand() -> None:
-    """A bag: the token is what was found, its place nobody knows, and nothing tests a sequence."""
+    """A bag of words: tokens have no place, and nothing tests a sequence."""
     reach = bag_of_words_reach([7, 9])
     assert reach.tokens((9, 8, 7)) == (True, False, True) and reach.passes((9, 7)) is None
 
 
-def test_where_only_images_are_spanned_the_pairs_are_the_test() -> None:
-    """As with adapters at their start: the span of the inputs themselves is empty and says nothing."""
+def test_with_only_images_spanned_the_pairs_are_the_test() -> None:
+    """With adapters at their start the span of the inputs themselves is empty."""
     problem = _problem(_step(_model()).observe())
     blind = replace(problem, basis=replace(problem.basis, vectors=problem.basis.vectors[:0]))
     reach = span_reach(blind, _pairs((5, 0), (6, 1)), FARTHEST_INSIDE)
@@ -183,8 +183,8 @@ def test_behind_masks_a_sequence_passes_if_each_of_its_pairs_was_found() -> None
     assert [reach.passes(ids) for ids in ((5, 6), (5, 8), (9, 6))] == [True, False, False]
 
 
-def test_behind_masks_nothing_is_refused_that_there_was_no_time_to_try() -> None:
-    """A search that was cut short knows what it found, and nothing of the rest."""
+def test_behind_masks_pairs_that_were_not_tried_in_time_are_not_refused() -> None:
+    """A search that was cut short knows only what it found."""
     problem = _problem(_step(_model()).observe())
     reach = dropout_reach(problem, _pairs((5, 0), (6, 1), (8, 1)), _pairs((5, 0), (6, 1)), all_tried=False)
     assert (reach.passes((5, 6)), reach.passes((5, 8))) == (True, None)
@@ -198,15 +198,15 @@ def test_ranked_pairs_are_candidates_without_a_test() -> None:
     assert reach.tokens((5, 5)) == (True, False) and reach.passes((5, 6)) is None
 
 
-def test_a_ranking_that_ruled_out_nothing_says_nothing() -> None:
-    """All tokens of a small vocabulary were kept: that every true one is among them is no finding."""
+def test_a_ranking_that_ruled_out_nothing_gives_no_reach() -> None:
+    """All tokens of a small vocabulary were kept, so every true one is among them."""
     problem = _problem(_step(_model()).observe(), keep=len(tiny.VOCABULARY))
     everything = _pairs(*((token, place) for token in range(len(tiny.VOCABULARY)) for place in range(2)))
     assert ranked_reach(problem, everything) is None
 
 
 def test_asking_leaves_no_trace() -> None:
-    """Neither in the reach nor in the model: the same questions again, in another order, get the same answers."""
+    """The same questions in another order get the same answers."""
     step = _step(_model())
     seen = step.observe()
     problem = _problem(seen)
@@ -222,7 +222,7 @@ def test_asking_leaves_no_trace() -> None:
 
 
 def test_a_sequence_grown_word_by_word_passes_if_its_prefixes_do() -> None:
-    """The test gets the sequence as far as it has a gradient, never a longer one than the model takes, and no empty one."""
+    """The test gets the tokens with a gradient, never too many, and never none."""
     problem = _problem(_step(_model("gpt2")).observe())
     asked: list[list[int]] = []
 
@@ -238,11 +238,11 @@ def test_a_sequence_grown_word_by_word_passes_if_its_prefixes_do() -> None:
     assert asked == [[5, 6], [5, 7], [5, 6]]
 
 
-@pytest.mark.parametrize("kind", ["clean", "masked", "causal"])
-def test_every_reading_of_the_attack_says_what_was_in_reach(kind: str) -> None:
-    """The true sequences are, one with a foreign word is not; in a causal model without the last word's own evidence, too."""
-    model = _model("gpt2") if kind == "causal" else _model(dropout=0.1 if kind == "masked" else 0.0)
-    step = _step(model, TEXTS[:1], training=kind == "masked", frozen="" if kind == "causal" else "embeddings")
+@pytest.mark.parametrize("kind", ["encoder", "dropout", "decoder"])
+def test_every_reader_says_what_was_in_reach(kind: str) -> None:
+    """The true sequences are in reach; one with a foreign word is not."""
+    model = _model("gpt2") if kind == "decoder" else _model(dropout=0.1 if kind == "dropout" else 0.0)
+    step = _step(model, TEXTS[:1], training=kind == "dropout", frozen="" if kind == "decoder" else "embeddings")
     guess = Span()(step.observe(), torch.Generator().manual_seed(0), Budget(600))
     (ids,) = step.truth.sequences()
     assert guess.reach is not None
@@ -252,7 +252,7 @@ def test_every_reading_of_the_attack_says_what_was_in_reach(kind: str) -> None:
 
 
 def test_under_noise_nothing_passes_or_fails() -> None:
-    """Pairs are ranked and nothing is tested, so whatever is said of tokens, no sequence is said to be in or out."""
+    """Pairs are ranked and nothing is tested, so no sequence gets a verdict."""
     step = _step(_model(), TEXTS[:1])
     seen = step.observe()
     generator = torch.Generator().manual_seed(1)

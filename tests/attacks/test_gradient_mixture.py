@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from leakaudit.algorithms.labels.counts import fewest_of_each, whole_counts
 from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss
+from leakaudit.algorithms.labels.llg import extract_labels
 from leakaudit.algorithms.labels.output_layer import find_output_layer
 from leakaudit.attacks.gradient_mixture import GradientMixture, mixture
 from leakaudit.attacks.ilrg import Ilrg
-from leakaudit.attacks.llg import Llg, extract_labels
+from leakaudit.attacks.llg import Llg
 from leakaudit.attacks.llg_plus import LlgPlus
 from leakaudit.attacks.llg_star import LlgStar
 from leakaudit.attacks.rlu import Rlu

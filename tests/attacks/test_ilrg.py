@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from leakaudit.algorithms.labels.local_steps import moved
 from leakaudit.attacks.ilrg import Ilrg
 from leakaudit.attacks.llg import Llg
 from leakaudit.attacks.llg_star import LlgStar
-from leakaudit.attacks.rlu import Rlu, moved
+from leakaudit.attacks.rlu import Rlu
 from leakaudit.client.array_batches import array_batch, array_facts
 from leakaudit.client.observation import Observation
 from leakaudit.client.recipe import StepRecipe

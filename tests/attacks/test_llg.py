@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from leakaudit.algorithms.labels.clipping import clipping_factor
 from leakaudit.algorithms.labels.counts import batch_size, on_the_simplex, smallest_batch, solve_shares, whole_counts
 from leakaudit.algorithms.labels.head_loss import HeadLoss
-from leakaudit.attacks.llg import Llg, average_impact, extract_labels
+from leakaudit.algorithms.labels.llg import average_impact, extract_labels
+from leakaudit.attacks.llg import Llg
 from leakaudit.attacks.llg_plus import LlgPlus
-from leakaudit.attacks.llg_star import LlgStar, clipping_factor
+from leakaudit.attacks.llg_star import LlgStar
 from leakaudit.attacks.random_labels import RandomLabels
 from leakaudit.client.batches import make_batch
 from leakaudit.client.facts import Granted

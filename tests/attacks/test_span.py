@@ -48,7 +48,7 @@ def _recovered(guess: Reconstruction) -> set[tuple[int, ...]]:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_an_encoders_batch_comes_back_with_labels_and_a_proof(count: int) -> None:
-    """Dropout off, embeddings frozen: every sentence, every label, proved by re-simulation."""
+    """Dropout off, embeddings frozen: every sentence and label is proved."""
     step = _step(tiny.wide_bert(), TEXTS[:count], frozen="embeddings")
     guess = _attack(step.observe())
     assert _recovered(guess) == set(step.truth.sequences())
@@ -65,8 +65,8 @@ def test_a_clipped_update_is_as_good_as_the_whole_one() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_dropout_on_and_everything_trainable_gives_sentences_up(count: int) -> None:
-    """As people train; masks of later layers are unknown, so nothing is claimed to be proved."""
+def test_sentences_are_found_with_dropout_on_and_everything_trained(count: int) -> None:
+    """Masks of later layers are unknown, so nothing is claimed to be proved."""
     step = _step(tiny.wide_bert(dropout=0.1), TEXTS[1 : 1 + count], training=True)
     guess = _attack(step.observe())
     assert _recovered(guess) == set(step.truth.sequences())
@@ -74,7 +74,7 @@ def test_dropout_on_and_everything_trainable_gives_sentences_up(count: int) -> N
 
 
 def test_a_gpt2_classifiers_sentence_comes_back() -> None:
-    """A causal model with learned positions and a fused projection stored the other way round."""
+    """A causal model with learned positions and one transposed, fused projection."""
     tokenizer = tiny.gpt2_tokenizer()
     model = tiny.gpt2_classifier()
     batch = make_batch(tokenizer, ["the old dog chased a cat"], [1], "classification", tiny.POSITIONS)
@@ -84,7 +84,7 @@ def test_a_gpt2_classifiers_sentence_comes_back() -> None:
 
 
 def test_noise_is_ranked_and_not_believed() -> None:
-    """Far above the signal there is nothing to see: no proof, little confidence."""
+    """Far above the signal: no proof and little confidence."""
     seen = _step(tiny.wide_bert(), TEXTS[:1], frozen="embeddings").observe()
     generator = torch.Generator().manual_seed(1)
     noisy = {name: g + 10 * g.std() * torch.randn(g.shape, generator=generator) for name, g in seen.update.items()}
@@ -92,7 +92,7 @@ def test_noise_is_ranked_and_not_believed() -> None:
     assert all(not s.proved and s.confidence < 0.9 for s in guess.sequences or ())
 
 
-def test_a_used_up_budget_still_gives_a_guess() -> None:
+def test_a_spent_budget_still_gives_a_guess() -> None:
     """The best so far, marked as stopped by the budget."""
     ticks = iter(float(i) for i in range(100_000))
     seen = _step(tiny.wide_bert(), TEXTS, frozen="embeddings").observe()
@@ -101,14 +101,14 @@ def test_a_used_up_budget_still_gives_a_guess() -> None:
 
 
 def test_frozen_attention_is_not_applicable_and_named() -> None:
-    """Which layers were looked for."""
+    """The reason names the layers that were looked for."""
     seen = _step(tiny.wide_bert(), TEXTS[:1], frozen="attention.self").observe()
     reason = Span().applies(seen).reason
     assert "query.weight" in reason and "frozen or withheld" in reason
 
 
 def test_an_all_zero_update_is_not_applicable() -> None:
-    """Nothing moved, so nothing is to be read."""
+    """Nothing changed, so there is nothing to read."""
     seen = _step(tiny.wide_bert(), TEXTS[:1]).observe()
     empty = replace(seen, update={name: torch.zeros_like(g) for name, g in seen.update.items()})
     assert "is all zero" in Span().applies(empty).reason
@@ -124,7 +124,7 @@ def test_as_many_tokens_as_the_hidden_size_are_not_applicable_with_the_numbers()
 
 
 def test_one_wrong_word_is_not_proved() -> None:
-    """The true sentence is; with one token changed it is not, and no labels are claimed."""
+    """The true sentence is proved; with one token changed no labels are claimed."""
     step = _step(tiny.wide_bert(), TEXTS[:1], frozen="embeddings")
     seen = step.observe()
     (truth,) = step.truth.sequences()

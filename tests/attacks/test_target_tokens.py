@@ -22,7 +22,7 @@ def _model(tied: bool, steps: int) -> Any:
     """Return a GPT-2 of the tests, trained for some steps on random words."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = tiny.hf.GPT2LMHeadModel(tiny._gpt2_config(tie_word_embeddings=tied))
+        model = tiny.hf.GPT2LMHeadModel(tiny.gpt2_config(tie_word_embeddings=tied))
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         words, draw = tiny.TEXT_WORDS.split(), random.Random(1)
         for _ in range(steps):
@@ -36,7 +36,7 @@ def _model(tied: bool, steps: int) -> Any:
 
 
 def _words(model: Any, texts: list[str]) -> tuple[Observation, set[int], set[int]]:
-    """Return what is seen, the target tokens and all tokens of the batch."""
+    """Return the observation, the target tokens and all tokens of the batch."""
     step = tiny.client_step(model, tiny.gpt2_tokenizer(), texts, task="causal-lm")
     sequences = step.truth.sequences()
     around = step.facts.vocabulary.wordless_ids
@@ -48,7 +48,7 @@ def _words(model: Any, texts: list[str]) -> tuple[Observation, set[int], set[int
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("texts", [1, 3])
 def test_every_target_is_named_and_nothing_that_is_not_in_the_batch(tied: bool, steps: int, texts: int) -> None:
-    """Untrained and trained, with a head of its own and one that is the word embedding."""
+    """Untrained and trained, with an untied and with a tied head."""
     seen, targets, everything = _words(_model(tied, steps), TEXTS[:texts])
     assert TargetTokens().applies(seen)
     found = set(TargetTokens()(seen, torch.Generator().manual_seed(0), Budget(600)).tokens or ())
@@ -58,7 +58,7 @@ def test_every_target_is_named_and_nothing_that_is_not_in_the_batch(tied: bool, 
 
 
 def test_declared_noise_raises_the_bar() -> None:
-    """Few wrong tokens are named, where half of all rows would point backwards by chance."""
+    """Few wrong tokens are named, where half of all rows point backwards by chance."""
     seen, targets, everything = _words(_model(False, 60), TEXTS)
     sigma = 0.02
     rng = torch.Generator().manual_seed(0)
@@ -70,7 +70,7 @@ def test_declared_noise_raises_the_bar() -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_private_sgd_raises_the_bar_as_well(tied: bool) -> None:
-    """Noise 3,000 times the update: no token is named, where half of them would point backwards by chance."""
+    """Noise of 3,000 times the update: no token is named."""
     seen, _, _ = _words(_model(tied, 0), TEXTS)
     rng = torch.Generator().manual_seed(0)
     sigma = 3000 * max(float(g.abs().max()) for g in seen.update.values())
@@ -84,8 +84,8 @@ def test_private_sgd_raises_the_bar_as_well(tied: bool) -> None:
     assert TargetTokens()(declared, torch.Generator().manual_seed(0), Budget(600)).tokens == ()
 
 
-def test_noise_that_nobody_declares_shows_in_the_column_sums_of_a_head_of_its_own() -> None:
-    """Softmax gradients add up to 0 over the vocabulary; what is left of the sum says how large the noise is."""
+def test_undeclared_noise_shows_in_the_column_sums_of_an_untied_head() -> None:
+    """Softmax gradients sum to 0 over the vocabulary; the rest is noise."""
     seen, targets, everything = _words(_model(False, 60), TEXTS)
     rng = torch.Generator().manual_seed(0)
     noisy = {name: g + 0.02 * torch.randn(g.shape, generator=rng) for name, g in seen.update.items()}
@@ -93,7 +93,7 @@ def test_noise_that_nobody_declares_shows_in_the_column_sums_of_a_head_of_its_ow
     assert set(guess.tokens or ()) <= everything and len(set(guess.tokens or ()) & targets) > 0.8 * len(targets)
 
 
-def test_it_says_where_it_does_not_apply() -> None:
+def test_the_reason_says_where_it_does_not_apply() -> None:
     """A classifier predicts no tokens; a frozen head sends nothing."""
     verdict = TargetTokens().applies(tiny.observe(["a dog"]))
     assert not verdict and "this task is classification" in verdict.reason

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leakaudit.audit.scoring.assignment import match
-from leakaudit.metrics.rouge import rouge_f
 from leakaudit.plugins.attack_protocol import GuessedSequence
+from leakaudit.plugins.overlap import rouge_f
 
 WORDS = ["zero", "one", "two", "three", "four", "five"]
 SPECIAL = frozenset({0})
@@ -45,7 +45,10 @@ def test_special_tokens_are_left_out_of_both_sides() -> None:
 
 
 def test_exact_pairs_come_first_among_equally_like_ones() -> None:
-    """ROUGE-1 is blind to order: (2, 1) is as like to (1, 2) as (1, 2) itself is, but only one of them is an event."""
+    """ROUGE-1 ignores order: (2, 1) is as like (1, 2) as (1, 2) itself.
+
+    Only the exact pair is an event.
+    """
     pairs = match(_guesses((2, 1), (1, 2)), [(1, 2), (2, 1)], _decode)
     assert all(p.true_ids == p.guess_ids for p in pairs)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leakaudit.audit.scoring.patterns import bag_pattern, strip, token_pattern
-from leakaudit.plugins.metric_protocol import clipped_overlap
+from leakaudit.plugins.overlap import clipped_overlap
 from leakaudit.results.schema import STRIP_CELLS
 
 
@@ -52,13 +52,13 @@ def test_a_bag_knows_neither_order_nor_counts() -> None:
     ],
 )
 def test_a_strip_shows_where_a_sequence_leaked(pattern: str, cells: str | None) -> None:
-    """Sixteen cells, whatever the length; letters where the words came back without their neighbours."""
+    """It has sixteen cells, and letters where words came back alone."""
     assert strip(pattern) == cells
 
 
 @given(st.text(alphabet="bu.", min_size=1, max_size=200))
 def test_a_strip_is_empty_only_where_nothing_came_back(pattern: str) -> None:
-    """A single token of two hundred is seen, and the size of a strip says nothing of the length."""
+    """One token of two hundred is seen; the strip does not tell the length."""
     drawn = strip(pattern)
     assert drawn is not None and re.fullmatch(rf"[0-4a-d]{{{STRIP_CELLS}}}", drawn)
     assert (set(drawn) == {"0"}) == (set(pattern) == {"."})

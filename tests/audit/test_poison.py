@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from leakaudit.audit.worker import DIED_OVER
-from leakaudit.capture import worker_process as side_process
+from leakaudit.capture import worker_restarts
 from leakaudit.capture.worker_process import SideProcess
 from leakaudit.client.snapshot import Manifest, Provenance
 from leakaudit.config.audit import PluginSpec
-from leakaudit.gate.evaluate import Status, default_policy, evaluate
+from leakaudit.gate.evaluate import evaluate
+from leakaudit.gate.policy import default_policy
+from leakaudit.gate.verdict import Status
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.tensors import state_of
 from leakaudit.results.files import load_results
@@ -79,7 +81,7 @@ def put(spool: Spool, number: int, *, deadly: bool) -> None:
     bound: dict[str, Any] = {"batch_size_bound": DEADLY} if deadly else {}
     step = tiny.client_step(model, tiny.bert_tokenizer(), ["the old dog chased a cat ."], [1], **bound)
     write_snapshot(
-        spool.slot(number),
+        spool.snapshot_folder(number),
         update=step.update(),
         weights=state_of(model),
         truth=step.truth,
@@ -93,7 +95,10 @@ def put(spool: Spool, number: int, *, deadly: bool) -> None:
 
 
 def poisoned(folder: Path, kind: str, deadly: set[int], steps: int, **more: Any) -> tuple[Spool, SideProcess]:
-    """Return a spool in which some snapshots kill whoever attacks them, and the trainer's side of its worker."""
+    """Return a spool in which some snapshots kill their worker.
+
+    Also return the trainer's side of the worker.
+    """
     attacks = (PluginSpec(name="embedding-rows"), PluginSpec(name="poisoned", options={"kind": kind}))
     spool = make(folder, attacks=attacks, wait_at_end_s=240.0, **more)
     for number in range(steps):
@@ -120,7 +125,7 @@ def test_the_others_are_audited_and_reported_and_the_results_say_what_was_lost(
 
 
 def test_many_deadly_snapshots_do_not_use_up_the_patience_for_the_others(tmp_path: Path, plugin: None) -> None:
-    """Each is charged for its own deaths; a gate counts each as lost and never as clean."""
+    """Each snapshot counts its own deaths; a gate counts it as lost, never as clean."""
     spool, side = poisoned(tmp_path, "exit 1", {0, 2}, 4)
     side.wait_or_detach()
     side.stop()
@@ -138,7 +143,7 @@ def test_a_worker_that_dies_over_nothing_is_still_given_up(
     spool = make(tmp_path, 1)
     side = SideProcess(spool)
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    for _ in range(side_process.RESTARTS + 1):
+    for _ in range(worker_restarts.RESTARTS + 1):
         assert side.ensure()
         assert side._process is not None
         side._process.wait(timeout=60)
@@ -152,7 +157,7 @@ def test_a_counter_that_cannot_be_written_does_not_start_workers_without_end(
 ) -> None:
     """The trainer counts for itself."""
     spool = make(tmp_path, 1)
-    claimed = spool.claim()
+    claimed = spool.queue.claim()
     assert claimed is not None
     side = SideProcess(spool)
     monkeypatch.setattr(sys, "executable", "/bin/false")
@@ -174,7 +179,7 @@ def test_a_step_that_nobody_could_open_is_lost_to_the_gate(tmp_path: Path) -> No
 
     spool = make(tmp_path, *range(30))
     for number in range(15, 30):
-        os.truncate(spool.slot(number) / TRUTH, 10)
+        os.truncate(spool.snapshot_folder(number) / TRUTH, 10)
     assert run_worker(spool.root) == 0
     results = load_results(tmp_path / "audit")
     assert len(results.steps) == 30 and [step.n_sequences for step in results.steps[15:]] == [0] * 15

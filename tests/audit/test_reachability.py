@@ -1,4 +1,4 @@
-"""What was in reach: asked about the truth, special tokens aside, and missing with a reason where nobody can tell."""
+"""Reachability: asked about the truth, and missing where nobody can tell."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Known:
 
 
 def test_tokens_in_reach_are_counted_without_special_ones_and_sequences_weigh_alike() -> None:
-    """Three of four and none of two; the special tokens, which are candidates, would have made it more."""
+    """Three of four and none of two; special tokens do not count."""
     found = reachability(Known(frozenset({1, 2, 11, 12, 13}), {6: True, 4: False}), TRUTH, SPECIAL)
     assert [sequence.share for sequence in found.by_sequence] == [0.75, 0.0]
     assert found.tokens == Score(value=0.375, n=2)
@@ -51,7 +51,7 @@ def test_an_attack_without_a_test_has_no_share_of_sequences() -> None:
 
 
 def test_an_attack_that_cannot_say_what_was_in_reach_leaves_both_missing() -> None:
-    """As many unknowns as there are sequences, so that they can stand beside the scores."""
+    """There are as many unknowns as sequences, to stand beside the scores."""
     found = reachability(None, TRUTH, SPECIAL)
     assert found.tokens == found.sequences == Missing(missing="the attack does not say what it could have reached")
     assert [(s.share, s.passes) for s in found.by_sequence] == [(None, None)] * 2

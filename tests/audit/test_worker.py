@@ -1,4 +1,4 @@
-"""The side process gives every snapshot its turn, loses nothing, and says nothing private."""
+"""The side process audits every snapshot, loses none and logs nothing private."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from leakaudit.models.tensors import state_of
 from leakaudit.results.files import load_results
 from leakaudit.results.journal import load_journal
 from leakaudit.storage.parent_watch import PARENT_VARIABLE
+from leakaudit.storage.snapshot_queue import MAX_CRASHES, SnapshotQueue
 from leakaudit.storage.snapshots import write_snapshot
-from leakaudit.storage.spool import MOST_DEATHS, Spool, Totals
+from leakaudit.storage.spool import Spool
+from leakaudit.storage.spool_files import Totals
 from tests.support import tiny
 from tests.support.processes import until
 
@@ -56,7 +58,7 @@ def put(spool: Spool, number: int, model: nn.Module | None = None) -> None:
     model = model or tiny.bert()
     step = tiny.client_step(model, tiny.bert_tokenizer(), [TEXT], [1])
     write_snapshot(
-        spool.slot(number),
+        spool.snapshot_folder(number),
         update=step.update(),
         weights=state_of(model),
         truth=step.truth,
@@ -122,7 +124,7 @@ def test_every_snapshot_is_audited_in_turn_and_removed(tmp_path: Path) -> None:
 def test_half_a_snapshot_of_a_killed_trainer_is_removed_and_that_of_a_living_one_is_not(
     tmp_path: Path, gone: bool
 ) -> None:
-    """It is private text that nobody would finish; a living trainer is still writing it."""
+    """Half a snapshot of a killed trainer is removed; that of a living one stays."""
     spool = make(tmp_path, 1)
     (spool.root / "000002.tmp").mkdir()
     if gone:
@@ -166,7 +168,10 @@ def test_a_worker_waits_for_a_trainer_that_is_not_through(tmp_path: Path) -> Non
 
 
 def test_a_worker_by_hand_does_not_wait_for_a_dead_trainer(tmp_path: Path) -> None:
-    """A trainer that was killed left no totals: what it kept is audited, and the results say that it was interrupted."""
+    """A killed trainer leaves no totals: the results say "interrupted".
+
+    The steps that it kept are audited.
+    """
     spool = make(tmp_path, 1, finished=False)
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
@@ -180,11 +185,11 @@ def test_a_worker_by_hand_does_not_wait_for_a_dead_trainer(tmp_path: Path) -> No
 def test_a_last_snapshot_that_comes_with_the_end_is_not_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trainer hands it over and says that it is through just after the worker found nothing waiting."""
+    """The last snapshot may arrive just after the worker found none."""
     spool = make(tmp_path, 3, finished=False)
-    claim, looks = Spool.claim, []
+    claim, looks = SnapshotQueue.claim, []
 
-    def claim_in_between(self: Spool) -> Path | None:
+    def claim_in_between(self: SnapshotQueue) -> Path | None:
         found = claim(self)
         looks.append(found)
         if len(looks) == 2:
@@ -192,7 +197,7 @@ def test_a_last_snapshot_that_comes_with_the_end_is_not_left_behind(
             spool.finish(Totals(total_steps=8, kept=1))
         return found
 
-    monkeypatch.setattr(Spool, "claim", claim_in_between)
+    monkeypatch.setattr(SnapshotQueue, "claim", claim_in_between)
     audit = FakeAudit()
     assert run_worker(spool.root, audit_factory=audit) == 0
     assert audit.steps == [3, 7] and looks[1] is None
@@ -201,7 +206,7 @@ def test_a_last_snapshot_that_comes_with_the_end_is_not_left_behind(
 def test_a_first_snapshot_that_comes_with_the_end_is_not_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker that waits for the first step asks whether training is over before it looks for one."""
+    """A waiting worker asks whether training is over before it looks for a step."""
     spool, audit = make(tmp_path, finished=False), FakeAudit()
     waiting, looks = Spool.waiting, []
 
@@ -218,7 +223,10 @@ def test_a_first_snapshot_that_comes_with_the_end_is_not_left_behind(
 
 
 def test_a_worker_that_was_given_no_step_ends_quietly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It opens no audit, so that the next run in the folder finds none, and says why there is nothing."""
+    """It opens no audit and says why there is nothing to report.
+
+    The next run in the folder then finds none.
+    """
     spool = make(tmp_path)
     assert run_worker(spool.root) == 0
     assert capsys.readouterr().out == "no step was kept: nothing to attack and nothing to report\n"
@@ -235,7 +243,7 @@ def test_once_does_not_wait(tmp_path: Path) -> None:
 def test_a_damaged_snapshot_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is named, noted as lost and removed."""
     spool, audit = make(tmp_path, 1, 2), FakeAudit()
-    (spool.slot(1) / OBSERVED).write_bytes(b"short")
+    (spool.snapshot_folder(1) / OBSERVED).write_bytes(b"short")
     assert run_worker(spool.root, audit_factory=audit) == 0
     assert audit.steps == [2]
     assert names(spool) == []
@@ -268,7 +276,7 @@ def test_a_full_disk_gives_the_snapshot_back(tmp_path: Path, capsys: pytest.Capt
 def test_a_disk_that_fills_up_in_the_middle_of_a_line_leaves_whole_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The half is taken back, or the next result would be written behind it and both be lost."""
+    """A partial line is removed, or it would spoil the next result too."""
     spool, real, lines = make(tmp_path, 1), os.write, []
 
     def full(descriptor: int, data: Any) -> int:
@@ -343,11 +351,11 @@ def test_a_removed_spool_ends_the_worker_with_what_it_has(tmp_path: Path) -> Non
 def test_a_snapshot_that_workers_die_over_is_set_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """So that the others are audited."""
     spool = make(tmp_path, 1, 2)
-    for _ in range(MOST_DEATHS - 1):
-        assert spool.claim() is not None
+    for _ in range(MAX_CRASHES - 1):
+        assert spool.queue.claim() is not None
         with spool.worker_lock():
             pass
-    assert spool.claim() is not None
+    assert spool.queue.claim() is not None
     audit = FakeAudit()
     assert run_worker(spool.root, audit_factory=audit) == 0
     assert audit.steps == [2]
@@ -435,7 +443,7 @@ def test_a_worker_killed_in_the_middle_of_an_attack_repeats_that_attempt_only(tm
 
 
 def test_a_worker_goes_when_its_input_ends(tmp_path: Path) -> None:
-    """A killed trainer closes the pipe; the snapshot stays, and nothing is held against it."""
+    """A killed trainer closes the pipe; the snapshot stays and is not blamed."""
     spool = make(tmp_path, finished=False)
     process = start(spool, **{PARENT_VARIABLE: str(os.getpid())})
     try:

@@ -122,10 +122,10 @@ class Written:
             start = time.perf_counter()
             real(kept)
             self.seconds.append(time.perf_counter() - start)
-            claimed = spool.claim()
+            claimed = spool.queue.claim()
             if claimed is not None:
                 self.each, self.once = size_of(claimed), spool.used_bytes() - size_of(claimed)
-                spool.release(claimed, keep=False)
+                spool.queue.discard_or_keep(claimed, keep=False)
 
         run.recorder.writer.write = write
 
@@ -135,7 +135,7 @@ def unkept(watched: Watch, times: int = 10_000) -> float:
     run = watched._run
     assert run is not None
     run.plan = replace(run.plan, every=10**9)
-    watched._steps = 1
+    watched._counter.number = 1
     start = time.perf_counter()
     for _ in range(times):
         run.recorder.current.before_step(None, (), {})

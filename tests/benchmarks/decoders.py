@@ -1,4 +1,6 @@
-"""How far `span` gets on decoders: `python -m tests.benchmarks.decoders --train TEXTS.jsonl --data FILE.jsonl [...]`.
+"""Table of `span` on two small decoders, by task and batch size.
+
+Run: `python -m tests.benchmarks.decoders --train TEXTS.jsonl --data FILE.jsonl [...]`.
 
 Builds two small decoders, trains them a little on the texts of `--train` so that their weights are not noise, and keeps them in
 `--folder` for the next run. Then it prints one table row per shape, task and batch size: tokens per batch over the hidden size,
@@ -67,7 +69,7 @@ SETTINGS = (
 
 
 def build(shape: str, folder: Path, texts: list[str]) -> Path:
-    """Return the folder of a trained decoder of that shape, training it first unless it is there."""
+    """Return the folder of a decoder of that shape; train it if it is not there."""
     place = folder / shape
     if (place / "config.json").is_file():
         return place
@@ -128,7 +130,7 @@ def _llama(texts: list[str]) -> tuple[Any, Any]:
 
 
 def _train(model: Any, tokenizer: Any, texts: list[str], steps: int) -> None:
-    """Train a language model on rows of LENGTH tokens out of the texts in a seeded order."""
+    """Train a language model on rows of LENGTH tokens, in a seeded order."""
     rows = _rows(tokenizer, texts, steps * BATCH)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.1)
@@ -169,7 +171,11 @@ def _rows(tokenizer: Any, texts: list[str], count: int) -> Iterator[list[int]]:
 def measure(
     setting: Setting, model: Path, data: Path, sentences: int, seeds: list[int], device: str, freeze: tuple[str, ...]
 ) -> tuple[list[Attempt], list[int]]:
-    """Run one setting over all seeds; return the attempts and the number of tokens of every batch."""
+    """Run one setting over all seeds.
+
+    Returns:
+        The attempts, and the number of tokens of every batch.
+    """
     attempts: list[Attempt] = []
     tokens: list[int] = []
     for seed in seeds:

@@ -1,4 +1,6 @@
-"""What is left of exact recovery under damage: `python -m tests.benchmarks.exact_recovery --data FILE.jsonl`.
+"""Table of exact recovery from updates with noise, pruning or rounding.
+
+Run: `python -m tests.benchmarks.exact_recovery --data FILE.jsonl`.
 
 Prints the table of `leakaudit/attacks/README.md`: one row per defence and strength, with exact rate, token recall, tokens among the
 attack's candidates (reachability), n, seeds and median seconds a batch. Nothing is granted; the protocol declares the defence,

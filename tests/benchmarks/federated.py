@@ -1,4 +1,6 @@
-"""How far `span` gets on low-rank adapters and on local steps: `python -m tests.benchmarks.federated --data FILE.jsonl`.
+"""Table of `span` on low-rank adapters and on local steps.
+
+Run: `python -m tests.benchmarks.federated --data FILE.jsonl`.
 
 Prints one table row per setting, as `tests.benchmarks.span` does. Nothing is granted. Not collected by pytest.
 """

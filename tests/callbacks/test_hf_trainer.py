@@ -1,4 +1,6 @@
-"""What the callback keeps is the step that the Trainer makes, whatever its settings; rows are those of the list of traps
+"""What the callback keeps is the step that the Trainer makes.
+
+The rows are those of the list of traps
 that a naive callback falls into (the number is in each test's name)."""
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ from transformers import (
 from leakaudit.audit.audit import Audit
 from leakaudit.audit.verification import verify
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
+from leakaudit.capture.context import OFF_SWITCH
 from leakaudit.capture.optimizers import base_optimizer
-from leakaudit.capture.run import OFF_SWITCH, AuditRun
+from leakaudit.capture.results_log import ResultsLog
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.config.audit import PluginSpec
@@ -56,7 +59,10 @@ def assert_verified(snapshot: Any, tolerance: float = 1e-5) -> None:
 
 
 def test_row_2_the_update_is_the_one_the_optimizer_gets(tmp_path: Path) -> None:
-    """Not none, not zero, not one of another step: bit by bit what another callback sees before the optimizer."""
+    """The kept gradient is bit by bit what another callback sees.
+
+    It is not missing, not zero and not of another step.
+    """
     probe = Probe()
     found = train(tmp_path, probe)
     assert list(found) == [0, 1, 2]
@@ -111,7 +117,7 @@ def test_row_5_every_micro_batch_of_a_ragged_window_is_kept(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("windows", [2, 4])
 def test_row_6_the_scale_of_the_loss_is_the_trainers(tmp_path: Path, windows: int) -> None:
-    """A BERT classifier takes the item count and ignores it: the update is the sum of the means, not their mean."""
+    """A BERT classifier ignores the item count: the update is a sum of means."""
     found = train(tmp_path, gradient_accumulation_steps=windows, per_device_train_batch_size=1)
     for snapshot in found.values():
         assert_verified(snapshot)
@@ -123,7 +129,10 @@ def test_row_6_the_scale_of_the_loss_is_the_trainers(tmp_path: Path, windows: in
 
 @pytest.mark.parametrize("attach", [True, False])
 def test_row_6_a_window_without_labels_to_count_is_divided_by_its_micro_batches(tmp_path: Path, attach: bool) -> None:
-    """Question answering names its labels otherwise, so that the Trainer finds no items and divides by the window."""
+    """Question answering has labels of other names.
+
+    So the Trainer finds no items and divides by the window.
+    """
     torch.manual_seed(0)
     rows: Any = tiny_trainer.Rows(tiny.bert_tokenizer(), classes=0)
     rows.rows = [{**row, "start_positions": 1, "end_positions": 2} for row in rows.rows]
@@ -137,7 +146,10 @@ def test_row_6_a_window_without_labels_to_count_is_divided_by_its_micro_batches(
 
 @pytest.mark.parametrize("attach", [True, False])
 def test_row_6_a_language_model_divides_by_the_items_of_the_window(tmp_path: Path, attach: bool) -> None:
-    """GPT-2's loss takes the item count: neither sum nor mean of the micro-batches' means."""
+    """GPT-2's loss uses the item count.
+
+    So the update is neither the sum nor the mean of the micro-batches' means.
+    """
     tokenizer = tiny.gpt2_tokenizer()
 
     def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -165,7 +177,10 @@ def test_row_6_a_language_model_divides_by_the_items_of_the_window(tmp_path: Pat
 
 @pytest.mark.parametrize("attach", [True, False])
 def test_row_7_a_loss_of_the_trainers_own_is_replayed(tmp_path: Path, attach: bool) -> None:
-    """Label smoothing: the Trainer takes the labels out before the forward pass; only `attach` sees them, the update needs none."""
+    """The Trainer takes the labels out before the forward pass.
+
+    Only `attach` sees them; the update can be computed without them.
+    """
     found = train(tmp_path, label_smoothing_factor=0.1, gradient_accumulation_steps=2, attach=attach)
     for snapshot in found.values():
         assert (snapshot.truth.labels() is not None) == attach
@@ -174,7 +189,7 @@ def test_row_7_a_loss_of_the_trainers_own_is_replayed(tmp_path: Path, attach: bo
 
 
 def test_row_7_a_loss_of_the_users_own_is_replayed(tmp_path: Path) -> None:
-    """`compute_loss_func` is code that nobody else has; what it sends into the logits is enough."""
+    """`compute_loss_func` is the user's code; gradients of the logits are enough."""
 
     def own_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
         return torch.nn.functional.cross_entropy(outputs.logits, labels) + outputs.logits.square().mean()
@@ -219,7 +234,7 @@ def test_row_10_an_overflowed_step_is_not_kept_and_leaves_nothing_behind(
 
 
 def test_row_18_evaluation_is_not_recorded(tmp_path: Path) -> None:
-    """Forward passes of an evaluation at every step stay out, with the forward hook, too."""
+    """Forward passes of an evaluation are not recorded, with or without `attach`."""
     for attach in (True, False):
         folder = tmp_path / str(attach)
         tokenizer = tiny.bert_tokenizer()
@@ -237,7 +252,10 @@ def test_row_18_evaluation_is_not_recorded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("attach", [True, False])
 def test_row_18_a_loss_of_two_forward_passes_is_one_batch(tmp_path: Path, attach: bool) -> None:
-    """R-Drop: both passes are part of the step, with masks of their own, and the second adds no sequence."""
+    """R-Drop: both passes are part of the step, with masks of their own.
+
+    The second pass adds no sequence.
+    """
 
     class Twice(Trainer):
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -252,7 +270,7 @@ def test_row_18_a_loss_of_two_forward_passes_is_one_batch(tmp_path: Path, attach
 
 
 def test_row_19_dropout_is_repeated_from_the_kept_state(tmp_path: Path) -> None:
-    """With the state of the random generators the step is verified, without it is unverifiable."""
+    """The step is verified only with the state of the random generators."""
     one_class = tiny_trainer.Rows(tiny.bert_tokenizer(), classes=1)
     found = train(tmp_path, model=tiny.bert(dropout=0.1), gradient_accumulation_steps=2, rows=one_class)
     for snapshot in found.values():
@@ -264,7 +282,10 @@ def test_row_19_dropout_is_repeated_from_the_kept_state(tmp_path: Path) -> None:
 
 
 def test_row_20_the_model_is_rebuilt_from_its_live_configuration(tmp_path: Path) -> None:
-    """Packed sequences attend to each other or not by a setting that the Trainer changes; and they are told apart."""
+    """Packed sequences are told apart.
+
+    A setting that the Trainer changes decides whether they attend to each other.
+    """
     tokenizer = tiny.gpt2_tokenizer()
     found = train(
         tmp_path,
@@ -285,7 +306,10 @@ def test_row_20_the_model_is_rebuilt_from_its_live_configuration(tmp_path: Path)
 
 
 def test_row_21_autocast_is_replayed(tmp_path: Path) -> None:
-    """A bf16 step is verified in bf16, and says so; in float32 it would be five thousandths off."""
+    """A bf16 step is verified in bf16, and says so.
+
+    In float32 the error would be five thousandths.
+    """
     found = train(tmp_path, bf16=True)
     for snapshot in found.values():
         assert snapshot.observation.facts.dtype == "bfloat16"
@@ -307,7 +331,10 @@ def test_a_model_with_bfloat16_weights_is_verified(tmp_path: Path) -> None:
 
 
 def test_row_25_prefetched_batches_are_not_mistaken_for_the_steps(tmp_path: Path) -> None:
-    """Two loader processes, windows of two, and a run resumed in the middle of an epoch."""
+    """A run with two loader processes is resumed in the middle of an epoch.
+
+    Its windows have two micro-batches.
+    """
     common: dict[str, Any] = {
         "per_device_train_batch_size": 1,
         "gradient_accumulation_steps": 2,
@@ -398,7 +425,10 @@ def test_row_29_a_run_after_one_that_raised_keeps_each_due_step_once(tmp_path: P
 
 
 def test_row_29_a_smaller_batch_after_running_out_of_memory_is_the_same_audit(tmp_path: Path) -> None:
-    """`auto_find_batch_size` begins training again with half the batch; nothing was kept before."""
+    """`auto_find_batch_size` begins again with half the batch.
+
+    Nothing was kept before.
+    """
 
     class Hungry(Trainer):
         def _prepare_inputs(self, inputs: Any) -> Any:
@@ -444,7 +474,10 @@ def test_row_30_attacks_do_not_look_at_the_truth(tmp_path: Path) -> None:
 
 
 def test_training_is_the_same_with_and_without_the_audit(tmp_path: Path) -> None:
-    """No random number is drawn and no weight is touched, dropout and shuffling included."""
+    """Training with an audit draws the same random numbers and ends alike.
+
+    That includes dropout and shuffling.
+    """
     outcomes = []
     for audited in (True, False):
         torch.manual_seed(11)
@@ -529,7 +562,7 @@ def test_a_wrong_configuration_is_said_at_the_start_and_again_at_the_end(
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Training goes on without the audit."""
+    """Training continues without the audit."""
     audit = LeakAuditCallback(tiny_trainer.audit_config(tmp_path, **change))
     make_trainer(tmp_path, audit).train()
     assert message in caplog.text
@@ -632,7 +665,7 @@ def test_a_problem_of_our_own_never_reaches_training(
     def broken(*args: Any) -> None:
         raise ValueError("the old dog chased a cat")
 
-    monkeypatch.setattr(LeakAuditCallback, "_now", broken)
+    monkeypatch.setattr(LeakAuditCallback, "_step_context", broken)
     trainer = make_trainer(tmp_path, LeakAuditCallback(tiny_trainer.audit_config(tmp_path)))
     trainer.train()
     assert trainer.state.global_step == 3
@@ -650,7 +683,7 @@ def test_ctrl_c_goes_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     trainer = make_trainer(tmp_path, audit)
     audit.attach(trainer)
     with tiny_trainer.without_side_process():
-        monkeypatch.setattr(AuditRun, "log_results", interrupt)
+        monkeypatch.setattr(ResultsLog, "update", interrupt)
         with pytest.raises(KeyboardInterrupt):
             trainer.train()
         assert json.loads((tmp_path / "audit" / "spool" / "finished.json").read_text())["interrupted"]
@@ -659,7 +692,10 @@ def test_ctrl_c_goes_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_model_class_that_transformers_does_not_have_is_refused_clearly(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It could not be rebuilt in the side process, and the encoder in it would be audited without its head."""
+    """The side process could not rebuild it.
+
+    The encoder in it would be audited without its head.
+    """
 
     class Own(BertForSequenceClassification):
         pass

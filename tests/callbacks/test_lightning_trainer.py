@@ -1,4 +1,7 @@
-"""What is Lightning's own: two namespaces, clipping by value, resuming, exceptions, copies. The rest is in `test_rows.py`."""
+"""The audit under Lightning: namespaces, clipping, resuming, exceptions.
+
+What all adapters have in common is tested in `test_rows.py`.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +95,7 @@ def test_an_exception_in_training_ends_the_audit_and_goes_through(
     with pytest.raises(RuntimeError, match="enough"):
         fit(tmp_path, audit, step)
     assert "training ended with RuntimeError; 2 steps were kept" in capsys.readouterr().err
-    assert audit._run is None and not audit._hooks
+    assert audit._run is None and not audit._counter._hooks
     assert list(kept(audit)) == [0, 1]
 
 

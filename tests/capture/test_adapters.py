@@ -1,4 +1,7 @@
-"""Adapters of peft: what can be made again is audited, and the rest is refused by name before the first step."""
+"""Adapters of peft are audited if they can be made again.
+
+Others are refused by name before the first step.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from torch import Tensor
 
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.errors import ModelError
-from leakaudit.models.lora import LoraRecipe
+from leakaudit.models.lora import LoraRecipe, adapted
 from leakaudit.models.wrappers import unwrapped
 from leakaudit.results.schema import VerificationStatus
 from tests.capture.test_rebuilt import llama, with_lora
@@ -85,7 +88,10 @@ def _run(model: Any, folder: Path | None, **more: Any) -> Any:
 
 @pytest.mark.parametrize("kind", AUDITED)
 def test_adapters_that_peft_can_make_again_are_audited(kind: str, tmp_path: Path) -> None:
-    """Every shared gradient is kept, the rebuilt step is the one that was made, and training is bit-identical."""
+    """Every shared gradient is kept, and the rebuilt step is verified.
+
+    Training is the same to the bit.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         plain, audited = AUDITED[kind]().train(), AUDITED[kind]().train()
@@ -136,7 +142,7 @@ REFUSED: dict[str, tuple[Make, str]] = {
 def test_adapters_that_cannot_be_made_again_are_refused_before_the_first_step(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By name, with what to do; nothing is written, and training goes on."""
+    """By name, with what to do; nothing is written, and training continues."""
     make, message = REFUSED[kind]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -151,7 +157,6 @@ def test_a_recipe_takes_no_setting_that_names_code() -> None:
     """A recipe is read from a file, and peft imports what `megatron_core` names."""
     with pytest.raises(ValueError, match="no setting 'megatron_core'"):
         LoraRecipe(rank=2, targets=("q_proj",), alpha=2.0, settings={"megatron_core": "os"})
+    model = unwrapped(REFUSED["LoHa"][0]())
     with pytest.raises(ModelError, match="kind LOHA"):
-        from leakaudit.models.lora import adapted
-
-        adapted(unwrapped(REFUSED["LoHa"][0]()))
+        adapted(model)

@@ -1,4 +1,7 @@
-"""Agreement over a key-value store: one decision for all, no waiting beyond the limit, and no trace of earlier audits."""
+"""Processes agree over a key-value store.
+
+There is one decision for all, no waiting beyond the limit, and no influence of earlier audits.
+"""
 
 from __future__ import annotations
 
@@ -92,9 +95,10 @@ def test_an_exception_while_waiting_is_a_no(store: Any, monkeypatch: pytest.Monk
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(time, "sleep", interrupted)
-        one.settle("step 1", True, 30)
+        with pytest.raises(KeyboardInterrupt):
+            one.settle("step 1", True, 30)
     assert other.settle("step 1", True, 30) == Settled()
 
 

@@ -1,4 +1,4 @@
-"""Classifiers of pictures and tables in every adapter: their steps are verified, and their labels are attacked."""
+"""Classifiers of arrays in every adapter: steps are verified, and labels attacked."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def snapshots(net: nn.Module, folder: Path, **options: Any) -> dict[int, Snapsho
 def test_a_loop_on_tables_is_audited_where_nobody_else_can_make_its_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Dropout and batch normalisation on: every due step is verified, and its labels are attacked at once, without other attacks."""
+    """With dropout and batch norm, every due step is verified and attacked."""
     net = array_models.net()
     train(net, config(tmp_path))
     results = load_results(tmp_path / "audit")
@@ -102,7 +102,7 @@ def test_a_loop_on_tables_is_audited_where_nobody_else_can_make_its_model(
 
 
 def test_training_ends_where_it_would_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bit by bit, running averages of batch normalisation and the random state included."""
+    """To the bit, with running averages of batch norm and the random state."""
     watched, plain = array_models.net(), array_models.net()
     train(watched, config(tmp_path))
     after = torch.rand(3)
@@ -114,7 +114,7 @@ def test_training_ends_where_it_would_have_ended(tmp_path: Path, monkeypatch: py
 
 
 def test_a_classifier_that_says_how_it_is_made_is_read_by_another_process(tmp_path: Path) -> None:
-    """The snapshot makes it anew, with its loss and its class weights; the folder says that there is no text."""
+    """The snapshot rebuilds model and loss; the folder says that it has no text."""
     weights = torch.tensor([1.0, 2.0, 0.5])
     criterion = nn.CrossEntropyLoss(weight=weights, label_smoothing=0.0)
     found = snapshots(array_models.known(), tmp_path, loss=lambda net, x, y: criterion(net(x), y), criterion=criterion)
@@ -241,7 +241,7 @@ def test_a_gate_on_labels_fails_such_a_run(tmp_path: Path) -> None:
 
 
 def test_kept_steps_are_attacked_again_from_the_command_line(tmp_path: Path) -> None:
-    """By everything that is tried where nothing is said: attacks on text say that there is none."""
+    """Default attacks run, and attacks on text say that there is none."""
     snapshots(array_models.known(), tmp_path)
     kept_steps, out = str(tmp_path / "audit" / "taken"), tmp_path / "again"
     words = ["run", kept_steps, "--tokenizer", str(_tokenizer(tmp_path)), "--out", str(out)]
@@ -257,7 +257,7 @@ def test_kept_steps_are_attacked_again_from_the_command_line(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("calls", ["the module", "its part"])
 def test_lightning_tells_the_labels_of_its_batches(tmp_path: Path, calls: str) -> None:
-    """(inputs, labels) from the loader; the classifier is found in the module, whichever of both the step calls."""
+    """(inputs, labels) from the loader; the step calls the module or its classifier."""
     import lightning.pytorch as pl
 
     class Module(pl.LightningModule):
@@ -302,7 +302,7 @@ def test_a_module_of_several_parts_is_the_classifier_itself() -> None:
 
 
 def test_the_trainer_of_transformers_on_pictures(tmp_path: Path) -> None:
-    """A model that computes its loss itself, and that transformers exports, so nothing needs to be said about it."""
+    """The model computes its loss itself, and transformers exports it."""
     import transformers as hf
 
     vit: Any = hf.ViTConfig  # its stubs know none of its arguments

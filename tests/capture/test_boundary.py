@@ -1,4 +1,4 @@
-"""Whatever goes wrong in this package while somebody trains: training ends with the weights that it has without an audit.
+"""No defect of this package changes what a training leaves.
 
 Every function of ours that a training reaches raises in its turn, at its first call and once more in each later step. Marked
 `integrations`: the same from the third call on, and what adapters share once more under each framework.
@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.capture.boundary import Ending, around, entry
-from leakaudit.capture.run import OFF_SWITCH
+from leakaudit.capture.context import OFF_SWITCH
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from tests.support import tiny
 from tests.support.sabotage import CANARY, Sabotage, SabotageError, name_of, reached
 from tests.support.tiny_trainer import make_trainer
 
-BETWEEN = {"leakaudit/capture/boundary.py::around.<locals>.observed"}
+BETWEEN = {"capture/boundary.py::around.<locals>.observed"}
 """Our one frame around a function of the user's: if it could be skipped, so could what the user wants to be called."""
 
 STEPS = 3
@@ -69,7 +69,7 @@ class Loop:
     error: BaseException | None = None
     """What the user's code raises in the last step."""
     everywhere: bool = False
-    """Whether functions outside of callbacks/ raise, too."""
+    """Whether functions outside of callbacks/ and capture/ raise, too."""
 
     def train(self, folder: Path, again: Callable[[], None] = lambda: None) -> Trained:
         """Train with an audit; `again` is called in every step."""
@@ -138,8 +138,8 @@ _tried: set[tuple[str, CodeType]] = set()
 """The same for adapters."""
 
 
-def _in_callbacks(code: CodeType) -> bool:
-    return name_of(code).startswith(("callbacks/", "inline.py"))
+def _in_training(code: CodeType) -> bool:
+    return name_of(code).startswith(("callbacks/", "capture/", "audit/inline.py"))
 
 
 @pytest.mark.filterwarnings(
@@ -158,13 +158,16 @@ def test_no_function_of_ours_can_stop_a_loop(
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Same weights and random state to the bit, the user's own exception unchanged, and no message of an exception in any log."""
+    """Weights and random state are the same to the bit.
+
+    The user's own exception is unchanged, and no log has the message of an exception.
+    """
     loop = LOOPS[kind]
     with monkeypatch.context() as off:
         off.setenv(OFF_SWITCH, "1")
         wanted = loop.train(tmp_path / "off")
     found = reached(lambda again: loop.train(tmp_path / "reached", again))
-    ours = [code for code in found if (loop.everywhere or _in_callbacks(code)) and name_of(code) not in BETWEEN]
+    ours = [code for code in found if (loop.everywhere or _in_training(code)) and name_of(code) not in BETWEEN]
     assert len(ours) > (150 if loop.everywhere else 20), "the trap sees what training reaches"
     targets = [code for code in ours if (first, code) not in _done]
     _done.update((first, target) for target in targets)
@@ -181,7 +184,10 @@ def _wrong(
     caplog: pytest.LogCaptureFixture,
     first: int = 1,
 ) -> Iterator[str]:
-    """Let each function raise in its turn, at its first or a later call; yield what is wrong then."""
+    """Let each function raise in its turn; yield what is wrong then.
+
+    It raises at its first call or a later one.
+    """
     for number, target in enumerate(targets):
         caplog.clear()
         sabotage = Sabotage(target, first)
@@ -206,11 +212,8 @@ def test_a_defect_is_said_once_with_its_type_and_place_and_what_it_costs(
 ) -> None:
     """One warning for the recorder's part, one for the run's."""
     for name, says in (
-        (
-            "leakaudit/capture/current_step.py::CurrentStep._copy",
-            "stops recording after a SabotageError at sabotage.py",
-        ),
-        ("leakaudit/capture/run.py::AuditRun.decide", "is off for this run: SabotageError at sabotage.py"),
+        ("capture/current_step.py::CurrentStep._copy", "stops recording after a SabotageError at sabotage.py"),
+        ("capture/run.py::AuditRun.decide", "is off for this run: SabotageError at sabotage.py"),
     ):
         found = reached(lambda again, name=name: LOOPS["deferred"].train(tmp_path / f"found {name[-4:]}", again))  # type: ignore[misc]
         sabotage = Sabotage(next(code for code in found if name_of(code) == name))
@@ -218,7 +221,7 @@ def test_a_defect_is_said_once_with_its_type_and_place_and_what_it_costs(
         with sabotage.at_work():
             LOOPS["deferred"].train(tmp_path / f"raised {name[-4:]}", sabotage.again)
         said = [r.message for r in caplog.records if r.levelno >= logging.WARNING]
-        assert len(said) == 1 and says in said[0] and "training goes on" in said[0]
+        assert len(said) == 1 and says in said[0] and "training continues" in said[0]
 
 
 # ---------------------------------------------------------------------- frameworks
@@ -307,13 +310,16 @@ def test_no_function_of_an_adapter_can_stop_its_framework(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A checkpoint is written on the way; what the user's code raises arrives unchanged. The loops tried all that adapters share."""
+    """What the user's code raises arrives unchanged.
+
+    A checkpoint is written in between. The loops above try what all adapters have in common.
+    """
     with monkeypatch.context() as off:
         off.setenv(OFF_SWITCH, "1")
         wanted = train(tmp_path / "off", error=error)
     assert wanted.error is error
     found = reached(lambda again: train(tmp_path / "reached", again, error=error))
-    homes = ("leakaudit/capture/boundary.py", "leakaudit/capture/run.py::Adapter") if shared else (f"callbacks/{file}",)
+    homes = ("capture/boundary.py", "capture/adapter.py::Adapter") if shared else (f"callbacks/{file}",)
     targets = [
         c for c in found if name_of(c).startswith(homes) and name_of(c) not in BETWEEN and (file, c) not in _tried
     ]

@@ -1,4 +1,4 @@
-"""Loops copy and save their model whenever they like, also in a step that is being recorded."""
+"""Loops copy and save their model at any time, also while a step is recorded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.tiny_trainer import audit_config, kept, make_trainer, stamp, 
 
 
 def test_a_copy_of_a_recorded_model_is_a_model_without_a_recorder(tmp_path: Path) -> None:
-    """`copy.deepcopy` of the best model raised, because the hooks on it held a lock; and a copy must not count as a pass."""
+    """The hooks on a model hold a lock, and a pass of a copy must not count."""
     model: Any = tiny.bert().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     batches = classes()
@@ -43,7 +43,7 @@ def test_a_copy_of_a_recorded_model_is_a_model_without_a_recorder(tmp_path: Path
 
 
 def test_a_model_that_is_saved_whole_is_loaded_where_this_package_is_not(tmp_path: Path) -> None:
-    """`torch.save(model)` raised in a recorded step; the file must not name this package either."""
+    """A file of `torch.save(model)` must not name this package."""
     model: Any = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with without_side_process(), watch(model, optimizer, num_labels=2, config=audit_config(tmp_path)):
@@ -67,7 +67,7 @@ def test_a_copied_hook_does_nothing() -> None:
 
 @pytest.mark.parametrize("as_mapping", [True, False])
 def test_a_configuration_with_a_path_in_it_leaves_checkpoints_as_they_are(tmp_path: Path, as_mapping: bool) -> None:
-    """The Trainer writes the callback's configuration into its checkpoint; `out_dir` as a `Path` in a dict ended the training."""
+    """The Trainer writes the callback's configuration into its checkpoint, as JSON."""
     config: Any = {"out_dir": tmp_path / "audit", "every_n_steps": 1}
     trainer = make_trainer(
         tmp_path,

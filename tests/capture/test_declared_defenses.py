@@ -1,4 +1,6 @@
-"""A shipped defence that the user's own code applies to the gradients: declared by name and knobs, and never a mismatch.
+"""A shipped defence in the user's own code is never a mismatch.
+
+The configuration declares it by name and parameters.
 
 The code here stands for the user's: it is written without the project's defences.
 """
@@ -143,7 +145,10 @@ def _stands(snapshots: dict[int, Snapshot], status: VerificationStatus, shipped:
 
 @pytest.mark.parametrize("what", SHIPPED)
 def test_a_shipped_defence_in_a_loop_of_ones_own_is_no_mismatch(what: str, tmp_path: Path) -> None:
-    """The recorder looks when the optimizer steps, so it sees what the loop made of its gradients."""
+    """The recorder reads the gradients when the optimizer steps.
+
+    So it sees what the loop did to them.
+    """
     shipped, apply, status = SHIPPED[what]
     _stands(kept(_loop(tmp_path, shipped, apply)), status, shipped)
 
@@ -167,7 +172,10 @@ def test_tables_that_do_not_train_are_frozen_as_declared(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("given", "noise"), [({}, 0.01), ({"expected_batch_size": 2}, 0.01), ({}, 4.0)])
 def test_private_sgd_by_hand_is_what_it_declares(tmp_path: Path, given: dict[str, Any], noise: float) -> None:
-    """One backward pass an example, each gradient clipped, noise on the sum, all divided by the batch."""
+    """The loop clips a gradient per example, adds noise and divides.
+
+    There is one backward pass an example; noise is added to the sum, which is divided by the batch.
+    """
     bound = 0.05
     model = tiny.bert().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -200,7 +208,10 @@ def test_private_sgd_by_hand_is_what_it_declares(tmp_path: Path, given: dict[str
 
 
 def test_the_wrong_strength_is_a_mismatch(tmp_path: Path) -> None:
-    """Declared a tenth, applied ten times that: an attack that believes the declaration would be judged unfairly."""
+    """The noise is ten times the declared one.
+
+    An attack that believes the declaration would be judged unfairly.
+    """
     shipped = PluginSpec(name="gaussian-noise", options={"scale": 0.1})
     for snapshot in kept(_loop(tmp_path, shipped, _gaussian)).values():
         assert stamp(snapshot).status is VerificationStatus.MISMATCH
@@ -208,7 +219,10 @@ def test_the_wrong_strength_is_a_mismatch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["gaussian", "laplace", "round", "quantize"])
 def test_a_loop_that_clips_first_and_does_not_say_so_is_a_factor(what: str, tmp_path: Path) -> None:
-    """`watch(max_grad_norm=...)` was not given; the factor is named, as without a defence."""
+    """Without `watch(max_grad_norm=...)` the factor is named.
+
+    It is the same without a defence.
+    """
     shipped, apply, _ = SHIPPED[what]
 
     def clip_and_apply(model: nn.Module) -> None:

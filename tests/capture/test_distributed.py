@@ -1,4 +1,7 @@
-"""Two processes on gloo: what is kept is what both send together, and neither ever waits for the other."""
+"""Two processes on gloo keep what both send together.
+
+Neither waits for the other.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ def test_row_13_the_reduced_update_comes_from_the_batches_of_all_processes(run: 
 
 @pytest.mark.parametrize("name", ["trainer", "lightning", "accelerate"])
 def test_row_13_trainers_over_two_processes_send_what_is_kept(run: Run, name: str) -> None:
-    """The Hugging Face Trainer multiplies losses by the number of processes, and clips; Lightning does neither."""
+    """The Hugging Face Trainer multiplies losses and clips.
+
+    It multiplies by the number of processes. Lightning does neither.
+    """
     found = run.kept(name)
     assert list(found) == [0, 1, 2]
     for step, snapshot in found.items():
@@ -90,7 +96,10 @@ def test_row_14_one_process_that_cannot_begin_keeps_all_from_it(run: Run) -> Non
 
 
 def test_row_15_sharded_parameters_are_kept_whole(run: Run) -> None:
-    """FSDP2: every update and weight has the shape that the model gives it, and no process wrote a shard."""
+    """Under FSDP2, every update and weight has its whole shape.
+
+    No process wrote a shard.
+    """
     shapes = {name: p.shape for name, p in tiny.bert().named_parameters()}
     for snapshot in run.kept("fsdp2").values():
         assert {name: g.shape for name, g in snapshot.observation.update.items()} == shapes

@@ -1,4 +1,4 @@
-"""Whatever breaks: no result is lost, no file is left lying about, no process stays behind, and training does not notice."""
+"""No fault loses a result, leaves a file or process, or affects training."""
 
 from __future__ import annotations
 
@@ -103,7 +103,10 @@ sys.modules["pandas"] = None  # its compiled code wants the real datetime, and n
 def test_two_hundred_snapshots_in_a_row_although_a_worker_is_killed_and_the_clock_goes_backwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each has its result, once; no file, descriptor or thread is left over; the worker's memory does not grow with them."""
+    """Each step has its result once, and nothing is left over.
+
+    That holds for files, descriptors and threads; the worker's memory does not grow with the steps.
+    """
     (tmp_path / "back").mkdir()
     (tmp_path / "back" / "sitecustomize.py").write_text(BACKWARDS)
     monkeypatch.syspath_prepend(str(tmp_path / "back"))
@@ -176,7 +179,10 @@ def claimed(spool: Spool) -> bool:
 
 @pytest.mark.parametrize(("moment", "how"), [("at once", "plain"), ("at work", "fork")])
 def test_a_killed_trainer_takes_its_worker_along_within_three_seconds(tmp_path: Path, how: str, moment: str) -> None:
-    """While the worker still starts, and while it attacks; even if a data loader's process holds the pipe open."""
+    """The trainer dies while the worker starts, or while it attacks.
+
+    A data loader's process may hold the pipe open.
+    """
     slow = PluginSpec(name="tag", options={"steps": 10_000_000})
     spool = test_worker.make(tmp_path, 1, finished=False, attacks=(slow,), budget_s=60.0, nice=7)
     with running([sys.executable, "-c", STARTER, str(spool.root), how]) as trainer:
@@ -196,11 +202,14 @@ def test_a_killed_trainer_takes_its_worker_along_within_three_seconds(tmp_path: 
     assert not spool.attended()
     assert [path.name for path in spool.entries()] == ["000001.run" if moment == "at work" else "000001.ready"]
     with spool.worker_lock():
-        assert spool.deadly() == [] and [path.name for path in spool.entries()] == ["000001.ready"]
+        assert spool.queue.poisonous() == [] and [path.name for path in spool.entries()] == ["000001.ready"]
 
 
 def assert_good_neighbour(worker: int, niceness: int) -> None:
-    """Check that a process yields the processor, goes first when memory runs out, has few threads, and no terminal."""
+    """Check that a process leaves processor and memory to the trainer.
+
+    It has few threads and no terminal.
+    """
     stat = Path(f"/proc/{worker}/stat").read_text().rsplit(")", 1)[1].split()
     assert int(stat[16]) == os.nice(0) + niceness
     assert Path(f"/proc/{worker}/oom_score_adj").read_text().strip() == "1000"
@@ -210,12 +219,15 @@ def assert_good_neighbour(worker: int, niceness: int) -> None:
 
 
 def test_a_detached_worker_finishes_when_its_trainer_is_killed(tmp_path: Path) -> None:
-    """Even in the moment after: what it was told waits in the pipe. The end of the thread that started it is no death, either."""
+    """It continues even if the trainer ends at once: the line waits in the pipe.
+
+    The end of the thread that started it does not count as a death.
+    """
     spool = test_worker.make(tmp_path, 1, at_end="detach")
     with running([sys.executable, "-c", STARTER, str(spool.root), "detach"]) as trainer:
         assert trainer.stdout is not None
         said = trainer.stdout.readline()  # stderr is in it, too
-        assert "goes on alone" in said
+        assert "continues alone" in said
         worker = int(said.split("(process ")[1].split(")")[0])
         trainer.kill()
         trainer.wait(timeout=60)
@@ -236,8 +248,8 @@ def test_a_detached_worker_finishes_when_its_trainer_is_killed(tmp_path: Path) -
 FULL = """
 import json, os, sys, time
 from pathlib import Path
-from leakaudit.callbacks import side_process
-from tests import mini_trainer
+from leakaudit.capture import worker_restarts
+from tests.support import mini_trainer
 
 folder, full = Path(sys.argv[1]), []
 ballast = folder / "ballast"
@@ -267,7 +279,7 @@ def each(audit, step):
         time.sleep(0.5)
         ballast.unlink()
 
-side_process.RETRY_SECONDS = 0.2
+worker_restarts.RETRY_SECONDS = 0.2
 mini_trainer.train(folder, 18, each)
 left = sorted(path.name for path in (folder / "audit" / "spool").iterdir())
 results = json.loads((folder / "audit" / "results.json").read_text())
@@ -278,7 +290,10 @@ print(json.dumps({"full": full, "left": left, "log": log, "steps": [step["step"]
 
 
 def test_a_disk_that_is_full_for_a_while_costs_these_steps_only(tmp_path: Path) -> None:
-    """On a real file system of 3 MB: steps before and after have their results, nothing half-written stays, training ends."""
+    """Steps before and after have their results, on a file system of 3 MB.
+
+    Nothing half-written stays, and training ends.
+    """
     mount = ["unshare", "--user", "--map-root-user", "--mount"]
     if not shutil.which("unshare") or subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no user namespaces to mount a small file system in")
@@ -309,7 +324,10 @@ def test_a_disk_that_is_full_for_a_while_costs_these_steps_only(tmp_path: Path) 
 def test_a_folder_that_is_removed_during_training_is_no_exception_in_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, what: str, schedule: str
 ) -> None:
-    """Training ends; what was finished by then has its results, unless they went with the folder."""
+    """Training ends, and finished steps have their results.
+
+    The exception is a folder that was removed together with them.
+    """
     folder = tmp_path / "audit"
     target = folder / "spool" if what == "spool" else folder
     ended: list[int] = []
@@ -338,7 +356,10 @@ def test_a_folder_that_is_removed_during_training_is_no_exception_in_it(
 
 
 def test_a_spool_whose_trainer_left_it_to_others_is_finished_by_another_job(tmp_path: Path) -> None:
-    """The cluster's way: encrypted to a key that the trainer never had, nothing started here, none skipped, attacked elsewhere."""
+    """Snapshots of a cluster are encrypted and attacked elsewhere.
+
+    The trainer never has the key, starts no process and skips no step.
+    """
     public, private = new_identity()
     pids: list[int | None] = []
 

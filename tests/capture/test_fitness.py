@@ -1,4 +1,7 @@
-"""Parameters that are unused, empty, of integers or without values: handled or refused by name before the first step."""
+"""Unusual parameters are handled or refused before the first step.
+
+They are unused, empty, of integers or without values; a refusal names the parameter.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,10 @@ HARMLESS: dict[str, Callable[[Any], None]] = {
 def test_a_parameter_that_transmits_nothing_costs_no_result(
     kind: str, schedule: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The step is verified and attacked; where another process makes the model, it is said before step 0 what is left out."""
+    """The step is verified and attacked.
+
+    If another process makes the model, the user is told before step 0 what is left out.
+    """
     _train(tmp_path, HARMLESS[kind], schedule)
     if schedule == "deferred":
         said = capfd.readouterr().err
@@ -87,7 +93,10 @@ def test_a_parameter_that_transmits_nothing_costs_no_result(
 def test_a_model_that_cannot_be_audited_is_refused_by_name_before_the_first_step(
     change: Callable[[Any], None], message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing is kept, the message says which tensor and what to do, and training goes on."""
+    """Nothing is kept, and training continues.
+
+    The message names the tensor and says what to do.
+    """
     _train(tmp_path, change)
     assert message in caplog.text and caplog.text.count("is off for this run") == 1
     assert not (tmp_path / "audit" / "spool").exists()

@@ -1,4 +1,7 @@
-"""Weights that no optimizer moves are kept once a run, whatever becomes of the snapshots that refer to them."""
+"""Weights that no optimizer moves are kept once a run.
+
+That holds whatever happens to the snapshots that refer to them.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,10 @@ def with_adapters(dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 def train(folder: Path | None, model: nn.Module, each: Each = lambda step, model, audit: None, **config: Any) -> Any:
-    """Train eight steps with plain SGD, every second one kept where there is a folder; return the weights before those."""
+    """Train eight steps with plain SGD; return weights before kept steps.
+
+    If there is a folder, every second step is kept.
+    """
     torch.manual_seed(0)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     settings = {"out_dir": folder, "every_n_steps": 2, "schedule": "deferred", "at_end": "leave", "attacks": ["idlg"]}
@@ -100,7 +106,10 @@ def test_frozen_weights_are_on_the_disk_once_and_training_is_the_same(tmp_path: 
 
 
 def test_the_limit_counts_what_is_written_so_adapters_of_a_large_model_are_kept(tmp_path: Path) -> None:
-    """Three times all weights were asked for: with the room for the frozen ones and some steps nothing was ever kept."""
+    """There is room for the frozen weights once and for some steps.
+
+    If three times all weights had to fit, no step of such a run would be kept.
+    """
     model = with_adapters()
     weights = 4 * sum(p.numel() for p in model.parameters())
     train(tmp_path / "audit", model, max_spool_gb=2.0 * weights / 1e9)
@@ -108,7 +117,10 @@ def test_the_limit_counts_what_is_written_so_adapters_of_a_large_model_are_kept(
 
 
 def test_the_last_snapshot_takes_the_frozen_weights_with_it(tmp_path: Path) -> None:
-    """A removed snapshot leaves them to the others; nothing is left behind when all are gone."""
+    """A removed snapshot leaves them to the others.
+
+    When all snapshots are removed, nothing is left behind.
+    """
     train(tmp_path / "audit", with_adapters())
     spool = Spool(tmp_path / "audit" / "spool")
     alone = spool.used_bytes()
@@ -122,12 +134,15 @@ def test_the_last_snapshot_takes_the_frozen_weights_with_it(tmp_path: Path) -> N
 
 
 def test_snapshots_that_a_worker_removes_at_once_find_the_weights_again(tmp_path: Path) -> None:
-    """While training lasts the trainer holds on to them; if somebody removes even those, they are written anew."""
+    """During training the trainer keeps them in the spool.
+
+    If somebody removes them there, they are written again.
+    """
 
     def remove(step: int, model: nn.Module, others: Any) -> None:
         spool = others[0]._run.spool
-        if step < 6 and (claimed := spool.claim()):
-            spool.release(claimed, keep=False)
+        if step < 6 and (claimed := spool.queue.claim()):
+            spool.queue.discard_or_keep(claimed, keep=False)
         if step == 3:
             shutil.rmtree(spool.root / "base")
 
@@ -157,7 +172,10 @@ def test_a_parameter_that_becomes_trained_is_in_the_snapshot_from_then_on(tmp_pa
 
 @pytest.mark.parametrize("through", ["data", "no_grad"])
 def test_a_frozen_weight_that_changes_is_seen_however_it_is_changed(tmp_path: Path, through: str) -> None:
-    """An average of weights, or adapters that were merged and taken out again; writing to `.data` is not counted by PyTorch."""
+    """The weights change in a way that PyTorch does not count.
+
+    The user averages weights, or merges adapters and takes them out again, by writing to `.data`.
+    """
     name = "bert.encoder.layer.1.output.dense.weight"
 
     def change(step: int, model: nn.Module, others: Any) -> None:
@@ -211,7 +229,10 @@ def test_frozen_weights_are_encrypted_like_the_rest(tmp_path: Path) -> None:
 
 
 def test_an_update_is_kept_in_its_own_type_and_read_without_loss(tmp_path: Path) -> None:
-    """Two bytes an entry for bfloat16 gradients; attacks get the same numbers in float32."""
+    """bfloat16 gradients take two bytes an entry.
+
+    Attacks get the same numbers in float32.
+    """
     gradients: list[dict[str, Tensor]] = []
     model = with_adapters(torch.bfloat16)
     hooks = [
@@ -244,7 +265,10 @@ def test_the_overhead_counts_the_writer_the_memory_and_the_disk(tmp_path: Path) 
 
 @pytest.mark.parametrize("by", ["worker", "purge"])
 def test_what_a_killed_trainer_held_on_to_is_removed(tmp_path: Path, by: str) -> None:
-    """By the worker that finishes its snapshots, or by whoever purges them; not while the trainer lives."""
+    """They are removed with the last snapshot, by a worker or by `purge`.
+
+    While the trainer lives they stay.
+    """
     train(tmp_path / "audit", with_adapters())
     spool = Spool(tmp_path / "audit" / "spool")
     (spool.root / "finished.json").unlink()

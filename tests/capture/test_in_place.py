@@ -1,4 +1,4 @@
-"""A step is repeated where it was made: what a rebuilt model cannot repeat is verified, and training does not notice."""
+"""A step is verified by a repetition in place, and training does not notice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch.nn import functional
 from leakaudit.audit.stamp import stamp_of
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.capture import copies, in_place, in_place_check
-from leakaudit.capture.in_place import Repetition
+from leakaudit.capture.repetition import Repetition
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.registry import attacks
@@ -110,7 +110,7 @@ def _r_drop(model: nn.Module, batch: Batch) -> None:
 
 
 def _adversarial(model: nn.Module, batch: Batch) -> None:
-    """FGM: the word embeddings are moved along their gradient, and the loss there is added."""
+    """FGM: move the word embeddings along their gradient, and add the loss there."""
     table: nn.Parameter = model.get_input_embeddings().weight  # type: ignore[operator]
     model(**batch).loss.backward()
     before = table.data.clone()
@@ -269,7 +269,7 @@ KINDS = {
 def test_a_step_is_repeated_to_the_bit_and_training_does_not_notice(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every step `verified` with an error of exactly 0; weights, buffers and generators as without an audit."""
+    """Every step is `verified` with an error of 0; training ends as without an audit."""
     with without_audit(monkeypatch):
         random.seed(0)
         _chance.seed(0)
@@ -284,7 +284,7 @@ def test_a_step_is_repeated_to_the_bit_and_training_does_not_notice(
 
 
 def test_a_wrong_batch_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One word of what was kept is another one: the same loop, kernels and masks do not give that update."""
+    """One word of the kept batch is replaced: the same loop does not give that update."""
     real = Repetition.update
 
     def with_another_word(self: Repetition, names: Any) -> dict[str, Tensor]:
@@ -316,7 +316,7 @@ def test_a_step_that_a_rebuilt_model_would_refuse_is_verified(tmp_path: Path) ->
 def test_a_step_is_no_evidence_where_attacks_are_given_another_model(
     kind: str, status: VerificationStatus, tmp_path: Path
 ) -> None:
-    """A user's function makes the model for the attacks, with another activation or as it was."""
+    """A user's function makes the attacked model, perhaps with another activation."""
     found, _ = KINDS[kind].run(tmp_path)
     snapshot = found[0]
     client = ClientStep(snapshot.observation.model, snapshot.truth, snapshot.recipe, snapshot.observation.facts)
@@ -356,7 +356,7 @@ def _looked_at() -> nn.Module:
 def test_a_step_is_no_evidence_where_a_part_of_the_model_was_patched_to_compute_something_else(
     model: Callable[[], nn.Module], status: VerificationStatus, tmp_path: Path
 ) -> None:
-    """Attacks are given the model that the class makes: a text that they miss may come back from the client's own."""
+    """Attacks get the class's model, and may miss what the client's own reveals."""
     found, _ = Training(model=model).run(tmp_path)
     assert_to_the_bit(found)
     snapshot = found[0]
@@ -402,7 +402,7 @@ def test_the_cost_is_counted(tmp_path: Path) -> None:
 
 
 def test_a_step_whose_gradients_are_large_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second set of them could end the training: the side process checks such a step."""
+    """Another set of gradients could exhaust the memory: the side process checks it."""
     with without_audit(monkeypatch):
         _, wanted = Training().run(tmp_path / "off")
     monkeypatch.setattr(copies, "POOL_BYTES", 1_000)
@@ -413,7 +413,7 @@ def test_a_step_whose_gradients_are_large_is_not_repeated(tmp_path: Path, monkey
 
 
 def test_a_factor_that_nobody_told_is_found_in_bfloat16_as_well(tmp_path: Path) -> None:
-    """A gradient in bfloat16 is rounded again where it is multiplied: the factor is named, with that error."""
+    """A scaled gradient in bfloat16 is rounded again; the factor is found."""
 
     found, _ = Training(model=_bfloat16, after=_clip).run(tmp_path)
     for one in stamps(found):
@@ -458,7 +458,7 @@ CALLED_AGAIN = "LEAKAUDIT_TEST_CALLED_AGAIN"
 
 
 class _FailsWhenCalledAgain(nn.Module):
-    """Fails in the forward or the backward pass of a repetition, at first after having changed things."""
+    """Raises in a pass of the repetition, after it has changed things."""
 
     def __init__(self, inner: nn.Module, fails: str) -> None:
         super().__init__()
@@ -483,7 +483,7 @@ class _FailsWhenCalledAgain(nn.Module):
 def test_nothing_is_left_changed_whatever_happens(
     fails: str, reentrant: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights, gradients (the same tensors), buffers, counters, hooks, modes, generators, autocast, threads; to the bit."""
+    """Weights, gradients, buffers, counters, hooks, modes and generators, to the bit."""
     model: Any = _checkpointed(True)() if reentrant else tiny.bert(dropout=0.1)
     odd = _FailsWhenCalledAgain(nn.Sequential(nn.BatchNorm1d(tiny.HIDDEN, affine=False), _Counting()), fails)
     model.bert.pooler.activation = odd
@@ -529,7 +529,7 @@ def test_nothing_is_left_changed_whatever_happens(
         assert "raised" in snapshot.provenance.not_in_place and "mine" not in snapshot.provenance.not_in_place
 
 
-# ---------------------------------------------------------------------- what the tap holds
+# ---------------------------------------------------------------------- what the forward hooks hold
 
 
 def _direct(model: nn.Module, batch: Batch) -> None:
@@ -539,7 +539,7 @@ def _direct(model: nn.Module, batch: Batch) -> None:
 def test_a_loop_that_calls_forward_itself_is_seen_from_the_second_step_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Hooks do not fire there, as with sentence-transformers: the first due step is lost, with the reason, and no later one."""
+    """Such calls reach no hook: only the first due step is lost, with a reason."""
     with without_audit(monkeypatch):
         _, wanted = Training(_direct).run(tmp_path / "off")
     found, left = Training(_direct).run(tmp_path / "on")
@@ -571,7 +571,7 @@ def test_a_loop_that_calls_both_ways_is_seen_once_each(tmp_path: Path) -> None:
 
 
 def test_a_copy_made_in_a_recorded_step_calls_itself(tmp_path: Path) -> None:
-    """An average of weights that a loop makes with `deepcopy` must not call the live model."""
+    """Averaged weights, made with `deepcopy`, must not call the live model."""
     copies: list[Any] = []
 
     def copying(model: nn.Module, batch: Batch) -> None:
@@ -584,7 +584,7 @@ def test_a_copy_made_in_a_recorded_step_calls_itself(tmp_path: Path) -> None:
 
 
 def test_the_same_texts_with_other_labels_are_other_examples(tmp_path: Path) -> None:
-    """In one backward pass: two batches of four labels; the same labels would be one batch, seen twice (R-Drop)."""
+    """Two batches in one backward pass; with equal labels they would be one (R-Drop)."""
 
     def relabelled(model: nn.Module, batch: Batch) -> None:
         other = {**batch, "labels": 1 - batch["labels"]}
@@ -598,7 +598,7 @@ def test_the_same_texts_with_other_labels_are_other_examples(tmp_path: Path) -> 
 
 
 def test_the_divisor_is_the_losss_own_where_another_gradient_was_taken_before(tmp_path: Path) -> None:
-    """A saliency map is no second loss: `loss_divisor` is public, and a wrong one weakens attacks."""
+    """A saliency map is no second loss; a wrong `loss_divisor` would weaken attacks."""
     found, _ = KINDS["saliency before the loss"].run(tmp_path)
     assert [snapshot.observation.facts.loss_divisor for snapshot in found.values()] == [1.0] * 3
 
@@ -606,7 +606,7 @@ def test_the_divisor_is_the_losss_own_where_another_gradient_was_taken_before(tm
 def test_what_is_held_is_bounded_for_the_whole_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Eight micro-batches of a loss outside the model: each fits, all of them do not, and the step is refused by name."""
+    """Eight micro-batches with an outer loss are too large: the step is refused."""
 
     def accumulated(model: nn.Module, batch: Batch) -> None:
         labels = batch.pop("labels")
@@ -624,7 +624,7 @@ def test_what_is_held_is_bounded_for_the_whole_step(
 
 
 def test_what_arrives_at_large_outputs_is_held_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the first pass on, as a copy: a device that is full of activations has no room for more."""
+    """The copy is on the CPU: a device full of activations has no room for it."""
     monkeypatch.setattr("leakaudit.capture.forward_hooks.SMALL_BYTES", 0)
     held: list[Tensor] = []
     real = Tensor.to
@@ -647,7 +647,7 @@ def test_what_arrives_at_large_outputs_is_held_on_the_cpu(tmp_path: Path, monkey
 def test_a_second_loss_on_large_outputs_is_found_out_and_held_from_then_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where logits are too large to be held beside the model's own loss, their sums show that it is not all: one step is lost."""
+    """Sums of large logits show that there is a second loss; one step is lost."""
     monkeypatch.setattr("leakaudit.capture.forward_hooks.SMALL_BYTES", 4)
     found, _ = Training(_distilled).run(tmp_path / "mixed")
     assert list(found) == [1, 2]
@@ -677,7 +677,7 @@ def _squares(model: nn.Module, batch: Batch) -> None:
 
 
 def _patched() -> nn.Module:
-    """The class computes the loss, and code that replaced `forward` another one, as TRL's trainers do."""
+    """The class computes one loss, and a replaced `forward` another one, as in TRL."""
     model: Any = tiny.bert()
     plain = model.forward
 
@@ -703,7 +703,7 @@ def _patched() -> nn.Module:
     ],
 )
 def test_it_is_public_whether_the_loss_is_the_models_own(training: Training, own: bool, tmp_path: Path) -> None:
-    """The labels of a loss outside the model are told, as trainers do; the same up to a factor is the model's own."""
+    """The loop tells the labels of its own loss; up to a factor it is the model's own."""
     found, _ = training.run(tmp_path)
     assert_to_the_bit(found)
     assert {snapshot.observation.facts.own_loss for snapshot in found.values()} == {own}
@@ -714,7 +714,7 @@ def test_it_is_public_whether_the_loss_is_the_models_own(training: Training, own
 
 
 def test_each_step_is_asked_whose_loss_it_is(tmp_path: Path) -> None:
-    """A loop that trains with its own loss now and then: matching under the model's loss is no evidence for those steps."""
+    """Under the loop's own loss, matching the model's loss proves nothing."""
     losses = iter([_outside, _weighed, _outside])
     found, _ = Training(lambda model, batch: next(losses)(model, batch)).run(tmp_path)
     assert [snapshot.observation.facts.own_loss for snapshot in found.values()] == [True, False, True]
@@ -742,7 +742,7 @@ def test_each_pass_of_a_step_is_asked_whose_loss_it_is(losses: Any, own: bool, t
 
 
 class _Penalised:
-    """A penalty on the distance of the weights from zero, or from those of its first step."""
+    """A penalty on the weights' distance from zero, or from those of the first step."""
 
     def __init__(self, strength: float, anchored: bool) -> None:
         self.strength, self.anchored = strength, anchored
@@ -772,7 +772,7 @@ def _with_gradient_penalty(model: nn.Module, batch: Batch) -> None:
     ],
 )
 def test_a_penalty_is_named_and_its_step_is_attacked(step: Any, says: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """No outputs of the model tell of it; what comes back from such a step is proof, and silence is no evidence."""
+    """The outputs do not show it: recovered text is proof, silence no evidence."""
     if isinstance(step, _Penalised):
         step.anchor = {}
     found, _ = Training(step, lambda: tiny.bert(dropout=0.1).to(dtype)).run(tmp_path)
@@ -800,7 +800,7 @@ def test_noise_that_nobody_declared_is_no_penalty(tmp_path: Path) -> None:
 
 
 def test_a_rebuilt_model_attends_as_the_clients_did(tmp_path: Path) -> None:
-    """Rows of padding on the left come out otherwise under eager attention, which attacks need; they get it afterwards."""
+    """Left padding gives other values under eager attention, which attacks need."""
     training = dataclasses.replace(KINDS["left padding, sdpa"], config={"check": "rebuilt"})
     found, _ = training.run(tmp_path)
     for snapshot in found.values():
@@ -811,7 +811,7 @@ def test_a_rebuilt_model_attends_as_the_clients_did(tmp_path: Path) -> None:
 
 
 def test_a_call_that_cannot_be_repeated_is_checked_on_the_rebuilt_model(tmp_path: Path) -> None:
-    """An argument that the call changes, such as a cache: the reason is kept with the step."""
+    """The call changes an argument, such as a cache; the reason is kept with the step."""
 
     def cached(model: nn.Module, batch: Batch) -> None:
         model(**batch, past_key_values=transformers.DynamicCache()).loss.backward()

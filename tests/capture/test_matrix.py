@@ -11,7 +11,10 @@ from tests.support.stacks import STACKS
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("feature", matrix.ROWS)
 def test_a_cell_of_the_page_is_what_training_it_gives(feature: str, stack: str) -> None:
-    """Make the page again with `python -m tests.support.matrix --write` if a cell became better."""
+    """The page has what the runs show.
+
+    If a cell became better, make the page again with `python -m tests.support.matrix --write`.
+    """
     assert matrix.cell(feature, stack) == matrix.on_page()[feature, stack]
 
 

@@ -1,4 +1,4 @@
-"""Whatever moves the weights: the kept update is what moved them, or the step is not kept and the reason is named.
+"""The kept update is what moved the weights; otherwise the step is refused.
 
 Every configuration is trained twice from one seed. The run without an audit notes weights and gradients by itself; the run with one
 must keep the same, and end with the same weights and random state to the bit.
@@ -90,7 +90,7 @@ def usual(model: nn.Module, optimizer: Any, batch: stacks.Batch, note: Note) -> 
 
 
 def sam_closure(model: nn.Module, optimizer: Any, batch: stacks.Batch, note: Note) -> None:
-    """Make a step of SAM with a closure; what it sends is computed here on a copy of the model."""
+    """Make a step of SAM with a closure; compute what it sends on a copy of the model."""
     note.received(model)
     model(**batch).loss.backward()
     note.updates.append(_at_the_worst(model, batch))
@@ -115,7 +115,7 @@ def sam_two_steps(model: nn.Module, optimizer: Any, batch: stacks.Batch, note: N
 
 
 def _at_the_worst(model: nn.Module, batch: stacks.Batch) -> dict[str, Tensor]:
-    """Return the gradient at the weights to which SAM climbs, without changing anything."""
+    """Return the gradient at SAM's perturbed weights, without changing anything."""
     other = copy.deepcopy(model)
     for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
         theirs.grad = None if mine.grad is None else mine.grad.clone()
@@ -219,7 +219,7 @@ RIGHT: dict[str, Callable[[nn.Module], Any]] = {
 
 @pytest.mark.parametrize("kind", RIGHT)
 def test_the_update_is_what_moves_the_weights(tmp_path: Path, kind: str) -> None:
-    """Of torch's optimizers, of others that change gradients by weight decay only, and of several as one."""
+    """Of torch, of others that only add weight decay, and of several as one."""
     assert_right(both(tmp_path, RIGHT[kind]), EVERY)
 
 
@@ -242,7 +242,7 @@ def test_groups_that_are_added_in_training_are_in_the_update(tmp_path: Path) -> 
 
 
 def test_sam_keeps_the_weights_that_the_client_received(tmp_path: Path) -> None:
-    """With a closure and in two steps: update from the perturbed weights, and a note that it cannot be repeated from those kept."""
+    """With a closure and in two steps: a note says that it cannot be repeated."""
     for step in (sam_closure, sam_two_steps):
         ran = both(tmp_path / step.__name__, lambda model: Sam(model.parameters()), step)
         _assert_nearly_right(ran, EVERY)
@@ -255,7 +255,7 @@ def test_sam_keeps_the_weights_that_the_client_received(tmp_path: Path) -> None:
 def test_sam_that_moves_the_weights_itself_is_kept_from_the_second_due_step_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At the first one the weights are seen to be others than at its first forward pass, which is too late."""
+    """The weights differ from those of the first pass, which is seen too late."""
     ran = both(tmp_path, lambda model: OwnSam(model.parameters()), sam_closure)
     assert (
         "step 0 was not kept: the weights of 41 of 41 parameters changed between its first forward pass" in caplog.text
@@ -264,7 +264,7 @@ def test_sam_that_moves_the_weights_itself_is_kept_from_the_second_due_step_on(
 
 
 def _assert_nearly_right(ran: Ran, steps: list[int]) -> None:
-    """Weights to the bit; the update as far as a second climb repeats the first one (dropout draws other masks there)."""
+    """Weights to the bit; the update as far as two passes agree under dropout."""
     assert list(ran.kept) == steps
     for step, snapshot in ran.kept.items():
         state = snapshot.observation.model.state_dict()
@@ -290,7 +290,7 @@ WRONG: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
 def test_noise_inside_a_step_is_not_kept_as_the_gradient_before_it(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The message names the class of the optimizer and what to do. A parent's `step` inside one is no step of its own."""
+    """The message names the optimizer's class; a nested `step` is no step."""
     SGD([nn.Parameter(torch.zeros(1))], lr=0.1)  # from here on torch calls the hooks of a child of SGD twice
     make, message = WRONG[kind]
     ran = both(tmp_path, make)
@@ -301,7 +301,7 @@ def test_noise_inside_a_step_is_not_kept_as_the_gradient_before_it(
 
 @pytest.mark.parametrize("way", ["in place", "data", "replaced"])
 def test_declared_noise_inside_a_step_is_kept_and_recognised(tmp_path: Path, way: str) -> None:
-    """The gradients after the step are the update then; the stamp says how strong the noise is."""
+    """The gradients after the step are the update; the stamp states the noise."""
     declared = PluginSpec(name="gaussian-noise", options={"sigma": 0.01})
     sent = []
 
@@ -322,16 +322,18 @@ def test_declared_noise_inside_a_step_is_kept_and_recognised(tmp_path: Path, way
         assert found.status is VerificationStatus.NOISED and found.sigma == pytest.approx(0.01, rel=0.1)
 
 
+def halve(optimizer: Any, *_arguments: Any) -> None:
+    """Halve the gradients, as a hook before a step."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.grad is not None:
+                p.grad.mul_(0.5)
+
+
 @pytest.mark.parametrize("order", ["before", "after", "everywhere", "in the middle"])
 def test_hooks_of_others_are_seen_whenever_they_are_set(tmp_path: Path, order: str) -> None:
-    """Before the audit begins, after, for all optimizers, and between two steps: the kept gradient is the halved one."""
+    """Set before the audit, after it, for all optimizers or between two steps."""
     handles = []
-
-    def halve(optimizer: Any, args: Any, kwargs: Any) -> None:
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.grad.mul_(0.5)
 
     def make(model: nn.Module) -> Any:
         optimizer = SGD(model.parameters(), lr=0.1)
@@ -351,12 +353,13 @@ def test_hooks_of_others_are_seen_whenever_they_are_set(tmp_path: Path, order: s
         note.sent(model)
         model.zero_grad()
 
-    ran = run(tmp_path, make, step, audit=False)
-    while handles:
-        handles.pop().remove()
-    audited = run(tmp_path, make, step, audit=True)
-    while handles:
-        handles.pop().remove()
+    def trained(*, audit: bool) -> Ran:
+        ran = run(tmp_path, make, step, audit=audit)
+        while handles:
+            handles.pop().remove()
+        return ran
+
+    ran, audited = trained(audit=False), trained(audit=True)
     assert all(torch.equal(ran.weights[name], audited.weights[name]) for name in ran.weights)
     assert list(audited.kept) == EVERY
     for number, snapshot in audited.kept.items():
@@ -396,7 +399,7 @@ def assert_sent(ran: Ran, steps: list[int]) -> None:
 
 
 def test_a_hook_that_runs_the_model_is_not_disturbed(tmp_path: Path) -> None:
-    """Our hook changes its place in the optimizer's dictionary, but never while torch goes through it."""
+    """Our hook moves in torch's dictionary, but never during an iteration over it."""
 
     def make(model: nn.Module) -> Any:
         optimizer = SGD(model.parameters(), lr=0.1)
@@ -417,7 +420,7 @@ def test_a_hook_that_runs_the_model_is_not_disturbed(tmp_path: Path) -> None:
 def test_a_step_too_large_for_a_copy_is_written_once_its_optimizers_are_known(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is written before the optimizer steps; of optimizers that are not torch's own, or several, one step is watched first."""
+    """It is written before the step; unknown optimizers are watched first."""
     monkeypatch.setattr(copies, "POOL_BYTES", 0)
     ran = both(tmp_path, WRONG[kind][0] if kind in WRONG else RIGHT[kind])
     assert_right(ran, {"sgd": EVERY, "noise in place": []}.get(kind, EVERY[1:]))
@@ -427,7 +430,7 @@ def test_a_step_too_large_for_a_copy_is_written_once_its_optimizers_are_known(
 def test_a_step_that_turns_out_wrong_after_it_was_written_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its optimizer was plain in the steps before; the update on the disk is not what it sent."""
+    """Its optimizer was plain before; the update on the disk is not what it sent."""
     monkeypatch.setattr(copies, "POOL_BYTES", 0)
     ran = both(tmp_path, lambda model: LatelyPrivate(model.parameters()))
     assert 2 not in ran.kept and max(ran.kept, default=0) <= 1
@@ -440,7 +443,7 @@ def test_a_step_that_turns_out_wrong_after_it_was_written_is_removed(
 def test_one_of_several_optimizers_is_refused_by_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The parameters of the others are never listed as frozen. It is said before the first step, at the first that is due, and at the end."""
+    """The others' parameters are never called frozen; three messages say why."""
     ran = both(tmp_path, lambda model: muon_and_adamw(model.parameters()), watched=lambda optimizers: optimizers[0])
     assert not ran.kept
     found = "that have a gradient and are in no optimizer that the audit was given; give the audit all optimizers"
@@ -473,7 +476,7 @@ def test_gradients_that_are_clipped_between_two_optimizers_are_those_that_are_ke
 
 @pytest.mark.parametrize(("often", "steps"), [("the first", [0, 1]), ("the second", [0, 1])])
 def test_a_step_of_several_is_the_one_in_which_all_step(tmp_path: Path, often: str, steps: list[int]) -> None:
-    """One of them steps every other time; the passes in between are in another update and are left out."""
+    """One of them steps every other time; passes in between belong to another update."""
     complete: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
 
     def step(model: nn.Module, optimizers: Any, batch: stacks.Batch, note: Note) -> None:
@@ -566,7 +569,7 @@ def test_several_optimizers_have_no_difference_of_weights(tmp_path: Path, caplog
 
 
 def test_weights_that_are_swapped_and_put_back_change_nothing(tmp_path: Path) -> None:
-    """An evaluation with averaged weights between the backward pass and the step; a note says that they were written to."""
+    """Averaged weights are evaluated between backward pass and step; a note says so."""
 
     def step(model: nn.Module, optimizer: Any, batch: stacks.Batch, note: Note) -> None:
         note.received(model)
@@ -588,7 +591,7 @@ def test_weights_that_are_swapped_and_put_back_change_nothing(tmp_path: Path) ->
 
 
 def test_fgm_is_named_in_the_note(tmp_path: Path) -> None:
-    """Its second pass sees other embeddings, so that nobody can repeat it from the weights that are kept."""
+    """Its second pass sees other embeddings, so that it cannot be repeated."""
 
     def step(model: Any, optimizer: Any, batch: stacks.Batch, note: Note) -> None:
         note.received(model)
@@ -613,7 +616,7 @@ def test_fgm_is_named_in_the_note(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")  # of Opacus
 @pytest.mark.parametrize("knob", ["noise_multiplier", "max_grad_norm"])
 def test_the_knobs_of_a_private_optimizer_are_those_of_its_step(tmp_path: Path, knob: str) -> None:
-    """Schedulers of Opacus change them after each step; they are read when the optimizer steps."""
+    """Schedulers of Opacus change them after each step; they are read at the next one."""
     wanted = [0.5, 1.0, 2.0]
     updates, weights = [], []
     for audit in (False, True):
@@ -643,7 +646,7 @@ def test_the_knobs_of_a_private_optimizer_are_those_of_its_step(tmp_path: Path, 
 
 
 def _private(knob: str, first: float) -> tuple[Any, Any]:
-    """Return a model and an optimizer of Opacus with a bound of 1 and no noise, or with the knob at a first value."""
+    """Return a model and an optimizer of Opacus, with one setting at its first value."""
     from opacus import PrivacyEngine
 
     model: Any = tiny.bert().train()
@@ -705,7 +708,7 @@ def test_several_optimizers_of_manual_optimisation_are_one_update(tmp_path: Path
 
 
 def test_a_trainer_with_several_optimizers_in_one_keeps_the_whole_update(tmp_path: Path) -> None:
-    """The Hugging Face Trainer is given one object; what moves the weights is found inside of it."""
+    """The Hugging Face Trainer gets one object; its base optimizers are found."""
     probe = Probe()
     left = []
     for audit in (False, True):

@@ -1,4 +1,7 @@
-"""Trainings of an outside tester: nothing kept is wrong without a word, training is the same to the bit, hardly any is refused."""
+"""Trainings of an outside tester are audited.
+
+No kept step is wrong without a warning, training is the same to the bit, and few runs are refused.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from tests.support.spy import Configuration, row_of
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_heap() -> Iterator[None]:
-    """Spare the objects of all imports: the Trainer collects garbage after each training, which took half of these tests' time."""
+    """Exclude the objects of all imports from garbage collection.
+
+    The Trainer collects garbage after each training, which took half of these tests' time.
+    """
     gc.freeze()
     yield
     gc.unfreeze()
@@ -34,7 +40,10 @@ def test_what_is_kept_is_true_and_training_is_the_same(tmp_path: Path, case: Con
 
 
 def test_hardly_any_is_refused() -> None:
-    """At most a tenth of what people train is refused, or never kept, or thrown away as a mismatch."""
+    """At most a tenth of what people train is not audited.
+
+    It is refused, never kept, or a mismatch.
+    """
     lost = [
         case.name for case in other_runs.ALL if any(word in case.stamp for word in ("refused", "none kept", "mismatch"))
     ]

@@ -1,4 +1,7 @@
-"""Trainings with TRL and sentence-transformers: what the page says of the installed versions is what comes of them."""
+"""The page is right about trainings with TRL and sentence-transformers.
+
+It is compared with the installed versions.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ def _cases() -> list[tuple[str, Configuration]]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("package", "case"), _cases(), ids=lambda given: getattr(given, "name", given))
 def test_a_row_of_the_page_is_what_training_it_gives(package: str, case: Configuration) -> None:
-    """Of a version that the page does not have the stamp alone: what is read there was not looked at by anybody."""
+    """For a version that the page lacks, only the stamp is checked.
+
+    Nobody has reviewed what is recovered there.
+    """
     cells, number = on_page(package), installed(package)
     assert number is not None
     found = package_rows.cell(case)

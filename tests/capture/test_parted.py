@@ -1,4 +1,7 @@
-"""Two processes of which one has no audit, leaves it, is late, or runs out of data: both train to the end, alike and at once."""
+"""Two processes train to the end, whatever happens to the audit of one.
+
+One of them has no audit, leaves it, is late, or runs out of data.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from leakaudit.capture.run import Adapter
+from leakaudit.capture.adapter import Adapter
 from leakaudit.results.not_audited import NOT_AUDITED
 from tests.support.pair import run_two
 from tests.support.parted_processes import LAYOUTS, LIMIT, scenarios
@@ -28,7 +31,10 @@ class Parted:
         self.left: list[dict[str, Any]] = [torch.load(folder / f"left-{rank}.pt") for rank in range(2)]
 
     def lines(self, name: str) -> list[str]:
-        """Return what the audit said in one training, both processes together, apart from reminders and plans."""
+        """Return what the audit logged in one training, without reminders and plans.
+
+        The lines are those of both processes.
+        """
         found = []
         for said in self.said:
             part = said.split(f"== {name}, audited\n")[1].split("\n== ")[0]
@@ -49,7 +55,10 @@ def parted(tmp_path_factory: pytest.TempPathFactory) -> Parted:
 
 @pytest.mark.parametrize("name", scenarios(0))
 def test_both_train_to_the_end_as_without_an_audit(parted: Parted, name: str) -> None:
-    """Weights and random state to the bit, within seconds, and with the collectives of the training alone."""
+    """Weights and random state are the same to the bit.
+
+    Training takes a few seconds more and enters no other collectives.
+    """
     for left in parted.left:
         assert left[name]["seconds"][1] - left[name]["seconds"][0] < MOST_SECONDS
         alone, audited = left[name]["collectives"]
@@ -63,7 +72,10 @@ def test_both_train_to_the_end_as_without_an_audit(parted: Parted, name: str) ->
     [("callback on rank 0", 0, 1), ("callback on rank 1", 1, 0), ("watch on rank 0", 0, 1)],
 )
 def test_an_audit_on_one_rank_only_is_said_to_be_so_once(parted: Parted, name: str, here: int, missing: int) -> None:
-    """The folder says that nothing was audited, though the process that usually writes there has no audit."""
+    """The folder says that nothing was audited.
+
+    The process that usually writes there may be the one without an audit.
+    """
     (line,) = parted.lines(name)
     assert (
         f"rank {missing} did not answer within {LIMIT:g} s, so the audit is on rank {here} only; add the callback"
@@ -83,7 +95,7 @@ def test_a_rank_without_data_ends_the_audit_and_what_was_kept_stays(parted: Part
 
 @pytest.mark.parametrize("name", ["left", "broken on rank 1"])
 def test_a_rank_that_leaves_tells_the_others_and_what_was_kept_stays(parted: Parted, name: str) -> None:
-    """Its training goes on without `watch`, or its audit failed."""
+    """Its training continues without `watch`, or its audit failed."""
     over = [line for line in parted.lines(name) if "no more steps are kept" in line]
     assert len(over) == 1 and "rank 1 takes no part any more" in over[0]
     assert parted.steps(name) == [0, 1]
@@ -109,7 +121,10 @@ def test_a_rank_that_is_switched_off_keeps_nobody_waiting(parted: Parted) -> Non
 
 
 def test_audits_of_the_same_processes_follow_each_other_and_run_at_once(parted: Parted) -> None:
-    """Ten other audits went before in the same store, most of them to no good end; two at a time keep the same steps."""
+    """Ten other audits used the same store before, and most of them failed.
+
+    Two audits at a time keep the same steps.
+    """
     for name in ("right", "sharded"):
         assert parted.lines(name) == [] and parted.steps(name) == [0, 1, 2, 3, 4, 5], name
     (line,) = parted.lines("sharded adapters")

@@ -1,4 +1,4 @@
-"""Of a step that is large, what the attacks read is kept, with a sketch of the rest; and nothing claims more than that."""
+"""Of a large step, what attacks read is kept, with a sketch of the update."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from leakaudit.audit.worker import run_worker
 from leakaudit.callbacks.torch_loop import watch
-from leakaudit.capture import run as audit_run
+from leakaudit.capture import recorder_setup
 from leakaudit.capture.sketch import distance
 from leakaudit.client.snapshot import BASE, OBSERVED, Snapshot
 from leakaudit.errors import SnapshotDamagedError
@@ -41,7 +41,7 @@ def bert() -> nn.Module:
 def gpt2() -> Any:
     torch.manual_seed(0)
     shape = {"n_layer": 5, "n_embd": 96, "n_head": 6, "initializer_range": 0.2}
-    return tiny.hf.GPT2LMHeadModel(tiny.hf.GPT2Config(**(tiny._gpt2_config().to_dict() | shape)))
+    return tiny.hf.GPT2LMHeadModel(tiny.hf.GPT2Config(**(tiny.gpt2_config().to_dict() | shape)))
 
 
 def llama() -> Any:
@@ -59,7 +59,7 @@ MODELS = {"bert": bert, "gpt2": gpt2, "llama": llama}
 def train(
     folder: Path | None, kind: str, **config: Any
 ) -> tuple[nn.Module, list[dict[str, Tensor]], dict[str, Tensor]]:
-    """Train two steps on one sentence; return the model, its gradients and the weights before the first step."""
+    """Train two steps; return the model, its gradients and its first weights."""
     model = MODELS[kind]().train()
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -94,12 +94,12 @@ def snapshot(folder: Path) -> tuple[Path, Snapshot]:
 
 @pytest.fixture(autouse=True)
 def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_run, "KEEP_ALL_BYTES", 0)
+    monkeypatch.setattr(recorder_setup, "KEEP_ALL_BYTES", 0)
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_what_is_kept_is_exact_and_training_is_the_same(tmp_path: Path, kind: str) -> None:
-    """Update, rows and weights to the bit; the sketch knows the whole update from another step's; the rest is not on the disk."""
+    """Update, rows and weights to the bit; the sketch identifies the whole update."""
     model, (own, other), before = train(tmp_path / "audit", kind)
     plain, *_ = train(None, kind)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
@@ -120,7 +120,7 @@ def test_what_is_kept_is_exact_and_training_is_the_same(tmp_path: Path, kind: st
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_results_say_what_was_not_kept_and_span_reads_what_was(tmp_path: Path, kind: str) -> None:
-    """Attacks that read everything are not applicable, with the reason, and are named among what was not tested."""
+    """Attacks that read everything do not apply, and are named as not tested."""
     train(tmp_path / "audit", kind)
     assert run_worker(tmp_path / "audit" / "spool", once=True) == 0
     results = load_results(tmp_path / "audit" / "results.json")
@@ -145,7 +145,7 @@ def test_the_results_say_what_was_not_kept_and_span_reads_what_was(tmp_path: Pat
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_the_token_table_is_written_once_and_then_the_rows_that_changed(tmp_path: Path, decay: float) -> None:
-    """Lossless also under weight decay, which moves every row, so that the table is written whole again."""
+    """Lossless under weight decay as well, which moves every row of the table."""
     model = llama().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=decay)
     tokenizer, before = tiny.gpt2_tokenizer(), []
@@ -177,7 +177,7 @@ def test_all_is_kept_where_asked_for_or_where_no_attack_reads_less(tmp_path: Pat
 
 
 def test_a_model_that_cannot_be_cut_is_kept_whole() -> None:
-    """Two blocks are no more than what is kept; a head tied to the embedding moves all of its rows."""
+    """Two blocks are no more than what is kept; a tied head moves every row."""
     small = tiny.bert()
     assert first_parts(small, ModelRecipe.of(small)) is None
     parts = first_parts(gpt2(), ModelRecipe.of(gpt2()))

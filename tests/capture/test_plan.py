@@ -1,4 +1,7 @@
-"""Which steps are kept: as many as the policy needs, spread over the run, at a bounded cost, and said in one line."""
+"""A plan keeps as many steps as the policy needs.
+
+They are spread over the run at a bounded cost, and one line describes them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from leakaudit.capture import plan
 from leakaudit.capture.plan import GROWTH, LEAST_DISTANCE, LEAST_STEPS, Plan, steps_to_pass
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.gate import evaluate as gate
-from leakaudit.gate.evaluate import EvidencePolicy, Policy, Rule, default_policy
+from leakaudit.gate.policy import EvidencePolicy, Policy, Rule, default_policy
 from tests.support.factories import NOW, audit
 
 
@@ -29,7 +32,10 @@ def rules(*found: Rule, steps: int = 1) -> Policy:
 
 
 def test_the_steps_that_a_policy_needs_come_from_its_rules_and_its_floor() -> None:
-    """A rate of 5 % needs 59 clean steps, one of 1 % 299; rules that only warn need none."""
+    """A rate of 5 % needs 59 clean steps, and a rate of 1 % needs 299.
+
+    Rules that only warn need no steps.
+    """
     red = Rule(id="red", event="exact_sentence", max_count=0)
     rate = Rule(id="rate", event="exact_sentence", max_rate=0.01)
     mean = Rule(id="mean", metric="rougeL", statistic="mean", max_value=0.5)
@@ -60,7 +66,10 @@ def test_a_run_of_a_few_steps_keeps_all(total: int) -> None:
 
 @pytest.mark.parametrize("total", [*range(11, 130), 580, 581, 600, 1_200, 99_999])
 def test_auto_keeps_what_the_policy_needs_and_bounds_the_cost(total: int) -> None:
-    """Enough for the policy from 581 steps on; below, ten steps or a tenth of the run, whichever is more."""
+    """From 581 steps on there are enough for the policy.
+
+    A shorter run keeps ten steps or a tenth of them, whichever is more.
+    """
     made = of(total)
     found = kept(made, total)
     assert made.kept == len(found)
@@ -85,7 +94,10 @@ def test_numbers_are_taken_as_they_are() -> None:
 
 @pytest.mark.parametrize("first", [0, 7])
 def test_a_run_of_unknown_length_is_covered_at_growing_distances(first: int) -> None:
-    """The first steps double, so that a short run has some; then a step is due after a tenth of the way so far."""
+    """Distances double at first, so that a short run keeps some steps.
+
+    Later a step is due after a tenth of the steps so far.
+    """
     made = of(None, first_step=first)
     found = kept(made, 20_000)
     assert [step - first for step in found[:9]] == [0, 1, 2, 4, 8, 16, 26, 36, 46]
@@ -131,7 +143,10 @@ def test_what_the_plan_says_to_set_is_enough(total: int, keys: Any) -> None:
 
 
 def test_steps_that_find_no_room_are_said() -> None:
-    """Where attacks wait for the end of training, all kept steps lie on the disk at once, and the policy counts on them."""
+    """If attacks wait for the end, all kept steps are on the disk at once.
+
+    The policy needs them all.
+    """
     config = AuditConfig(schedule="deferred")
     made = of(1_200, schedule="deferred")
     assert plan.room_in_words(made, config, room=22) == "the disk space allowed holds 22 of them (`max_spool_gb: 20`)"

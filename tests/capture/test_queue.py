@@ -1,4 +1,7 @@
-"""Steps wait for their attacks instead of being skipped; the side process is there before the first; each lost step has its reason."""
+"""Steps wait for their attacks instead of being skipped.
+
+The side process starts before the first step, and each lost step has its reason.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,9 @@ import pytest
 import torch
 
 from leakaudit.callbacks.torch_loop import Watch, watch
-from leakaudit.capture import run as audit_run
+from leakaudit.capture.context import OFF_SWITCH
 from leakaudit.capture.recorder import Recorder
+from leakaudit.capture.step_writer import StepWriter
 from leakaudit.capture.worker_process import SideProcess
 from leakaudit.config.audit import AuditConfig
 from leakaudit.storage.spool import Spool
@@ -38,7 +42,10 @@ def idle_worker() -> Iterator[None]:
 def train(
     config: AuditConfig, steps: int, *, patience: bool = True, total: int | None = None, model: Any = None
 ) -> Watch:
-    """Train for some steps and return the audit; with `patience` the loop waits for the writer, as a slow model does."""
+    """Train for some steps and return the audit.
+
+    With `patience` the loop waits for the writer, as a slow model does.
+    """
     model = model or tiny.bert().train()
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     with watch(model, optimizer, tokenizer=TOKENIZER, config=config, total_steps=total) as audit:
@@ -68,7 +75,10 @@ def test_every_due_step_waits_while_the_battery_is_busy(tmp_path: Path, capsys: 
 def test_a_full_spool_is_the_reason_that_is_said_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The queue is bounded by bytes, and what did not fit is counted by its own reason."""
+    """The queue is bounded by bytes.
+
+    Steps that did not fit are counted with a reason of their own.
+    """
     probe = train(audit_config(tmp_path / "probe", schedule="deferred", at_end="leave"), 1)
     (snapshot,) = Spool(probe.folder / "spool").entries()  # type: ignore[operator]
     size = sum(file.stat().st_size for file in snapshot.iterdir())
@@ -89,13 +99,13 @@ def test_a_step_that_comes_while_the_writer_is_at_work_is_counted_as_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Training does not wait for the disk; a step that never began is not counted."""
-    write = audit_run._write
+    write = StepWriter.__call__
 
     def slowly(*args: Any) -> None:
         time.sleep(1.0)
         write(*args)
 
-    monkeypatch.setattr(audit_run, "_write", slowly)
+    monkeypatch.setattr(StepWriter, "__call__", slowly)
     with idle_worker():
         train(audit_config(tmp_path, at_end="leave"), 4, patience=False)
     assert kept_steps(tmp_path) == [0]
@@ -103,21 +113,27 @@ def test_a_step_that_comes_while_the_writer_is_at_work_is_counted_as_that(
 
 
 def test_a_run_of_a_few_steps_keeps_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client of federated learning: the next step waits for the disk, because the end of the run would wait for it anyway."""
-    write = audit_run._write
+    """In a short run the next step waits for the disk.
+
+    The end of the run would wait for it anyway.
+    """
+    write = StepWriter.__call__
 
     def slowly(*args: Any) -> None:
         time.sleep(0.3)
         write(*args)
 
-    monkeypatch.setattr(audit_run, "_write", slowly)
+    monkeypatch.setattr(StepWriter, "__call__", slowly)
     with idle_worker():
         train(AuditConfig(out_dir=tmp_path / "audit", at_end="leave"), 3, patience=False, total=3)
     assert kept_steps(tmp_path) == [0, 1, 2]
 
 
 def test_the_room_for_a_step_is_what_is_written_of_it(tmp_path: Path) -> None:
-    """Frozen weights count once: with three times all weights a LoRA run would never be kept."""
+    """Frozen weights count once.
+
+    If all weights counted three times, a step of a LoRA run would never be kept.
+    """
     model: Any = tiny.bert().train()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith("classifier"))
@@ -143,7 +159,10 @@ def test_the_side_process_is_there_before_the_first_step_is_due(tmp_path: Path, 
 
 
 def test_a_side_process_without_a_step_leaves_no_audit_behind(tmp_path: Path) -> None:
-    """The folder says that the run was not audited; the worker is gone, and nothing of it stands in the way of the next run."""
+    """The folder says that the run was not audited, and the worker has ended.
+
+    The next run can begin in the same folder.
+    """
     folder = tmp_path / "audit"
     for _ in range(2):
         audit = train(audit_config(tmp_path, first_step=100), 2)
@@ -162,7 +181,7 @@ def test_training_is_the_same_with_a_queue_and_without_an_audit(tmp_path: Path) 
         train(audit_config(tmp_path, at_end="leave"), 5, model=with_it)
     torch.manual_seed(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(audit_run.OFF_SWITCH, "1")
+        patch.setenv(OFF_SWITCH, "1")
         train(audit_config(tmp_path / "off"), 5, model=without)
     assert all(torch.equal(a, b) for a, b in zip(with_it.parameters(), without.parameters(), strict=True))
 
@@ -174,7 +193,10 @@ AUTOGROUP = Path("/proc/self/autogroup")
 def test_the_side_process_yields_while_training_runs_and_not_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From its first moment on; where the system shares the processor between sessions, its session yields, too."""
+    """Its priority is lower from its start until training ends.
+
+    Where the system shares the processor between sessions, its session has the lower priority, too.
+    """
     from tests.capture.test_worker_process import SLEEP, make
 
     side = make(tmp_path, monkeypatch, SLEEP, nice=7, wait_at_end_s=0.3)
@@ -186,6 +208,6 @@ def test_the_side_process_yields_while_training_runs_and_not_afterwards(
     assert os.getpriority(os.PRIO_PROCESS, side.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 7
     if AUTOGROUP.exists():
         assert group() == "7"
-        side._let_it_hurry()
+        side._raise_priority()
         assert group() == "0"
     side.stop()

@@ -1,4 +1,4 @@
-"""The side process makes the model that was trained: types of tensors, buffers and numbers on modules included."""
+"""The side process rebuilds the trained model: types, buffers and module settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.tensors import state_of
 from leakaudit.models.unstored_state import unstored_buffers
 from leakaudit.results.schema import VerificationStatus
-from leakaudit.storage.snapshots import build_first_blocks
+from leakaudit.storage.partial_steps import build_first_blocks
 from tests.support import tiny
 from tests.support.tiny_trainer import Rows, audit_config, make_trainer, stamp, train
 
@@ -53,7 +53,7 @@ def llama(**more: Any) -> nn.Module:
 
 
 def both(folder: Path, make: Callable[[], Any], *callbacks: TrainerCallback, **more: Any) -> dict[int, Snapshot]:
-    """Train with and without the audit, compare final weights bit for bit, and return what was kept."""
+    """Train with and without the audit, compare the weights, and return what was kept."""
     torch.manual_seed(3)
     plain = make_trainer(folder / "plain", *copy.deepcopy(callbacks), model=make(), **more)
     plain.train()
@@ -84,7 +84,7 @@ def with_lora(model: Any, config: Any = None) -> Any:
 
 
 def test_adapters_in_float32_on_a_model_in_bfloat16_are_not_rounded(tmp_path: Path) -> None:
-    """As peft makes them by default; the update is computed in float32, and so says its fact."""
+    """The default of peft: the update is computed in float32, and its fact says so."""
 
     def make() -> Any:
         model = with_lora(llama().to(torch.bfloat16))
@@ -102,7 +102,7 @@ def test_adapters_in_float32_on_a_model_in_bfloat16_are_not_rounded(tmp_path: Pa
 
 
 def test_buffers_that_are_not_stored_are_kept_if_they_are_not_what_the_class_makes(tmp_path: Path) -> None:
-    """`.to(bfloat16)` rounds the rotary table of Llama; in another run nothing differs, and nothing is kept."""
+    """`.to(bfloat16)` rounds Llama's rotary table; without it nothing is kept."""
     made = {name: buffer.clone() for name, buffer in unstored_buffers(llama().to(torch.bfloat16)).items()}
     assert made
     for snapshot in both(tmp_path / "cast", lambda: llama().to(torch.bfloat16), **WORDS).values():
@@ -124,7 +124,7 @@ class Changes(TrainerCallback):
 
 
 def test_rates_that_were_changed_on_the_modules_are_those_of_the_rebuilt_model(tmp_path: Path) -> None:
-    """Zero everywhere as TRL sets it, 0.5 in the head; the second step has another rate, and an epsilon is not the class's."""
+    """Zero as TRL sets it, 0.5 in the head, another rate later, and another epsilon."""
 
     def make() -> Any:
         model: Any = tiny.bert(dropout=0.3)
@@ -192,7 +192,7 @@ def test_a_recipe_asks_for_no_other_class() -> None:
 
 
 def test_a_step_of_which_parts_are_kept_is_rebuilt_with_the_same_buffers_and_numbers() -> None:
-    """Of three blocks two are kept; what was changed in the third one is nothing that the smaller model has."""
+    """Two of three blocks are kept; a change in the third is not in the smaller model."""
     model: Any = llama(num_hidden_layers=3).to(torch.bfloat16)
     for layer in model.model.layers:
         layer.mlp.act_fn = nn.LeakyReLU(0.3)

@@ -1,4 +1,4 @@
-"""The recorder copies what the optimizer gets, in whatever stack, and never disturbs it."""
+"""The recorder copies what the optimizer gets, and disturbs nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def manifest(model: nn.Module, step: int = 0) -> Manifest:
 
 
 class Loop:
-    """A plain training loop on the tiny BERT with a recorder, keeping deep copies of what was written."""
+    """A plain training loop on the tiny BERT, with a recorder that keeps its copies."""
 
     def __init__(self, make: Callable[..., Any] = torch.optim.SGD, write: Any = None, **options: Any) -> None:
         self.model = tiny.bert().train()
@@ -91,7 +91,7 @@ def test_the_update_is_what_the_optimizer_got_and_the_weights_are_those_before()
 
 
 def test_a_closure_is_run_before_the_copy_is_made() -> None:
-    """Optimizers that compute gradients themselves hold the previous step's when their hook fires."""
+    """Before its closure, such an optimizer holds the previous step's gradients."""
     for keyword in (True, False):
         loop = Loop()
         loop.step(0)
@@ -114,7 +114,7 @@ def test_a_closure_is_run_before_the_copy_is_made() -> None:
 
 
 def test_a_closure_that_is_run_again_and_again_is_recorded_at_its_first_run() -> None:
-    """L-BFGS evaluates the loss several times a step; the first time is at the weights before it."""
+    """L-BFGS evaluates the loss several times, the first time at the old weights."""
     loop = Loop(torch.optim.LBFGS, max_iter=4)
     runs: list[dict[str, Tensor]] = []
 
@@ -164,7 +164,7 @@ def test_row_10_a_step_that_the_scaler_skips_leaves_no_batch_behind() -> None:
 
 
 def test_row_4_what_happens_after_the_hook_does_not_reach_the_copy() -> None:
-    """Weights, gradients and the batch are overwritten in place while the writer still waits."""
+    """Weights, gradients and the batch are overwritten before the writer runs."""
     gate = threading.Event()
     written: list[KeptStep] = []
 
@@ -231,7 +231,7 @@ def test_buffers_are_reused_from_step_to_step() -> None:
 def test_parameters_that_the_optimizer_does_not_move_are_frozen_or_the_step_is_not_kept(
     frozen: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A gradient that this optimizer does not move may be moved by another one: only `requires_grad` says that it is not."""
+    """Another optimizer may move such a parameter, unless `requires_grad` is off."""
     model = tiny.bert().train()
     head = [p for name, p in model.named_parameters() if name.startswith("classifier")]
     for name, parameter in model.named_parameters():
@@ -376,7 +376,7 @@ def test_wrappers_are_looked_through(name: str) -> None:
 
 
 def test_a_disk_that_is_stuck_does_not_hold_up_the_end_of_training(caplog: pytest.LogCaptureFixture) -> None:
-    """The writer is waited for so long and no longer, and does not keep the process alive."""
+    """Training waits for the writer for a limited time, and may end before it."""
     stuck = threading.Event()
     loop = Loop(write=lambda kept: stuck.wait(20))
     loop.step()
@@ -389,7 +389,7 @@ def test_a_disk_that_is_stuck_does_not_hold_up_the_end_of_training(caplog: pytes
 
 
 def test_a_loop_that_calls_another_object_than_it_was_said_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
-    """The update is there, its batch was not seen: nothing is kept rather than an update without a truth."""
+    """An update whose batch was not seen is not kept."""
     model = tiny.bert().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     written: list[KeptStep] = []
@@ -429,7 +429,7 @@ def test_the_model_is_walked_once_for_a_copy(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_step_that_is_too_large_for_the_pool_is_written_while_the_optimizer_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """From where it is, with no buffers beside it; training and what is written are the same to the bit."""
+    """It is written directly from the model, and is the same to the bit."""
     runs = []
     for limit in (copies.POOL_BYTES, 0):
         monkeypatch.setattr(copies, "POOL_BYTES", limit)
@@ -454,7 +454,7 @@ def test_a_step_that_is_too_large_for_the_pool_is_written_while_the_optimizer_wa
 
 
 def test_a_model_can_be_copied_and_saved_while_a_step_is_recorded() -> None:
-    """Averaged weights are made by `deepcopy`. A copy has our hooks, which record nothing of it."""
+    """Averaged weights are made by `deepcopy`; the hooks of a copy record nothing."""
     model = tiny.bert().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     written: list[KeptStep] = []

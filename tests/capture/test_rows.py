@@ -1,5 +1,7 @@
-"""The thirty ways to capture a wrong gradient without a sound, each with its number; further tests of the same rows stand in
-`test_hf_trainer.py`, `test_recorder.py` and `test_distributed.py`."""
+"""Thirty ways to capture a wrong gradient unnoticed, one numbered test each.
+
+Further tests of the same rows are in `test_hf_trainer.py`, `test_recorder.py` and `test_distributed.py`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from leakaudit.audit.verification import verify
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.capture.recorder import Recorder
-from leakaudit.capture.run import refuse_strategy
+from leakaudit.capture.refusals import refuse_strategy
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import Truth
@@ -51,7 +53,7 @@ def with_truth(snapshot: Snapshot, truth: Truth) -> ClientStep:
 
 @pytest.mark.parametrize("windows", [1, 2])
 def test_row_1_lightning_steps_hold_their_own_batch_and_not_the_last_one(tmp_path: Path, windows: int) -> None:
-    """Lightning computes the gradient inside the step: a hook before it finds the one of the batch before."""
+    """Lightning computes the gradient inside the step, after a hook before it."""
     found = stacks.lightning(tmp_path, Case(batches=stacks.classes(count=6), windows=windows))
     assert len(found) == 6 // windows
     for step in range(1, len(found)):
@@ -92,7 +94,7 @@ def test_row_3_the_weights_after_the_step_explain_nothing(tmp_path: Path, stack:
 
 @pytest.mark.parametrize("stack", stacks.STACKS)
 def test_row_5_every_micro_batch_of_a_ragged_window_is_kept(tmp_path: Path, stack: str) -> None:
-    """Five batches in windows of three: three and two, where the stack steps on a ragged window at all."""
+    """Five batches in windows of three: three and two, where a stack allows two."""
     found = stacks.STACKS[stack](tmp_path, Case(batches=stacks.classes(count=5), windows=3))
     assert [len(snapshot.truth.micro_batches) for snapshot in found.values()] == [3, 2]
     for snapshot in found.values():
@@ -104,7 +106,7 @@ def test_row_5_every_micro_batch_of_a_ragged_window_is_kept(tmp_path: Path, stac
 @pytest.mark.parametrize("stack", stacks.STACKS)
 @pytest.mark.parametrize("kind", ["classifier", "language model"])
 def test_row_6_the_scale_of_the_loss_is_measured(tmp_path: Path, stack: str, kind: str) -> None:
-    """BERT ignores the item count of the Hugging Face Trainer, GPT-2 does not; other stacks divide by the window."""
+    """BERT ignores the Trainer's item count, GPT-2 uses it; others divide."""
     case = Case(batches=stacks.classes(), windows=2)
     if kind == "language model":
         case = Case(model=tiny.gpt2_lm, tokenizer=tiny.gpt2_tokenizer, batches=stacks.texts(), windows=2)
@@ -142,7 +144,7 @@ def test_row_8_stacks_agree_on_the_clipped_update(tmp_path: Path) -> None:
 
 
 def test_row_8_a_bound_that_nobody_told_is_named(tmp_path: Path) -> None:
-    """A loop clips and the audit was not told: the stamp says by how much, and to what."""
+    """The loop clips and the audit was not told: the stamp says by how much."""
     model = tiny.bert().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watched = watch(model, optimizer, tokenizer=tiny.bert_tokenizer(), config=audit_config(tmp_path))
@@ -174,7 +176,7 @@ def test_row_9_the_scale_of_a_grad_scaler_is_in_neither_side(tmp_path: Path, fus
 
 
 def test_row_10_a_step_that_the_scaler_skips_is_not_merged_into_the_next(tmp_path: Path) -> None:
-    """No hook of the optimizer fires for it; its batch is told apart by gradients that were emptied since."""
+    """It calls no hook of the optimizer; its gradients were emptied since."""
     model = tiny.bert().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
@@ -200,7 +202,7 @@ def test_row_10_a_step_that_the_scaler_skips_is_not_merged_into_the_next(tmp_pat
 
 
 def test_row_10_a_fused_optimizer_is_called_on_an_overflow_too_and_nothing_of_it_is_kept(tmp_path: Path) -> None:
-    """It decides inside its step, after our hook; the next step has its own batch only."""
+    """It decides after our hook; the next step has only its own batch."""
     model = tiny.bert().train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
@@ -225,7 +227,7 @@ def test_row_10_a_fused_optimizer_is_called_on_an_overflow_too_and_nothing_of_it
 
 
 def test_row_11_what_opacus_sends_is_clipped_and_noised(tmp_path: Path) -> None:
-    """The gradient before the private step would be a false alarm; the noise is measured, and its strength is the declared one."""
+    """The noise is measured, and has the declared strength."""
     found, _ = stacks.private_run(tmp_path, sigma=1.0)
     for snapshot in found.values():
         verified = stamp(snapshot)
@@ -238,7 +240,7 @@ def test_row_11_what_opacus_sends_is_clipped_and_noised(tmp_path: Path) -> None:
 
 
 def test_row_11_without_noise_the_clipped_mean_is_verified_and_both_views_are_there(tmp_path: Path) -> None:
-    """Transmitted and raw: the second is what the first would be without clipping, from the same batch."""
+    """Transmitted and raw: the raw update is the same batch's without clipping."""
     found, _ = stacks.private_run(tmp_path, sigma=0.0)
     for snapshot in found.values():
         assert_verified(snapshot)
@@ -261,7 +263,7 @@ def test_row_11_without_noise_the_clipped_mean_is_verified_and_both_views_are_th
 def test_row_11_clipping_that_cannot_be_repeated_is_refused_by_name(
     tmp_path: Path, options: dict[str, Any], name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Ghost clipping runs backward twice, clipping by layers has many bounds: neither is taken for what it is not."""
+    """Ghost clipping runs backward twice; clipping by layers has many bounds."""
     from opacus import PrivacyEngine
 
     model: Any = tiny.bert().train()
@@ -284,7 +286,7 @@ def test_row_11_clipping_that_cannot_be_repeated_is_refused_by_name(
 
 
 def test_row_12_a_logical_batch_is_the_union_of_its_physical_pieces(tmp_path: Path) -> None:
-    """BatchMemoryManager: two pieces of two, one step; gradients are zeroed between the pieces, their sums are not."""
+    """BatchMemoryManager: between two parts, gradients are zeroed, sums are not."""
     found, sizes = stacks.private_run(tmp_path, sigma=0.0, physical=2, steps=1)
     assert sizes == [2, 2, 2, 2]
     assert [len(snapshot.truth.micro_batches) for snapshot in found.values()] == [2, 2]
@@ -294,7 +296,7 @@ def test_row_12_a_logical_batch_is_the_union_of_its_physical_pieces(tmp_path: Pa
 
 
 def test_row_12_batches_drawn_by_chance_are_divided_by_the_expected_size(tmp_path: Path) -> None:
-    """Poisson sampling: sizes vary, the divisor does not; a draw of nobody leads to no step."""
+    """Poisson sampling: sizes vary, the divisor does not; an empty draw makes no step."""
     found, sizes = stacks.private_run(tmp_path, sigma=0.0, size=2, poisson=True, steps=3)
     assert len(set(sizes)) > 1
     assert len(found) == sum(size > 0 for size in sizes)
@@ -314,7 +316,7 @@ def test_row_12_a_batch_made_up_for_an_empty_draw_is_nobodys_data(tmp_path: Path
 def test_a_private_run_that_steps_the_wrong_optimizer_is_reported_as_undefended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It computes every example's gradient, adds no noise, and everything looks as it should."""
+    """It computes every example's gradient, adds no noise, and everything looks right."""
     found, _ = stacks.private_run(tmp_path, sigma=1.0, stepped="original")
     assert "this run is audited as undefended" in capsys.readouterr().err
     for snapshot in found.values():
@@ -323,7 +325,7 @@ def test_a_private_run_that_steps_the_wrong_optimizer_is_reported_as_undefended(
 
 
 def test_a_lightning_run_that_calls_opacus_wrongly_is_reported_as_undefended(tmp_path: Path) -> None:
-    """The module makes itself private and returns the optimizer it had before; the owner declares private SGD."""
+    """The module returns its old optimizer; its owner declares private SGD."""
     import lightning.pytorch as pl
     from opacus import PrivacyEngine
 
@@ -388,7 +390,7 @@ def test_a_lightning_run_that_calls_opacus_wrongly_is_reported_as_undefended(tmp
     ],
 )
 def test_row_16_strategies_whose_update_no_hook_sees_are_refused_by_name(name: str, instead: str) -> None:
-    """DeepSpeed steps inside backward: at every hook the weights have moved and the gradients are gone."""
+    """DeepSpeed steps inside backward: at every hook the weights have moved already."""
     with pytest.raises(SnapshotError, match=instead):
         refuse_strategy(name, fsdp2=False)
 
@@ -422,7 +424,7 @@ def test_row_16_a_trainer_that_cannot_be_audited_trains_without(
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_row_17_a_model_compiled_long_before_the_audit_is_seen(tmp_path: Path, in_place: bool) -> None:
-    """Hooks go around the compiled object, not into its graph; five steps have run by then."""
+    """Hooks are set around the compiled object, not in its graph, after five steps."""
     model = tiny.bert(dropout=0.1).train()
     if in_place:
         model.compile(backend="eager")
@@ -450,7 +452,7 @@ def test_row_17_a_model_compiled_long_before_the_audit_is_seen(tmp_path: Path, i
 
 
 def test_row_18_passes_that_the_update_does_not_come_from_are_left_out(tmp_path: Path) -> None:
-    """An evaluation, a generation-like call without gradients, and a forward pass whose loss is thrown away."""
+    """An evaluation, a call without gradients, and a pass whose loss is not used."""
     model = tiny.bert(dropout=0.1).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watched = watch(model, optimizer, tokenizer=tiny.bert_tokenizer(), config=audit_config(tmp_path))
@@ -470,7 +472,7 @@ def test_row_18_passes_that_the_update_does_not_come_from_are_left_out(tmp_path:
 
 
 def test_row_18_two_batches_in_one_loss_are_two_batches(tmp_path: Path) -> None:
-    """A contrastive loss over the hidden states and pooled outputs of two passes, neither of which the model makes a loss of."""
+    """A contrastive loss over hidden states and pooled outputs of two passes."""
     torch.manual_seed(0)
     model: Any = tiny.hf.BertModel(tiny.bert().config).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -522,7 +524,7 @@ def test_row_19_parts_of_the_model_that_are_in_eval_mode_are_repeated_so(tmp_pat
 
 @pytest.mark.parametrize("stack", stacks.STACKS)
 def test_row_20_the_live_configuration_is_what_travels(tmp_path: Path, stack: str) -> None:
-    """The trainer, or the user, changes it after loading; a model rebuilt from where it came from would be another."""
+    """It was changed after loading; a model rebuilt from its source would differ."""
 
     def changed() -> nn.Module:
         model: Any = tiny.bert(num_labels=1)
@@ -537,7 +539,7 @@ def test_row_20_the_live_configuration_is_what_travels(tmp_path: Path, stack: st
 
 @pytest.mark.parametrize("stack", stacks.STACKS)
 def test_row_21_autocast_is_repeated_and_reported(tmp_path: Path, stack: str) -> None:
-    """Wherever the precision is hidden: in the trainer, in a patched forward, in a context around the call."""
+    """The precision is set in the trainer, in a patched forward, or in a context."""
     found = stacks.STACKS[stack](tmp_path, Case(batches=stacks.classes(count=2), precision="bf16"))
     for snapshot in found.values():
         assert snapshot.observation.facts.dtype == "bfloat16" and snapshot.recipe.autocast == "bf16"
@@ -551,7 +553,7 @@ def test_row_21_autocast_is_repeated_and_reported(tmp_path: Path, stack: str) ->
 
 @pytest.mark.parametrize("stack", stacks.STACKS)
 def test_row_22_tied_weights_are_there_once_with_both_their_gradients(tmp_path: Path, stack: str) -> None:
-    """GPT-2's head is its word embedding: every row of the table has a gradient, not only those of the batch."""
+    """GPT-2's head is its word embedding: every row of the table has a gradient."""
     case = Case(model=tiny.gpt2_lm, tokenizer=tiny.gpt2_tokenizer, batches=stacks.texts(count=2))
     for snapshot in stacks.STACKS[stack](tmp_path, case).values():
         names = [name for name, _ in tiny.gpt2_lm().named_parameters()]
@@ -569,7 +571,7 @@ def test_row_22_tied_weights_are_there_once_with_both_their_gradients(tmp_path: 
 def test_row_23_a_step_at_the_start_of_adapters_is_left_for_the_next(
     tmp_path: Path, stack: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """B is zero at first, so every A has a gradient of zero: that is no sign of safety."""
+    """B is zero at first, so every A has a zero gradient: that is no sign of safety."""
     found = stacks.STACKS[stack](tmp_path, Case(model=lora, batches=stacks.classes(count=3)))
     assert list(found) == [1, 2]
     assert "step 0 is not kept: its adapters are at their start" in capsys.readouterr().err
@@ -581,7 +583,7 @@ def test_row_23_a_step_at_the_start_of_adapters_is_left_for_the_next(
 
 
 def lora() -> nn.Module:
-    """Return a classifier with adapters and a trained head, as `get_peft_model` makes it."""
+    """Return a classifier with adapters and a trained head, as `get_peft_model` does."""
     import peft
 
     config = peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["query", "value"], lora_dropout=0.0)
@@ -596,7 +598,7 @@ def lora() -> nn.Module:
 def test_row_24_of_two_optimizers_the_watched_ones_update_is_kept_where_it_is_all_that_moves(
     tmp_path: Path, frozen: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A generator's steps go through the classifier's forward as well, and may leave gradients in it."""
+    """A generator's steps run the classifier as well, and may leave gradients in it."""
     model: Any = tiny.bert().train()
     own, other = list(model.classifier.parameters()), list(model.bert.parameters())
     head, body = torch.optim.SGD(own, lr=0.1), torch.optim.SGD(other, lr=0.1)
@@ -624,7 +626,7 @@ def test_row_24_of_two_optimizers_the_watched_ones_update_is_kept_where_it_is_al
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own import
 def test_row_24_an_optimizer_of_sharded_states_is_hooked_once(tmp_path: Path) -> None:
-    """`ZeroRedundancyOptimizer` steps an inner optimizer over its own share; the outer one holds all parameters."""
+    """`ZeroRedundancyOptimizer` steps an inner optimizer over its own share."""
     import torch.distributed as dist
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -647,7 +649,7 @@ def test_row_24_an_optimizer_of_sharded_states_is_hooked_once(tmp_path: Path) ->
 
 
 def test_row_26_a_loss_that_no_output_of_the_model_tells_of_is_a_mismatch_without_numbers(tmp_path: Path) -> None:
-    """A curriculum's weight on the loss is measured; a penalty on the weights themselves, from the second step on, is not seen.
+    """A weight on the loss is measured; a penalty on the weights is not seen.
 
     A check in place names it (`test_in_place.py`); a rebuilt model cannot.
     """
@@ -671,7 +673,7 @@ def test_row_26_a_loss_that_no_output_of_the_model_tells_of_is_a_mismatch_withou
 
 
 def test_row_26_a_curriculum_on_the_loss_is_verified(tmp_path: Path) -> None:
-    """`training_step` weighs the loss by the epoch: the weight arrives at the model's loss and is kept."""
+    """`training_step` weighs the loss by the epoch; the model's loss gets that weight."""
     model = tiny.bert().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watched = watch(model, optimizer, tokenizer=tiny.bert_tokenizer(), config=audit_config(tmp_path))
@@ -686,7 +688,7 @@ def test_row_26_a_curriculum_on_the_loss_is_verified(tmp_path: Path) -> None:
 
 
 def test_row_27_buffers_are_those_before_the_forward_pass(tmp_path: Path) -> None:
-    """Batch norm counts its batches while it computes; the step is repeated from the statistics before it."""
+    """Batch norm updates its statistics in a pass; the old ones are kept."""
     from tests.support.norm_model import make
 
     model = make(size=len(tiny.VOCABULARY)).train()
@@ -707,7 +709,7 @@ def test_row_27_buffers_are_those_before_the_forward_pass(tmp_path: Path) -> Non
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: the copy is made on a stream of its own")
 def test_row_28_a_copy_from_the_gpu_is_not_torn() -> None:
-    """The optimizer's stream waits for the copy, however long the copying stream is held up."""
+    """The optimizer's stream waits for the copy, however long that is delayed."""
     model = tiny.bert().train().cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     written: list[Any] = []
@@ -729,28 +731,29 @@ def test_row_28_a_copy_from_the_gpu_is_not_torn() -> None:
 
 @pytest.mark.parametrize("ending", ["through", "raised"])
 def test_row_29_a_second_run_has_one_set_of_hooks(tmp_path: Path, ending: str) -> None:
-    """Each due step is kept once, whatever became of the first run, and the loop is left as it was found."""
+    """Each due step is kept once, however the first run ended."""
     model = tiny.bert().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watched = watch(model, optimizer, tokenizer=tiny.bert_tokenizer(), config=audit_config(tmp_path))
 
-    def run() -> None:
+    def run(error: Exception | None = None) -> None:
         for batch in stacks.classes(count=2):
             model(**batch).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
+        if error is not None:
+            raise error
 
     with without_side_process():
         if ending == "raised":
             with pytest.raises(RuntimeError, match="enough"), watched:
-                run()
-                raise RuntimeError("enough")
+                run(RuntimeError("enough"))
         else:
             with watched:
                 run()
         assert watched.folder is not None and list(kept(watched)) == [0, 1]
         shutil.rmtree(watched.folder / "taken")
-        watched._steps = 0
+        watched._counter.number = 0
         with watched:
             run()
     assert list(kept(watched)) == [0, 1]
@@ -795,7 +798,7 @@ def test_row_29_nothing_that_goes_wrong_in_a_hook_reaches_the_models_forward_or_
 def test_what_cannot_be_audited_is_said_before_the_first_step(
     tmp_path: Path, change: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Training goes on without; nothing is left behind."""
+    """Training continues without it; nothing is left behind."""
     model = change.pop("model", None) or tiny.bert().train()
     optimizer = torch.optim.Adam(model.parameters()) if change.get("optimizer") == "adam" else None
     options: dict[str, Any] = {"tokenizer": tiny.bert_tokenizer(), **change}
@@ -808,7 +811,7 @@ def test_what_cannot_be_audited_is_said_before_the_first_step(
 
 
 def test_a_module_around_a_model_is_audited_by_the_model_and_says_what_is_beside_it(tmp_path: Path) -> None:
-    """A head of the user's own on a transformer's hidden state: the transformer's update is verified by what the head sent back."""
+    """A user's head on a transformer: its output gradients verify the update."""
 
     class Own(nn.Module):
         def __init__(self) -> None:
@@ -876,7 +879,7 @@ def test_row_7_a_loss_of_ones_own_over_outputs_too_large_to_hold_is_not_kept(
 
 
 def test_a_trainer_that_overrides_the_whole_training_step_is_seen(tmp_path: Path) -> None:
-    """As trainers of other packages do: its own forward, its own loss, its own call of backward."""
+    """Its own forward, its own loss, its own call of backward, as in other packages."""
     from transformers import Trainer
 
     class Own(Trainer):
@@ -901,7 +904,7 @@ def test_a_trainer_that_overrides_the_whole_training_step_is_seen(tmp_path: Path
 
 
 def test_an_encoder_decoder_is_kept_with_what_it_reads_and_what_it_is_taught(tmp_path: Path) -> None:
-    """T5 in `Seq2SeqTrainer`: the decoder's inputs are made of the labels inside the model."""
+    """T5 in `Seq2SeqTrainer`: the model makes the decoder's inputs from the labels."""
     config = tiny.hf.T5Config(
         vocab_size=len(tiny.VOCABULARY), d_model=tiny.HIDDEN, d_kv=16, d_ff=64, num_layers=1, num_heads=2, dropout_rate=0.1,
         decoder_start_token_id=0, pad_token_id=0, eos_token_id=3,
@@ -920,7 +923,7 @@ def test_an_encoder_decoder_is_kept_with_what_it_reads_and_what_it_is_taught(tmp
 
 
 def test_row_13_the_local_view_is_before_clipping_and_without_the_scale_of_a_scaler(tmp_path: Path) -> None:
-    """It is what this process computed: neither bound nor scale is in it, accumulated micro-batches are."""
+    """It is what this process computed: accumulated, without a bound or scale."""
     case = Case(batches=stacks.classes(), windows=2, clip=0.001, precision="fp16", options={"observe": "local"})
     for snapshot in stacks.torch_loop(tmp_path, case).values():
         facts = snapshot.observation.facts

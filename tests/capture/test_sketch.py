@@ -1,4 +1,4 @@
-"""A sketch is linear, the same everywhere, and tells the length of a difference within its standard error."""
+"""A sketch is linear, the same everywhere, and gives a difference's length."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_small_tensor_keeps_its_length_exactly(shape: tuple[int, ...]) -> None
 
 
 def test_the_length_is_estimated_within_the_stated_standard_error() -> None:
-    """Over 200 names: unbiased, and as wide as stated for a dense tensor, whose pairs meet the most."""
+    """Over 200 names: unbiased, and as wide as stated for a dense tensor."""
     a = torch.randn(12 * 64, generator=torch.Generator().manual_seed(1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("leakaudit.capture.sketch.BUCKETS", 64)

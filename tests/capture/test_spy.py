@@ -1,4 +1,4 @@
-"""The spy notices what it is there for: each test makes one thing false that it compares."""
+"""The test harness notices errors: each test falsifies one thing that it compares."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _facts(**facts: Any) -> Callable[[Snapshot], Snapshot]:
 def test_what_is_false_in_a_snapshot_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Snapshot], Snapshot], said: str
 ) -> None:
-    """And nothing else is said of it; the stamp is what it is, so that a wrong one cannot hide it."""
+    """Only that is reported, and the stamp stays, so that a wrong one cannot hide it."""
     monkeypatch.setattr(spy, "stamped", lambda snapshot: ("verified", 0.0))
     monkeypatch.setattr(spy, "read_snapshot", lambda path: change(read_snapshot(path)))
     row = row_of(replace(PLAIN, divisor=1.0), tmp_path)
@@ -122,7 +122,7 @@ def test_a_gradient_of_another_loss_is_noticed_by_the_formula(tmp_path: Path) ->
 
 
 def test_texts_of_a_batch_are_read_by_masks_positions_and_choices() -> None:
-    """Padding is left out on either side; packed rows are cut where positions begin anew."""
+    """Padding is removed on either side; packed rows are cut where positions restart."""
     ids = torch.tensor([[0, 5, 6], [7, 8, 9]])
     assert sequences_in({"input_ids": ids, "attention_mask": (ids != 0).long()}) == [(5, 6), (7, 8, 9)]
     assert sequences_in({"input_ids": ids[1:], "position_ids": torch.tensor([[0, 0, 1]])}) == [(7,), (8, 9)]

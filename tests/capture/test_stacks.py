@@ -54,7 +54,10 @@ def test_the_same_steps_give_the_same_numbers(tmp_path: Path, stack: str) -> Non
 
 @pytest.mark.parametrize("stack", ["Lightning, automatic", "Lightning, manual", "Accelerate", "plain torch"])
 def test_accumulated_steps_give_the_same_numbers(tmp_path: Path, stack: str) -> None:
-    """Two windows of two; the Hugging Face Trainer divides otherwise and has tests of its own."""
+    """Train two windows of two micro-batches.
+
+    The Hugging Face Trainer divides otherwise and has tests of its own.
+    """
     case = Case(batches=stacks.classes(), windows=2)
     found = STACKS[stack](tmp_path, case)
     for step, own in enumerate(by_hand(case)):
@@ -84,7 +87,10 @@ def test_a_model_that_the_loop_calls_with_positions_is_read_by_its_signature(tmp
 def test_training_is_the_same_with_and_without_the_audit(
     tmp_path: Path, stack: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit by bit, masks included: no random number is drawn, nothing is added to the graph."""
+    """Training is the same to the bit, masks included.
+
+    No random number is drawn, and nothing is added to the graph.
+    """
     made: list[Any] = []
 
     def model() -> Any:

@@ -1,4 +1,4 @@
-"""What is public of a kept step, and what was in its batch, is so: held against what the test itself put into the training."""
+"""The public facts of a kept step agree with what the test put into the training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from leakaudit.config.audit import PluginSpec
 from leakaudit.metrics.label_accuracy import LabelAccuracy
 from leakaudit.plugins.budget import Budget
 from leakaudit.plugins.metric_protocol import LabelCounts
-from leakaudit.reports.page import cell_for
+from leakaudit.reports.cells import cell_for
 from leakaudit.results.schema import Score, VerificationStatus
 from tests.support import tiny
 from tests.support.tiny_trainer import Rows, audit_config, kept, make_trainer, stamp, train, without_side_process
@@ -47,7 +47,7 @@ def weights_after(folder: Path, **more: Any) -> dict[str, Tensor]:
 
 
 def assert_undisturbed(folder: Path, make: Any, **more: Any) -> dict[int, Snapshot]:
-    """Train with and without the audit from equal models, compare the weights bit for bit, and return what was kept."""
+    """Train with and without the audit, compare the weights, and return what was kept."""
     torch.manual_seed(7)
     plain = weights_after(folder, model=make(), **more)
     model = make()
@@ -68,7 +68,7 @@ class OwnLoader(Trainer):
 
 
 def test_the_bound_on_the_batch_is_that_of_the_loader_in_use(tmp_path: Path) -> None:
-    """The arguments say two and the loader four: an attack that believes two names half of the labels (llg: 0.5, not 1.0)."""
+    """The arguments say two and the loader four: a wrong bound weakens an attack."""
     found = assert_undisturbed(tmp_path, tiny.bert, kind=OwnLoader, max_steps=2)
     for snapshot in found.values():
         seen = snapshot.observation
@@ -86,7 +86,7 @@ def test_the_bound_on_the_batch_is_that_of_the_loader_in_use(tmp_path: Path) -> 
 
 
 def test_a_loader_that_does_not_say_its_size_gives_no_bound() -> None:
-    """Batches of a sampler of one's own; otherwise size, windows and processes multiply."""
+    """A user's own batch sampler; else size, windows and processes are multiplied."""
 
     class ByLength:
         def __iter__(self) -> Any:
@@ -100,7 +100,7 @@ def test_a_loader_that_does_not_say_its_size_gives_no_bound() -> None:
 
 
 def test_two_sequences_a_row_are_more_than_the_loader_says(tmp_path: Path) -> None:
-    """As in reward models and DPO: the stated bound is false, so there is none, and a note says so."""
+    """Reward models and DPO: the stated bound is wrong, so there is none, and a note."""
 
     def both(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         return collate([*rows, *rows])
@@ -111,7 +111,7 @@ def test_two_sequences_a_row_are_more_than_the_loader_says(tmp_path: Path) -> No
 
 
 def test_packed_texts_are_counted_by_their_positions(tmp_path: Path) -> None:
-    """One row of a flattening collator holds two texts of a batch of two: no more than the bound."""
+    """One row of a flattening collator holds the two texts of a batch of two."""
     rows = Rows(tiny.gpt2_tokenizer(), classes=0)
     rows.rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in rows.rows]
     more: dict[str, Any] = {"rows": rows, "tokenizer": tiny.gpt2_tokenizer(), "collator": DataCollatorWithFlattening()}
@@ -146,7 +146,7 @@ def test_the_truth_of_a_masked_language_model_is_the_text_before_it_was_masked(t
 
 
 def test_masked_words_that_are_not_known_cost_the_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Label smoothing takes the labels out of the model's reach, and nobody called `attach`."""
+    """Label smoothing withholds the labels from the model, and nobody called `attach`."""
     collator = DataCollatorForLanguageModeling(TOKENIZER, mlm=True, mlm_probability=0.5)
     more: dict[str, Any] = {"rows": Rows(TOKENIZER, classes=0), "collator": collator, "label_smoothing_factor": 0.1}
     with caplog.at_level(logging.WARNING):
@@ -248,7 +248,7 @@ def test_texts_packed_by_hand_are_kept_and_told_apart(tmp_path: Path) -> None:
 
 
 class Saliency(Trainer):
-    """Asks for the gradient at the embeddings' output before the backward pass of training."""
+    """Asks for the gradient at the embeddings before the backward pass of training."""
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         loss = model(**inputs).loss
@@ -287,7 +287,7 @@ def test_losses_of_different_weights_have_no_divisor(tmp_path: Path) -> None:
 
 
 class Sentences(nn.Sequential):
-    """Holds one model of transformers and its tokenizer, as a SentenceTransformer does."""
+    """Holds a model of transformers and its tokenizer, as a SentenceTransformer does."""
 
     tokenizer: Any = None
 
@@ -310,7 +310,7 @@ class Processor:
 
 @pytest.mark.parametrize("given", [None, "processor"])
 def test_a_trainer_of_a_module_around_a_model_is_audited_by_that_model(given: str | None, tmp_path: Path) -> None:
-    """The head beside it is counted as outside; the tokenizer is found where there is one."""
+    """The head counts as unaudited; the tokenizer is found where there is one."""
 
     class Own(Trainer):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -341,7 +341,7 @@ def test_a_trainer_of_a_module_around_two_models_is_refused_by_name(
 
 
 def test_the_report_has_the_masked_words_of_a_masked_language_model(tmp_path: Path) -> None:
-    """The head names them, no text is exact, and the control, whose words are all visible, comes back."""
+    """The head names the words, no text is exact, and the control is recovered."""
     rows = Rows(TOKENIZER, classes=0)
     collator = DataCollatorForLanguageModeling(TOKENIZER, mlm=True, mlm_probability=0.3)
     torch.manual_seed(11)

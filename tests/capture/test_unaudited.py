@@ -1,4 +1,7 @@
-"""A run that is not audited says so in its folder: results of an earlier run never stand for it."""
+"""A run that is not audited says so in its folder.
+
+Results of an earlier run never count for it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from click.testing import CliRunner
 
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.torch_loop import watch
-from leakaudit.capture.run import OFF_SWITCH
+from leakaudit.capture.context import OFF_SWITCH
 from leakaudit.capture.unaudited import folder_of
 from leakaudit.cli import main
 from leakaudit.config.audit import AuditConfig, PluginSpec
@@ -69,11 +72,14 @@ def test_results_of_an_earlier_run_never_stand_for_a_run_that_was_not_audited(
         monkeypatch.setenv(OFF_SWITCH, "1")
     if why == "an unknown key":
         config = {"out_dir": str(audited), "evry_n_steps": 3}
-    error = ValueError("mine") if why == "interrupted at once" else None
-    try:
-        _train(config, tokenizer=None if why == "no tokenizer" else TOKENIZER, error=error)
-    except ValueError as mine:
-        assert mine is error
+    tokenizer = None if why == "no tokenizer" else TOKENIZER
+    if why == "interrupted at once":
+        error = ValueError("mine")
+        with pytest.raises(ValueError, match="mine") as raised:
+            _train(config, tokenizer=tokenizer, error=error)
+        assert raised.value is error
+    else:
+        _train(config, tokenizer=tokenizer, error=None)
     assert not (audited / "results.json").exists()
     assert (audited.with_name("audit.1") / "results.json").is_file()
     code, said = _gate(audited)
@@ -101,7 +107,10 @@ rules:
 def test_a_policy_that_could_never_be_decided_is_refused_before_the_first_step(
     kind: str, metric: str, said: str, audited: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As the command line does, with the line of the file; the folder is no longer that of the earlier run."""
+    """The error names the line of the file, as on the command line.
+
+    The folder is no longer that of the earlier run.
+    """
     policy = audited.with_name("policy.yaml")
     policy.write_text(POLICY.replace("KIND", kind).replace("METRIC", metric))
     _train(AuditConfig(out_dir=audited, policy=policy, schedule="deferred", at_end="leave"))
@@ -158,7 +167,10 @@ def test_a_framework_s_run_without_an_audit_says_so_and_is_no_evidence(
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Switched off, or because no step was kept: one line, the earlier audit moved away, and the gate ends with ERROR."""
+    """One line tells the user, and the gate ends with ERROR.
+
+    The audit is switched off, or no step was kept; the earlier audit is moved away.
+    """
     if off:
         monkeypatch.setenv(OFF_SWITCH, "1")
     train(audited)

@@ -1,4 +1,4 @@
-"""What a forward pass changes in a user's own objects is changed once, though the step is repeated."""
+"""A user's own objects change once in a forward pass, though the step is repeated."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ PLACES: dict[str, Callable[[], tuple[Any, Callable[[Any], None], Callable[[Any],
 def test_a_count_is_the_one_of_a_training_without_audit(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The forward depends on the count, so a wrong one would change the weights or the stamp."""
+    """The forward pass depends on the count; a wrong one would change the weights."""
     counts = []
 
     def make() -> nn.Module:
@@ -194,7 +194,7 @@ class _Shifted(nn.Module):
 def test_a_gradient_outside_the_model_is_added_once(
     reentrant: bool, whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reentrant checkpoints need `backward`, which adds to every gradient that it reaches."""
+    """Reentrant checkpoints need `backward`, which adds to every gradient it reaches."""
     found: list[Tensor] = []
 
     def make() -> nn.Module:

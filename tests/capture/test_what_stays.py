@@ -1,4 +1,4 @@
-"""What the end of training says about snapshots that stay on the disk: which, where, what is in them, and how they go."""
+"""The end of training says which snapshots stay, where, and how they are removed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOKENIZER = tiny.bert_tokenizer()
 
 
 def _train(folder: Path, each: Callable[[Watch, int], None]) -> None:
-    """Train five steps, of which every second one is kept; `each` is called after a step, when it is on the disk."""
+    """Train five steps, keep every second one; call `each` after a written step."""
     model = tiny.bert().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     config = {
@@ -38,11 +38,11 @@ def _train(folder: Path, each: Callable[[Watch, int], None]) -> None:
 
 
 def _worker_dies_over(audit: Watch, step: int) -> None:
-    """Set the first snapshot aside, as a worker does with one that other workers died over."""
+    """Set the first snapshot aside, as a worker does after several crashes."""
     assert audit._run is not None
     spool = audit._run.spool
-    if step == 0 and (claimed := spool.claim()) is not None:
-        spool.set_aside(claimed, keep=True)
+    if step == 0 and (claimed := spool.queue.claim()) is not None:
+        spool.queue.set_aside(claimed, keep=True)
 
 
 def test_the_last_line_names_what_stays_what_is_in_it_and_how_it_goes(
@@ -81,10 +81,10 @@ def test_nothing_is_said_where_nothing_stays(tmp_path: Path, capfd: pytest.Captu
 
     def audited(audit: Watch, step: int) -> None:
         assert audit._run is not None
-        claimed = audit._run.spool.claim()
+        claimed = audit._run.spool.queue.claim()
         assert (claimed is None) == bool(step % 2)
         if claimed is not None:
-            audit._run.spool.release(claimed, keep=False)
+            audit._run.spool.queue.discard_or_keep(claimed, keep=False)
 
     _train(tmp_path / "audit", audited)
     assert "snapshots that stay" not in capfd.readouterr().err

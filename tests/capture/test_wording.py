@@ -1,4 +1,7 @@
-"""What the callback says of steps it kept: plain English, and where their private batches lie."""
+"""What the callback tells about kept steps, in plain English.
+
+It tells where their private batches are.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The side process as the trainer sees it: started again when it dies, waited for with patience, never left behind unasked."""
+"""The side process as the trainer sees it.
+
+It is started again when it dies, waited for at the end, and left behind only on request.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,10 @@ from typing import Any
 
 import pytest
 
-from leakaudit.capture import worker_process as side_process
-from leakaudit.capture.worker_process import SideProcess, by_hand
+from leakaudit.capture import worker_restarts, worker_wait
+from leakaudit.capture.remaining_snapshots import command_to_continue
+from leakaudit.capture.worker_environment import clean_environment
+from leakaudit.capture.worker_process import SideProcess
 from leakaudit.config.audit import AuditConfig
 from leakaudit.storage.encryption import new_identity
 from leakaudit.storage.parent_watch import KEY_VARIABLE, PARENT_VARIABLE
@@ -46,7 +51,7 @@ def test_a_side_process_that_keeps_dying_is_given_up(
 ) -> None:
     """After two restarts, with one line that says where to look."""
     side = make(tmp_path, monkeypatch, "raise SystemExit(1)")
-    for _ in range(side_process.RESTARTS + 1):
+    for _ in range(worker_restarts.RESTARTS + 1):
         assert side.ensure()
         side._process.wait(timeout=60)
     assert not side.ensure() and not side.ensure()
@@ -55,7 +60,7 @@ def test_a_side_process_that_keeps_dying_is_given_up(
     side.stop()
 
 
-@pytest.mark.parametrize("code", side_process.THROUGH_CODES)
+@pytest.mark.parametrize("code", worker_restarts.THROUGH_CODES)
 def test_a_side_process_that_is_through_is_not_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
@@ -77,7 +82,7 @@ def test_a_side_process_that_cannot_work_is_given_up_at_once(
     side._process.wait(timeout=60)
     first = side.pid
     assert not side.ensure() and side.given_up and side.pid == first
-    assert "the side process cannot work like this: see" in capsys.readouterr().err
+    assert "the side process cannot work with this configuration: see" in capsys.readouterr().err
     side.stop()
 
 
@@ -85,7 +90,7 @@ def test_a_full_disk_is_tried_again_after_a_while_and_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Old checkpoints may have gone by then; it is no reason to keep no more steps."""
-    monkeypatch.setattr(side_process, "RETRY_SECONDS", 0.3)
+    monkeypatch.setattr(worker_restarts, "RETRY_SECONDS", 0.3)
     side = make(tmp_path, monkeypatch, "raise SystemExit(5)", wait_at_end_s=20.0)
     started: list[int] = []
 
@@ -97,10 +102,10 @@ def test_a_full_disk_is_tried_again_after_a_while_and_at_the_end(
         return bool(again)
 
     assert let_it_fail() and not let_it_fail()
-    for _ in range(side_process.RESTARTS + 2):  # it is no death, and may come back as often as it likes
+    for _ in range(worker_restarts.RESTARTS + 2):  # it is no death, and may come back as often as it likes
         time.sleep(0.35)
         assert let_it_fail() and not let_it_fail()
-    monkeypatch.setattr(side_process, "RETRY_SECONDS", 3600.0)
+    monkeypatch.setattr(worker_restarts, "RETRY_SECONDS", 3600.0)
     side.wait_or_detach()
     assert side.pid not in started and not side.given_up
     side.stop()
@@ -110,7 +115,10 @@ def test_a_full_disk_is_tried_again_after_a_while_and_at_the_end(
 def test_waiting_ends_with_patience_or_ctrl_c_and_asks_for_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], interrupt: bool
 ) -> None:
-    """The worker is asked to stop, not killed; training's result is not lost to the Ctrl-C."""
+    """The worker is asked to stop, not killed.
+
+    A Ctrl-C does not lose the result of training.
+    """
     side = make(tmp_path, monkeypatch, SLEEP, wait_at_end_s=30.0 if interrupt else 0.5)
 
     class Impatient:
@@ -121,10 +129,10 @@ def test_waiting_ends_with_patience_or_ctrl_c_and_asks_for_the_report(
 
     if interrupt:
         side.ensure()
-        monkeypatch.setattr(side_process, "_countdown", Impatient)
+        monkeypatch.setattr(worker_wait, "countdown", Impatient)
     side.wait_or_detach()
     assert side._process.returncode == -signal.SIGTERM
-    said = "not waiting any longer" if interrupt else "out of patience after 0.5 s"
+    said = "not waiting any longer" if interrupt else "stopped waiting after 0.5 s"
     assert said in capsys.readouterr().err
     side.stop()
 
@@ -153,7 +161,10 @@ def test_a_second_ctrl_c_ends_the_side_process(
 
 
 def test_a_side_process_told_to_go_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training goes on at once; the end of the program gives it time to have written its report."""
+    """Training continues at once.
+
+    The end of the program gives the worker time to write its report.
+    """
     slow = (
         "import signal, sys, time, pathlib\n"
         "def go(*_): time.sleep(3.0); pathlib.Path('report').touch(); sys.exit(130)\n"
@@ -181,10 +192,13 @@ def test_deferred_attacks_begin_with_the_end_of_training(tmp_path: Path, monkeyp
 
 
 def test_what_is_left_to_others_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another job attacks it; neither the end of training nor an exception starts one here."""
+    """Another job attacks the steps.
+
+    Neither the end of training nor an exception starts a process here.
+    """
     side = make(tmp_path, monkeypatch, SLEEP, schedule="deferred", at_end="leave")
     side.ensure(), side.wait_or_detach()
-    assert side.continue_detached() == f"{by_hand(side._spool)} goes on with them"
+    assert side.continue_detached() == f"{command_to_continue(side._spool)} continues with them"
     assert side.pid is None
 
 
@@ -203,7 +217,10 @@ def test_leaving_the_rest_to_others_ends_the_worker_with_a_report(
 def test_a_detached_side_process_is_told_so_and_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ended: str
 ) -> None:
-    """Whether training came to its end or was broken off; stopping afterwards does nothing to it."""
+    """It does not matter whether training was interrupted.
+
+    To stop it afterwards has no effect.
+    """
     code = "import sys, pathlib; pathlib.Path('heard').write_text(sys.stdin.read()); import time; time.sleep(60)"
     monkeypatch.chdir(tmp_path)
     side = make(tmp_path, monkeypatch, code, at_end="detach")
@@ -215,7 +232,7 @@ def test_a_detached_side_process_is_told_so_and_left_alone(
         assert not side.ensure()
         until(lambda: (tmp_path / "heard").exists() and (tmp_path / "heard").read_text() == "detach\n")
         assert process.poll() is None
-        assert f"(process {process.pid}) goes on alone" in capsys.readouterr().err
+        assert f"(process {process.pid}) continues alone" in capsys.readouterr().err
     finally:
         process.kill()
         process.wait(timeout=60)
@@ -271,7 +288,7 @@ def test_the_key_of_the_run_goes_through_the_pipe_and_nowhere_else(
     monkeypatch.setattr(subprocess, "Popen", spy)
     side.ensure()
     log = tmp_path / "audit" / "worker.log"
-    until(lambda: side._spool.seal.identity in log.read_text())
+    until(lambda: side._spool.keys.identity in log.read_text())
     side.stop()
     assert log.read_text().startswith("1 AGE-SECRET-KEY-")
     assert not any("SECRET" in value for value in [*seen["command"], *seen["env"].values()])
@@ -281,7 +298,10 @@ def test_the_key_of_the_run_goes_through_the_pipe_and_nowhere_else(
 
 
 def test_the_side_process_sees_nothing_of_a_launch_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would wait for peers that never come; and it has no business with anybody's credentials."""
+    """With a launch's variables it would wait for processes that never come.
+
+    It needs no credentials.
+    """
     launch = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "ACCELERATE_USE_CPU", "TORCHELASTIC_RUN_ID", "SLURM_PROCID"}
     secrets = {
         "HF_TOKEN",
@@ -295,17 +315,20 @@ def test_the_side_process_sees_nothing_of_a_launch_and_no_secret(monkeypatch: py
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("MINE", "kept")
     monkeypatch.setenv("WANDB_MODE", "online")
-    environment = side_process.clean_environment(threads=3)
+    environment = clean_environment(threads=3)
     assert not (launch | secrets | {"PYTHONINSPECT"}) & set(environment)
     assert (environment["MINE"], environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("kept", "3", "3")
     assert environment["WANDB_MODE"] == "disabled"
 
 
 def test_the_side_process_finds_modules_where_the_trainer_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """This package first, then the trainer's own path in its order, without the interpreter's; relative entries made absolute."""
+    """This package comes first, then the trainer's path in its order.
+
+    The interpreter's entries are left out; relative entries are made absolute.
+    """
     monkeypatch.setattr(sys, "path", [str(tmp_path), "", *sys.path])
     monkeypatch.chdir(tmp_path)
-    paths = side_process.clean_environment(threads=1)["PYTHONPATH"].split(os.pathsep)
+    paths = clean_environment(threads=1)["PYTHONPATH"].split(os.pathsep)
     assert Path(paths[0], "leakaudit", "__init__.py").is_file()
     assert paths.count(str(tmp_path)) == 1 and not any("site-packages" in path for path in paths)
 

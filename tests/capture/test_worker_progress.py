@@ -1,4 +1,4 @@
-"""What the end of training says while it waits, and its last words: attempts, time left, verdict."""
+"""What the user reads at the end of training: attempts, time left, verdict."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from leakaudit.capture.outcome import outcome
 from leakaudit.capture.worker_progress import Progress
 from leakaudit.config.audit import AuditConfig
 from leakaudit.files.private_files import write_atomic
-from leakaudit.gate.evaluate import default_policy, evaluate, to_json
+from leakaudit.gate.evaluate import evaluate
+from leakaudit.gate.policy import default_policy
+from leakaudit.gate.verdict import to_json
 from leakaudit.results.files import to_json as results_json
 from leakaudit.results.files import with_digest
 from leakaudit.results.journal import JournalEntry
 from leakaudit.results.schema import Attempt, AttemptStatus, Battery, Results, VerificationStatus
 from leakaudit.storage.spool import Spool
+from leakaudit.storage.spool_files import write_battery
 from tests.support import tiny
 from tests.support.factories import NOW, attempt, audit, results, step
 
@@ -30,8 +33,8 @@ def spool(tmp_path: Path) -> Spool:
     """A spool with two waiting snapshots, of which a worker has claimed the first."""
     made = Spool.create(tmp_path / "audit" / "spool", AuditConfig(), tiny.bert_tokenizer())
     for number in (0, 20):
-        made.slot(number).mkdir()
-    made.claim()
+        made.snapshot_folder(number).mkdir()
+    made.queue.claim()
     return made
 
 
@@ -43,7 +46,7 @@ def finish(spool: Spool, number: int, attack: str, seconds: float) -> None:
 
 
 def note(spool: Spool, **more: Any) -> None:
-    spool.note_battery(Battery(digest="sha256:0", attacks=ATTACKS, defenses=("none",), budget_s=60.0, **more))
+    write_battery(spool.root, Battery(digest="sha256:0", attacks=ATTACKS, defenses=("none",), budget_s=60.0, **more))
 
 
 def test_before_the_worker_has_begun_only_the_queue_is_known(spool: Spool) -> None:

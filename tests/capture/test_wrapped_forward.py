@@ -1,4 +1,4 @@
-"""`schedule: inline` under a wrapped `forward`: the copies that are attacked are separate, and training is bit-identical."""
+"""`schedule: inline` under a wrapped `forward`: training is the same to the bit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from leakaudit.audit.inline import undisturbed
 from leakaudit.audit.live_copy import copier, prove_separate
-from leakaudit.capture.run import OFF_SWITCH
+from leakaudit.capture.context import OFF_SWITCH
 from leakaudit.client.truth import MicroBatch
 from leakaudit.config.audit import PluginSpec
 from leakaudit.errors import ModelError
@@ -33,7 +33,7 @@ Wrap = Callable[[nn.Module], None]
 
 
 def closure(module: nn.Module) -> None:
-    """Log each call, as timers and loggers do: the function holds the live module's bound method."""
+    """Log each call; the function holds the live module's bound method."""
     plain = module.forward
     calls: list[int] = []
 
@@ -46,7 +46,7 @@ def closure(module: nn.Module) -> None:
 
 
 def partial(module: nn.Module) -> None:
-    """Wrap with `functools.partial` around a function that is given the live bound method."""
+    """Wrap with `functools.partial` around a function with the live bound method."""
 
     def timed(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return plain(*args, **kwargs)
@@ -111,7 +111,7 @@ WRAPS = (closure, partial, bound, head, every_module, hooks, weight_norm, spectr
 
 @dataclass
 class Seen:
-    """What a training left, and what its parameters looked like before each forward pass."""
+    """What training left, and the parameters before each forward pass."""
 
     weights: dict[str, Tensor] = field(default_factory=dict)
     gradients: list[dict[str, Tensor | None]] = field(default_factory=list)
@@ -121,7 +121,7 @@ class Seen:
 
 @contextlib.contextmanager
 def inline(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let the stacks train with attacks in the training process, which waits for the writer."""
+    """Let the stacks train with attacks in the training process."""
     attacks = (PluginSpec(name="embedding-rows"), PluginSpec(name="idlg"))
     config = functools.partial(audit_config, schedule="inline", attacks=attacks, controls=3)
     patch.setattr(stacks, "audit_config", lambda folder, **more: config(folder))
@@ -131,9 +131,9 @@ def inline(patch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def repeated() -> bool:
-    """Return whether this is called from a repetition of a kept step, which puts back by itself what it changes."""
+    """Return whether a repetition calls this; it restores what it changes."""
     frame: types.FrameType | None = sys._getframe()
-    while frame is not None and not frame.f_code.co_filename.endswith("in_place.py"):
+    while frame is not None and not frame.f_code.co_filename.endswith("repetition.py"):
         frame = frame.f_back
     return frame is not None
 
@@ -199,7 +199,7 @@ def dropped() -> nn.Module:
 def test_every_adapter_trains_alike_under_a_wrapped_forward(
     stack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The canary's gradient once went into the user's next step: the copy's `forward` was the live model's."""
+    """The copy's `forward` must not add gradients to the live model."""
     both(tmp_path, stack, dropped, closure, monkeypatch)
     all_ran(tmp_path)
 
@@ -208,7 +208,7 @@ def test_every_adapter_trains_alike_under_a_wrapped_forward(
 def test_a_loop_trains_alike_under_whatever_stands_around_the_model(
     wrap: Wrap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wrapped parts, hooks with closures, parametrizations and weights that hooks compute."""
+    """Wrapped modules, hooks with closures, parametrizations and computed weights."""
     both(tmp_path, "plain torch", dropped, wrap, monkeypatch)
     if wrap not in (weight_norm, spectral_norm, parametrized):
         all_ran(tmp_path)
@@ -266,7 +266,7 @@ def refused(live: nn.Module, match: str, change: Callable[[nn.Module], None] = l
 
 
 def test_a_copy_that_computes_with_live_weights_is_refused_before_anything_is_computed() -> None:
-    """By a function that holds the live part; by one that only reads a frozen weight or a running statistic."""
+    """The function holds the live module, or only reads one of its tensors."""
     refused(Holder(held=True), "takes a tensor of the live model")
     live = Holder()
     frozen, norm = live.words.weight.requires_grad_(False), live.norm
@@ -329,11 +329,12 @@ class Through(nn.Module):
 
 
 def test_whatever_an_attack_does_to_the_live_model_is_undone() -> None:
-    """Gradients are the same tensors with the same values, None stays None; modes, flags and the default dtype."""
+    """Gradients are the same tensors; None stays None; modes, flags and default dtype."""
     live = Holder().train()
     live.words.weight.grad = torch.ones(100, 8)
     before, tensor = state(live), live.words.weight.grad
-    with pytest.raises(ValueError, match="trouble"), undisturbed(live):
+
+    def disturb() -> None:
         assert all(p.grad is None for p in live.parameters())
         live.head(torch.ones(1, 8)).sum().backward()
         live.words(torch.tensor([1])).sum().backward()
@@ -341,5 +342,8 @@ def test_whatever_an_attack_does_to_the_live_model_is_undone() -> None:
         live.head.weight.requires_grad_(False)
         torch.set_default_dtype(torch.float64)
         raise ValueError("trouble")
+
+    with pytest.raises(ValueError, match="trouble"), undisturbed(live):
+        disturb()
     assert state(live) == before and live.words.weight.grad is tensor and bool((tensor == 1).all())
     assert live.head.weight.grad is None and torch.get_default_dtype() is torch.float32

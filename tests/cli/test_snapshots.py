@@ -1,10 +1,9 @@
-"""`leakaudit snapshots` and `leakaudit worker` as a person uses them: what they print, when they refuse, how they exit."""
+"""`leakaudit snapshots` and `worker`: output, refusals, exit codes."""
 
 from __future__ import annotations
 
 import json
 import re
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,9 @@ import click.testing
 import pytest
 
 from leakaudit.cli import main
-from leakaudit.cli.snapshots import duration
 from leakaudit.config.audit import AuditConfig, load_config
-from leakaudit.errors import ConfigError
 from leakaudit.storage.encryption import new_identity
-from leakaudit.storage.spool import Totals
+from leakaudit.storage.spool_files import Totals
 from tests.audit import test_worker
 from tests.storage import test_retention, test_spool
 from tests.storage.test_retention import audited
@@ -85,7 +82,7 @@ def test_purge_says_what_is_held_and_what_is_in_use(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("purge", "--older-than", "soon"), "expected a number and a unit, such as 7d, 12h or 30m"),
+        (("purge", "--older-than", "soon"), "write a number and d, h, m or s, such as 7d"),
         (("purge", "--older-than", "7d", "--all"), "--older-than does not go with --all or --step"),
         (("purge", "--step", "9"), "no snapshot of step 9; there are: 0"),
         (("hold",), "--reason is missing"),
@@ -116,7 +113,7 @@ def test_verify_exits_5_where_something_is_wrong(tmp_path: Path) -> None:
     spool = audited(tmp_path, 1.0, 1.0)
     said = call("snapshots", "verify", spool.root)
     assert (said.exit_code, said.stdout) == (0, "2 snapshots checked, 0 problems\n")
-    (spool.slot(1).with_suffix(".kept") / "truth.safetensors").unlink()
+    (spool.snapshot_folder(1).with_suffix(".kept") / "truth.safetensors").unlink()
     said = call("snapshots", "verify", spool.root)
     assert said.exit_code == 5 and "000001.kept: " in said.stdout and "truth.safetensors is missing" in said.stdout
     assert said.stdout.endswith("2 snapshots checked, 1 problem\n")
@@ -125,7 +122,7 @@ def test_verify_exits_5_where_something_is_wrong(tmp_path: Path) -> None:
 
 
 def test_encrypted_snapshots_from_keys_to_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """keygen, verify without and with the key, a worker without, with a wrong and with the right one; then `run`."""
+    """Keys from keygen to results: verify, worker and run, with wrong keys, too."""
     made = call("snapshots", "keygen", tmp_path / "key")
     public = made.stdout.strip()
     assert public.startswith("age1") and "without it nobody can open" in made.stderr
@@ -156,7 +153,7 @@ def test_encrypted_snapshots_from_keys_to_results(tmp_path: Path, monkeypatch: p
 
 
 def test_a_worker_of_a_trainer_on_another_machine_stops_when_nothing_comes(tmp_path: Path) -> None:
-    """What was kept is audited, and the results say that the run did not come to its end."""
+    """Kept steps are audited, and the results say that the run did not end."""
     spool = test_worker.make(tmp_path, 1, finished=False)
     test_spool.edit_audit(spool, trainer_host="elsewhere")
     assert call("worker", spool.root, "--idle-limit", "0.3").exit_code == 0
@@ -166,13 +163,12 @@ def test_a_worker_of_a_trainer_on_another_machine_stops_when_nothing_comes(tmp_p
     assert said.exit_code == 2 and "device 'gpu': expected auto, cpu, cuda or cuda:1" in said.stderr
 
 
-def test_durations() -> None:
-    """Units that people write; anything else is an error."""
-    found: list[Any] = [duration(text) for text in ("7d", "12h", "30m", "90s")]
-    assert found == [timedelta(days=7), timedelta(hours=12), timedelta(minutes=30), timedelta(seconds=90)]
+def test_an_age_that_is_no_length_of_time_is_refused(tmp_path: Path) -> None:
+    """The message names the option and gives an example."""
+    spool = audited(tmp_path)
     for text in ("", "7", "d7", "-1d", "1 week"):
-        with pytest.raises(ConfigError, match="expected a number and a unit"):
-            duration(text)
+        said = call("snapshots", "purge", spool.root, "--older-than", text)
+        assert said.exit_code == 2 and "--older-than: " in said.stderr and "such as 7d" in said.stderr
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "side_process.md"

@@ -1,4 +1,4 @@
-"""How an update comes about, and what its stamp says when it is recomputed; the answers come from closed forms and autograd."""
+"""The client's step and its verification, against closed forms and autograd."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ Update = Mapping[str, Tensor]
 
 
 def step(model: nn.Module | None = None, labels: list[int] | None = None, **more: Any) -> ClientStep:
-    """Return a step of the tiny BERT on two texts of one class, so that its update has a clear direction."""
+    """Return a step of the tiny BERT on two texts of one class.
+
+    Its update has a clear direction.
+    """
     return tiny.client_step(model or tiny.bert(), tiny.bert_tokenizer(), TEXTS, labels or [1, 1], **more)
 
 
@@ -260,7 +263,7 @@ def test_dropout_without_its_random_state_is_unverifiable() -> None:
 
 @pytest.mark.parametrize("change", ["compiled", "another device"])
 def test_a_random_state_that_does_not_repeat_the_dropout_is_no_mismatch(change: str) -> None:
-    """Compiled dropout has a generator of its own, and a GPU's masks cannot be drawn on a CPU."""
+    """Compiled dropout has its own generator, and a CPU cannot draw a GPU's masks."""
     _, update = dropped_out()
     one, _ = dropped_out(kept_rng=change != "compiled")
     rng = with_random_state(one.truth.micro_batches[0], 4).rng
@@ -280,7 +283,10 @@ def test_another_dropout_mask_than_the_kept_one_is_a_mismatch() -> None:
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("by", ["scale", "sigma"])
 def test_noise_as_declared_is_noised(scale: float, frozen: bool, by: str) -> None:
-    """Declared in the update's own units or relative to its RMS; with frozen embeddings as well."""
+    """The noise is declared in the update's units or relative to its RMS.
+
+    Also with frozen embeddings.
+    """
     model = tiny.bert()
     one = step(model, frozen=frozenset({tiny.word_table(model)}) if frozen else frozenset())
     update = one.update()
@@ -308,7 +314,7 @@ def test_more_or_less_noise_than_declared_is_a_mismatch(factor: float) -> None:
 
 
 def test_noise_does_not_hide_another_batch() -> None:
-    """Its size is right, but it takes the recomputed update away instead of leaving it there."""
+    """Noise of the right size that removes the recomputed update is a mismatch."""
     one = step()
     update = one.update()
     other = scaled(update, -1.0)

@@ -1,4 +1,4 @@
-"""The audit's configuration: what YAML may say, and what is said back when it is wrong."""
+"""The configuration of an audit: what YAML may say, and messages on errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_default_is_a_plugin_that_exists() -> None:
     ["prune(share=0.9)", "{name: prune, share: 0.9}", "{name: prune, options: {share: 0.9}}"],
 )
 def test_a_plugin_can_be_written_in_three_ways(tmp_path: Path, written: str) -> None:
-    """On one line, flat, or as it is stored; strings become the knob's type when the plugin is built."""
+    """On one line, flat, or as it is stored; values get their types later."""
     config = load_config(_write(tmp_path, f"defenses:\n  - {written}\n"))
     _, spec = config.defenses
     assert spec.name == "prune"
@@ -163,3 +163,9 @@ def test_the_shipped_defense_is_none_unless_declared() -> None:
     assert AuditConfig().shipped_defense == NONE
     declared = AuditConfig.model_validate({"shipped_defense": "gaussian-noise(scale=0.1)"})
     assert declared.shipped_defense.label == "gaussian-noise(scale=0.1)"
+
+
+def test_every_key_has_a_description_that_the_schema_prints() -> None:
+    """`leakaudit schema config` is the reference of the keys."""
+    properties = AuditConfig.model_json_schema()["properties"]
+    assert [name for name, key in properties.items() if not key.get("description")] == []

@@ -1,4 +1,4 @@
-"""What an audit keeps of the command that started it, tried with canaries in every option and argument."""
+"""What an audit keeps of its command, with canaries in every argument."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEXTS = ("the old dog chased a horse", "one bird ate two fish", "a cat found thr
 
 
 def _found(folder: Path) -> list[str]:
-    """Return the files below a folder that hold the canary, in their name or in themselves."""
+    """Return the files below a folder with the canary in name or content."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert files
     hits = [path for path in files if CANARY in str(path.relative_to(folder)) or CANARY.encode() in path.read_bytes()]
@@ -34,7 +34,7 @@ def _found(folder: Path) -> list[str]:
 
 @pytest.fixture
 def secret(tmp_path: Path) -> Path:
-    """Give a folder with a model, data, auxiliary data, a policy and an encoder whose names are all private."""
+    """Give a folder of model, data, policy and encoder with private names."""
     folder = tmp_path / CANARY
     folder.mkdir()
     tiny.bert(seed=1).save_pretrained(folder / f"{CANARY}-model")  # type: ignore[operator]
@@ -53,7 +53,7 @@ def secret(tmp_path: Path) -> Path:
 
 
 def test_no_option_of_simulate_reaches_a_file(secret: Path, tmp_path: Path) -> None:
-    """Numbers, choices and plugins are kept; paths, patterns and knobs that are texts are not, wherever they stand."""
+    """Numbers, choices and plugins are kept; paths, patterns and texts are not."""
     model, data = secret / f"{CANARY}-model", secret / f"{CANARY}.jsonl"
     auxiliary = secret / f"{CANARY}.safetensors"
     out = tmp_path / "out"
@@ -105,7 +105,7 @@ def test_no_argument_of_run_reaches_a_file(secret: Path, tmp_path: Path) -> None
 
 
 def test_no_argument_of_a_training_program_reaches_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the spool nor the results hold more of it than the interpreter and how many arguments there were."""
+    """Spool and results hold the interpreter and the number of arguments."""
     monkeypatch.setattr(sys, "argv", [f"/home/{CANARY}/train.py", "--api-key", CANARY, f"--data=/{CANARY}.jsonl"])
     model, tokenizer = tiny.bert(seed=1), tiny.bert_tokenizer()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -162,7 +162,7 @@ def test_a_program_is_kept_as_its_interpreter(monkeypatch: pytest.MonkeyPatch, a
 
 
 def test_every_option_of_the_command_line_has_a_type_that_tells_what_may_be_shown() -> None:
-    """What is neither a number nor a choice nor a flag is a path or a text, and is not shown."""
+    """Other than numbers, choices and flags there are paths and texts only."""
     from leakaudit.cli.common import _public_value
 
     commands = [main.commands[name] for name in ("simulate", "run", "worker")]

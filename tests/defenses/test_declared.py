@@ -1,11 +1,9 @@
-"""Every registered defence verifies against itself: declared and applied, it is never taken for another batch."""
+"""Every registered defence, declared and applied, is verified."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import types
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
@@ -24,57 +22,7 @@ from leakaudit.plugins.defense_protocol import Defense
 from leakaudit.registry import defenses
 from leakaudit.results.schema import Verification, VerificationStatus
 from tests.support import tiny
-
-TEXTS = ["the old dog chased a cat .", "a small bird saw the red fish .", "never one horse"]
-OTHERS = ["two big trees and a river", "the house found a blue road !", "always on"]
-
-VALUES: dict[Any, tuple[Any, ...]] = {
-    float: (0.05, 0.3, 0.5, 0.9, 1.0, 4.0),
-    int: (2, 3, 4, 8, 16),
-    bool: (False, True),
-    str: ("",),
-    types.NoneType: (None,),
-}
-"""Knobs to try by type, for whatever defence is registered; a combination that the defence refuses is left out."""
-
-
-def _values(kind: Any) -> tuple[Any, ...]:
-    """Return what to try for a knob of a type."""
-    if get_origin(kind) is Literal:
-        return get_args(kind)
-    if get_origin(kind) in (Union, types.UnionType):
-        return tuple(value for part in get_args(kind) for value in _values(part))
-    return VALUES[kind]
-
-
-@st.composite
-def _knobs(draw: st.DrawFn, kind: type[Defense]) -> Defense:
-    """Draw a defence of a class that does something."""
-    hints = get_type_hints(kind)
-    knobs = {
-        field.name: draw(st.sampled_from(_values(hints[field.name])), label=field.name)
-        for field in dataclasses.fields(kind)  # type: ignore[arg-type]
-    }
-    try:
-        defense = kind(**knobs)
-    except ValueError:
-        assume(False)
-    return defense
-
-
-def _classified(texts: list[str], labels: list[int]) -> ClientStep:
-    return tiny.client_step(tiny.bert(num_labels=3), tiny.bert_tokenizer(), texts, labels)
-
-
-def _continued(texts: list[str]) -> ClientStep:
-    return tiny.client_step(tiny.gpt2_lm(), tiny.gpt2_tokenizer(), texts, task="causal-lm")
-
-
-STEPS = {
-    "classification": (_classified(TEXTS, [0, 1, 2]), _classified(OTHERS, [2, 2, 1])),
-    "causal-lm": (_continued(TEXTS), _continued(OTHERS)),
-}
-"""Task -> a step and one of another batch on the same weights."""
+from tests.support.any_defense import STEPS, TEXTS, at_drawn_knobs
 
 
 def _sent(defense: Defense, step: ClientStep, seed: int = 0) -> Observation:
@@ -82,7 +30,7 @@ def _sent(defense: Defense, step: ClientStep, seed: int = 0) -> Observation:
 
 
 def _recorded(step: ClientStep, seen: Observation) -> dict[str, Tensor]:
-    """Return the update as a recorder sees it that knows of no withheld parameter: zero there."""
+    """Return the update as a recorder sees it: zero where nothing is sent."""
     return {name: seen.update.get(name, torch.zeros_like(g)) for name, g in step.observe().update.items()}
 
 
@@ -91,7 +39,7 @@ def _declaring(step: ClientStep, *declared: DeclaredDefense) -> ClientStep:
 
 
 def _narrowed(step: ClientStep, seen: Observation) -> ClientStep:
-    """Return the step with what the battery declares, parameters that are no longer sent included."""
+    """Return the step as the audit declares it, with its frozen parameters."""
     return dataclasses.replace(step, facts=seen.facts)
 
 
@@ -107,9 +55,9 @@ def _matches(found: Verification) -> None:
 def test_a_defence_that_is_declared_and_applied_verifies(
     name: str, kind: type[Defense], task: str, data: st.DataObject
 ) -> None:
-    """As a run ships it, by its knobs alone, and as the battery declares it; whatever its strength."""
+    """At every strength; as a run ships it and as the audit declares it."""
     step, _ = STEPS[task]
-    defense = data.draw(_knobs(kind))
+    defense = data.draw(at_drawn_knobs(kind))
     seen = _sent(defense, step, seed=3)
     shipped = () if defense.is_identity() else (defense.declared(),)
     _matches(verify(_declaring(step, *shipped), _recorded(step, seen)))
@@ -123,9 +71,9 @@ def test_a_defence_that_is_declared_and_applied_verifies(
 def test_another_batch_under_the_same_defence_is_a_mismatch(
     name: str, kind: type[Defense], task: str, data: st.DataObject
 ) -> None:
-    """Wherever the noise leaves the two apart; where it does not, the stamp's standard error says so."""
+    """If noise hides the difference, the stamp's standard error says so."""
     step, other = STEPS[task]
-    defense = data.draw(_knobs(kind))
+    defense = data.draw(at_drawn_knobs(kind))
     declared = _declaring(step, *(() if defense.is_identity() else (defense.declared(),)))
     found = verify(declared, _recorded(other, _sent(defense, other)))
     if found.status is VerificationStatus.NOISED:
@@ -150,9 +98,12 @@ def _apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 def test_a_defence_that_is_declared_and_missing_is_said(
     name: str, kind: type[Defense], task: str, data: st.DataObject
 ) -> None:
-    """The step is verified as undefended; a defence whose outcome the raw update is may stay declared."""
+    """The step is then verified as undefended.
+
+    A defence that could have made the raw update may stay declared.
+    """
     step, _ = STEPS[task]
-    defense = data.draw(_knobs(kind))
+    defense = data.draw(at_drawn_knobs(kind))
     assume(not defense.is_identity())
     raw = step.observe().update
     declared = _declaring(step, defense.declared())
@@ -199,7 +150,7 @@ def test_clipping_without_its_noise_stays_declared_as_clipping() -> None:
 
 
 def test_a_defence_that_is_not_registered_makes_a_step_unverifiable_and_never_a_mismatch() -> None:
-    """Nobody knows what it does to an update; where it did nothing, it is said to be missing."""
+    """Its effect is unknown; if it had none, it is reported as missing."""
     step, other = STEPS["classification"]
     declared = _declaring(step, DeclaredDefense(name="of-another-protocol", parameters={"strength": 3}))
     for update in (other.update(), {name: g.sign() for name, g in step.update().items()}):
@@ -213,7 +164,7 @@ def test_a_defence_that_is_not_registered_makes_a_step_unverifiable_and_never_a_
 
 
 def test_an_update_of_zeros_is_a_mismatch_unless_somebody_unknown_may_have_made_it() -> None:
-    """A batch whose update is not zero sends zeros under no defence that is known here."""
+    """No registered defence sends zeros for an update that is not zero."""
     step, _ = STEPS["classification"]
     zeros = {name: torch.zeros_like(g) for name, g in step.update().items()}
     assert verify(step, zeros).status is VerificationStatus.MISMATCH
@@ -280,7 +231,7 @@ def test_private_sgd_says_where_it_cannot_be_computed() -> None:
 
 @pytest.mark.parametrize("name", [name for name, kind in defenses if kind.resized])
 def test_what_keeps_no_length_is_not_matched_by_length(name: str) -> None:
-    """Signs and clipped examples, without a bound of the whole update as well as with one."""
+    """Signs and clipped examples have no length to match."""
     step, _ = STEPS["classification"]
     assert scale_is_known(step.observe())
     assert not scale_is_known(_sent(defenses.create(name), step))
@@ -288,7 +239,7 @@ def test_what_keeps_no_length_is_not_matched_by_length(name: str) -> None:
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 8.0])
 def test_lost_dropout_masks_under_declared_noise_are_no_mismatch(scale: float) -> None:
-    """The cosine falls with the noise, so it is judged as far as noise lets it be seen; the opposite direction still is one."""
+    """The cosine is judged as far as noise allows; the opposite direction fails."""
     model = tiny.bert(num_labels=3, dropout=0.1)
     step = tiny.client_step(model, tiny.bert_tokenizer(), TEXTS, [1, 1, 1], training=True)
     torch.manual_seed(5)

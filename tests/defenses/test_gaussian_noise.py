@@ -18,7 +18,7 @@ def _flat(update: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def test_the_noise_is_as_large_as_declared_and_relative_to_the_update() -> None:
-    """Standard deviation = scale x RMS of all entries, within the error of some ten thousand draws."""
+    """Standard deviation = scale x RMS of all entries, within sampling error."""
     step = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), ["the dog saw a cat"], [1])
     seen = step.observe()
     noisy = GaussianNoise(scale=0.5)(step, seen, torch.Generator().manual_seed(0))

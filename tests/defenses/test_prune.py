@@ -36,7 +36,10 @@ def test_a_pruned_step_is_verified_on_what_is_left(choose: Choice) -> None:
 
 
 def test_random_entries_are_zeroed_whatever_their_size() -> None:
-    """LAMP, App. C.2, as its code does it: a share of large and small entries alike, the others unchanged, other ones for another seed."""
+    """A share of large and small entries alike, drawn by the seed.
+
+    As the code of LAMP does it (App. C.2).
+    """
     step = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), ["a dog"], [1])
     update = {"large": torch.full((100, 100), 9.0), "small": torch.full((10_000,), 1e-3)}
     seen = dataclasses.replace(step.observe(), update=update)

@@ -1,4 +1,4 @@
-"""Laplace noise, rounding, signs, quantisation: what arrives, against numbers worked out by hand."""
+"""Laplace noise, rounding, signs and quantisation, against numbers by hand."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def test_negative_laplace_noise_is_refused() -> None:
 
 
 def test_rounding_keeps_the_digits_that_the_format_has() -> None:
-    """1 + 2^-8 lies half way in bf16 and goes to even; fp16 holds it exactly, and loses what is below its range."""
+    """1 + 2^-8 is half way in bf16, and exact in fp16.
+
+    fp16 loses what is below its range.
+    """
     step, seen = _seen(a=torch.tensor([1.0 + 2**-8, 1.0 + 2**-7, 1e-9]))
     generator = torch.Generator()
     assert Round(dtype="bf16")(step, seen, generator).update["a"][:2].tolist() == [1.0, 1.0 + 2**-7]  # type: ignore[arg-type]
@@ -62,7 +65,7 @@ def test_signs_are_all_that_is_sent() -> None:
 
 
 def test_quantised_entries_are_levels_of_the_largest_and_right_on_average() -> None:
-    """Three bits: -3 to 3 thirds of the largest. 0.2 of it lies between 0 and 1/3, and is 0.2 in the mean."""
+    """With three bits, 0.2 of the largest becomes 0 or 1/3, and 0.2 in the mean."""
     step, seen = _seen(a=torch.cat([torch.tensor([1.0, -1.0]), torch.full((20000,), 0.2)]))
     sent = Quantize(bits=3)(step, seen, torch.Generator().manual_seed(0)).update["a"]  # type: ignore[arg-type]
     assert sent[:2].tolist() == [1.0, -1.0]

@@ -1,4 +1,4 @@
-"""Files of JSON lines: which characters end a line, and what is said of a line that cannot be read."""
+"""Files of JSON lines: the end of a line, and messages on unreadable ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Private files: only their owner reads them, no link is followed, and a write is whole or does not happen."""
+"""Private files: owner only, no link followed, written whole or not at all."""
 
 from __future__ import annotations
 

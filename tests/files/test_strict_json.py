@@ -50,7 +50,7 @@ def test_what_can_be_read_in_two_ways_is_refused(raw: bytes, message: str) -> No
     ],
 )
 def test_what_is_plain_json_is_read(raw: bytes, data: object) -> None:
-    """A byte order mark, line separators inside texts and whole surrogate pairs are allowed."""
+    """A byte order mark, separators inside texts and surrogate pairs are fine."""
     assert strict_json.parse_json(raw) == data
 
 

@@ -12,6 +12,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
+FACE = "leakaudit.plugins"
+"""The package that gives plugin authors names from other modules: whoever takes one there imports it from its home."""
+
+
 @dataclass(frozen=True)
 class Import:
     """One import statement: who, what, where."""
@@ -36,7 +40,7 @@ class Import:
 
 @cache
 def modules() -> dict[str, Path]:
-    """Return module name -> file, for every module of the package, through the two links."""
+    """Return module name -> file, for every module, through the two links."""
     found = {}
     for path in python_files(ROOT / "leakaudit"):
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -54,6 +58,16 @@ def python_files(folder: Path) -> Iterator[Path]:
 
 
 @cache
+def face() -> dict[str, str]:
+    """Return the names that the face gives to plugin authors, and the module of each."""
+    tree = ast.parse(modules()[FACE].read_text(encoding="utf-8"))
+    (only_typed,) = [
+        node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    return {a.name: str(n.module) for n in only_typed.body if isinstance(n, ast.ImportFrom) for a in n.names}
+
+
+@cache
 def imports() -> tuple[Import, ...]:
     """Return every import statement of the package."""
     return tuple(
@@ -64,7 +78,10 @@ def imports() -> tuple[Import, ...]:
 
 
 def imports_of(source: str, importer: str, file: Path, known: frozenset[str]) -> list[Import]:
-    """Return the imports of a source, those inside functions and `import_module("...")` with a constant included."""
+    """Return the imports of a source.
+
+    Imports inside functions count, and so does `import_module("...")` with a constant.
+    """
     walker = _Walker(importer, file, known)
     walker.visit(ast.parse(source))
     return walker.found
@@ -89,7 +106,8 @@ class _Walker(ast.NodeVisitor):
         assert node.level == 0, f"{self._file}:{node.lineno}: relative import"
         for alias in node.names:
             below = f"{node.module}.{alias.name}"
-            target, name = (below, None) if below in self._known else (str(node.module), alias.name)
+            home = face().get(alias.name, str(node.module)) if node.module == FACE else str(node.module)
+            target, name = (below, None) if below in self._known else (home, alias.name)
             self._add(target, name, node.lineno)
 
     def visit_Call(self, node: ast.Call) -> None:

@@ -1,4 +1,4 @@
-"""What an audit leaves on the disk is for its owner only, and says nothing that it was not asked to say."""
+"""Files of an audit are for their owner only, and hold nothing private."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def everything(folder: Path) -> Iterator[Path]:
 def test_every_file_and_folder_is_private_whatever_the_umask(tmp_path: Path, umask: int) -> None:
     """A whole audit with a kept and a refused snapshot, by a real side process."""
     spool = make(tmp_path, 1, 2, keep_snapshots=True, wait_at_end_s=240.0)
-    (spool.slot(2) / "truth.safetensors").write_bytes(b"short")
+    (spool.snapshot_folder(2) / "truth.safetensors").write_bytes(b"short")
     side = SideProcess(spool)
     side.wait_or_detach()
     side.stop()
@@ -60,7 +60,7 @@ def test_every_file_and_folder_is_private_whatever_the_umask(tmp_path: Path, uma
 
 
 def labelled() -> Any:
-    """Return a model whose configuration holds private words in every place that a user may write to."""
+    """Return a model with private words in every field that a user may set."""
     model: Any = tiny.bert(num_labels=3)
     config = model.config
     config.id2label = {number: f"{CANARIES[0]}-{number}" for number in range(3)}
@@ -77,7 +77,7 @@ def labelled() -> Any:
 def test_label_names_and_a_users_own_keys_are_in_no_file_at_any_log_level(
     tmp_path: Path, encrypted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where every library is asked for all that it can say; the model is rebuilt with all of its classes."""
+    """This holds at every log level; the model is rebuilt with all its classes."""
     monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "debug")
     monkeypatch.setenv("HF_HUB_VERBOSITY", "debug")
     monkeypatch.setenv("HF_DEBUG", "1")
@@ -140,8 +140,8 @@ def test_parts_of_a_configuration_are_cleaned_too() -> None:
 
 LOOK = """
 import os, resource, sys
-from leakaudit.storage.parent_watch import leash
-leash()
+from leakaudit.storage.parent_watch import watch_parent
+watch_parent()
 from leakaudit.cli import main
 sys.argv = ["leakaudit", "worker", {spool!r}]
 import leakaudit.audit.worker as worker
@@ -190,7 +190,7 @@ def test_the_key_of_the_run_is_neither_in_the_arguments_nor_in_the_environment(t
     slow = PluginSpec(name="tag", options={"steps": 10_000_000})
     spool = make(tmp_path, finished=False, attacks=(slow,), encrypt_to=(new_identity()[0],), budget_s=60.0)
     spool.write(1, **parts(tiny.bert()))
-    assert spool.seal is not None and spool.seal.identity.startswith("AGE-SECRET-KEY-")
+    assert spool.keys is not None and spool.keys.identity.startswith("AGE-SECRET-KEY-")
     side = SideProcess(spool)
     seen: list[bytes] = []
     popen = subprocess.Popen
@@ -210,7 +210,7 @@ def test_the_key_of_the_run_is_neither_in_the_arguments_nor_in_the_environment(t
     assert len(seen) == 2 and not [text for text in seen if b"AGE-SECRET-KEY" in text]
     assert f"{KEY_VARIABLE}=1".encode() in seen[0]
     written = b"".join(path.read_bytes() for path in everything(tmp_path / "audit") if path.is_file())
-    assert spool.seal.identity.encode() not in written
+    assert spool.keys.identity.encode() not in written
 
 
 def test_a_worker_that_cannot_go_on_quotes_no_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,7 +42,10 @@ def test_chance_is_the_mean_over_all_draws(true: tuple[int, ...]) -> None:
 
 
 def test_a_guess_at_chance_is_worth_nothing_and_half_way_above_it_a_half() -> None:
-    """With one sequence of two classes chance is 1/2; with two of one class, one right is what guessing gets."""
+    """Chance is 1/2 for one sequence of two classes.
+
+    For two sequences of one class, random guesses get one right.
+    """
     assert LabelExcess()(LabelCounts((1, 0), (0, 1))) == 0.0
     assert LabelExcess()(LabelCounts((2, 0), (1, 1))) == pytest.approx(0.0)
     assert LabelExcess()(LabelCounts((2, 0), (2, 0))) == 1.0

@@ -6,10 +6,13 @@ import pytest
 
 from leakaudit.metrics.exact import Exact
 from leakaudit.metrics.label_accuracy import LabelAccuracy
-from leakaudit.metrics.longest_run import LongestRun, longest_common_run
-from leakaudit.metrics.rouge import Rouge1, Rouge2, RougeL
+from leakaudit.metrics.longest_run import LongestRun
+from leakaudit.metrics.rouge1 import Rouge1
+from leakaudit.metrics.rouge2 import Rouge2
+from leakaudit.metrics.rouge_l import RougeL
 from leakaudit.metrics.token_recall import TokenRecall, bag_recall
 from leakaudit.plugins.metric_protocol import LabelCounts, Pair
+from leakaudit.plugins.overlap import longest_common_run
 
 
 def _texts(true: str, guess: str) -> Pair:
@@ -21,7 +24,10 @@ def _ids(true: tuple[int, ...], guess: tuple[int, ...]) -> Pair:
 
 
 def test_rouge_by_hand() -> None:
-    """Words a b c d against b a d: 3 of 4 and 3 of 3; pairs ab bc cd against ba ad: none; longest common: b d or a d."""
+    """Words a b c d against b a d.
+
+    Words: 3 of 4 and 3 of 3. Pairs ab bc cd against ba ad: 0. Longest common subsequence: b d or a d.
+    """
     pair = _texts("a b c d", "b a d")
     assert Rouge1()(pair) == pytest.approx(2 * (3 / 4) * 1 / (3 / 4 + 1))
     assert Rouge2()(pair) == 0.0

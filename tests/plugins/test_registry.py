@@ -1,10 +1,11 @@
-"""Names -> plugins: what a plugin must be, what is said when there is none, and the road for packages outside."""
+"""Names -> plugins: what a plugin must be, its errors, and other packages."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from leakaudit.errors import ConfigError, UnknownPluginError
+from leakaudit.errors import ConfigError, PluginError, UnknownPluginError
 from leakaudit.registry import Registry
 
 ROOT = Path(__file__).parents[2]
@@ -38,8 +39,8 @@ class Knobs:
 
 @pytest.fixture
 def registry() -> Registry[Any]:
-    """Give a registry of its own whose home registers nothing."""
-    fresh: Registry[Any] = Registry("attack", "leakaudit.audit.canaries")
+    """Give a registry of its own, without a home."""
+    fresh: Registry[Any] = Registry("attack")
     fresh.register("knobs")(Knobs)
     return fresh
 
@@ -104,16 +105,101 @@ def test_a_plugin_that_is_no_dataclass_is_refused(registry: Registry[Any]) -> No
 
 
 def test_one_name_is_not_given_twice(registry: Registry[Any]) -> None:
-    """Importing the same module again is no second plugin; another class of that name is."""
+    """The same module again is not a second plugin; another class is."""
     registry.register("knobs")(Knobs)
     other = dataclasses.make_dataclass("Other", [], frozen=True)
     with pytest.raises(ConfigError, match="attack 'knobs' is registered twice"):
         registry.register("knobs")(other)
 
 
+PLUGIN = """
+import dataclasses
+from tests.plugins.test_registry import HOMES
+
+@HOMES[__package__].register("{name}")
+@dataclasses.dataclass(frozen=True)
+class Plugin{name}: ...
+"""
+
+HOMES: dict[str, Registry[Any]] = {}
+"""Package -> the registry whose home it is."""
+
+
+def _home(folder: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]) -> Registry[Any]:
+    """Return a registry whose home is a package of these files."""
+    package = folder / f"home_of_{folder.name}"
+    package.mkdir()
+    for name, source in {"__init__": "", **files}.items():
+        (package / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(folder)
+    HOMES[package.name] = Registry("attack", package.name)
+    return HOMES[package.name]
+
+
+def test_a_new_file_is_all_that_a_plugin_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody imports it: the registry looks what is in the folder."""
+    home = _home(tmp_path, monkeypatch, {"one": PLUGIN.format(name="a"), "two": PLUGIN.format(name="b")})
+    assert home.names() == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [("", "registers no attack"), (PLUGIN.format(name="x") + PLUGIN.format(name="y"), "registers x, y")],
+)
+def test_a_file_that_registers_none_or_several_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, found: str
+) -> None:
+    """At every look-up, so that half of the plugins never pass for all."""
+    home = _home(tmp_path, monkeypatch, {"good": PLUGIN.format(name="a"), "wrong": source})
+    for _ in range(2):
+        with pytest.raises(PluginError, match=rf"wrong\.py: {found}; a file in home_of_.* registers exactly one"):
+            home.names()
+
+
+def test_what_a_plugin_does_not_state_has_the_default_of_its_kind() -> None:
+    """So that nobody who asks has to know what may be missing."""
+    fresh: Registry[Any] = Registry("attack", unless_stated={"needs": "everything"})
+    stated = dataclasses.make_dataclass("Stated", [], namespace={"needs": "named parts"}, frozen=True)
+    silent = dataclasses.make_dataclass("Silent", [], frozen=True)
+    assert fresh.register("stated")(stated).needs == "named parts"
+    assert fresh.register("silent")(silent).needs == "everything"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            "",
+            r"forgetful\.py: registers no plugin, and the entry point forgetful = 'forgetful' of the package 'forgetful' names it",
+        ),
+        (
+            "import not_installed",
+            r"'forgetful' cannot be imported: ModuleNotFoundError: No module named 'not_installed'",
+        ),
+    ],
+)
+def test_an_installed_package_that_registers_nothing_is_named(tmp_path: Path, source: str, message: str) -> None:
+    """Its author forgot the import or the decorator."""
+    (tmp_path / "forgetful.py").write_text(source)
+    info = tmp_path / "forgetful-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: forgetful\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[leakaudit.plugins]\nforgetful = forgetful\n")
+    code = "from leakaudit.registry import metrics\ntry: metrics.names()\nexcept Exception as error: print(type(error).__name__, error)"
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.startswith("PluginError ") and re.search(message, done.stdout), done
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the extension package as its author would, and unpack the wheel as an installer does."""
+    """Build the extension package and unpack its wheel."""
     source = tmp_path_factory.mktemp("extension") / "source"
     shutil.copytree(Path(__file__).parent / "extension_package", source)
     (source / "conftest.py").unlink()
@@ -127,8 +213,21 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
+def test_an_extension_is_held_to_the_promises_of_every_attack(installed: Path) -> None:
+    """By the checks that are shipped, without anything of this repository's tests."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ".", "test_extension.py"],
+        cwd=installed.parent / "source",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(ROOT)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+
+
 def test_an_installed_extension_is_listed_beside_our_own(installed: Path) -> None:
-    """The entry point is all that it takes; listing shows its threat model and its knobs."""
+    """It needs no more than the entry point."""
     done = subprocess.run(
         [sys.executable, "-m", "leakaudit", "attacks", "--json"],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""`causal-lm` and `victim`: likelihoods against a loop over tokens; tokens of one model read by another."""
+"""`causal-lm` and `victim`: likelihoods against a loop over tokens."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import nn
 
+from leakaudit.algorithms.language_models import token_scorer
+from leakaudit.algorithms.language_models.token_scorer import TokenScorer
 from leakaudit.errors import PriorError
 from leakaudit.models.vocabulary import Vocabulary, vocabulary_of
 from leakaudit.plugins.prior_loading import load_prior
 from leakaudit.plugins.prior_protocol import tokenizer_vocabulary
-from leakaudit.priors import causal_lm
-from leakaudit.priors.causal_lm import CausalLM, TokenScorer
+from leakaudit.priors.causal_lm import CausalLM
 from tests.support import tiny
 
 TEXTS = ["the old dog chased a cat", "a bird", "the fish liked the new red house near a tree", "never"]
@@ -29,7 +30,7 @@ def model() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def folder(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A language model over the tokens of the tiny BERT, which puts [CLS] and [SEP] around a text."""
+    """Save a language model with the tokens of the tiny BERT."""
     place = tmp_path_factory.mktemp("lm")
     model.save_pretrained(place)  # type: ignore[operator]
     tiny.bert_tokenizer().save_pretrained(place)
@@ -42,7 +43,7 @@ def vocabulary() -> Vocabulary:
 
 
 def _by_hand(model: nn.Module, framed: list[int], given: int) -> float:
-    """Return the mean nats of all tokens after the first `given`, one forward pass a token."""
+    """Return the mean nats after the first `given` tokens, by one pass each."""
     nats = []
     for place in range(given, len(framed)):
         logits = model(input_ids=torch.tensor([framed[:place]])).logits[0, -1]
@@ -54,7 +55,7 @@ def _by_hand(model: nn.Module, framed: list[int], given: int) -> float:
 def test_a_batch_is_scored_like_one_token_after_the_other(
     model: nn.Module, folder: Path, vocabulary: Vocabulary
 ) -> None:
-    """Of different lengths, special tokens in them or not; the end of a text is scored, its begin is given."""
+    """Texts of different lengths, with special tokens or without."""
     scorer = load_prior(str(folder), vocabulary=vocabulary)
     with_frame = tiny.bert_tokenizer()(TEXTS)["input_ids"]
     expected = [_by_hand(model, ids, 1) for ids in with_frame]
@@ -64,11 +65,11 @@ def test_a_batch_is_scored_like_one_token_after_the_other(
 
 @torch.no_grad()
 def test_small_passes_give_the_same(folder: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fits one pass is a question of memory only, and every answer stands at its own place."""
+    """The size of a pass changes memory only, not the answers."""
     ids = tiny.bert_tokenizer()(TEXTS)["input_ids"]
     scorer = load_prior(str(folder), vocabulary=vocabulary)
     at_once, next_at_once = scorer.nll(ids), scorer.next_token_nll(ids)
-    monkeypatch.setattr(causal_lm, "LOGITS", 1)
+    monkeypatch.setattr(token_scorer, "LOGITS", 1)
     assert scorer.nll(ids) == pytest.approx(at_once, rel=1e-5)
     one_by_one = scorer.next_token_nll(ids)
     assert next_at_once is not None and one_by_one is not None
@@ -77,7 +78,7 @@ def test_small_passes_give_the_same(folder: Path, vocabulary: Vocabulary, monkey
 
 @torch.no_grad()
 def test_a_text_longer_than_the_model_is_scored_in_windows(folder: Path, vocabulary: Vocabulary) -> None:
-    """Every token once, the later ones with half a window before them; the longest that fits is scored at once."""
+    """Every token once; later ones with half a window before them."""
     scorer = load_prior(str(folder), vocabulary=vocabulary)
     ids = [7 + n % 20 for n in range(70)]
     assert vocabulary.max_length == tiny.POSITIONS == 32
@@ -119,7 +120,7 @@ def test_without_anything_around_a_text_its_first_token_is_given(model: nn.Modul
 
 
 def _letters(folder: Path) -> Any:
-    """Save and return a tokenizer of single letters, which shares no id with the others."""
+    """Save and return a tokenizer of letters that shares no id with the others."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     letters = {letter: number for number, letter in enumerate("~ abcdefghijklmnopqrstuvwxyz.")}
@@ -135,7 +136,7 @@ def _letters(folder: Path) -> Any:
 
 @torch.no_grad()
 def test_another_tokenizer_is_reached_through_text(model: nn.Module, tmp_path: Path, vocabulary: Vocabulary) -> None:
-    """The whole text's likelihood, over the number of the victim's tokens: here of letters over words."""
+    """The likelihood of all letters, over the number of the victim's words."""
     theirs, own = tmp_path / "victim", tmp_path / "lm"
     tiny.bert_tokenizer().save_pretrained(theirs)
     model.save_pretrained(own)  # type: ignore[operator]
@@ -160,12 +161,12 @@ def test_a_folder_is_needed(vocabulary: Vocabulary) -> None:
 
 
 def test_the_victim_is_its_own_prior_where_it_predicts_next_tokens(model: nn.Module) -> None:
-    """Tried, not taken from a class's name: a classifier or a masked language model does not."""
+    """A classifier or a masked language model is refused, whatever its name."""
     vocabulary = vocabulary_of(tiny.gpt2_tokenizer(), model)
     scorer = load_prior("victim", vocabulary=vocabulary, victim=model)
     ids = tiny.gpt2_tokenizer()(TEXTS[:2])["input_ids"]
     assert scorer.nll(ids) == TokenScorer(model, vocabulary).nll(ids)
     masked = tiny.hf.BertForMaskedLM(tiny.bert().config).eval()
     for other in (None, tiny.bert(), tiny.gpt2_classifier(), masked):
-        with pytest.raises(PriorError, match="is no causal language model"):
+        with pytest.raises(PriorError, match="is not a causal language model"):
             load_prior("victim", vocabulary=vocabulary, victim=other)

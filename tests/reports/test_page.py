@@ -1,4 +1,4 @@
-"""The page: safe with hostile text, complete without the network, and of one mind with the gate."""
+"""The page: safe with hostile text, complete offline, one with the gate."""
 
 from __future__ import annotations
 
@@ -23,12 +23,18 @@ from rich.console import Console
 
 from leakaudit.errors import RedactionError, ResultsError
 from leakaudit.gate import evaluate as gate
+from leakaudit.gate.policy import default_policy
+from leakaudit.gate.verdict import Status
+from leakaudit.gate.verdict import to_json as verdict_json
 from leakaudit.reports import charts as drawing
-from leakaudit.reports import page as page_module
-from leakaudit.reports import print_audit, print_summary, print_verdict, redact, render_html, write_report
+from leakaudit.reports import header, print_audit, print_summary, print_verdict, redact, render_html, write_report
+from leakaudit.reports.cells import cell_for
 from leakaudit.reports.charts import COLOURS, STATES, RateBar, StepMark, rate_chart, step_chart
-from leakaudit.reports.page import BANNERS, cell_for, plain, strip_in_words, strip_runs, style, visible
+from leakaudit.reports.escaping import plain, visible
+from leakaudit.reports.page import style
 from leakaudit.reports.redaction import RedactedResult
+from leakaudit.reports.strips import strip_in_words, strip_runs
+from leakaudit.reports.wording import BANNERS
 from leakaudit.results import schema as scores
 from leakaudit.results.files import to_json
 from leakaudit.results.journal import JournalEntry
@@ -46,8 +52,8 @@ from leakaudit.results.schema import (
     Utility,
     VerificationStatus,
 )
-from tests.gate.test_gate import eight, words
-from tests.support.factories import NOW, attempt, audit, journal_entry, policy, results, step, with_scores
+from tests.gate.test_policy import eight, words
+from tests.support.factories import NOW, attempt, audit, journal_entry, of_sequences, policy, results, step, with_scores
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -110,7 +116,7 @@ class Outline(HTMLParser):
 
 
 def rich_audit(text: str = "ordinary") -> tuple[Results, list[JournalEntry]]:
-    """Return an audit with every section of the page, `text` in every place that takes text."""
+    """Return an audit with every section, and `text` in every place for text."""
     attempts: list[Attempt] = []
     entries: list[JournalEntry] = []
     for i in range(4):
@@ -149,7 +155,7 @@ def shown(mode: TextMode = TextMode.MASKED, text: str = "ordinary") -> RedactedR
 
 @pytest.mark.parametrize("mode", list(TextMode))
 def test_the_page_is_well_formed_and_closed_in_itself(mode: TextMode) -> None:
-    """Elements nest, ids are unique, links lead somewhere, and nothing runs or is fetched."""
+    """Elements nest, ids are unique, links have targets, nothing is fetched."""
     outline = Outline(render_html(shown(mode)))
     assert (outline.unbalanced, outline.open) == ([], [])
     ids = outline.values("id")
@@ -191,7 +197,7 @@ def test_the_content_policy_comes_first_and_allows_the_one_style_sheet(mode: Tex
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 @pytest.mark.parametrize("mode", list(TextMode))
 def test_hostile_text_stays_text(mode: TextMode, text: str) -> None:
-    """In every place that takes text the page has the same elements and attributes as with an ordinary word."""
+    """Elements and attributes are the same as with an ordinary word."""
     page = render_html(shown(mode, text))
     page.encode("utf-8")
     clean, dirty = Outline(render_html(shown(mode))), Outline(page)
@@ -281,22 +287,20 @@ def test_exit_code_json_and_first_screen_agree(found: Results, limit: float) -> 
     )
     verdict = gate.evaluate(found, rules, now=NOW)
     page = render_html(redact(found, [], verdict))
-    data = gate.to_json(verdict)
+    data = verdict_json(verdict)
     headline = re.search(r"<h1 class=\"(\w+)\">.*?<span>(\w+)</span></h1>", page, flags=re.DOTALL)
     sentence = re.search(r'<p class="sentence">(.*?)</p>', page, flags=re.DOTALL)
     title = re.search(r"<title>(\w+):", page)
     assert headline is not None and sentence is not None and title is not None
     assert {headline[1], headline[2], title[1], data["verdict"]} == {verdict.verdict.value}
-    assert data["exit_code"] == gate.exit_code(verdict) == gate.EXIT_CODES[verdict.verdict]
+    assert data["exit_code"] == verdict.verdict.exit_code
     assert html.unescape(sentence[1]) == data["sentence"]
-    worst = max(
-        (rule.status for rule in verdict.rules if rule.level == "error"), key=list(gate.Status).index, default=None
-    )
+    worst = max((rule.status for rule in verdict.rules if rule.level == "error"), key=list(Status).index, default=None)
     assert worst in (verdict.verdict, None)
 
 
 def test_one_step_is_shown_without_intervals() -> None:
-    """No bounds, no chart of a rate, and the sentence that says what one step is worth."""
+    """No bounds and no chart of a rate, but a sentence on what one step tells."""
     found = audit(0, 1)
     page = render_html(redact(found, [], gate.evaluate(found, policy(), now=NOW)))
     assert "The rate may be anything up to 95%." in page
@@ -390,19 +394,16 @@ def test_a_search_that_ran_out_of_time_shows_what_was_in_reach() -> None:
 
 
 def test_every_cell_says_what_came_back() -> None:
-    """Overlap, recall and precision, of attacks that found a leak, of those that did not, and of those that ran out of time."""
+    """Overlap, recall and precision, also of attacks that ran out of time."""
     attempts = [
         attempt(i, name, recall=0.44, status=state)
         for i in range(2)
         for name, state in (("span", AttemptStatus.RAN), ("late", AttemptStatus.BUDGET_EXHAUSTED))
     ]
-    attempts = [
-        a.model_copy(update={"sequences": tuple(with_scores(s, token_precision=0.6) for s in a.sequences)})
-        for a in attempts
-    ]
+    attempts = [of_sequences(a, [with_scores(s, token_precision=0.6) for s in a.sequences]) for a in attempts]
     found = results([step(0), step(1)], attempts)
     for name in ("span", "late"):
-        assert "mean ROUGE-L 0.44, token recall 44%, precision 60%" in cell_for(found, name, "none").lines
+        assert "mean ROUGE-L 0.44, token recall 44%, token precision 60%" in cell_for(found, name, "none").lines
     assert (
         "out of time on 2 of 2 steps; until then 44% of the tokens came back" in cell_for(found, "late", "none").lines
     )
@@ -410,7 +411,7 @@ def test_every_cell_says_what_came_back() -> None:
 
 
 def test_a_cell_names_a_bound_only_where_it_says_something() -> None:
-    """ "At most 100 %" beside 5 of 5 is no news, and steps that ran out of time bound nothing."""
+    """A bound of 100 % says nothing, and unfinished steps bound nothing."""
     five = results([step(i) for i in range(5)], [attempt(i, leaks=True) for i in range(5)])
     assert cell_for(five, "span", "none").lines[:2] == ("5 of 5 steps", "rate at least 54.9%")
     labels = results([step(i) for i in range(5)], [attempt(i, "llg", kind="labels") for i in range(5)])
@@ -420,14 +421,14 @@ def test_a_cell_names_a_bound_only_where_it_says_something() -> None:
 
 
 def test_a_page_says_how_many_steps_cannot_be_verified_and_why() -> None:
-    """What came back from them is a leak; where nothing came back, they are in no number of the page."""
+    """What came back from them is a leak; otherwise they are not counted."""
     stamp = scores.Verification(status=VerificationStatus.UNVERIFIABLE, note="the loss cannot be computed again")
     steps = [step(i) if i < 3 else step(i).model_copy(update={"verification": stamp}) for i in range(8)]
     found = results(steps, [attempt(i, leaks=i in (0, 3)) for i in range(8)])
     verdict = gate.evaluate(found, policy(), now=NOW)
     page = html.unescape(render_html(redact(found, [], verdict)))
     assert "5 of 8 steps cannot be verified: the loss cannot be computed again (5 steps)." in page
-    assert "Where there was no leak event, they count as nothing" in page and "5 unverifiable" in page
+    assert "Where there was no leak event, they are not counted" in page and "5 unverifiable" in page
     assert "2 of 4 audited steps leaked, the first at step 0, the last at step 3: a sentence in 2." in page
     assert "4 unverifiable steps without a leak event are not counted." in page
     lines = cell_for(found, "span", "none").lines
@@ -437,7 +438,7 @@ def test_a_page_says_how_many_steps_cannot_be_verified_and_why() -> None:
 
 
 def test_a_defence_that_only_stopped_the_search_stopped_no_leak() -> None:
-    """Out of time or in reach is not finished: no p-value, no green dot, and the number of such steps."""
+    """Unfinished steps get no p-value and no green dot; the page counts them."""
     for under in (
         [told(i, None, None, defense="noise", status=AttemptStatus.BUDGET_EXHAUSTED, recall=0.44) for i in range(6)],
         [told(i, 1.0, True, defense="noise") for i in range(6)],
@@ -446,7 +447,7 @@ def test_a_defence_that_only_stopped_the_search_stopped_no_leak() -> None:
         page = html.unescape(render_html(redact(found, [], gate.evaluate(found, policy(), now=NOW))))
         section = page.partition('id="defences"')[2].partition("</section>")[0]
         assert "sign test p" not in section and "stopped" not in section.partition("</thead>")[2]
-        assert "nothing can be said of what it stops; not finished on 6 of 6 steps" in section
+        assert "nothing is known about what it stops; not finished on 6 of 6 steps" in section
         assert "0 of 6, 6 not finished" in section and f'fill="{drawing.CLEAN}"' not in section
         assert f'stroke="{drawing.LATE}"' in section
     clean = [attempt(i, defense="noise") for i in range(6)]
@@ -457,9 +458,9 @@ def test_a_defence_that_only_stopped_the_search_stopped_no_leak() -> None:
 
 
 def test_words_and_labels_that_came_back_are_not_called_clean() -> None:
-    """The eight texts of which every word came back: headline, steps, matrix and terminal say so."""
+    """Headline, steps, matrix and terminal say that every word came back."""
     found = results([eight(0)], words(0))
-    shown = redact(found, [], gate.evaluate(found, gate.default_policy(), now=NOW))
+    shown = redact(found, [], gate.evaluate(found, default_policy(), now=NOW))
     page = html.unescape(render_html(shown))
     out = io.StringIO()
     print_audit(shown, Console(file=out, width=4000))
@@ -535,14 +536,14 @@ def test_the_dot_of_the_headline_is_green_only_where_the_rule_passes(
         drawn.extend(bars)
         return rate_chart(bars, *rest)
 
-    monkeypatch.setattr(page_module, "rate_chart", look)
+    monkeypatch.setattr(header, "rate_chart", look)
     clean = audit(0, steps)
     render_html(redact(clean, [], gate.evaluate(clean, policy(), now=NOW)))
     assert [bar.found for bar in drawn] == [found]
 
 
 def test_a_hollow_dot_is_explained_wherever_one_is_drawn() -> None:
-    """Also where every step was finished and there are too few of them; and what is in reach did not come back."""
+    """Also where all steps were finished, but are too few."""
     attempts = [attempt(i, defense=d, leaks=d == "none") for i in range(3) for d in ("none", "prune")]
     found = results([step(i) for i in range(3)], attempts)
     page = render_html(redact(found, [], gate.evaluate(found, policy(), now=NOW)))
@@ -605,7 +606,7 @@ def test_text_can_be_read_in_both_colour_schemes(scheme: int) -> None:
 
 
 def test_every_colour_of_the_charts_has_a_dark_one() -> None:
-    """The style sheet replaces the charts' colours by value, so it must know each of them."""
+    """The style sheet replaces colours by value, so it must know each."""
     sheet = style(TextMode.MASKED)
     for colour in COLOURS:
         assert f'svg [fill="{colour}"]' in sheet and f'svg [stroke="{colour}"]' in sheet
@@ -634,7 +635,7 @@ def test_the_specifications_of_the_charts_are_valid(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_report_is_written_from_a_run(tmp_path: Path) -> None:
-    """Results and journal in, one private file out; the digest of the results is in it."""
+    """It is one private file, with the digest of the results in it."""
     found, entries = rich_audit()
     results_file = tmp_path / "results.json"
     results_file.write_text(json.dumps(to_json(found)), encoding="utf-8")
@@ -660,7 +661,7 @@ def test_a_run_is_summed_up_on_the_terminal(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match=r"verdict\.json: cannot be read; `leakaudit gate` writes one"):
         print_summary(tmp_path)
     verdict = gate.evaluate(found, policy(), now=NOW)
-    (tmp_path / "verdict.json").write_text(json.dumps(gate.to_json(verdict)))
+    (tmp_path / "verdict.json").write_text(json.dumps(verdict_json(verdict)))
     out = io.StringIO()
     print_summary(tmp_path, Console(file=out, width=200))
     assert verdict.sentence in out.getvalue() and str(tmp_path / "report.html") in out.getvalue()

@@ -16,7 +16,8 @@ from pydantic import BaseModel
 from leakaudit.errors import RedactionError
 from leakaudit.gate import evaluate as gate
 from leakaudit.reports import redact, render_html
-from leakaudit.reports.redaction import PUBLIC, RedactedResult, allowed, clean_command, runs
+from leakaudit.reports.allowlist import PUBLIC, allowed, clean_command
+from leakaudit.reports.redaction import RedactedResult, runs
 from leakaudit.results.journal import JournalEntry, Sample, TokenMatch
 from leakaudit.results.schema import (
     LENGTHS,
@@ -95,7 +96,7 @@ def test_the_text_is_there_in_mode_full() -> None:
 
 
 def test_masked_tells_which_parts_came_back_and_hash_does_not() -> None:
-    """Neither tells a length, a text or a class count: those are in the private journal."""
+    """Neither tells a length, a text or a class count."""
     masked, hashed = redacted(TextMode.MASKED), redacted(TextMode.HASH)
     assert [shown.sequences[0].recovered[0].strip for shown in (masked, hashed)] == ["4" * 16, None]
     assert {s.strip for a in hashed.results.attempts for s in a.sequences} == {None}
@@ -132,7 +133,7 @@ def test_the_length_in_results_of_before_is_not_shown() -> None:
 def test_every_text_says_the_same_of_lengths() -> None:
     """One sentence: in the documents, on the page and in the schema."""
     root = Path(__file__).parents[2]
-    for name in ("README.md", "leakaudit/metrics/README.md"):
+    for name in ("README.md", "docs/methods/scoring.md"):
         assert LENGTHS in " ".join((root / name).read_text(encoding="utf-8").split()), name
     for mode in (TextMode.MASKED, TextMode.HASH):
         page = html.unescape(render_html(redacted(mode)))
@@ -140,7 +141,10 @@ def test_every_text_says_the_same_of_lengths() -> None:
 
 
 def test_the_attack_that_got_most_by_any_measure_is_shown() -> None:
-    """A bag of every word beats a search with a few words in order; a bag of the whole vocabulary does not."""
+    """A bag of every word beats a few words in order.
+
+    A bag of the whole vocabulary does not.
+    """
 
     def best(precision: float) -> str:
         rows = attempt(0, "embedding-rows", kind="bag", recall=1.0)
@@ -152,7 +156,7 @@ def test_the_attack_that_got_most_by_any_measure_is_shown() -> None:
 
 
 def test_classes_are_lettered_by_size_not_by_number() -> None:
-    """Where the journal has no names: the larger class is A although its number is 1, which would give the name away."""
+    """The larger class is A, although its number is 1."""
     found, entries = audited()
     nameless = [
         e if e.labels is None else e.model_copy(update={"labels": e.labels.model_copy(update={"names": None})})
@@ -221,7 +225,7 @@ def models(model: type[BaseModel]) -> set[type[BaseModel]]:
 
 
 def test_every_field_of_the_results_was_rated() -> None:
-    """A new field is private until somebody puts it into PUBLIC or, here, into PRIVATE."""
+    """A new field is private until somebody lists it in PUBLIC or PRIVATE."""
     for model in models(Results):
         assert set(model.model_fields) == PUBLIC[model] | PRIVATE.get(model, set()), (
             f"rate the fields of {model.__name__}"
@@ -297,7 +301,7 @@ def test_the_worst_sequence_comes_first_and_the_rest_is_counted() -> None:
 
 
 def test_a_sample_belongs_to_its_own_attempt() -> None:
-    """Two seeds of one attack: each sequence is shown with the text of the attempt it was scored in."""
+    """Each sequence is shown with the text of the seed that was scored."""
     first, second = attempt(0, recall=0.2, seed=1), attempt(0, recall=0.9, seed=2)
     entries = [journal_entry(first, ["a", "b"], ["x", "y"]), journal_entry(second, ["a", "b"], ["a", "b"])]
     assert isinstance(entries[0].samples[0], Sample)

@@ -1,4 +1,4 @@
-"""The terminal's summary: every attack under every defence at any width, and words that cannot be mistaken."""
+"""The terminal's summary: every attack under every defence at any width."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_what_leaked_stands_under_its_defence(width: int) -> None:
     """In a list, each defence is a heading."""
     text = " ".join(printed(five_defenses(), width).split())
     last = text.partition("freeze-embeddings")[2]
-    assert "embedding-rows: words leaked, 3 of 3 steps; recall 1.00" in last
-    assert "llg: labels leaked, 3 of 3 steps; labels 1.00" in last
+    assert "embedding-rows: words leaked, 3 of 3 steps; token recall 1.00" in last
+    assert "llg: labels leaked, 3 of 3 steps; label accuracy 1.00" in last
 
 
 def test_the_update_as_sent_is_named_after_what_is_shipped() -> None:
@@ -71,7 +71,7 @@ def test_a_cell_says_what_came_back_also_when_time_ran_out() -> None:
     found = results([step(i) for i in range(6)], [attempt(i, status=late, scores=scores) for i in range(6)])
     text = " ".join(printed(found, 80).split())
     assert "0 of 6 steps, 6 out of time" in text
-    assert "ROUGE-L 0.30, recall 0.44, precision 0.90" in text
+    assert "ROUGE-L 0.30, token recall 0.44, token precision 0.90" in text
     assert "nothing" not in text
 
 

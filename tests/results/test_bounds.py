@@ -1,4 +1,4 @@
-"""Bounds on k of n, against published numbers and against scipy's own routes to them."""
+"""Bounds on k of n, compared with published numbers and with scipy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from leakaudit.results import bounds as stats
     ],
 )
 def test_upper_bounds_are_the_ones_of_the_table(n: int, expected: tuple[float, ...]) -> None:
-    """Upper bounds at 95 % for k = 0 to 3, in per cent, as in the printed table of the design."""
+    """Upper bounds at 95 % for k = 0 to 3, in per cent."""
     assert tuple(round(100 * stats.upper_bound(k, n), 1) for k in range(4)) == expected
 
 
@@ -32,7 +32,7 @@ def test_upper_bounds_are_the_ones_of_the_table(n: int, expected: tuple[float, .
     [(0.10, (29, 46, 61)), (0.05, (59, 93, 124)), (0.02, (149, 236, 313)), (0.01, (299, 473, 628))],
 )
 def test_steps_needed_are_the_ones_of_the_table(max_rate: float, expected: tuple[int, ...]) -> None:
-    """Steps needed for k = 0, 1, 2 to bound the rate, as in the printed table of the design."""
+    """Steps needed for k = 0, 1, 2 to bound the rate."""
     assert tuple(stats.steps_needed(k, max_rate) for k in range(3)) == expected
 
 
@@ -89,7 +89,7 @@ def test_few_steps_have_no_bounds_of_a_score() -> None:
 
 
 def test_bootstrap_bounds_of_the_mean_enclose_it_and_repeat() -> None:
-    """The same values give the same bounds, which lie around the mean and near the normal approximation."""
+    """They lie around the mean, near the normal approximation."""
     values = np.random.default_rng(3).beta(2, 5, size=60).tolist()
     bounds = stats.mean_bounds(values)
     assert bounds == stats.mean_bounds(values)
@@ -116,7 +116,7 @@ def test_upper_bound_of_p95_needs_59_steps() -> None:
 
 @pytest.mark.parametrize("n", [30, 59, 100, 361])
 def test_bounds_of_a_quantile_cover_it_as_often_as_they_say(n: int) -> None:
-    """The coverage of an order statistic is a binomial probability; the next one inside would be too sure."""
+    """The next order statistic inside would not have the coverage."""
     bounds = stats.quantile_bounds([float(i) for i in range(1, n + 1)], 0.9)
     assert bounds is not None and bounds.lower is not None and bounds.upper is not None
     upper, lower = int(bounds.upper), int(bounds.lower)

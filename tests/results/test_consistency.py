@@ -1,20 +1,22 @@
-"""Results that contradict themselves are refused, each kind with its sentence; honest ones never are."""
+"""Results that contradict themselves are refused; honest ones never are."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from leakaudit.audit.scoring.score import score
 from leakaudit.gate import evaluate as gate
-from leakaudit.gate.evaluate import Status
+from leakaudit.gate import events
+from leakaudit.gate.verdict import Status
 from leakaudit.plugins.metric_protocol import Guess
 from leakaudit.results import former_keys
 from leakaudit.results import schema as scores
-from leakaudit.results.consistency import EVENTS, contradictions, shown_events, unexplained_steps
+from leakaudit.results.consistency import contradictions, unexplained_steps
+from leakaudit.results.events import EVENTS, shown_events
 from leakaudit.results.files import to_json
 from leakaudit.results.schema import Attempt, AttemptStatus, Results, VerificationStatus
 from tests.support.factories import NOW, attempt, audit, changed, policy, results, step
@@ -44,7 +46,7 @@ def put(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 def put_score(*path: str | int, value: float) -> Callable[[dict[str, Any]], None]:
-    """Return the edit that puts a score at `path`, whose last part is a metric, and takes the former keys away."""
+    """Return an edit that sets the score at `path` and removes former keys."""
 
     def edit(data: dict[str, Any]) -> None:
         here: Any = data
@@ -101,7 +103,7 @@ ROWS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "all sentences called short": (every_flag, "sequence sq-0 of 9-16 tokens counts as no sentence of 8"),
     "a length that is none": (
         put(*SEQUENCE, "min_tokens_bucket", value="7-16"),
-        "has the length '7-16', which is no range",
+        "has the length '7-16', which is not a range",
     ),
     "another minimum": (put("min_tokens", value=17), "counts as a sentence of 17"),
     "exact denied": (put_score(*SEQUENCE, "exact", value=0.0), "exact is 1 of 1, and its sequences come to 0 of 1"),
@@ -167,13 +169,13 @@ ROWS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     ),
     "the end of the calendar": (
         put("run", "finished", value="9999-12-31"),
-        "finished at '9999-12-31', which is no point in",
+        "finished at '9999-12-31', which is not a point in",
     ),
     "a time beyond the calendar": (
         put("run", "finished", value="9999-12-31T23:59:59-23:00"),
-        "finished at '9999-12-31T23:59:59-23:00', which is no point in time",
+        "finished at '9999-12-31T23:59:59-23:00', which is not a point in time",
     ),
-    "no date": (put("run", "finished", value="yesterday"), "finished at 'yesterday', which is no point in time"),
+    "no date": (put("run", "finished", value="yesterday"), "finished at 'yesterday', which is not a point in time"),
     "an attack run and not run": (
         put("coverage", "not_run", value=[{"what": "span", "why": "known to the tool"}]),
         "the attack 'span' is in the battery and among those that were not run",
@@ -193,7 +195,7 @@ def test_a_contradiction_is_an_error_with_its_sentence(row: str) -> None:
 
 
 def test_ten_updates_under_sixty_names_are_ten_steps() -> None:
-    """The same update twice is one piece of evidence, whether by accident or by hand; a leak in a repeated one counts."""
+    """One update under several names is one piece of evidence; its leaks count."""
     assert gate.evaluate(audit(0, 60), policy(RED_LINE), now=NOW).verdict is Status.PASS
     verdict = gate.evaluate(edited(audit(0, 60), sixty_under_ten_names), policy(RED_LINE), now=NOW)
     assert (verdict.verdict, verdict.rules[0].n) == (Status.INCONCLUSIVE, 10)
@@ -205,7 +207,7 @@ def test_ten_updates_under_sixty_names_are_ten_steps() -> None:
 
 
 def test_attempts_that_nothing_explains_keep_a_rule_from_passing() -> None:
-    """A step may lack attempts where the audit was interrupted or gave a snapshot up, and nowhere else."""
+    """Only an interruption or a refused snapshot explains missing attempts."""
     full = results([step(i) for i in range(60)], [attempt(i, name) for i in range(60) for name in ("span", "tag")])
     short = changed(full, attempts=full.attempts[:-1])
     assert (unexplained_steps(full), unexplained_steps(short)) == (0, 1)
@@ -230,7 +232,7 @@ def test_a_step_that_was_attacked_unverified_is_no_contradiction(status: Verific
     "shipped", ["dp-sgd(noise_multiplier=1, max_grad_norm=1e+06)", "sign+prune(share=0.5)", "sign"]
 )
 def test_a_shipped_defence_is_declared_whatever_its_numbers(shipped: str) -> None:
-    """The battery writes a defence with its numbers where the declaration has its name."""
+    """A step names a defence with its numbers, the declaration without."""
     found = results([step(0, VerificationStatus.NOISED, shipped)], [attempt(0)])
     declared = found.regime.model_copy(update={"declared_defenses": ("sign", "prune", "dp-sgd")})
     assert contradictions(changed(found, regime=declared)) == ()
@@ -246,7 +248,7 @@ def test_honest_results_are_consistent(case: str) -> None:
 
 def test_the_gate_knows_every_event_and_one_of_its_own() -> None:
     """A policy can name each event that an attempt can have."""
-    assert {*get_args(gate.Event)} == {*EVENTS, "in_reach"}
+    assert {*events.EVENTS} == {*EVENTS, "in_reach"}
 
 
 class Words:
@@ -296,7 +298,7 @@ LONG, SHORT = tuple(range(10, 20)), (30, 31)
     ],
 )
 def test_the_scoring_names_the_events_that_its_scores_show(found: Found) -> None:
-    """The rule is written twice, once for making results and once for checking them; here the two meet."""
+    """The rule for making results and the rule for checking them agree."""
     scored = score(found, [LONG, SHORT], [0, 1], 2, Words(), frozenset(), min_tokens=8)
     sequences = tuple(
         scores.SequenceScore(

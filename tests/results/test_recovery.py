@@ -35,12 +35,12 @@ def got(
     ],
 )
 def test_labels_are_less_than_words_and_words_are_less_than_a_sentence(done: Attempt, expected: Severity) -> None:
-    """Words need a precision as well: a bag of everything names every word of every text."""
+    """Words need precision: a bag of everything names every word."""
     assert severity([attempt(0), done]) is expected
 
 
 def test_each_text_is_counted_once_by_the_attack_that_got_most() -> None:
-    """Over all attacks; what came back under a defence of the battery or from another batch is not what is shipped."""
+    """Texts under another defence or from another batch are not counted."""
     attempts = [
         got(recall=1.0, precision=1.0),
         attempt(0, "span"),

@@ -1,4 +1,4 @@
-"""results.json and the journal: what is written comes back, what is broken is named, what is missing is no zero."""
+"""results.json and the journal: what is written can be read, missing is no zero."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_the_schema_of_the_results_can_be_printed() -> None:
 
 
 def as_before(data: dict[str, Any], version: str) -> dict[str, Any]:
-    """Turn results into those of an earlier version, whose sequences and summaries had no `scores`."""
+    """Turn results into those of an earlier version, which had no `scores`."""
     del data["catalogue"]
     for item in data["attempts"]:
         for sequence in item["sequences"]:
@@ -165,7 +165,7 @@ def test_every_metric_of_a_step_is_in_its_summary() -> None:
 
 
 def test_results_of_schema_1_0_are_read_as_without_reachability(tmp_path: Path) -> None:
-    """What 1.1 added is absent there: unknown, which is neither in reach nor out of it."""
+    """What 1.1 added is unknown there, neither in reach nor out of it."""
     data = as_before(to_json(audit(1, 2)), "1.0")
     for item in data["attempts"]:
         del item["reachable_tokens"], item["reachable_sequences"], item["scores"]["token_precision"]
@@ -180,12 +180,12 @@ def test_results_of_schema_1_0_are_read_as_without_reachability(tmp_path: Path) 
     found = load_results(save(tmp_path / "results.json", data))
     assert contradictions(found) == ()
     assert {(a.reachable_tokens, a.reachable_sequences) for a in found.attempts} == {(None, None)}
-    assert [s.fate for a in found.attempts for s in a.sequences] == ["recovered", None, None]
+    assert [s.outcome for a in found.attempts for s in a.sequences] == ["recovered", None, None]
     assert (found.summaries[0].reachable_tokens, found.summaries[0].reachable_sequences) == (None, None)
 
 
 @pytest.mark.parametrize(
-    ("exact", "reachable", "passes", "fate"),
+    ("exact", "reachable", "passes", "outcome"),
     [
         (True, 0.0, False, "recovered"),
         (False, 1.0, None, "search gave up"),
@@ -197,16 +197,19 @@ def test_results_of_schema_1_0_are_read_as_without_reachability(tmp_path: Path) 
     ],
 )
 def test_a_text_that_did_not_come_back_was_in_reach_or_not(
-    exact: bool | None, reachable: float | None, passes: bool | None, fate: str | None
+    exact: bool | None, reachable: float | None, passes: bool | None, outcome: str | None
 ) -> None:
-    """The attack's own test decides; without one, whether every token was a candidate; without either, nobody knows."""
+    """The attack's own test decides.
+
+    Without one it matters whether every token was a candidate; without either, nobody knows.
+    """
     (found,) = attempt(0).sequences
     known = with_scores(found, exact=None if exact is None else float(exact))
-    assert known.model_copy(update={"reachable": reachable, "passes": passes}).fate == fate
+    assert known.model_copy(update={"reachable": reachable, "passes": passes}).outcome == outcome
 
 
 def test_a_summary_of_reach_leaves_out_what_is_missing() -> None:
-    """The mean over the sequences of the attempts that could say; None where none could."""
+    """The mean is over the sequences of the attempts that could say."""
     told = attempt(0, reachable_tokens=Score(value=0.5, n=3), reachable_sequences=Missing(missing="no test"))
     silent = attempt(
         1, reachable_tokens=Missing(missing="cannot say"), reachable_sequences=Missing(missing="cannot say")

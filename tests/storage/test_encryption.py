@@ -16,7 +16,7 @@ from leakaudit.errors import ConfigError, SnapshotDamagedError, SnapshotError, S
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.tensors import state_of
 from leakaudit.storage import encryption as sealing
-from leakaudit.storage.encryption import Seal, new_identity, read_identities, write_identity
+from leakaudit.storage.encryption import EncryptionKeys, new_identity, read_identities, write_identity
 from leakaudit.storage.snapshots import check_files, read_manifest, read_snapshot
 from leakaudit.storage.spool import Spool
 from tests.support import tiny
@@ -37,15 +37,15 @@ def keep(folder: Path, public: str, **more: Any) -> tuple[Spool, Path]:
         provenance=Provenance(framework="test", step=7),
     )
     spool.write(7, update=step.update(), weights=state_of(model), truth=step.truth, manifest=manifest)
-    return spool, spool.slot(7)
+    return spool, spool.snapshot_folder(7)
 
 
 def test_the_owners_key_and_the_runs_open_a_snapshot_and_no_other(tmp_path: Path) -> None:
     """What comes out is what went in, to the bit."""
     public, private = new_identity()
     spool, folder = keep(tmp_path, public)
-    assert spool.seal is not None and spool.seal.recipients[0] == public
-    read = [read_snapshot(folder, (key,)) for key in (private, spool.seal.identity)]
+    assert spool.keys is not None and spool.keys.recipients[0] == public
+    read = [read_snapshot(folder, (key,)) for key in (private, spool.keys.identity)]
     expected = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), [TEXT], [1])
     for snapshot in read:
         assert snapshot.truth.sequences() == expected.truth.sequences()
@@ -59,8 +59,8 @@ def test_the_owners_key_and_the_runs_open_a_snapshot_and_no_other(tmp_path: Path
 def test_the_private_key_of_a_run_is_written_nowhere_and_shown_nowhere(tmp_path: Path) -> None:
     """It lives in memory; yesterday's snapshots are closed to the machine that made them."""
     spool, _ = keep(tmp_path, new_identity()[0])
-    assert spool.seal is not None
-    assert spool.seal.identity.startswith("AGE-SECRET-KEY-1") and spool.seal.identity not in repr(spool.seal)
+    assert spool.keys is not None
+    assert spool.keys.identity.startswith("AGE-SECRET-KEY-1") and spool.keys.identity not in repr(spool.keys)
     for path in (path for path in tmp_path.rglob("*") if path.is_file()):
         assert b"AGE-SECRET-KEY" not in path.read_bytes(), path
 
@@ -69,7 +69,7 @@ def test_steps_that_are_left_to_another_job_open_with_the_owners_key_only(tmp_pa
     """Then the trainer cannot read even today's."""
     public, private = new_identity()
     spool, folder = keep(tmp_path, public, schedule="deferred", at_end="leave")
-    assert spool.seal == Seal((public,))
+    assert spool.keys == EncryptionKeys((public,))
     assert read_snapshot(folder, (private,)).truth.sequences()
 
 
@@ -91,7 +91,7 @@ def test_nothing_in_clear_is_written_at_any_moment(tmp_path: Path, monkeypatch: 
 
 def test_a_snapshot_in_clear_would_fail_these_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The token ids lie in it as they are, so looking for them is worth something."""
-    monkeypatch.setattr(Seal, "of", classmethod(lambda cls, owners, run_key: None))
+    monkeypatch.setattr(EncryptionKeys, "of", classmethod(lambda cls, owners, run_key: None))
     _, folder = keep(tmp_path, new_identity()[0])
     ids = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), [TEXT], [1]).truth.micro_batches[0].inputs["input_ids"]
     assert ids.numpy().tobytes() in (folder / TRUTH).read_bytes()
@@ -184,7 +184,7 @@ def test_what_is_no_key_is_refused_and_not_quoted(tmp_path: Path, text: str, mes
 def test_a_public_key_that_is_none_ends_the_audit_before_it_begins(tmp_path: Path) -> None:
     """Rather than that snapshots are written in clear."""
     with pytest.raises(ConfigError, match="'age1nonsense' is no age public key"):
-        Seal.of(("age1nonsense",), run_key=True)
+        EncryptionKeys.of(("age1nonsense",), run_key=True)
     with pytest.raises(ConfigError, match="is no age public key"):
         keep(tmp_path, "age1nonsense")
     assert not (tmp_path / "audit").exists()
@@ -194,8 +194,8 @@ def test_without_the_extra_an_encrypted_audit_says_what_to_install(tmp_path: Pat
     """And everything else works without it."""
     code = (
         "import sys; sys.modules['pyrage'] = None\nimport leakaudit.client.snapshot, leakaudit.storage.spool, leakaudit.cli\n"
-        "from leakaudit.errors import ConfigError\nfrom leakaudit.storage.encryption import Seal\n"
-        "try:\n    Seal.of(('age1x',), run_key=True)\nexcept ConfigError as error:\n    print(error)"
+        "from leakaudit.errors import ConfigError\nfrom leakaudit.storage.encryption import EncryptionKeys\n"
+        "try:\n    EncryptionKeys.of(('age1x',), run_key=True)\nexcept ConfigError as error:\n    print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "encrypted snapshots need the package pyrage: pip install 'leakaudit[encrypt]'"

@@ -12,8 +12,10 @@ import pytest
 from leakaudit.audit.worker import run_worker
 from leakaudit.errors import SpoolError
 from leakaudit.storage.encryption import new_identity
-from leakaudit.storage.retention import Item, check_snapshot, hold, items, purge, purge_old_runs, release
-from leakaudit.storage.spool import HOLD, Spool, Totals, make_room
+from leakaudit.storage.retention import Item, check_snapshot, hold, items, purge, purge_old_runs, unhold
+from leakaudit.storage.run_folders import archive_previous
+from leakaudit.storage.spool import Spool
+from leakaudit.storage.spool_files import HOLD, Totals
 from tests.audit import test_worker
 from tests.storage import test_spool
 
@@ -26,7 +28,7 @@ def audited(folder: Path, *ages: float, **more: Any) -> Spool:
     assert run_worker(spool.root) == 0
     test_spool.edit_audit(spool, trainer_pid=test_spool.gone_pid())
     for step, age in enumerate(ages):
-        date(spool.slot(step).with_suffix(".kept"), NOW - timedelta(days=age))
+        date(spool.snapshot_folder(step).with_suffix(".kept"), NOW - timedelta(days=age))
     return spool
 
 
@@ -91,7 +93,7 @@ def test_held_snapshots_stay_whoever_comes(tmp_path: Path) -> None:
     done = purge(spool, now=NOW, older_than=None)
     assert names(done.removed) == ["000000.kept"]
     assert [item.held for item in done.held] == ["case 17"] and not done.key_destroyed and key_of(spool)
-    assert names(release(spool, (1,))) == ["000001.kept"]
+    assert names(unhold(spool, (1,))) == ["000001.kept"]
     assert names(purge(spool, now=NOW, older_than=None).removed) == ["000001.kept"]
 
 
@@ -101,10 +103,10 @@ def test_a_whole_spool_can_be_held(tmp_path: Path) -> None:
     assert len(hold(spool, (), "litigation", now=NOW)) == 1
     assert names(purge(spool, now=NOW, older_than=None).held) == ["000000.kept"]
     with pytest.raises(SpoolError, match="the whole spool is held; release it as a whole"):
-        release(spool, (0,))
+        unhold(spool, (0,))
     (spool.root / HOLD).write_text("{")
     assert items(spool)[0].held == "hold.json cannot be read"
-    assert len(release(spool, ())) == 1 and items(spool)[0].held == ""
+    assert len(unhold(spool, ())) == 1 and items(spool)[0].held == ""
 
 
 def test_a_step_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
@@ -121,7 +123,7 @@ def test_what_somebody_works_on_is_left_alone(tmp_path: Path) -> None:
     spool = test_worker.make(tmp_path, 1, 2, finished=False)
     (spool.root / "000003.tmp").mkdir()
     with spool.worker_lock():
-        assert spool.claim() is not None
+        assert spool.queue.claim() is not None
         done = purge(spool, now=NOW, older_than=None)
         assert names(done.in_use) == ["000001.run", "000003.tmp"]
         assert names(done.removed) == ["000002.ready"] and not done.key_destroyed
@@ -133,7 +135,7 @@ def test_the_next_worker_removes_what_is_too_old_in_earlier_runs(tmp_path: Path)
     """Each by its own configuration; other folders with like names are nobody's business."""
     for days in (300.0, 3000.0):
         audited(tmp_path, 0.0, retention_days=days)
-        assert make_room(tmp_path / "audit").note
+        assert archive_previous(tmp_path / "audit").note
     audited(tmp_path, 0.0, retention_days=300.0).root.parent.rename(tmp_path / "audit.mine")
     for path in tmp_path.glob("audit*/spool/*.kept"):
         date(path, NOW - timedelta(days=400))
@@ -148,8 +150,8 @@ def test_what_was_never_audited_goes_with_its_age_once_nobody_works_on_it(tmp_pa
     """A trainer was killed, and nobody came back: private text without a purpose."""
     spool = test_worker.make(tmp_path, 1, finished=False)
     test_spool.edit_audit(spool, trainer_pid=test_spool.gone_pid())
-    date(spool.slot(1), NOW - timedelta(days=30))
-    make_room(tmp_path / "audit")
+    date(spool.snapshot_folder(1), NOW - timedelta(days=30))
+    archive_previous(tmp_path / "audit")
     fresh = test_worker.make(tmp_path, 2)
     assert list(purge_old_runs(fresh, now=NOW)) == ["audit.1: removed 1 snapshot older than 7 days"]
 
@@ -240,7 +242,7 @@ def test_results_carry_no_hash_that_a_guess_could_be_tried_against(tmp_path: Pat
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         spool = test_worker.make(tmp_path / name, 1)
-        plain = read_snapshot(spool.slot(1)).observation.digest().removeprefix("sha256:")
+        plain = read_snapshot(spool.snapshot_folder(1)).observation.digest().removeprefix("sha256:")
         assert run_worker(spool.root) == 0
         results = (tmp_path / name / "audit" / "results.json").read_text()
         assert plain not in results

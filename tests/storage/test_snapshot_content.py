@@ -22,7 +22,8 @@ from leakaudit.storage import snapshot_content
 from leakaudit.storage.digests import digest_of
 from leakaudit.storage.snapshot_content import check_truth
 from leakaudit.storage.snapshot_files import read_tensors
-from leakaudit.storage.snapshots import read_manifest, read_snapshot, truth_of, write_snapshot
+from leakaudit.storage.snapshots import read_manifest, read_snapshot, write_snapshot
+from leakaudit.storage.truth_tensors import truth_of
 from tests.support import tiny
 
 SECONDS = 5.0

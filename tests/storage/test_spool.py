@@ -17,7 +17,10 @@ from leakaudit.errors import SpoolError
 from leakaudit.results.not_audited import NOT_AUDITED
 from leakaudit.results.schema import Overhead
 from leakaudit.storage.parent_watch import ORPHANED
-from leakaudit.storage.spool import HOLD, LEFT_BY_AUDIT, MOST_DEATHS, Place, Spool, Totals, make_room
+from leakaudit.storage.run_folders import RunFolder, archive_previous
+from leakaudit.storage.snapshot_queue import MAX_CRASHES
+from leakaudit.storage.spool import Spool
+from leakaudit.storage.spool_files import HOLD, LEFT_BY_AUDIT, Totals
 from tests.support import tiny
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +34,7 @@ def make(folder: Path, **more: Any) -> Spool:
 
 def put(spool: Spool, step: int, suffix: str = ".ready") -> Path:
     """Put something that looks like a snapshot into it."""
-    folder = spool.slot(step).with_suffix(suffix)
+    folder = spool.snapshot_folder(step).with_suffix(suffix)
     folder.mkdir()
     (folder / "snapshot.json").write_text("{}")
     return folder
@@ -111,10 +114,10 @@ def test_snapshots_wait_in_a_queue(tmp_path: Path) -> None:
     """The oldest is attacked first; those behind it wait."""
     spool = make(tmp_path)
     put(spool, 3), put(spool, 20), put(spool, 100)
-    claimed = spool.claim()
+    claimed = spool.queue.claim()
     assert claimed is not None and claimed.name == "000003.run"
     assert names(spool) == ["000003.run", "000020.ready", "000100.ready"] and spool.waiting() == 3
-    spool.release(claimed, keep=False)
+    spool.queue.discard_or_keep(claimed, keep=False)
     assert spool.waiting() == 2
 
 
@@ -136,10 +139,10 @@ def test_a_held_snapshot_is_not_removed_by_the_worker(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         put(spool, step)
     for step in (1, 2):
-        (spool.slot(step) / HOLD).write_text("{}")
-    spool.release(spool.claim() or tmp_path, keep=False)
-    spool.set_aside(spool.claim() or tmp_path, keep=False)
-    spool.release(spool.claim() or tmp_path, keep=False)
+        (spool.snapshot_folder(step) / HOLD).write_text("{}")
+    spool.queue.discard_or_keep(spool.queue.claim() or tmp_path, keep=False)
+    spool.queue.set_aside(spool.queue.claim() or tmp_path, keep=False)
+    spool.queue.discard_or_keep(spool.queue.claim() or tmp_path, keep=False)
     assert names(spool) == ["000001.kept", "000002.bad"]
 
 
@@ -148,7 +151,7 @@ def test_the_oldest_snapshot_is_taken_first(tmp_path: Path) -> None:
     spool = make(tmp_path)
     for step in (1_000_000, 999_999, 20, 3):
         put(spool, step)
-    found = [spool.claim() for _ in range(5)]
+    found = [spool.queue.claim() for _ in range(5)]
     assert [path.stem for path in found if path] == ["000003", "000020", "999999", "1000000"]
     assert found[-1] is None
 
@@ -157,8 +160,8 @@ def test_snapshots_are_kept_where_that_is_asked_for(tmp_path: Path) -> None:
     """Audited ones and refused ones, under other names; neither is in flight."""
     spool = make(tmp_path)
     put(spool, 1), put(spool, 2)
-    spool.release(spool.claim() or tmp_path, keep=True)
-    spool.set_aside(spool.claim() or tmp_path, keep=True)
+    spool.queue.discard_or_keep(spool.queue.claim() or tmp_path, keep=True)
+    spool.queue.set_aside(spool.queue.claim() or tmp_path, keep=True)
     assert names(spool) == ["000001.kept", "000002.bad"]
     assert spool.waiting() == 0
 
@@ -167,7 +170,7 @@ def test_refused_snapshots_are_removed_otherwise(tmp_path: Path) -> None:
     """They hold the private batch."""
     spool = make(tmp_path)
     put(spool, 1)
-    spool.set_aside(spool.claim() or tmp_path, keep=False)
+    spool.queue.set_aside(spool.queue.claim() or tmp_path, keep=False)
     assert names(spool) == []
 
 
@@ -175,12 +178,12 @@ def test_a_snapshot_can_be_given_back(tmp_path: Path) -> None:
     """By a worker that stops; one that is gone already is not missed."""
     spool = make(tmp_path)
     put(spool, 1)
-    claimed = spool.claim()
+    claimed = spool.queue.claim()
     assert claimed is not None
-    spool.give_back(claimed)
+    spool.queue.give_back(claimed)
     assert names(spool) == ["000001.ready"]
-    spool.give_back(claimed)
-    spool.release(claimed, keep=True)
+    spool.queue.give_back(claimed)
+    spool.queue.discard_or_keep(claimed, keep=True)
     assert names(spool) == ["000001.ready"]
 
 
@@ -188,13 +191,13 @@ def test_what_a_dead_worker_had_claimed_is_put_back(tmp_path: Path) -> None:
     """Until it has cost too many workers: then the others get their turn."""
     spool = make(tmp_path)
     put(spool, 1)
-    for _ in range(MOST_DEATHS - 1):
-        assert spool.claim() is not None
+    for _ in range(MAX_CRASHES - 1):
+        assert spool.queue.claim() is not None
         with spool.worker_lock():
             assert names(spool) == ["000001.ready"]
-    assert spool.claim() is not None
+    assert spool.queue.claim() is not None
     with spool.worker_lock():
-        assert [path.name for path in spool.deadly()] == ["000001.bad"]
+        assert [path.name for path in spool.queue.poisonous()] == ["000001.bad"]
         assert spool.waiting() == 0
 
 
@@ -202,12 +205,12 @@ def test_a_worker_that_went_with_its_trainer_is_not_held_against_the_snapshot(tm
     """However often that happens."""
     spool = make(tmp_path)
     put(spool, 1)
-    for _ in range(2 * MOST_DEATHS):
-        assert spool.claim() is not None
+    for _ in range(2 * MAX_CRASHES):
+        assert spool.queue.claim() is not None
         (spool.root / ORPHANED).touch()
         with spool.worker_lock():
             assert names(spool) == ["000001.ready"]
-    assert spool.deadly() == []
+    assert spool.queue.poisonous() == []
 
 
 def test_there_is_one_worker_at_a_time(tmp_path: Path) -> None:
@@ -252,7 +255,7 @@ def test_a_removed_spool_is_noticed(tmp_path: Path) -> None:
     assert not spool.gone()
     spool.discard()
     assert spool.gone() and spool.waiting() == 0 and not spool.attended()
-    assert spool.claim() is None
+    assert spool.queue.claim() is None
     assert not (tmp_path / "audit").exists()
 
 
@@ -299,16 +302,16 @@ def gone_pid() -> int:
 def test_a_new_run_finds_its_folder_free_and_the_earlier_one_aside(tmp_path: Path) -> None:
     """So a gate on the folder can never judge the run before: its files are in `.1`, and nobody else's are."""
     wanted = tmp_path / "audit"
-    assert make_room(wanted) == Place(wanted)
+    assert archive_previous(wanted) == RunFolder(wanted)
     for turn in (1, 2):
         finished_run(tmp_path)
         (wanted / "checkpoint").mkdir(exist_ok=True)
-        assert make_room(wanted) == Place(wanted, f"the earlier audit there is now in audit.{turn}")
+        assert archive_previous(wanted) == RunFolder(wanted, f"the earlier audit there is now in audit.{turn}")
         assert [path.name for path in wanted.iterdir()] == ["checkpoint"]
         aside = tmp_path / f"audit.{turn}"
         assert {path.name for path in aside.iterdir()} == set(LEFT_BY_AUDIT) - {NOT_AUDITED}
         assert aside.stat().st_mode & 0o777 == 0o700
-    assert make_room(wanted) == Place(wanted)
+    assert archive_previous(wanted) == RunFolder(wanted)
 
 
 def test_what_a_killed_trainer_was_writing_goes_when_its_run_is_moved(tmp_path: Path) -> None:
@@ -316,23 +319,23 @@ def test_what_a_killed_trainer_was_writing_goes_when_its_run_is_moved(tmp_path: 
     spool = finished_run(tmp_path)
     put(spool, 3, ".tmp")
     put(spool, 2, ".ready")
-    make_room(tmp_path / "audit")
+    archive_previous(tmp_path / "audit")
     assert names(Spool(tmp_path / "audit.1" / "spool")) == ["000002.ready"]
 
 
 def test_an_audit_that_is_under_way_is_not_moved(tmp_path: Path) -> None:
     """Not while its trainer trains, nor while a worker holds it, nor while snapshots of a living trainer wait for one."""
     wanted = tmp_path / "audit"
-    beside = Place(tmp_path / "audit-2", "the audit there is still under way: gate audit-2, not audit")
+    beside = RunFolder(tmp_path / "audit-2", "the audit there is still under way: gate audit-2, not audit")
     spool = make(tmp_path)
-    assert make_room(wanted) == beside  # this process is its trainer
+    assert archive_previous(wanted) == beside  # this process is its trainer
     put(spool, 2, ".ready")
     spool.finish(Totals())
-    assert make_room(wanted) == beside
+    assert archive_previous(wanted) == beside
     edit_audit(spool, trainer_pid=gone_pid())
     with spool.worker_lock():
-        assert make_room(wanted) == beside
-    assert make_room(wanted).folder == wanted
+        assert archive_previous(wanted) == beside
+    assert archive_previous(wanted).folder == wanted
 
 
 def test_an_audit_that_cannot_be_moved_is_not_mixed_with_the_next(
@@ -345,7 +348,7 @@ def test_an_audit_that_cannot_be_moved_is_not_mixed_with_the_next(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "rename", refuse)
-    found = make_room(tmp_path / "audit")
+    found = archive_previous(tmp_path / "audit")
     assert found.folder == tmp_path / "audit-2"
     assert found.note == "the audit there cannot be moved (Permission denied): gate audit-2, not audit"
 
@@ -354,7 +357,7 @@ def test_a_link_is_no_audits_folder(tmp_path: Path) -> None:
     """Whoever made it decides where private text would go; nothing is written there or moved."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "audit").symlink_to(tmp_path / "elsewhere")
-    for attempt in (lambda: make_room(tmp_path / "audit"), lambda: make(tmp_path)):
+    for attempt in (lambda: archive_previous(tmp_path / "audit"), lambda: make(tmp_path)):
         with pytest.raises(SpoolError, match="audit: is a link; snapshots hold private text"):
             attempt()
     assert list((tmp_path / "elsewhere").iterdir()) == []
@@ -377,7 +380,7 @@ def test_a_trainer_whose_id_another_process_has_by_now_is_gone_all_the_same(tmp_
 BEGIN = """
 import pathlib, sys, time
 from leakaudit.config.audit import AuditConfig
-from leakaudit.storage.spool import settle
+from leakaudit.storage.run_folders import allocate_run_folder
 class Tokenizer:
     def save_pretrained(self, folder):
         time.sleep(0.2)
@@ -387,7 +390,7 @@ wanted, start = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 print("ready", flush=True)
 while not start.exists():
     time.sleep(0.001)
-spool, place = settle(wanted, AuditConfig(out_dir=wanted), tokenizer, sys.argv[3])
+spool, place = allocate_run_folder(wanted, AuditConfig(out_dir=wanted), tokenizer, sys.argv[3])
 print(spool.config.out_dir.name, flush=True)
 sys.stdin.read()
 """

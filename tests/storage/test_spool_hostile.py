@@ -18,7 +18,8 @@ from leakaudit.cli import main
 from leakaudit.config.audit import AuditConfig, load_config
 from leakaudit.errors import ConfigError, ResultsError, SpoolError
 from leakaudit.storage.retention import items, purge, purge_old_runs
-from leakaudit.storage.spool import HOLD, REASON, Spool, Totals
+from leakaudit.storage.spool import Spool
+from leakaudit.storage.spool_files import HOLD, REASON, Totals
 from tests.audit.test_worker import FakeAudit, make, names
 from tests.support import tiny
 
@@ -145,7 +146,7 @@ def test_a_longer_time_than_a_calendar_has_is_refused(tmp_path: Path) -> None:
     """As an option that is wrong."""
     spool = make(tmp_path, 1)
     said = CliRunner().invoke(main, ["snapshots", "purge", str(spool.root), "--older-than", "9" * 400 + "d"])
-    assert said.exit_code == 2 and "longer than a calendar has days" in said.output
+    assert said.exit_code == 2 and "is too long; the longest is 999999d" in said.output
 
 
 @pytest.mark.parametrize(
@@ -191,11 +192,11 @@ def test_the_largest_numbers_that_are_allowed_overflow_nothing(tmp_path: Path) -
 def test_what_is_left_over_is_said_with_its_reason(tmp_path: Path) -> None:
     """A snapshot that was set aside has a reason; the others wait for the worker of a trainer that is still there."""
     spool = make(tmp_path, 1, 2, 3, finished=True, keep_snapshots=True)
-    (spool.slot(1) / "truth.safetensors").write_bytes(b"short")
-    claimed = spool.claim()
+    (spool.snapshot_folder(1) / "truth.safetensors").write_bytes(b"short")
+    claimed = spool.queue.claim()
     assert claimed is not None
-    spool.set_aside(claimed, keep=True, reason="workers died over its snapshot")
-    assert spool.claim() is not None
+    spool.queue.set_aside(claimed, keep=True, reason="workers died over its snapshot")
+    assert spool.queue.claim() is not None
     gone = Spool(spool.root)
     found = {path.name: gone.why(path) for path in gone.entries()}
     assert found == {"000001.bad": "workers died over its snapshot", "000002.run": "", "000003.ready": ""}
@@ -212,7 +213,7 @@ def test_what_is_left_over_is_said_with_its_reason(tmp_path: Path) -> None:
 def test_what_was_never_audited_goes_with_its_age_and_not_before(tmp_path: Path) -> None:
     """`snapshots purge` and the next run remove it, once nobody is at work on the spool."""
     spool = make(tmp_path, 1, 2, finished=True)
-    assert spool.claim() is not None
+    assert spool.queue.claim() is not None
     dead = make_trainer_dead(spool)
     assert {dead.why(path) for path in dead.entries()} == {"no worker is at work on it; `leakaudit worker` goes on"}
     for path in dead.entries():
@@ -249,8 +250,8 @@ def make_trainer_dead(spool: Spool) -> Spool:
 def test_a_reason_that_cannot_be_read_hides_nothing(tmp_path: Path) -> None:
     """The snapshot is listed all the same."""
     spool = make(tmp_path, 1, keep_snapshots=True)
-    claimed = spool.claim()
+    claimed = spool.queue.claim()
     assert claimed is not None
-    spool.set_aside(claimed, keep=True, reason="x")
+    spool.queue.set_aside(claimed, keep=True, reason="x")
     (spool.root / "000001.bad" / REASON).write_text(DEEP)
     assert [spool.why(path) for path in spool.entries()] == ["it could not be audited"]

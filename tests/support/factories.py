@@ -1,4 +1,4 @@
-"""Builders of results and journals for tests: short to call, complete, and never real data."""
+"""Builders of results and journals for tests."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from leakaudit.gate.evaluate import Policy
-from leakaudit.results.consistency import shipped_names, shown_events
+from leakaudit import registry
+from leakaudit.gate.policy import Policy
+from leakaudit.plugins.catalogue import catalogue
+from leakaudit.results.consistency import shipped_names
+from leakaudit.results.events import shown_events
 from leakaudit.results.files import with_digest
 from leakaudit.results.journal import JournalEntry, LabelSample, Sample
 from leakaudit.results.schema import (
@@ -45,6 +48,7 @@ def step_id(number: int) -> str:
 
 SEQUENCE_METRICS = ("rouge1", "rouge2", "rougeL", "exact", "token_recall", "token_precision")
 """Metrics of one sequence that the attempts built here have."""
+LABEL_METRICS = ("label_accuracy", "label_classes", "label_excess")
 
 
 def step(
@@ -67,7 +71,10 @@ def step(
 
 
 def sequence(name: str = "sq-0", recall: float = 0.0, *, long_enough: bool = True, bag: bool = False) -> SequenceScore:
-    """Build the score of one sequence; `recall` 1.0 is an exact recovery, `bag` guesses words without order."""
+    """Build the score of one sequence.
+
+    A `recall` of 1.0 is an exact recovery; a `bag` guesses words without order.
+    """
     words = dict.fromkeys(("token_recall", "token_precision"), recall)
     in_order = dict.fromkeys(("rouge1", "rouge2", "rougeL", "longest_run"), recall) | {"exact": float(recall == 1.0)}
     return SequenceScore(
@@ -108,7 +115,10 @@ def attempt(
     kind: str = "text",
     **extra: Any,
 ) -> Attempt:
-    """Build one attempt. `kind`: `text` guesses sentences, `bag` words without order, `labels` class counts."""
+    """Build one attempt of a kind.
+
+    `text` guesses sentences, `bag` words without order, and `labels` class counts.
+    """
     ran = status in (AttemptStatus.RAN, AttemptStatus.BUDGET_EXHAUSTED)
     share = recall if recall is not None else (1.0 if leaks else 0.1)
     sequences: tuple[SequenceScore, ...] = ()
@@ -141,12 +151,12 @@ def attempt(
 
 
 def _events(done: Attempt) -> tuple[str, ...]:
-    """Return the events that the parts of an attempt show; `tests/results/test_consistency.py` holds that against the scoring."""
+    """Return the events that the parts of an attempt show."""
     return tuple(name for name, yes in shown_events(done).items() if yes)
 
 
 def of_sequences(done: Attempt, sequences: Sequence[SequenceScore]) -> Attempt:
-    """Return `done` with other sequences, and with the scores, reach and events that follow from them."""
+    """Return `done` with other sequences and with what follows from them."""
     scores = dict(done.scores) | {
         name: mean([s.scores[name] for s in sequences if name in s.scores])
         for name in SEQUENCE_METRICS
@@ -174,7 +184,7 @@ def results(
     finished: str = FINISHED,
     **extra: Any,
 ) -> Results:
-    """Build the results of an audit: whatever follows from its parts does, and they have their digest."""
+    """Build the results of an audit, with what follows from its parts."""
     run = RunInfo(
         id="run-20261102",
         started="2026-11-02T09:50:00Z",
@@ -202,6 +212,9 @@ def results(
             batch_size=1,
             declared_defenses=tuple(sorted({name for s in steps for name in shipped_names(s.shipped_defense)})),
         ),
+        "catalogue": catalogue(
+            [], [], [(name, registry.metrics[name]) for name in (*SEQUENCE_METRICS, *LABEL_METRICS)]
+        ),
         "coverage": Coverage(audited_steps=len(steps)),
         "steps": tuple(steps),
         "attempts": tuple(attempts),
@@ -214,7 +227,7 @@ def results(
 
 
 def changed(found: Results, **fields: Any) -> Results:
-    """Return `found` with other fields, and with what follows from its attempts and steps made again."""
+    """Return `found` with other fields and with what follows from them."""
     steps, attempts = fields.get("steps", found.steps), fields.get("attempts", found.attempts)
     follows: dict[str, Any] = {
         "summaries": summarise(attempts),
@@ -224,7 +237,7 @@ def changed(found: Results, **fields: Any) -> Results:
 
 
 def audit(leaks: int, clean: int, *, attack: str = "span", defense: str = "none", **extra: Any) -> Results:
-    """Build the results of one attack over `leaks + clean` steps, the leaking ones first."""
+    """Build the results of one attack, the leaking steps first."""
     total = leaks + clean
     return results(
         [step(i) for i in range(total)],
@@ -250,7 +263,7 @@ def journal_entry(
     counts: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
     names: Sequence[str] | None = None,
 ) -> JournalEntry:
-    """Build what the journal keeps of `done`: its first sequence had `words`, the attack guessed `guess`."""
+    """Build the journal entry of `done`, whose first sequence had `words`."""
     guessed = list(words) if guess is None else list(guess)
     samples: tuple[Sample, ...] = ()
     if words and done.sequences:
@@ -280,7 +293,7 @@ def journal_entry(
 
 
 def pattern(words: Sequence[str], other: Sequence[str]) -> str:
-    """Mark each of `words` as part of a correct bigram (b), correct (u) or wrong (.), against `other`."""
+    """Mark each word: in a correct bigram (b), correct (u) or wrong (.)."""
     pairs = set(pairwise(other))
     marks = ["u" if word in other else "." for word in words]
     for i in range(len(words) - 1):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.callbacks.torch_loop import watch
-from leakaudit.capture.run import OFF_SWITCH
+from leakaudit.capture.context import OFF_SWITCH
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.models.factories import model_factory, rebuilt_by
 from tests.support import stacks, tiny

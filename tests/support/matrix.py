@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leakaudit.capture.run import refuse_strategy
+from leakaudit.capture.refusals import refuse_strategy
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.errors import SnapshotError
 from leakaudit.results.schema import VerificationStatus

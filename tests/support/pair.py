@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from leakaudit.capture.run import Adapter
+from leakaudit.capture.adapter import Adapter
 from leakaudit.client.snapshot import Snapshot
 from tests.support.tiny_trainer import kept
 

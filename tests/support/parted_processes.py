@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.torch_loop import Watch, watch
 from leakaudit.capture import distributed
-from leakaudit.capture.run import OFF_SWITCH
+from leakaudit.capture.context import OFF_SWITCH
 from leakaudit.errors import SnapshotError
 from leakaudit.models.wrappers import unwrapped
 from tests.support import matrix, stacks, tiny
@@ -85,7 +85,7 @@ def late(rank: int) -> Any:
     real = Watch._next
 
     def lagging(self: Watch) -> None:
-        if dist.get_rank() == rank and self._steps == 2:
+        if dist.get_rank() == rank and self._counter.number == 2:
             time.sleep(1.5 * LIMIT)
         real(self)
 
@@ -99,18 +99,18 @@ def late(rank: int) -> Any:
 @contextlib.contextmanager
 def broken(rank: int) -> Any:
     """Let a process's audit fail in the middle."""
-    real = Watch._now
+    real = Watch._step_context
 
     def fail(self: Watch) -> Any:
-        if dist.get_rank() == rank and self._steps == 2:
+        if dist.get_rank() == rank and self._counter.number == 2:
             raise MemoryError
         return real(self)
 
-    Watch._now = fail  # type: ignore[method-assign]
+    Watch._step_context = fail  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Watch._now = real  # type: ignore[method-assign]
+        Watch._step_context = real  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

@@ -6,38 +6,48 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 from torch.nn import functional
 
-from leakaudit.client.batches import make_batch, public_facts
 from leakaudit.client.facts import Granted
 from leakaudit.client.observation import Observation
-from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.step import ClientStep
-from leakaudit.client.truth import Truth
-from leakaudit.models.loading import Task
-
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-TEXT_WORDS = (
-    "a the dog cat bird fish horse saw ate chased liked found old new red blue small big house tree river road and or "
-    "in on at under near today never always one two three four five"
+from leakaudit.plugins.testing.small_models import (
+    HIDDEN,
+    POSITIONS,
+    TEXT_WORDS,
+    VOCABULARY,
+    bert,
+    bert_tokenizer,
+    client_step,
+    gpt2_config,
+    gpt2_lm,
+    gpt2_tokenizer,
+    hf,
 )
-WORDS = (*TEXT_WORDS.split(), ".", ",", "!", "?", "##s", "##ed", "##ing")
-VOCABULARY = {word: number for number, word in enumerate((*SPECIAL, *WORDS))}
 
-hf: Any = transformers
-"""Its classes are built by name at run time, which a type checker cannot follow."""
+__all__ = [
+    "HIDDEN",
+    "POSITIONS",
+    "TEXT_WORDS",
+    "VOCABULARY",
+    "WIDE",
+    "bert",
+    "bert_tokenizer",
+    "client_step",
+    "cosine",
+    "defended",
+    "gpt2_classifier",
+    "gpt2_config",
+    "gpt2_lm",
+    "gpt2_tokenizer",
+    "hf",
+    "observe",
+    "wide_bert",
+    "word_table",
+]
 
-HIDDEN = 32
 WIDE = 96
-POSITIONS = 32
-
-
-def bert_tokenizer() -> Any:
-    """Return a WordPiece tokenizer that puts [CLS] before and [SEP] after every text."""
-    return hf.BertTokenizerFast(vocab=dict(VOCABULARY), model_max_length=POSITIONS)
 
 
 def wide_bert(dropout: float = 0.0) -> nn.Module:
@@ -49,87 +59,12 @@ def wide_bert(dropout: float = 0.0) -> nn.Module:
     return bert(num_labels=3, dropout=dropout, **wide, initializer_range=0.2)
 
 
-def gpt2_tokenizer() -> Any:
-    """Return a WordPiece tokenizer over the same words that adds nothing to a text."""
-    inner = Tokenizer(models.WordPiece(dict(VOCABULARY), unk_token="[UNK]"))
-    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return hf.PreTrainedTokenizerFast(
-        tokenizer_object=inner, unk_token="[UNK]", eos_token="[SEP]", pad_token="[PAD]", model_max_length=POSITIONS
-    )
-
-
-def bert(num_labels: int = 2, seed: int = 0, dropout: float = 0.0, **more: Any) -> nn.Module:
-    """Return a BERT classifier: 2 layers, D = 32, eager attention, eval mode."""
-    size = {"hidden_size": HIDDEN, "num_attention_heads": 2, "intermediate_size": 2 * HIDDEN, "num_hidden_layers": 2}
-    config = hf.BertConfig(
-        vocab_size=len(VOCABULARY),
-        max_position_embeddings=POSITIONS,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-        num_labels=num_labels,
-        attn_implementation="eager",
-        **(size | more),
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model: nn.Module = hf.BertForSequenceClassification(config).eval()
-    return model
-
-
-def _gpt2_config(**more: Any) -> Any:
-    return hf.GPT2Config(
-        vocab_size=len(VOCABULARY),
-        n_embd=HIDDEN,
-        n_layer=2,
-        n_head=2,
-        n_positions=POSITIONS,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        pad_token_id=0,
-        bos_token_id=3,
-        eos_token_id=3,
-        attn_implementation="eager",
-        **more,
-    )
-
-
-def gpt2_lm(seed: int = 0) -> nn.Module:
-    """Return a GPT-2 language model, 2 layers, D = 32, head tied to the word embedding."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model: nn.Module = hf.GPT2LMHeadModel(_gpt2_config()).eval()
-    return model
-
-
 def gpt2_classifier(num_labels: int = 2, seed: int = 0) -> nn.Module:
     """Return a GPT-2 classifier, 2 layers, D = 32; its head has no bias."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: nn.Module = hf.GPT2ForSequenceClassification(_gpt2_config(num_labels=num_labels)).eval()
+        model: nn.Module = hf.GPT2ForSequenceClassification(gpt2_config(num_labels=num_labels)).eval()
     return model
-
-
-def client_step(
-    model: nn.Module,
-    tokenizer: Any,
-    texts: list[str],
-    labels: list[int] | None = None,
-    *,
-    task: Task = "classification",
-    training: bool = False,
-    frozen: frozenset[str] = frozenset(),
-    max_grad_norm: float | None = None,
-    **facts: Any,
-) -> ClientStep:
-    """Return the step of one client on `texts`; `facts` are further public facts such as `batch_size_bound`."""
-    if task == "classification" and labels is None:
-        labels = [0] * len(texts)
-    batch = make_batch(tokenizer, texts, labels, task, max_length=POSITIONS)
-    public = public_facts(
-        model, tokenizer, task=task, training=training, frozen=frozen, max_grad_norm=max_grad_norm, **facts
-    )
-    return ClientStep(model, Truth((batch,)), StepRecipe(training=training, max_grad_norm=max_grad_norm), public)
 
 
 def observe(

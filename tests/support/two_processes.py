@@ -175,7 +175,7 @@ def removing(spool: Path, rank: int) -> Iterator[None]:
     real = Watch._stepped
 
     def stepped(self: Watch, *args: Any) -> None:
-        if dist.get_rank() == rank and self._steps == 1 and self._run is not None:
+        if dist.get_rank() == rank and self._counter.number == 1 and self._run is not None:
             self._run.recorder.writing()  # waits for the writer here, which would fill the folder again
             shutil.rmtree(spool)
         real(self, *args)

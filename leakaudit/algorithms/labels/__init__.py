@@ -3,4 +3,14 @@
 It may import `plugins`, `models` and the public half of `client` (`facts`, `observation`).
 """
 
-__all__ = ["auxiliary_data", "clipping", "counts", "counts_in_noise", "feature_roots", "head_loss", "output_layer"]
+__all__ = [
+    "auxiliary_data",
+    "clipping",
+    "counts",
+    "counts_in_noise",
+    "feature_roots",
+    "head_loss",
+    "llg",
+    "local_steps",
+    "output_layer",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from leakaudit.client.observation import Observation
 
@@ -25,3 +26,16 @@ def scale_is_known(seen: Observation) -> bool:
         return True
     norm = float(torch.stack([tensor.norm() for tensor in seen.update.values()]).norm())
     return not seen.facts.defenses and norm < AT_THE_BOUND * bound
+
+
+def clipping_factor(gradient: Tensor, probabilities: Tensor) -> float:
+    """Return the smallest k up to 1 for which no share is negative.
+
+    The shares are p_c - g_c / k; k is 1 if every k will do.
+
+    Args:
+        gradient: (C,) clipped gradient of the logits.
+        probabilities: (C,) what the model predicts for neutral inputs.
+    """
+    factor = float((gradient / probabilities.clamp_min(1e-12)).max())
+    return min(1.0, factor) if factor > 0 else 1.0

@@ -66,7 +66,9 @@ def head_loss(seen: Observation) -> HeadLoss:
         )
     smoothing = float(getattr(criterion, "label_smoothing", 0.0))
     if smoothing >= 1.0:
-        raise AnatomyError("label smoothing of 1 or more: labels leave nothing in the gradient")
+        raise AnatomyError(
+            "labels are smoothed away entirely (label smoothing of 1): they leave nothing in the gradient"
+        )
     if smoothing and criterion.weight is not None:
         raise AnatomyError("class weights together with label smoothing weigh the smoothed part, too: not supported")
     weights = criterion.weight

@@ -3,4 +3,4 @@
 It may import `plugins` and `models`.
 """
 
-__all__ = ["kneser_ney", "training"]
+__all__ = ["kneser_ney", "token_scorer", "training"]

@@ -193,7 +193,7 @@ def reconstruct(seen: Observation, matcher: Matcher, shape: BatchShape, found: F
         label_counts=None if matcher.knows_labels else counts,
         counts_told=proof.label_counts is not None or seen.noise_sigma == 0.0,
         stop=found.stop,
-        diagnostics=facts | found.facts | proof.facts,
+        diagnostics=facts | found.facts | proof.diagnostics,
     )
 
 

@@ -1,15 +1,16 @@
-"""Which inputs make up one sequence, of any length: what its keys receive, its queries give.
+"""Which inputs form one sequence of any length, by an identity of attention.
 
-For every head the updates of queries and keys come from one matrix s over pairs of a sequence's tokens, dq_i = sum_j s_ij k_j and
-dk_j = sum_i s_ij q_i. So, over the members of a sequence and over nothing less,
+For every head the gradients of queries and keys come from one matrix s over pairs of a sequence's tokens: dq_i = sum_j
+s_ij k_j and dk_j = sum_i s_ij q_i. So, over the members of a sequence and over nothing less,
 
     sum_j k_j dk_j^T = sum_ij s_ij k_j q_i^T = sum_i dq_i q_i^T.
 
-Each input has a mark k dk^T - dq q^T, and the marks of a sequence add up to zero: d_h (d_h + 1) equations a head, so that a
-sequence may have more tokens than a head has dimensions, where the support test of `span_assembly` says nothing any more.
-A member whose update is not known is taken out of the sum by leaving out the direction of its key on one side and of its query
-on the other. What is left is a search over the choices at each place, and since the marks of strangers are nearly orthogonal to
-each other, each right exchange brings the sum nearer to zero. (Own derivation.)
+Each input has a term k dk^T - dq q^T, and the terms of a sequence add up to zero: d_h (d_h + 1) equations per head. So
+a sequence may have more tokens than a head has dimensions, where the test of `attention_evidence` is empty.
+
+A member whose gradient is not known is removed from the sum: the direction of its key is projected out on one side,
+that of its query on the other. It remains to search one option for each place. The terms of other sequences' tokens are
+nearly orthogonal to each other, so each right exchange brings the sum nearer to zero. (Own derivation.)
 """
 
 from __future__ import annotations
@@ -23,21 +24,24 @@ from torch import Tensor
 from leakaudit.plugins.budget import Budget
 
 SATISFIED = 1e-9
-"""Squared sum of a sequence's marks, per equation and relative to theirs, below which it counts as zero. Measured on a train split:
-3e-13 for whole sequences, 4e-5 and more for those with a wrong word."""
+"""Violation below which the identity holds.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 STEPS = 30
-"""Steps in which several places are changed at a time. Our choice: it took ten at most on a train split."""
+"""Steps in which several places are changed at a time.
+Our choice; see docs/decisions/span_constants.md."""
 
 WIDTH, PATIENCE = 3, 2
-"""Choices that are followed up at a time, and steps without a better one after which the search ends. Our choice."""
+"""Choices followed at a time, and steps without improvement after which the search ends.
+Our choice."""
 
 HEADS = 4
-"""Heads that are asked, those with the largest marks. Our choice: a head of 32 dimensions with ten members of unknown update has
-500 equations, and each place a dozen options."""
+"""Heads that are used: those with the largest terms.
+Our choice: a head of 32 dimensions with ten unknown members has 500 equations, and each place a dozen options."""
 
 SPARE = 6
-"""Dimensions of a head that members without known update have to leave. Our choice: four heads have 160 equations then."""
+"""Dimensions of a head that members without a known gradient must leave free.
+Our choice: four heads then have 160 equations."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Choice:
     options: tuple[int, ...]
     """By place; -1 where none is chosen yet."""
     violation: float
-    """Mean square of what is left of the sum of marks, per equation, over the mean square of the marks themselves."""
+    """Mean square of the sum of terms, per equation, over the mean square of the terms."""
 
 
 class AttentionIdentity:
@@ -55,13 +59,13 @@ class AttentionIdentity:
 
     Args:
         vectors: (2H, N, d_h + 1) float64: keys of every option for each head, then queries with a zero appended.
-        updates: (2H, N, d_h + 1): dq, then dk, of each option; anything where it is not known.
-        known: (N,) booleans: options whose update is known.
-        places: (N,) position of each option.
+        updates: (2H, N, d_h + 1): dq, then dk, of each option; arbitrary where they are not known.
+        known: (N,) booleans: options whose gradient is known.
+        places: (N,) int64 position of each option.
     """
 
     def __init__(self, vectors: Tensor, updates: Tensor, known: Tensor, places: Tensor) -> None:
-        """Compute the marks."""
+        """Compute the terms."""
         heads = vectors.shape[0] // 2
         self._keys = vectors[:heads].transpose(0, 1)  # (N, H, d + 1)
         self._queries = vectors[heads:, :, :-1].transpose(0, 1)  # (N, H, d)
@@ -76,12 +80,12 @@ class AttentionIdentity:
         self._places = places
 
     def improve(self, start: Sequence[int], available: Tensor, budget: Budget) -> Choice:
-        """Fill empty places and exchange members of known update, many at a time, while it gets better.
+        """Fill empty places and exchange known members, many at a time.
 
         Args:
-            start: option at each place, -1 for none; the first and the last stay.
+            start: option at each place, -1 for none; the first and the last are kept.
             available: (N,) booleans: options that may be chosen.
-            budget: looked at between steps.
+            budget: checked between steps.
         """
         state = torch.tensor(start, device=self._places.device)
         inside = self._inside(available, len(start))
@@ -91,7 +95,7 @@ class AttentionIdentity:
             least = float(value.min())
             if least >= best.violation * (1.0 - 1e-3) or least == float("inf") or budget.exhausted():
                 break
-            # Marks of strangers are nearly orthogonal, so what helps alone mostly helps together.
+            # Terms of other sequences are nearly orthogonal, so changes that help alone mostly help together.
             together = state.clone()
             helpful = value < min(best.violation, 0.5 * (best.violation + least))
             for row in value.argsort(descending=True).tolist():
@@ -108,12 +112,12 @@ class AttentionIdentity:
         return best
 
     def _inside(self, available: Tensor, length: int) -> Tensor:
-        """Return (N,) booleans: options that may be chosen, at places between the first and the last of so many."""
+        """Return (N,) booleans: options between the first and the last place."""
         inside: Tensor = available & (self._places > 0) & (self._places < length - 1)
         return inside
 
     def violation(self, state: Tensor) -> float:
-        """Return the imbalance of the options at each place (L,), -1 for none."""
+        """Return the violation of the options at each place (L,), -1 for none."""
         chosen = state[state >= 0]
         unknown, members = chosen[~self._known[chosen]], chosen[self._known[chosen]]
         width = self._queries.shape[2]
@@ -126,12 +130,12 @@ class AttentionIdentity:
         return float(total.double().square().sum()) / count / max(energy, 1e-300)
 
     def search(self, start: Sequence[int], available: Tensor, budget: Budget) -> Choice:
-        """Exchange one option after another until the marks add up to zero, or it gets no better.
+        """Exchange one option after another until the identity holds or nothing helps.
 
         Args:
-            start: option at each place, -1 for none; the first and the last stay.
+            start: option at each place, -1 for none; the first and the last are kept.
             available: (N,) booleans: options that may be chosen.
-            budget: looked at between steps.
+            budget: checked between steps.
         """
         first = torch.tensor(start, device=self._places.device)
         inside = self._inside(available, len(start))
@@ -162,9 +166,14 @@ class AttentionIdentity:
         return best
 
     def _violations(self, state: Tensor, inside: Tensor, *, unknown_too: bool = True) -> Tensor:
-        """Return (N,): the imbalance after each option is taken at its place; inf for those that may not be, or already are.
+        """Return (N,): the violation after each option is put at its place.
 
-        `unknown_too` asks for places whose present member has no known update as well: each needs projections of its own.
+        It is infinite for options that are chosen already or may not be.
+
+        Args:
+            state: (L,) int64: option at each place, -1 for none.
+            inside: (N,) booleans: options that may be chosen.
+            unknown_too: also replace members without a known gradient; each needs projections of its own.
         """
         found = torch.full(self._places.shape, torch.inf, dtype=torch.float64, device=state.device)
         chosen = state[state >= 0]
@@ -183,13 +192,13 @@ class AttentionIdentity:
         return found
 
     def _after(self, options: Tensor, members: Tensor, unknown: Tensor, held: Tensor) -> Tensor:
-        """Return (n,) the imbalance with each of the options added, and what is `held` at its place, if anything, gone.
+        """Return (n,): the violation with each option added and the present one removed.
 
         Args:
-            options: (n,).
-            members: known options in the sequence.
-            unknown: the others in it, none of them held at the place of an option.
-            held: (n,) of the members, -1 for none.
+            options: (n,) int64.
+            members: options of the sequence with a known gradient.
+            unknown: the other options of the sequence, none of them at the place of an option.
+            held: (n,) int64: the member that an option replaces, -1 for none.
         """
         width = self._queries.shape[2]
         found = torch.full(options.shape, torch.inf, dtype=torch.float64, device=options.device)
@@ -198,8 +207,8 @@ class AttentionIdentity:
         left, right = self._sides(unknown)  # (H, d + 1, d + 1), (H, d, d)
         total = left @ self._terms[members].sum(0) @ right
         energy = self._own[members].sum() / ((width + 1) * width)
-        gone = torch.where((held >= 0)[:, None, None, None], self._terms[held.clamp_min(0)], 0.0)
-        rest = total - left @ gone @ right  # (n, H, d + 1, d)
+        removed = torch.where((held >= 0)[:, None, None, None], self._terms[held.clamp_min(0)], 0.0)
+        rest = total - left @ removed @ right  # (n, H, d + 1, d)
         shrunk = energy - torch.where(held >= 0, self._own[held.clamp_min(0)], 0.0) / ((width + 1) * width)
         known = self._known[options]
         added = left @ self._terms[options[known]] @ right
@@ -219,7 +228,7 @@ class AttentionIdentity:
         return found
 
     def _sides(self, unknown: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the projections that leave out the keys, and the queries, of some options."""
+        """Return the projections that remove the keys, and the queries, of some options."""
         sides = []
         for vectors in (self._keys[unknown], self._queries[unknown]):
             basis = torch.linalg.qr(vectors.permute(1, 2, 0)).Q  # (H, d, u)

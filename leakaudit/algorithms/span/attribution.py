@@ -1,14 +1,15 @@
-"""Which of the pairs in the span are real: what each token and each position adds to the update, kept in two columns.
+"""Which pairs in the span are real: the gradient of each token and each position.
 
-A token vector and a position vector are added before the normalisation. So where (t, p), (s, p) and (s, q) are in a batch, the
-input of (t, q) lies in the span as well, to rounding: a batch of eight short sentences has ten such ghosts for each real pair,
-and no look at the span tells them apart.
+A token vector and a position vector are added before the normalisation. So if (t, p), (s, p) and (s, q) are in a batch,
+the input of (t, q) lies in the span as well, to rounding. Such a ghost cannot be told from a real pair by the span, and
+there are many of them: a batch of eight short sentences has about ten for each real pair.
 
-The update does. A direction in which every input but those of token t vanishes reads from it A_t, the sum over t's own
-occurrences of their gradients; another one reads D_p, the sum over all tokens at position p. Every real pair is entered once on
-either side, so a token that occurs once has all of A_t in one D_p. Regressing each D_p on all A_t gives that token a coefficient
-of one at its own position and of nearly zero elsewhere (measured on a train split at B = 8 to 24: the largest coefficient was
-right for 200 of 200 such tokens). Entries that are settled are taken out, which sharpens what is left. (Own derivation.)
+The update tells them apart. Along a direction in which all inputs but those of token t vanish, the update reads A_t,
+the sum of the gradients of t's own occurrences. Along another direction it reads D_p, the sum over all tokens at
+position p. Every real pair is part of one A_t and of one D_p. So a token that occurs once has its whole A_t inside one
+D_p, and the regression of D_p on all A_t gives it a coefficient of 1 at its own position and of nearly 0 elsewhere.
+Gradients that are assigned are subtracted from both sides, which makes the remaining regressions sharper. (Own
+derivation.)
 """
 
 from __future__ import annotations
@@ -18,137 +19,101 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-WHOLE = 1e-6
-"""How far the leverage of a group may stay below 1 that is read alone. Measured: 1e-10 to 1e-16 in a pretrained encoder."""
+from leakaudit.algorithms.span.isolation import WHOLE, isolate, whitening
 
 CLEAR, SECOND = 0.6, 0.35
-"""A token may be settled at a position whose coefficient is above CLEAR while no other reaches SECOND. Measured on a train split at
-B = 8 to 24: tokens that occur once have 0.66 to 1.19 at their own position and at most 0.51 elsewhere."""
+"""Coefficients for an assignment: the largest is above CLEAR and no other reaches SECOND.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 SPREADS, FINEST = 4.0, 0.05
-"""It is settled if, besides, its coefficient is as near to one and the second as near to zero as the others are: within SPREADS times
-their median size, or FINEST. Our choice: a token that occurs twice, once hardly visible, has a second coefficient that stands
-out of the others."""
+"""Bound on a coefficient's distance from 1 and on the others' from 0: SPREADS medians, or FINEST.
+The median is that of the other coefficients' magnitudes. Our choice: a token that occurs twice, once with a small
+gradient, has a second coefficient that is larger than the others."""
 
 WEAK = 0.02
-"""Share of its gradient up to which what is left of a token or a position is not booked. Our choice: it may be no more than the error
-of an entry that was not quite sure."""
+"""Share of its gradient below which the rest of a token or position is not assigned.
+Our choice: the rest may be the error of an earlier assignment."""
 
 STRICT: tuple[float, ...] = (0.002, 0.01, 0.03)
-"""How near to one and zero coefficients have to be for an entry that counts as sure, in the order of trying. Our choice: what is not
-known yet moves the coefficients of others by a tenth and more, and once everything at a place is known they are exact to 1e-4."""
+"""Bounds on coefficients for certain assignments, in the order of trying.
+Our choice: unknown gradients move the coefficients of others by a tenth and more; with all of them known, coefficients
+are exact to 1e-4."""
 
 VANISHED = 1e-3
-"""Share of its first size below which an entry counts as used up. Simulated contributions agree to 1e-5 or so in float32."""
-
+"""Share of its first size below which a gradient counts as removed.
+Our choice: simulated gradients agree to about 1e-5 in float32."""
 
 USED_UP = 1e-4
-"""Share of the gradient of a token, or of a position, below which nothing is left of it. Measured on a train split, with all tokens known: 1e-5 or less,
-from the errors of what was taken out before; with one missing 4e-2 and more."""
+"""Residual share below which a token or position counts as explained.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
 @dataclass(frozen=True)
 class Assignments:
-    """What the ledger says of each pair, after all that can be settled is."""
+    """The gradient of each of N pairs, as far as it could be solved."""
 
     own: Tensor
-    """(N,) column among the K gradients of the pair's own, -1 where that is not known."""
+    """(N,) int64: column of the pair's own gradient among the K, -1 if it is not known."""
     gradients: Tensor
     """(F, K) float64."""
     assigned: Tensor
-    """(N,) booleans: known, and what is known is taken out of both sides. A pair that is known and not settled has its token's whole
-    gradient for all that can be said yet."""
+    """(N,) booleans: the gradient is known and subtracted from both sides.
+    A pair that has a gradient and is not assigned has the whole gradient of its token, provisionally."""
     certain: Tensor
-    """(N,) booleans: settled before anything less sure was, or at a position which is used up."""
+    """(N,) booleans: assigned by the strict rules, or at a position that is explained."""
     coefficient: Tensor
-    """(N,) coefficient of each pair that is in question; 0 elsewhere."""
+    """(N,) float64: regression coefficient of each open pair; 0 for the others."""
     open: Tensor
-    """(N,) booleans: pairs in question, whose token and whose position both have something left."""
+    """(N,) booleans: not assigned, and neither its token nor its position is explained."""
     residual: Tensor
-    """(F, P) what the settled pairs leave of each position's gradient."""
+    """(F, P) float64: gradient of each position less those of the assigned pairs."""
     explained: Tensor
-    """(P,) booleans: that is nothing, so no other token stands there."""
+    """(P,) booleans: the residual is zero, so no other token stands at that position."""
     single: Tensor
-    """(P,) booleans: what is left there is the gradient of one token."""
+    """(P,) booleans: the residual is the gradient of one token."""
     doubtful: Tensor
-    """(P,) booleans: something is left although as many pairs are settled as there are sequences: one is entered there by mistake, or
-    its token stands elsewhere as well."""
+    """(P,) booleans: as many pairs are assigned as there are sequences, and the residual is not zero.
+    So one of them is wrong, or its token stands elsewhere as well."""
     shared: Tensor
-    """(P,) booleans: nothing is left although fewer pairs are settled than there are sequences: one is that of several."""
+    """(P,) booleans: the residual is zero with fewer pairs than sequences.
+    So one assigned gradient is the sum of several."""
     last: Tensor
-    """(P,) booleans: a sequence may end here; False where as many reach further."""
-
-
-def whitening(coordinates: Tensor) -> Tensor:
-    """Return W (R, R) with W W^T = M^-1, where M is the sum of z z^T over the rows z of coordinates (N, R) of full column rank."""
-    values, vectors = torch.linalg.eigh(coordinates.T @ coordinates)
-    white: Tensor = vectors * values.clamp_min(1e-14 * float(values[-1])).rsqrt()
-    return white
-
-
-def isolate(coordinates: Tensor, white: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
-    """Find for each group of vectors a direction in which all other groups vanish.
-
-    With M the sum of z z^T over all vectors z and Z the rows of one group, such a direction exists if and only if the largest
-    eigenvalue of Z M^-1 Z^T, the group's leverage, is 1, and it is M^-1 Z^T v for the eigenvector v.
-
-    Args:
-        coordinates: (N, R) float64, of full column rank.
-        white: (R, R), their `whitening`.
-        owner: (N,) group of each row, 0 to K - 1.
-
-    Returns:
-        Directions (R, K), scaled so that the longest of a group's own vectors has 1 along its direction, and the leverages (K,).
-    """
-    whitened = coordinates @ white
-    directions, leverages = [], []
-    for group in range(int(owner.max()) + 1):
-        rows = whitened[owner == group]
-        spread, mixing = torch.linalg.eigh(rows @ rows.T)
-        own = mixing[:, spread > min(1.0 - WHOLE, float(spread[-1]) - 1e-12)]
-        # Where there is a choice, all members of the group count alike.
-        weights = own @ own.sum(0)
-        if float(weights.abs().max()) < 1e-9:
-            weights = own[:, -1]
-        direction = white @ (rows.T @ weights)
-        along = coordinates[owner == group] @ direction
-        directions.append(direction / along[along.abs().argmax()])
-        leverages.append(spread[-1])
-    return torch.stack(directions, dim=1), torch.stack(leverages)
+    """(P,) booleans: a sequence may end here; False where all sequences are longer."""
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """The gradients of one update by token and by position."""
+    """The directions that read one token's or one position's gradient from an update."""
 
     tokens: Tensor
-    """(N,) row of each pair among the T entries: tokens, and pairs of a token that can be read alone."""
+    """(N,) int64: row of each pair among T; a pair that can be read alone has a row of its own."""
     positions: Tensor
-    """(N,) column of each pair among the P distinct positions."""
+    """(N,) int64: column of each pair among the P distinct positions."""
     along_token: Tensor
-    """(N,) length of the pair's input along its token's direction."""
+    """(N,) float64: length of the pair's input along its token's direction."""
     along_position: Tensor
-    """(N,)."""
+    """(N,) float64: length of the pair's input along its position's direction."""
     token_directions: Tensor
-    """(R, T), in coordinates of the basis."""
+    """(R, T) float64, in coordinates of the basis."""
     position_directions: Tensor
-    """(R, P)."""
+    """(R, P) float64, in coordinates of the basis."""
     readable: Tensor
     """(T,) booleans: the token has a direction of its own."""
     all_readable: bool
-    """Every token and position has one, so both sides balance."""
+    """Whether every token and every position has a direction of its own."""
 
     @classmethod
     def of(cls, coordinates: Tensor, tokens: Tensor, positions: Tensor) -> Attribution:
-        """Open the books.
+        """Find the directions.
 
         Args:
             coordinates: (N, R) float64: inputs of all pairs in the span, in an orthonormal basis of it.
-            tokens: (N,) token ids.
-            positions: (N,).
+            tokens: (N,) int64 token ids.
+            positions: (N,) int64.
         """
         white = whitening(coordinates)
-        # A pair in no span of the others has leverage 1 and is read alone; what is left of its token is an entry of its own.
+        # A pair outside the span of the others has leverage 1 and is read alone.
+        # The other pairs of its token form another row.
         alone = (coordinates @ white).square().sum(1) > 1.0 - WHOLE
         assignments = torch.where(
             alone, int(tokens.max()) + 1 + torch.arange(len(tokens), device=tokens.device), tokens
@@ -170,18 +135,21 @@ class Attribution:
         )
 
     def solve(self, update: Tensor, live: Tensor, floors: tuple[Tensor, Tensor] | None = None) -> Assignments:
-        """Say which gradients are which pair's, as far as the two sides tell.
+        """Assign gradients to pairs, as far as both sides determine them.
 
-        Three rules in turn, until none says more: a token whose gradient is wholly at one position; a position what is left of which is
-        wholly one token's; tokens that are nearly at one position and, taken together, use it up.
+        Three rules apply in turn, until none of them assigns anything:
+
+        1. the whole gradient of a token is at one position;
+        2. the whole residual of a position is one token's;
+        3. several tokens are nearly at one position and explain it together.
 
         Args:
             update: (F, R) float64, each layer's part at about the same norm, in coordinates of the basis.
-            live: (N,) booleans: pairs in question.
+            live: (N,) booleans: pairs that may be real.
             floors: norms (T,) and (P,) that tokens and positions have from errors alone.
         """
         solver = _Solver(self, update, live, floors)
-        # The surest first: each entry sharpens the others, and a wrong one would spoil them.
+        # Certain assignments first: each of them makes the other regressions sharper, and a wrong one spoils them.
         solver.assign_certain()
         count = len(solver.known)
         while solver.assign_tokens():
@@ -193,12 +161,12 @@ class Attribution:
 
 
 class _Solver:
-    """A ledger while it is being settled."""
+    """The state while gradients are assigned."""
 
     def __init__(
         self, attribution: Attribution, update: Tensor, live: Tensor, floors: tuple[Tensor, Tensor] | None
     ) -> None:
-        """Write what each token and each position has."""
+        """Read the gradient of each token and each position."""
         self._attribution = attribution
         count, width = int(attribution.tokens.max()) + 1, int(attribution.positions.max()) + 1
         self._by_token, self._by_position = (
@@ -215,40 +183,46 @@ class _Solver:
         self._ratio = torch.ones(count, width, dtype=torch.float64, device=update.device)
         self._ratio[rows, columns] = attribution.along_position[where] / attribution.along_token[where]
         self.known: list[int] = []
-        """Pairs that are booked, in order."""
+        """Pairs that are assigned, in order."""
         self._gradients: list[Tensor] = []
         self._counts = torch.zeros(width, dtype=torch.long, device=update.device)
         self._by_elimination = torch.zeros(width, dtype=torch.bool, device=update.device)
 
     def _explained(self) -> Tensor:
-        """Return (P,) booleans: positions of whose gradient nothing is left, nor was the rest given to one token."""
+        """Return (P,) booleans: the residual of the position is zero.
+
+        Positions whose rest was assigned as a whole do not count.
+        """
         explained: Tensor = (
             (self._by_position.norm(dim=0) <= self._floors[1]) & (self._counts > 0) & ~self._by_elimination
         )
         return explained
 
     def _reach(self) -> tuple[Tensor, Tensor]:
-        """Return (P,) at least how many sequences reach a position, 0 where that is not known, and (P,) whether all of them do.
+        """Return how many sequences reach each position, and whether all of them do.
 
-        No fewer than reach one behind it, and equal tokens at one position count once.
+        A position is reached by no fewer sequences than the one behind it; equal tokens at one position count once.
+
+        Returns:
+            (P,) int64 lower bounds, 0 where nothing is known, and (P,) booleans.
         """
         reach = torch.where(self._explained(), self._counts, 0).flip(0).cummax(dim=0).values.flip(0)
         return reach, (reach == reach.max()) & (reach > 0)
 
     def _strong(self, side: int) -> Tensor:
-        """Return booleans: tokens (0) or positions (1) of whose gradient more than the errors of earlier entries is left."""
+        """Return booleans: residuals of tokens (0) or positions (1) above errors."""
         now = (self._by_token, self._by_position)[side].norm(dim=0)
         strong: Tensor = now > WEAK / USED_UP * self._floors[side]
         return strong
 
     def _possible(self) -> Tensor:
-        """Return (T, P) booleans: pairs in question."""
+        """Return (T, P) booleans: pairs that are still open."""
         tokens, positions = self._by_token.norm(dim=0), self._by_position.norm(dim=0)
         possible: Tensor = (self._pair >= 0) & (tokens > self._floors[0])[:, None] & (positions > self._floors[1])[None]
         return possible
 
     def _assign(self, row: int, column: int, gradient: Tensor) -> None:
-        """Book the gradient (F,) of the pair of a token and a position."""
+        """Assign a gradient (F,) to the pair of a token and a position."""
         pair = int(self._pair[row, column])
         self.known.append(pair)
         self._gradients.append(gradient)
@@ -258,7 +232,7 @@ class _Solver:
         self._by_position[:, column] -= gradient * self._attribution.along_position[pair]
 
     def assign_certain(self) -> None:
-        """Book what can be booked within strict bounds, the strictest first."""
+        """Assign what the strict bounds allow, the strictest first."""
         step = 0
         while step < len(STRICT):
             bound = STRICT[step]
@@ -266,9 +240,16 @@ class _Solver:
             step = 0 if new else step + 1
 
     def assign_tokens(self, bound: float | None = None) -> bool:
-        """Book every token that is wholly at one position, within a bound on coefficients; return whether there was one."""
+        """Assign every token whose whole gradient is at one position.
+
+        Args:
+            bound: on the coefficients; None derives one from the other coefficients.
+
+        Returns:
+            Whether there was one.
+        """
         possible = self._possible()
-        coefficient = _shares(self._by_token, self._by_position, self._ratio, possible)
+        coefficient = _coefficients(self._by_token, self._by_position, self._ratio, possible)
         rows, columns = _stands_alone(coefficient, possible & self._strong(0)[:, None], bound)
         for row, column in zip(rows, columns, strict=True):
             pair = int(self._pair[row, column])
@@ -276,12 +257,16 @@ class _Solver:
         return bool(rows)
 
     def assign_positions(self, bound: float | None = None) -> bool:
-        """Book every position of which the rest is wholly one token's, within a bound; return whether there was one.
+        """Assign the residual of every position at which one token is left.
 
-        One token's, so all other sequences that reach so far have theirs there already. Where that is not known only a bound will do.
+        One token is left if all other sequences that reach this position have an assigned token there. If their number
+        is not known, a strict `bound` is required.
+
+        Returns:
+            Whether there was one.
         """
         possible = self._possible().T
-        coefficient = _shares(self._by_position, self._by_token, self._ratio.T.reciprocal(), possible)
+        coefficient = _coefficients(self._by_position, self._by_token, self._ratio.T.reciprocal(), possible)
         reach, everyone = self._reach()
         one = (everyone & (self._counts == reach - 1)) | ((reach == 0) & (bound is not None))
         columns, rows = _stands_alone(coefficient, possible & (self._strong(1) & one)[:, None], bound)
@@ -292,27 +277,36 @@ class _Solver:
         return bool(rows)
 
     def assign_jointly(self) -> bool:
-        """Book tokens that are nearly at one position where, all together, they use it up; return whether there were some."""
+        """Assign tokens that are nearly at one position and explain it together.
+
+        Returns:
+            Whether there were some.
+        """
         _, provisional, gradients = self._provisional(self._possible())
         attribution = self._attribution
         at = attribution.positions[provisional]
         residual = self._by_position.index_add(1, at, -gradients * attribution.along_position[provisional])
-        closes = (residual.norm(dim=0) < self._floors[1])[at]
-        for pair, gradient in zip(provisional[closes].tolist(), gradients[:, closes].T, strict=True):
+        explains = (residual.norm(dim=0) < self._floors[1])[at]
+        for pair, gradient in zip(provisional[explains].tolist(), gradients[:, explains].T, strict=True):
             self._assign(int(attribution.tokens[pair]), int(attribution.positions[pair]), gradient)
-        return bool(closes.any())
+        return bool(explains.any())
 
     def _provisional(self, possible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the coefficients (N,), the pairs (k,) at which tokens are for all that can be said yet, and their gradients (F, k)."""
+        """Return what the regression says of the pairs that are open.
+
+        Returns:
+            The coefficients (N,), the k pairs at which a token has nearly its whole gradient, and these gradients (F,
+            k).
+        """
         tokens = self._attribution.tokens
-        coefficient = _shares(self._by_token, self._by_position, self._ratio, possible)
+        coefficient = _coefficients(self._by_token, self._by_position, self._ratio, possible)
         by_pair = torch.zeros(len(tokens), dtype=coefficient.dtype, device=coefficient.device)
         by_pair[self._pair[possible]] = coefficient[possible]
         provisional = _nearly_whole(by_pair, tokens)
         return by_pair, provisional, self._by_token[:, tokens[provisional]] / self._attribution.along_token[provisional]
 
     def assignments(self, count: int) -> Assignments:
-        """Return what is known, the first `sure` of it for certain."""
+        """Return the result; the first `count` assignments are certain."""
         attribution = self._attribution
         possible = self._possible()
         coefficient, provisional, gradients = self._provisional(possible)
@@ -344,9 +338,9 @@ class _Solver:
 
 
 def _stands_alone(coefficient: Tensor, possible: Tensor, within: float | None) -> tuple[list[int], list[int]]:
-    """Return rows with one coefficient near one and all others near zero, and the column of that one.
+    """Return rows with one coefficient near 1 and all others near 0, and its column.
 
-    Near is `within` a bound or, where there is none, as near as a row's other coefficients lead one to expect.
+    Near means within a bound. Without one, the bound follows from the row's other coefficients.
     """
     size = torch.where(possible, coefficient.abs(), torch.nan)
     top, column = torch.where(possible, coefficient, -torch.inf).max(dim=1)
@@ -359,11 +353,11 @@ def _stands_alone(coefficient: Tensor, possible: Tensor, within: float | None) -
 
 
 def _nearly_whole(coefficient: Tensor, tokens: Tensor) -> Tensor:
-    """Return the pairs (k,) at which tokens are entered as a whole for all that can be said yet.
+    """Return the pairs (k,) at which a token has nearly its whole gradient.
 
     Args:
-        coefficient: (N,) coefficients, 0 for pairs that are not in question.
-        tokens: (N,) entry of each pair.
+        coefficient: (N,) coefficients, 0 for pairs that are not open.
+        tokens: (N,) int64 row of each pair.
     """
     count = int(tokens.max()) + 1
     top = torch.full((count,), -torch.inf, dtype=coefficient.dtype, device=coefficient.device)
@@ -374,14 +368,14 @@ def _nearly_whole(coefficient: Tensor, tokens: Tensor) -> Tensor:
     return (first & (coefficient > CLEAR) & (others[tokens] < SECOND)).nonzero().flatten()
 
 
-def _shares(terms: Tensor, sums: Tensor, ratio: Tensor, possible: Tensor) -> Tensor:
-    """Return (M, K): the coefficients of each sum's gradient on the terms that it may hold; 0 for the others.
+def _coefficients(terms: Tensor, sums: Tensor, ratio: Tensor, possible: Tensor) -> Tensor:
+    """Return (M, K): regression coefficients of each sum on its possible terms.
 
     Args:
         terms: (F, M).
         sums: (F, K).
-        ratio: (M, K) by how much a term counts in a sum.
-        possible: (M, K) booleans.
+        ratio: (M, K) factor of a term in a sum.
+        possible: (M, K) booleans: other coefficients are 0.
     """
     inner, cross = terms.T @ terms, terms.T @ sums
     coefficient = torch.zeros_like(ratio)
@@ -389,7 +383,7 @@ def _shares(terms: Tensor, sums: Tensor, ratio: Tensor, possible: Tensor) -> Ten
         rows = possible[:, column].nonzero().flatten()
         scale = ratio[rows, column]
         normal = inner[rows][:, rows] * scale[:, None] * scale[None]
-        # Relative to the largest entry: terms of weak gradient share directions down to rounding.
+        # Relative to the largest entry, because weak gradients are parallel to others up to rounding.
         ridge = 1e-12 * normal.diagonal().max() * torch.eye(len(rows), dtype=normal.dtype, device=normal.device)
         coefficient[rows, column] = torch.linalg.solve(normal + ridge, cross[rows, column] * scale)
     return coefficient

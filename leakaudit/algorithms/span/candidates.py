@@ -1,9 +1,10 @@
-"""Which (token, position) pairs lie in the span: every token of the vocabulary at every position, in one matrix product.
+"""Candidates: the (token, position) pairs nearest to the span.
 
-For additive models the attention input is x(t, p) = gain * (u - mean u) / std u + shift with u = w_t + d_p. With
-y = std * x and the basis B (R x D), both |y|^2 and |B y|^2 are quadratic forms in quantities of the token alone, of the
-position alone, and two (V, P) products: w_t . d_p and (B gain w_t) . (B gain d_p). So a whole block of positions costs about
-2 V P (2 D + R) operations: 0.4 GFLOP for 30,522 tokens, 8 positions, D = 384.
+Every token of the vocabulary is tested at every position with matrix products. For additive models the attention input
+is x(t, p) = gain * (u - mean u) / std u + shift with u = w_t + d_p, the sum of a token vector and a position vector.
+With y = std * x and the basis B (R, D), both |y|^2 and |B y|^2 are quadratic forms in quantities of the token alone, of
+the position alone, and of two products (V, P): w_t . d_p and (B gain w_t) . (B gain d_p). A block of P positions costs
+about 2 V P (2 D + R) operations: 0.4 GFLOP for 30,522 tokens, 8 positions and D = 384.
 """
 
 from __future__ import annotations
@@ -18,25 +19,27 @@ from torch import Tensor
 from leakaudit.models.structure import InputStage
 
 POSITION_BLOCK = 16
-"""Positions scanned at once; (V, 16) float32 stays near 2 MB per intermediate at usual vocabularies."""
+"""Positions scanned at once.
+Our choice: a (V, 16) float32 intermediate takes about 2 MB at usual vocabularies."""
 
 EMPTY_BLOCKS = 2
-"""Blocks of positions without a candidate after which the scan stops. DAGER stops at the first empty position and loses the
-sentence when one token is missed; 32 empty positions in a row are no miss."""
+"""Blocks of positions in a row without a candidate after which the scan stops.
+DAGER stops at the first empty position, which loses the rest of a sentence if one token is missed. Our choice: 32 empty
+positions in a row are no miss."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """(Token, position) pairs with their distance from the span, nearest first."""
+    """(Token, position) pairs with their distance from the span."""
 
     tokens: Tensor
     """(N,) token ids."""
     positions: Tensor
     """(N,) positions; zeros where the model's inputs carry no position."""
     distance: Tensor
-    """(N,) float64: |x - B^T B x| / |x|, 0 in the span, at most 1."""
+    """(N,) float64, 0 to 1: |x - B^T B x| / |x|; 0 inside the span."""
     inputs: Tensor
-    """(N, D) float64 attention inputs."""
+    """(N, D) float64: the attention inputs."""
 
     def __len__(self) -> int:
         """Return the number of pairs."""
@@ -48,7 +51,12 @@ class Candidates:
 
 
 def distances(inputs: Tensor, basis: Tensor) -> Tensor:
-    """Return |x - B^T B x| / |x| for inputs (N, D) and orthonormal rows B (R, D), both float64."""
+    """Return (N,) |x - B^T B x| / |x|.
+
+    Args:
+        inputs: (N, D) float64.
+        basis: (R, D) float64, orthonormal rows: B.
+    """
     outside = inputs - (inputs @ basis.T) @ basis
     share: Tensor = outside.norm(dim=1) / inputs.norm(dim=1).clamp_min(1e-300)
     return share
@@ -56,7 +64,7 @@ def distances(inputs: Tensor, basis: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _TokenSide:
-    """What the quadratic forms need of M tokens, float32."""
+    """What the quadratic forms need of M tokens, all float32."""
 
     vectors: Tensor
     """(M, D) w_t."""
@@ -73,7 +81,7 @@ class _TokenSide:
 
 
 class Scan:
-    """Distances of the whole vocabulary from one span, block of positions by block of positions."""
+    """Distances of the whole vocabulary from one span, by blocks of positions."""
 
     def __init__(
         self, stage: InputStage, basis: Tensor, tokens: Tensor | None, keep: int, always: Sequence[int] = ()
@@ -81,11 +89,11 @@ class Scan:
         """Prepare what does not depend on positions.
 
         Args:
-            stage: how attention inputs come about.
+            stage: computes attention inputs.
             basis: (R, D) float64, orthonormal rows.
             tokens: (M,) the only token ids to consider, or None for the whole vocabulary.
-            keep: candidates per position that are re-checked in float64.
-            always: token ids that are re-checked at every position, near or not: special tokens are in every batch.
+            keep: candidates per position that are checked again in float64.
+            always: token ids that are checked in float64 at every position: special tokens are in every batch.
         """
         self._stage = stage
         self._basis = basis
@@ -94,7 +102,12 @@ class Scan:
         self._always = torch.tensor(sorted(always), dtype=torch.long, device=basis.device)
 
     def block(self, start: int, stop: int) -> Candidates:
-        """Return the nearest `keep` tokens at each position from `start` to `stop`, with float64 distances."""
+        """Return the nearest tokens at the positions from `start` to `stop` - 1.
+
+        Returns:
+            At least `keep` pairs per position, or all if there are fewer tokens, with float64 distances; in the order
+            of positions and tokens.
+        """
         positions = torch.arange(start, stop, device=self._basis.device)
         if self._stage.additive and len(self._tokens) > self._keep:
             nearest = self._nearest_by_products(positions)  # (keep, P)
@@ -106,7 +119,7 @@ class Scan:
             nearest = torch.cat([nearest, self._always[:, None].expand(-1, len(positions))])
         tokens = nearest.T.reshape(-1)
         where = positions.repeat_interleave(nearest.shape[0])
-        pairs = torch.unique(torch.stack([where, tokens]), dim=1)  # an always-checked token may be near as well
+        pairs = torch.unique(torch.stack([where, tokens]), dim=1)  # a token of `always` may be among the nearest, too
         where, tokens = pairs[0], pairs[1]
         inputs = self._stage.inputs(tokens, where)
         return Candidates(tokens, where, distances(inputs, self._basis), inputs)
@@ -116,7 +129,10 @@ class Scan:
         return self._tokens[outside.topk(self._keep, dim=0, largest=False).indices]
 
     def outside_share(self, positions: Tensor) -> Tensor:
-        """Return (M, P) float32: the squared distance from the span over the squared norm, by quadratic forms."""
+        """Return (M, P) float32: squared distance from the span over squared norm.
+
+        Computed by quadratic forms; for additive models only.
+        """
         norm = self._stage.norm
         assert norm is not None
         side = self._token_side
@@ -134,7 +150,7 @@ class Scan:
 
     @cached_property
     def _token_side(self) -> _TokenSide:
-        """Quantities of the tokens alone; computed once per scan."""
+        """Quantities of the tokens alone."""
         norm = self._stage.norm
         assert norm is not None
         vectors = self._stage.token_vectors[self._tokens].float()
@@ -164,16 +180,18 @@ class Scan:
 def _quadratic(
     ww: Tensor, d: Tensor, one: Tensor, shift: Tensor, mean: Tensor, std: Tensor, *, w_side: Tensor
 ) -> Tensor:
-    """Return (M, P): |w + d - mean one + std shift|^2, all vectors already scaled by the gain and projected.
+    """Return (M, P): |w + d - mean one + std shift|^2.
+
+    All vectors are already scaled by the gain and projected to K dimensions.
 
     Args:
         ww: (M,) |w|^2.
         d: (P, K).
-        one: (K,) the gain itself, which the mean multiplies.
+        one: (K,) the gain, which the mean multiplies.
         shift: (K,).
         mean: (M, P).
         std: (M, P).
-        w_side: (M, K).
+        w_side: (M, K) the vectors w.
     """
     cross = w_side @ torch.cat([d, one[None], shift[None]]).T  # (M, P + 2)
     w_d, w_one, w_shift = cross[:, :-2], cross[:, -2:-1], cross[:, -1:]
@@ -190,7 +208,15 @@ def _quadratic(
 
 
 def quadratic_form(stage: InputStage, matrix: Tensor, positions: Tensor) -> Tensor:
-    """Return (V, P) float32: |M x(t, p)|^2 times a factor of (t, p) alone, for a matrix M (K, D) and an additive stage."""
+    """Return (V, P) float32: |M x(t, p)|^2, up to a factor of (t, p).
+
+    The factor does not depend on M, so the ratio of two such forms at the same (t, p) is exact.
+
+    Args:
+        stage: an additive input stage.
+        matrix: (K, D): M.
+        positions: (P,) int64.
+    """
     norm = stage.norm
     assert norm is not None
     vectors = stage.token_vectors.float()
@@ -208,7 +234,7 @@ def quadratic_form(stage: InputStage, matrix: Tensor, positions: Tensor) -> Tens
 
 
 def blocks(max_length: int) -> Iterator[tuple[int, int]]:
-    """Yield position ranges [start, stop) that cover `max_length` positions."""
+    """Yield ranges of positions, (start, stop), that cover `max_length` positions."""
     for start in range(0, max_length, POSITION_BLOCK):
         yield start, min(start + POSITION_BLOCK, max_length)
 

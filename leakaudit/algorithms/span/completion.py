@@ -1,8 +1,9 @@
-"""Completes a sequence word by word, until what the feed-forward part reads at its every token is in the span of the batch.
+"""Completes a sequence word by word, by what a feed-forward layer reads.
 
-The measure is `span_context`'s: how far a sequence's tokens are off the span, on average. A word is mostly told by how far it is off
-itself, whatever stands around it; so wrong words are exchanged many at a time, and as the context gets better the others show.
-Neighbours that are wrong together, and the length, are changed together. (Own search.)
+The measure is that of `rank_reduction`: the share of what the layer reads at a sequence's tokens that lies outside the
+span of its update, averaged over the tokens. A wrong word shows mostly at its own place, whatever stands around it. So
+many wrong words are exchanged at a time, and with a better context the others show. Neighbours that are wrong together,
+and the length, are changed together. (Own search.)
 """
 
 from __future__ import annotations
@@ -17,43 +18,47 @@ from leakaudit.algorithms.span.rank_reduction import FeedForwardSpan
 from leakaudit.plugins.budget import Budget
 
 FITS = 1.5e-3
-"""Mean share outside the span below which a sequence is whole. Measured in float32 on a train split: 3e-4 to 8e-4 for true sequences;
-with one wrong word in a sentence of forty 1e-2 and more."""
+"""Mean share outside the span below which a sequence is complete.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 TOGETHER: tuple[float, ...] = (0.15, 0.4, 0.75, 1.0)
-"""Places are changed together whose gain is above one of these shares of the largest. Our choice; the best of them is taken."""
+"""Places are changed together whose gain is above one of these shares of the largest.
+Our choice; the best of the four results is taken."""
 
 WORTH_A_LOOK = 0.2
-"""Share of the worst token's distance below which the others at a place are not looked at. Our choice."""
+"""Share of the worst token's distance below which a place is not changed.
+Our choice."""
 
 CLOSE, FEW = 0.12, 1.5
-"""Mean share outside the span, or sum of the shares, up to which it is worth to look closely. Measured on a train split: searches that
-came out were there before, and hardly one that stopped above did; one wrong word in a short sentence makes a sum of one."""
+"""Mean share outside the span (CLOSE) or sum of shares (FEW) at which single changes are tried.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 NEAR = 3
-"""Places by which an end is moved at a time. Our choice; where nothing else helps all are tried."""
+"""Places by which an end is moved at a time.
+Our choice; all ends are tried if nothing else helps."""
 
 PATIENCE = 3
-"""Steps that may be no better than the best so far, before changes are tried one by one. Our choice."""
+"""Steps without improvement before changes are tried one by one. Our choice."""
 
 WORST, BEST = 4, 4
-"""Places at which single words, and pairs of neighbours, are tried closely, and how many of the nearest. Our choice."""
+"""Places where single words and pairs are tried (WORST), and words tried at each (BEST).
+Our choice."""
 
 NEIGHBOURS = 32
-"""Words at each of two neighbouring places of which all pairs are tried: two pieces of one word are hardly nearer than others while the
-other piece is wrong. Our choice; such pieces were seen at ranks 11 and 15 on a train split."""
+"""Words at each of two neighbouring places of which all pairs are tried.
+Our choice: two pieces of one word are hardly nearer than other words while the other piece is wrong."""
 
 Ranking = Mapping[int, Sequence[tuple[float, int]]]
-"""By place: words and how far they are off, nearest first."""
+"""Place -> (share outside the span, token id) of each word, nearest first."""
 
 
 @dataclass(frozen=True)
 class Completed:
-    """Where a search came out."""
+    """The best sequence that a completion found."""
 
     ids: tuple[int, ...]
     off: float
-    """Mean share of its tokens' inputs outside the span, but for the first."""
+    """Mean share outside the span over its tokens; the first token does not count."""
 
 
 class Completion:
@@ -72,11 +77,11 @@ class Completion:
 
         Args:
             feed_forward: the measure.
-            tokens: (n,) words that may stand somewhere in a sequence, but at its end.
-            places: (n,) where.
-            likely: (n,) booleans: what is tried first; the others only where a sequence does not come out with these.
+            tokens: (n,) int64: words that may stand inside a sequence.
+            places: (n,) int64: where.
+            likely: (n,) booleans: options that are tried first.
             ends: places at which a sequence may end.
-            end: the token it ends with; None where it may be any.
+            end: the token that ends a sequence; None if sequences end with any token.
         """
         self._feed_forward = feed_forward
         self._tokens, self._places, self._likely = tokens, places, likely
@@ -84,12 +89,15 @@ class Completion:
         self._measured: dict[tuple[int, ...], tuple[float, list[float]]] = {}
 
     def complete(self, known: Mapping[int, int], budget: Budget, *, unlikely_too: bool) -> Completed | None:
-        """Return the best sequence found from some words in their places; None where there is none to begin with.
+        """Return the best sequence found from some known words.
 
         Args:
-            known: place -> token id. The sequence may end behind any place that leaves half of them in it.
-            budget: looked at between steps.
-            unlikely_too: try all words from the beginning, not only once the likely ones have come close.
+            known: place -> token id. The sequence may end behind any place that keeps half of them.
+            budget: checked between steps.
+            unlikely_too: try all words from the beginning, not only after the likely ones came close.
+
+        Returns:
+            The sequence, or None if some place has no option.
         """
         self._measured.clear()
         ends = [end for end in self._ends if 2 * sum(place < end for place in known) >= len(known)]
@@ -100,7 +108,7 @@ class Completion:
         if best is None:
             return None
         best = self._improve(best, options, ends, budget)
-        if not unlikely_too and FITS <= self._off(best) and self._is_close(best):
+        if not unlikely_too and self._off(best) >= FITS and self._is_close(best):
             best = self._improve(best, everything, ends, budget)
         return Completed(best, self._off(best))
 
@@ -114,7 +122,7 @@ class Completion:
             if following is None or (self._off(following) >= self._off(best) and stale >= PATIENCE):
                 if not self._is_close(best):
                     break
-                # Nothing else helps: try what changes one or two words, from the best.
+                # Nothing else helps: change one or two words of the best sequence.
                 following = self._best(s for s in self._closely(best, options, ends) if s not in seen)
                 if following is None or self._off(following) >= self._off(best):
                     break
@@ -125,7 +133,10 @@ class Completion:
         return best
 
     def _worth_a_look(self, state: tuple[int, ...], ends: Sequence[int]) -> Tensor:
-        """Return (n,) booleans: options at places whose word is off, and behind the end where that may move."""
+        """Return (n,) booleans: options that are tried next.
+
+        These are options at places whose word is off, and options behind the end, which may move.
+        """
         distance = torch.tensor(self._measured[state][1], device=self._places.device)
         bad = distance >= WORTH_A_LOOK * distance.max()
         last = len(state) - 1
@@ -134,11 +145,11 @@ class Completion:
         return inside | ((self._places >= last) & (self._places < furthest))
 
     def _near(self, last: int, ends: Sequence[int]) -> list[int]:
-        """Return other ends that are tried along."""
+        """Return the other ends that are tried next to the present one."""
         return [end for end in ends if end != last and abs(end - last) <= NEAR]
 
     def _ranked(self, known: Mapping[int, int], looked: Tensor) -> Ranking:
-        """Return how far the words looked at are off beside what is known."""
+        """Return the share outside the span of some options (n,) beside known words."""
         rows = looked.nonzero().flatten()
         found: dict[int, list[tuple[float, int]]] = {}
         if len(rows):
@@ -149,7 +160,10 @@ class Completion:
         return found
 
     def _filled(self, known: Mapping[int, int], ranked: Ranking, end: int) -> tuple[int, ...] | None:
-        """Return the sequence up to an end: what is known, else the nearest words; None where a place has neither."""
+        """Return the sequence up to an end: known words, and the nearest word elsewhere.
+
+        None if a place has neither.
+        """
         made = []
         for place in range(end + 1):
             if place == end and self._end is not None:
@@ -169,17 +183,17 @@ class Completion:
         return self._off(state) < max(CLOSE, FEW / len(state))
 
     def _best(self, states: Iterable[tuple[int, ...] | None]) -> tuple[int, ...] | None:
-        """Measure sequences and return the best."""
+        """Measure sequences and return the best one."""
         all_ = list(dict.fromkeys(state for state in states if state is not None))
         new = [state for state in all_ if state not in self._measured]
         if new:
             for state, off in zip(new, self._feed_forward.of_members(new), strict=True):
-                # What stands first stands there in every sequence, and is always near.
+                # The first token is in every sequence, and so always in the span.
                 self._measured[state] = (float(off[1:].mean()), off.tolist())
         return min(all_, key=self._off, default=None)
 
     def _together(self, state: tuple[int, ...], ranked: Ranking, ends: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """Yield what becomes of a sequence when the words that gain most are changed, or its end is."""
+        """Yield a sequence with the most helpful words changed together, and other ends."""
         gains = []
         for place in self._inner(state, ranked):
             distance, token = next(((d, t) for d, t in ranked[place] if t != state[place]), (1.0, -1))
@@ -196,7 +210,7 @@ class Completion:
                 yield other
 
     def _closely(self, state: tuple[int, ...], options: Tensor, ends: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """Yield what becomes of a sequence when one of its worst words is changed, or two neighbours are, or its end is."""
+        """Yield a sequence with one word, two neighbours or the end changed."""
         known, distance = dict(enumerate(state)), self._measured[state][1]
         ranked = self._ranked(known, options)
         inner = self._inner(state, ranked)
@@ -217,6 +231,9 @@ class Completion:
                 yield other
 
     def _inner(self, state: tuple[int, ...], ranked: Ranking) -> list[int]:
-        """Return the places of a sequence that have options: not the first, and not the last where that says where it ends."""
+        """Return the places that have options.
+
+        The first place has none, nor has the last one where a fixed token ends every sequence.
+        """
         last = len(state) - (self._end is not None)
         return [place for place in range(1, last) if place in ranked]

@@ -1,19 +1,21 @@
-"""Refines a guessed sentence by simulating it: which neighbour of the guess explains the whole damaged update best?
+"""Simulates guessed sentences, and searches for the one that explains most.
 
-A hypothesis (tokens, label) is simulated like a client would run it, g = gradient of its loss, and compared with the observed
-update G over all weight matrices. If G = c g + noise of deviation sigma, the likelihood after the best factor c grows with
+A hypothesis (tokens, label) is simulated as a client would run it: g is the gradient of its loss. It is compared with
+the observed update G over all weight matrices. If G = c g + noise of standard deviation sigma, the likelihood after the
+best factor c grows with
 
     z = <g, G> / (|g| sigma),
 
-which for the true sentence is |c g| / sigma: with ten million coordinates thousands of standard deviations even when the noise
-is as large as the signal. One wrong word costs some percent of it, that is tens of deviations. So the search is a climb.
+which is |c g| / sigma for the true sentence: with ten million coordinates thousands of standard deviations, even where
+the noise is as large as the signal. One wrong word costs some percent of it, which is tens of deviations. So hill
+climbing works.
 
 No weight gradient is ever formed. A linear layer's gradient is sum_t d_t x_t^T over positions t, so
 
     <g, G> = sum_t d_t^T G x_t,      |g|^2 = sum_{s,t} (d_s . d_t)(x_s . x_t),
 
-with x_t, d_t from one forward and one backward pass over activations of all hypotheses at once. Own derivation; the second
-identity is the "ghost norm" of Goodfellow, "Efficient Per-Example Gradient Computations", 2015.
+with x_t, d_t from one forward and one backward pass over all hypotheses at once. Own derivation; the second identity is
+the "ghost norm" of Goodfellow, "Efficient Per-Example Gradient Computations", 2015.
 """
 
 from __future__ import annotations
@@ -32,7 +34,12 @@ from leakaudit.client.observation import Observation
 from leakaudit.plugins.budget import Budget
 
 CHUNK_TOKENS = 1024
-"""Tokens, padding included, simulated at once. Our choice: activations of a base-size model stay below half a gigabyte."""
+"""Tokens, padding included, that are simulated at once.
+Our choice: activations of a base-size model stay below half a gigabyte."""
+
+MOST_CLASSES = 16
+"""Classes that are told apart by simulation.
+Our choice: with more, simulating each of them takes too long."""
 
 
 @dataclass(frozen=True)
@@ -46,24 +53,30 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer whose update is seen."""
+    """A linear layer whose update is shared."""
 
     module: nn.Module
     weight: str
     """Parameter name."""
     input_first: bool
-    """Stored as (in, out)."""
+    """Whether the weight is stored as (in, out)."""
 
 
 def can_simulate(seen: Observation) -> bool:
-    """Return whether a hypothesis about this step can be simulated: the task's loss is known."""
+    """Return whether hypotheses about this step can be simulated: the loss is known."""
     return seen.whole and seen.facts.task in ("classification", "causal-lm")
 
 
-def linear_layers(seen: Observation) -> tuple[Layer, ...]:
-    """Return the linear layers that a forward pass runs and whose update is seen, in call order.
+def labels_of(seen: Observation) -> range:
+    """Return the classes to try; a single one if the task has no classes."""
+    facts = seen.facts
+    return range(min(facts.num_labels or 1, MOST_CLASSES)) if facts.task == "classification" else range(1)
 
-    A layer is linear if its output is W x, up to its bias; anything else with a 2-d weight is left out.
+
+def linear_layers(seen: Observation) -> tuple[Layer, ...]:
+    """Return the linear layers whose update is shared, in forward order.
+
+    A layer is linear if its output is W x, up to its bias; other modules with a matrix as weight are left out.
     """
     names = {id(parameter): name for name, parameter in seen.model.named_parameters()}
     found: dict[int, Layer] = {}
@@ -98,10 +111,10 @@ def linear_layers(seen: Observation) -> tuple[Layer, ...]:
 
 
 class Simulation:
-    """Simulates hypotheses and says how well each explains the observed update."""
+    """Simulates hypotheses and compares each with the observed update."""
 
     def __init__(self, seen: Observation) -> None:
-        """Look at the model once; one in another precision is simulated in float32, in which updates are kept."""
+        """Look up the linear layers; a model in another precision is simulated in float32."""
         seen = in_single_precision(seen)
         self._seen = seen
         self._parameters = {n: p.detach().requires_grad_() for n, p in seen.model.named_parameters()}
@@ -114,13 +127,14 @@ class Simulation:
         self.batches = getattr(getattr(seen.model, "config", None), "pad_token_id", None) is not None
 
     def explains(self, hypotheses: Sequence[Hypothesis], layers: Sequence[Layer] | None = None) -> Tensor:
-        """Return (N,) float64: <g, G> / |g| of each hypothesis, in the update's units; negative for the opposite direction.
+        """Return (N,) float64: <g, G> / |g| of each hypothesis, in the update's units.
 
-        For a sign update, whose matrices have lost their sizes, every matrix counts by its direction alone.
+        It is negative for the opposite direction. For a sign update, whose matrices have lost their sizes, every matrix
+        counts by its direction alone.
 
         Args:
             hypotheses: N of them.
-            layers: linear layers to look at; all by default.
+            layers: linear layers to compare; all by default.
         """
         chosen = tuple(self.layers if layers is None else layers)
         order = sorted(range(len(hypotheses)), key=lambda i: len(hypotheses[i].token_ids))
@@ -154,7 +168,12 @@ class Simulation:
         return torch.stack(inner, 1).double(), torch.stack(power, 1).double()
 
     def activations(self, hypotheses: Sequence[Hypothesis], layers: Sequence[Layer]) -> list[tuple[Tensor, Tensor]]:
-        """Return what each layer is given (N, T, in) and the loss's gradient by what it makes (N, T, out)."""
+        """Return what each layer reads (N, T, in) and its output gradient (N, T, out).
+
+        Args:
+            hypotheses: N of them, padded to T tokens.
+            layers: linear layers.
+        """
         model, facts = self._seen.model, self._seen.facts
         ids, mask = padded_batch(self._seen, [h.token_ids for h in hypotheses])
         if facts.task == "classification":
@@ -187,7 +206,10 @@ class Simulation:
 
 
 def _by_token(tensor: Tensor) -> Tensor:
-    """Return (N, T, features) of a tensor that may lack the token axis (poolers, heads)."""
+    """Return (N, T, features) of a tensor that may lack the token axis.
+
+    Poolers and heads lack it.
+    """
     return tensor if tensor.dim() == 3 else tensor[:, None]
 
 
@@ -199,14 +221,15 @@ def _one_magnitude(update: Tensor) -> bool:
 
 
 Proposals = Callable[[Hypothesis, int], Sequence[Sequence[int]]]
-"""(hypothesis, width) -> for each position, up to `width` other tokens that may stand there; none where it is fixed."""
+"""(hypothesis, width) -> for each position up to `width` tokens to try; empty where it is fixed."""
 
 
 @dataclass
 class SearchResult:
-    """The best hypothesis so far and how it got there."""
+    """The best hypothesis of a search so far."""
 
     best: Hypothesis
+    """The best hypothesis."""
     score: float
     """<g, G> / |g| of the best."""
     runner_up: float = float("-inf")
@@ -215,7 +238,11 @@ class SearchResult:
     """Hypotheses simulated."""
 
     def offer(self, hypotheses: Sequence[Hypothesis], scores: Tensor) -> bool:
-        """Take the best of these if it beats the best so far; keep the runner-up. Returns whether it did."""
+        """Take the best of some hypotheses if it beats the best so far.
+
+        Returns:
+            Whether it did.
+        """
         self.simulated += len(hypotheses)
         before = self.best
         for hypothesis, score in zip(hypotheses, scores.tolist(), strict=True):
@@ -228,45 +255,53 @@ class SearchResult:
         return self.best != before
 
 
+@dataclass(frozen=True)
+class Neighbours:
+    """What a local search tries next."""
+
+    moves: Callable[[Hypothesis], Sequence[Hypothesis]]
+    """Large changes: other lengths, other classes, many words at once."""
+    propose: Proposals
+    """Tokens to try at each position."""
+    widths: Sequence[int]
+    """Tokens per position in the first sweep, the second, and so on."""
+
+
 def local_search(
     simulation: Simulation,
     start: Hypothesis,
+    neighbours: Neighbours,
     *,
-    moves: Callable[[Hypothesis], Sequence[Hypothesis]],
-    propose: Proposals,
-    widths: Sequence[int],
     done: Callable[[Hypothesis], bool],
     most: int,
     budget: Budget,
     layers: Sequence[Layer] | None = None,
 ) -> SearchResult:
-    """Improve one hypothesis until no neighbour explains the update better.
+    """Improve one hypothesis until no neighbour is better (hill climbing).
 
-    A few bold moves come first, as long as they help. Where they do not, one sweep simulates all single substitutions, then the
-    best substitutions of all positions applied together: all of them, all but the weakest, and so on. Where a sweep finds
-    nothing, the next one looks at more tokens a position.
+    Large changes come first, as long as they help. Then one sweep simulates all single substitutions, and after that
+    the best substitutions together: the best two, the best three, and so on. If a sweep finds nothing, the next one
+    uses the next width.
 
     Args:
         simulation: of the observed update.
-        start: where to begin.
-        moves: bold moves: other lengths, other classes, many words at once.
-        propose: tokens to try at each position.
-        widths: tokens a position to try, from the first sweep on; the climb ends where the last finds nothing.
-        done: whether a hypothesis explains everything, asked whenever no move helps.
+        start: the first hypothesis.
+        neighbours: what to try.
+        done: whether a hypothesis explains everything; asked whenever no large change helps.
         most: hypotheses to simulate; a round that has begun is finished.
-        budget: looked at before every round.
-        layers: linear layers to compare.
+        budget: checked before every round.
+        layers: linear layers to compare; all by default.
     """
     state = SearchResult(start, float(simulation.explains([start], layers)[0]), simulated=1)
     level = 0
     while not budget.exhausted() and state.simulated < most:
         base = state.best
-        others = list(dict.fromkeys(h for h in moves(base) if h != base))
+        others = list(dict.fromkeys(h for h in neighbours.moves(base) if h != base))
         if state.offer(others, simulation.explains(others, layers)):
             continue
-        if level == len(widths) or done(base) or budget.exhausted():
+        if level == len(neighbours.widths) or done(base) or budget.exhausted():
             break
-        improved = _sweep(simulation, state, propose(base, widths[level]), layers)
+        improved = _sweep(simulation, state, neighbours.propose(base, neighbours.widths[level]), layers)
         level = 0 if improved else level + 1
     return state
 
@@ -274,7 +309,11 @@ def local_search(
 def _sweep(
     simulation: Simulation, state: SearchResult, proposals: Sequence[Sequence[int]], layers: Sequence[Layer] | None
 ) -> bool:
-    """Try single substitutions, then the best ones together; return whether any improved the best."""
+    """Try single substitutions, then the best ones together.
+
+    Returns:
+        Whether any of them improved the best.
+    """
     base, before = state.best, state.score
     singles = [
         (position, token)

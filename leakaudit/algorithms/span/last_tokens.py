@@ -1,94 +1,72 @@
-"""Where a decoder's sequences end, and on which token, once their prefixes are known.
+"""Where sequences end, and on which token, once their prefixes are known.
 
-A language model's last token is only a target: it enters no attention that the loss sees. But with the prefixes known, the
-inputs a_i of the last linear layer before the head are computable, and they are as many independent rows as its width allows
-(in most models four times the hidden size). So its update G = sum_i dy_i a_i^T gives the gradient dy_i at every prefix,
+A language model's last token is only a target: no attention that the loss depends on reads it. `target_gradients` gives
+the targets of every prefix and how often each follows. A target that continues no known prefix is a last token. A
+prefix that has fewer continuations than its parent says is the end of a sequence. So equal sequences, and a sequence
+that begins another one, are told apart as well.
 
-    dY = G pinv(A),        dy_i = 1/N sum_t k_it J_i^T W^T (p_i - e_t),
+A classifier works the same way, with classes for tokens: dy_i is non-zero only where a sequence ends.
 
-where J_i is the derivative of the head's input by the layer's output at that token (computed), W the head, p_i the predicted
-probabilities, k_it how often token t follows prefix i as a target, and N the number of targets. The atoms J_i^T W^T (p_i - e_t) are
-computable for every token t: an orthogonal matching pursuit over them gives k_it, the tokens that follow every prefix and how
-often. What follows a prefix and is no longer prefix itself is a last token. A prefix that is followed less often than its parent
-says is the end of a sequence. So equal sequences, and one being the beginning of another, are told apart as well.
-
-A classifier works the same way, with classes for tokens: only where a sequence ends is dy_i other than zero.
-
-With dropout on, the inputs a_i are known but for masks of every layer. What the known targets leave in the update without any mask is
-taken off, and ridge regression on the inputs at the ends gives an estimate that is still nearest to the right token. (Own derivation.)
+With dropout on, the inputs a_i are known except for masks in every layer. The known targets' part, computed without
+masks, is subtracted from the update, and ridge regression on the inputs at the ends gives an estimate of dy_i. The
+nearest token is the guess. (Own derivation.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.padding import padded_batch
+from leakaudit.algorithms.span.target_gradients import (
+    EXPLAINED,
+    SHORTLIST,
+    PrefixStates,
+    Targets,
+    atoms_of,
+    explain,
+    inner_and_length,
+    least_squares,
+    run_prefixes,
+    shared_tail,
+)
 from leakaudit.client.observation import Observation
-from leakaudit.errors import AnatomyError
-from leakaudit.models.structure import Tail, find_tail
 from leakaudit.plugins.budget import Budget
 
-EXPLAINED = 3e-2
-"""Share of |dy_i| that the targets found may leave unexplained. Measured on a train split (GPT-2 and LLaMA shapes, D = 384, up to 174
-prefixes): at most 3e-5 once all targets are found; set far above for the noise of more prefixes, and far below 1."""
-
 NOTHING = 1e-3
-"""|dy_i| over the largest one, below which a classifier's prefix is no end. Our choice: rounding leaves 1e-5, the weakest end is a sentence
-whose class the model is sure of."""
+"""|dy_i| over the largest one below which a classifier's prefix is no end.
+Our choice: rounding leaves 1e-5; the weakest end is a sentence whose class the model predicts with certainty."""
 
 RIDGE = 0.1
-"""Regularisation of the estimate behind dropout, in units of the mean squared length of an input. Measured on a train split (GPT-2
-shape, p = 0.1, true prefixes given): 88 of 88 last tokens at B = 1 and 4; by angles instead of distances 86."""
+"""Ridge parameter of the estimate behind dropout, in units of an input's mean squared length.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 UNEXPLAINED = 0.3
 """Confidence in a sequence whose last gradient no target explains. Our choice."""
 
 UNEVEN, MOSTLY = 0.1, 0.9
-"""How far an amount may be from a whole multiple of a unit, in shares of that multiple, and how many amounts have to be that
-near. Our choice."""
+"""Tolerance for multiples of a unit, and the share of amounts that must be within it.
+Our choice. The tolerance is relative to the multiple."""
 
 SAME_INPUT = 1e-4
-"""Relative difference up to which two inputs count as the same. Our choice: rounding is far below, another word far above."""
-
-SHORTLIST = 64
-"""Tokens whose atoms are computed exactly. Our choice: the estimate that ranks them is exact but for the length of atoms."""
-
-MOST_TARGETS = 24
-"""Different tokens after one prefix that are looked for."""
+"""Largest relative difference of two inputs that count as the same.
+Our choice: rounding is far below, another word far above."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """Sequences that end at a prefix, or on one more token after it."""
+    """Sequences that end at a prefix, or one token after it."""
 
     node: int
-    """Which prefix."""
+    """Index of the prefix."""
     last_token: int | None
-    """The last token, where it is no part of any prefix."""
+    """The last token, if it is not part of any prefix."""
     count: int
-    """How many sequences end so."""
+    """Number of sequences that end there."""
     confidence: float
     """Share of the gradient at that prefix that its targets explain, 0 to 1."""
-
-
-@dataclass(frozen=True)
-class PrefixStates:
-    """What the public model makes of every prefix at its last token."""
-
-    given: Tensor
-    """(N, F) float64: a_i."""
-    slope: Tensor
-    """(N, H, D): J_i."""
-    mean: Tensor
-    """(N, H): W^T p_i."""
-    head: Tensor
-    """(C, H): W."""
-    head_squared: Tensor
-    """(C, H): the squares of its entries."""
 
 
 def endings(seen: Observation, tokens: Sequence[int], parents: Sequence[int], budget: Budget) -> list[Ending] | None:
@@ -98,17 +76,17 @@ def endings(seen: Observation, tokens: Sequence[int], parents: Sequence[int], bu
         seen: the observation.
         tokens: (N,) last token of each prefix.
         parents: (N,) index of the prefix without it, -1 for single tokens; parents stand before their children.
-        budget: looked at between prefixes.
+        budget: checked between prefixes.
 
     Returns:
-        The ends, or None where no layer says anything about them.
+        The ends, or None if the last layer's update gives no information.
     """
-    tail = _shared_tail(seen) if seen.facts.task in ("classification", "causal-lm") else None
+    tail = shared_tail(seen) if seen.facts.task in ("classification", "causal-lm") else None
     if tail is None:
         return None
-    states = _run(seen, tail, tokens, parents)
+    states = run_prefixes(seen, tail, tokens, parents)
     if states.given.shape[0] >= states.given.shape[1]:
-        return None  # more prefixes than inputs of the layer: their parts cannot be told apart
+        return None  # the layer has fewer inputs than there are prefixes, so the pseudoinverse is not exact
     update = tail.layer.by_output(seen.update[tail.layer.weight]).double()  # (D, F)
     duplicates = _duplicates(states.given, tokens, parents)
     distinct = sorted(set(duplicates))
@@ -119,43 +97,34 @@ def endings(seen: Observation, tokens: Sequence[int], parents: Sequence[int], bu
     return _ends_of_language_model(states, gradients, tokens, parents, duplicates, budget)
 
 
-def _shared_tail(seen: Observation) -> Tail | None:
-    """Return the last layer before the head, or None where there is none or its update says nothing."""
-    try:
-        tail = find_tail(seen.model)
-    except AnatomyError:
-        return None
-    update = seen.update.get(tail.layer.weight)
-    return tail if update is not None and bool(update.any()) else None
-
-
 def likely_last_tokens(
     seen: Observation, paths: Sequence[tuple[int, ...]], budget: Budget
 ) -> list[tuple[int, float]] | None:
-    """Guess the last token of each sequence of a language model's batch behind unknown dropout masks.
+    """Guess each sequence's last token behind unknown dropout masks.
 
     Args:
-        seen: the observation.
+        seen: the observation of a language model.
         paths: token ids of the sequences without their last tokens.
-        budget: looked at before anything is computed.
+        budget: checked once, before anything is computed.
 
     Returns:
-        For each path the token, and its confidence: by what share it is nearer to the estimated gradient than the next one. None
-        where no layer says anything about it.
+        Token and confidence for each path, or None if the last layer's update gives no information. The confidence is
+        the share by which
+        the token's atom is nearer to the estimated gradient than the next one.
     """
     if seen.facts.task != "causal-lm" or not paths or budget.exhausted():
         return None
-    tail = _shared_tail(seen)
+    tail = shared_tail(seen)
     if tail is None:
         return None
     tokens, parents, ends = _forest_of(paths)
-    states = _run(seen, tail, tokens, parents)
+    states = run_prefixes(seen, tail, tokens, parents)
     left = tail.layer.by_output(seen.update[tail.layer.weight]).double()  # (D, F)
     amount = 1.0 / len(tokens)
     inner = [child for child, parent in enumerate(parents) if parent >= 0]
     if inner:
         follows = torch.tensor([[tokens[child]] for child in inner], device=left.device)
-        atoms = torch.cat([_atoms(states, parents[child], t) for child, t in zip(inner, follows, strict=True)])
+        atoms = torch.cat([atoms_of(states, parents[child], t) for child, t in zip(inner, follows, strict=True)])
         expected = atoms.T @ states.given[[parents[child] for child in inner]]
         amount = max(float((left * expected).sum() / expected.square().sum().clamp_min(1e-300)), 1e-12)
         left = left - amount * expected
@@ -168,19 +137,25 @@ def likely_last_tokens(
 
 
 def _nearest_target(states: PrefixStates, node: int, gradient: Tensor, amount: float) -> tuple[int, float]:
-    """Return the token whose atom, `amount` times, is nearest to an estimated gradient, and by how much it beats the next one.
+    """Return the token whose atom is nearest to an estimated gradient, and its lead.
 
-    Distances, not angles: after a prefix that goes on as the model expects, the gradient is small and mostly noise.
+    Distances are better than angles: where the model expects the next token, the gradient is small and mostly noise.
+
+    Args:
+        states: of all prefixes.
+        node: the prefix.
+        gradient: (D,) float64, estimated.
+        amount: factor of the atoms.
     """
-    inner, length = _inner_and_length(states, node, gradient)
+    inner, length = inner_and_length(states, node, gradient)
     near = (amount**2 * length.square() - 2 * amount * inner).topk(min(SHORTLIST, len(inner)), largest=False).indices
-    distance, order = (amount * _atoms(states, node, near) - gradient).norm(dim=1).sort()
+    distance, order = (amount * atoms_of(states, node, near) - gradient).norm(dim=1).sort()
     beats = 1.0 - float(distance[0] / distance[1].clamp_min(1e-300)) if len(distance) > 1 else 1.0
     return int(near[order[0]]), beats
 
 
 def _forest_of(paths: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int], list[int]]:
-    """Return tokens and parents of all prefixes of the paths, equal ones once, and the node where each path ends."""
+    """Return tokens and parents of all prefixes, and the node where each path ends."""
     nodes: dict[tuple[int, ...], int] = {}
     parents: list[int] = []
     for path in paths:
@@ -192,9 +167,10 @@ def _forest_of(paths: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int], 
 
 
 def _duplicates(given: Tensor, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
-    """Return for every prefix the one whose gradient it shares: itself, but for one token repeated without positions.
+    """Return for every prefix the one whose gradient it shares: mostly itself.
 
-    Attention over equal values gives the same value, so such prefixes look alike in every layer.
+    Where inputs carry no position, attention over copies of one token gives the same value for every number of copies.
+    So prefixes of one repeated token look alike in every layer.
     """
     duplicates: list[int] = []
     for node, parent in enumerate(parents):
@@ -205,138 +181,18 @@ def _duplicates(given: Tensor, tokens: Sequence[int], parents: Sequence[int]) ->
     return duplicates
 
 
-def _run(seen: Observation, tail: Tail, tokens: Sequence[int], parents: Sequence[int]) -> PrefixStates:
-    """Run the model once over the longest prefixes and take every prefix's rows from there."""
-    paths, where = _paths(tokens, parents)
-    ids, mask = padded_batch(seen, paths)
-    rows, columns = (torch.tensor(index, device=ids.device) for index in zip(*where, strict=True))
-    layer, head = seen.model.get_submodule(tail.layer.module), seen.model.get_submodule(tail.head)
-    taken: dict[str, Tensor] = {}
-
-    def at_layer(module: object, given: tuple[Tensor, ...], states: Tensor) -> Tensor:
-        taken["given"] = given[0].detach()
-        taken["made"] = states.detach().requires_grad_()
-        return taken["made"]
-
-    def at_head(module: object, given: tuple[Tensor, ...], states: Tensor) -> None:
-        taken["features"], taken["logits"] = given[0], states.detach()
-
-    handles = [layer.register_forward_hook(at_layer), head.register_forward_hook(at_head)]
-    try:
-        with torch.enable_grad():
-            seen.model(input_ids=ids, attention_mask=mask)
-    finally:
-        for handle in handles:
-            handle.remove()
-    features, start = taken["features"], taken["made"]
-    slopes = []
-    for feature in range(features.shape[-1]):  # tokens do not mix behind the layer, so one pass serves all of them
-        (slope,) = torch.autograd.grad(features[..., feature].sum(), start, retain_graph=True)
-        slopes.append(slope[rows, columns])
-    weight: Tensor = head.weight.detach()  # type: ignore[operator]
-    return PrefixStates(
-        given=taken["given"][rows, columns].double(),
-        slope=torch.stack(slopes, dim=1),
-        mean=taken["logits"][rows, columns].softmax(dim=1) @ weight,
-        head=weight,
-        head_squared=weight.square(),
-    )
-
-
-def _paths(tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[list[int]], list[tuple[int, int]]]:
-    """Return the prefixes that no other one continues, and for every prefix (row, column) where its last token stands."""
-    inner = set(parents)
-    paths: list[list[int]] = []
-    where: dict[int, tuple[int, int]] = {}
-    for leaf in (node for node in range(len(tokens)) if node not in inner):
-        chain, node = [], leaf
-        while node >= 0:
-            chain.append(node)
-            node = parents[node]
-        chain.reverse()
-        for column, member in enumerate(chain):
-            where.setdefault(member, (len(paths), column))
-        paths.append([tokens[member] for member in chain])
-    return paths, [where[node] for node in range(len(tokens))]
-
-
-def _atoms(states: PrefixStates, node: int, targets: Tensor) -> Tensor:
-    """Return (K, D) float64: the gradient at a prefix that each target would leave, times N."""
-    return (states.mean[node] - states.head[targets]).double() @ states.slope[node].double()
-
-
-@dataclass(frozen=True)
-class _Targets:
-    """What follows a prefix."""
-
-    tokens: list[int]
-    amounts: list[float]
-    """How often, times 1/N and the clipping factor."""
-    residual: float
-    """Share of the gradient left unexplained."""
-
-
-def _targets(states: PrefixStates, node: int, gradient: Tensor, known: Sequence[int]) -> _Targets:
-    """Explain a prefix's gradient by targets: those that are known to follow first, then the best of all."""
-    chosen = list(known)
-    size = float(gradient.norm())
-    while True:
-        amounts, left = _least_squares(states, node, gradient, chosen)
-        residual = float(left.norm()) / max(size, 1e-300)
-        if residual < EXPLAINED or len(chosen) >= MOST_TARGETS:
-            return _Targets(chosen, amounts, residual)
-        best = _best_target(states, node, left, chosen)
-        _, less = _least_squares(states, node, gradient, [*chosen, best])
-        if float(less.norm()) > 0.9 * float(left.norm()):  # nothing explains the rest
-            return _Targets(chosen, amounts, residual)
-        chosen.append(best)
-
-
-def _least_squares(
-    states: PrefixStates, node: int, gradient: Tensor, targets: Sequence[int]
-) -> tuple[list[float], Tensor]:
-    if not targets:
-        return [], gradient
-    atoms = _atoms(states, node, torch.tensor(targets, device=gradient.device))  # (K, D)
-    amounts = torch.linalg.lstsq(atoms.T, gradient[:, None]).solution[:, 0]
-    return amounts.tolist(), gradient - amounts @ atoms
-
-
-def _best_target(states: PrefixStates, node: int, left: Tensor, taken: Sequence[int]) -> int:
-    """Return the token whose atom points most nearly where `left` does.
-
-    All inner products come from one product with the head; lengths are estimated with the diagonal of J J^T, and the best
-    `SHORTLIST` are computed exactly.
-    """
-    inner, length = _inner_and_length(states, node, left)
-    score = inner / length
-    if taken:
-        score[torch.tensor(taken, device=score.device)] = -torch.inf
-    short = score.topk(min(SHORTLIST, len(score))).indices
-    atoms = _atoms(states, node, short)
-    exact = (atoms @ left) / atoms.norm(dim=1).clamp_min(1e-300)
-    exact = torch.where(score[short].isinf(), -torch.inf, exact)
-    return int(short[exact.argmax()])
-
-
-def _inner_and_length(states: PrefixStates, node: int, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (C,) the inner product of every token's atom with a gradient, and (C,) the estimated length of every atom."""
-    slope, head, mean = states.slope[node], states.head, states.mean[node]
-    pulled = slope @ gradient.to(slope)  # (H,)
-    weight = slope.square().sum(dim=1)  # (H,)
-    square = states.head_squared @ weight - 2 * (head @ (weight * mean)) + (weight * mean.square()).sum()
-    return mean @ pulled - head @ pulled, square.clamp_min(1e-30).sqrt()
-
-
 def _ends_of_classifier(states: PrefixStates, gradients: Tensor) -> list[Ending] | None:
-    """Return the prefixes whose own gradient is not zero: a classifier reads the last token of each sequence only."""
+    """Return the prefixes whose own gradient is not zero.
+
+    A classifier reads the last token of each sequence only. None if all gradients are zero.
+    """
     sizes = gradients.norm(dim=1)
     largest = float(sizes.max())
     if largest == 0.0:
         return None
     found: list[tuple[int, float, float]] = []
     for node in (sizes > NOTHING * largest).nonzero().flatten().tolist():
-        fits = (_least_squares(states, node, gradients[node], [label]) for label in range(len(states.head)))
+        fits = (least_squares(states, node, gradients[node], [label]) for label in range(len(states.head)))
         residual, amount = min(
             ((float(left.norm()) / float(sizes[node]), amounts[0]) for amounts, left in fits if amounts[0] > 0),
             default=(float("inf"), 0.0),
@@ -355,7 +211,10 @@ def _counted(found: Sequence[tuple[int, float, float]]) -> list[Ending]:
 
 
 def _unit(amounts: Sequence[float]) -> float:
-    """Return what one sequence amounts to: the largest amount of which nearly all others are whole multiples."""
+    """Return the amount of one sequence.
+
+    It is the largest amount of which nearly all others are whole multiples.
+    """
     positive = sorted(amount for amount in amounts if amount > 0)
     if not positive:
         return 1.0
@@ -375,38 +234,49 @@ def _ends_of_language_model(
     duplicates: Sequence[int],
     budget: Budget,
 ) -> list[Ending] | None:
-    """Return the last tokens: targets that are no prefix, and prefixes that go on less often than their parent says."""
-    children: list[list[int]] = [[] for _ in tokens]  # those of a prefix and of all its twins
+    """Return the ends of a language model's sequences, or None if the budget ends.
+
+    A target that continues no prefix is a last token. A prefix that has fewer continuations than its parent says is the
+    end of a sequence.
+    """
+    children: list[dict[int, int]] = [{} for _ in tokens]  # token -> child, of a prefix and of all its duplicates
     for node, parent in enumerate(parents):
         if parent >= 0:
-            children[duplicates[parent]].append(node)
-    targets: list[_Targets] = []
-    for node in range(len(tokens)):
+            children[duplicates[parent]][tokens[node]] = node
+    targets: list[Targets] = []
+    for node, known in enumerate(children):
         if budget.exhausted():
             return None
-        if duplicates[node] != node:
-            targets.append(_Targets([], [], float("inf")))
-            continue
-        known = dict.fromkeys(tokens[child] for child in children[node])
-        targets.append(_targets(states, node, gradients[node], list(known)))
+        own = duplicates[node] == node
+        targets.append(explain(states, node, gradients[node], list(known)) if own else Targets([], [], float("inf")))
     unit = _unit([amount for found in targets if found.residual < EXPLAINED for amount in found.amounts])
     counts = [[round(amount / unit) for amount in found.amounts] for found in targets]
-    ends: list[Ending] = []
-    for node, found in enumerate(targets):
-        if duplicates[node] != node:
-            continue
-        inner = {tokens[child]: child for child in children[node]}
-        if found.residual >= EXPLAINED:  # a wrong prefix, or one that rounding hides: where it ends stays open
-            if not inner:
-                ends.append(Ending(node, None, 1, UNEXPLAINED))
-            continue
-        sure = 1.0 - found.residual
-        for token, count, amount in zip(found.tokens, counts[node], found.amounts, strict=True):
-            if token in inner:
-                after = targets[inner[token]]
-                stops = count - sum(counts[inner[token]]) if after.residual < EXPLAINED else 0
-                if stops > 0:
-                    ends.append(Ending(inner[token], None, stops, sure))
-            elif amount > 0:  # it is there, even if micro-batches of different sizes leave no common unit
-                ends.append(Ending(node, token, max(1, count), sure))
-    return ends
+    originals = [node for node in range(len(tokens)) if duplicates[node] == node]
+    return [end for node in originals for end in _ends_after(node, targets, counts, children[node])]
+
+
+def _ends_after(
+    node: int, targets: Sequence[Targets], counts: Sequence[Sequence[int]], children: Mapping[int, int]
+) -> Iterator[Ending]:
+    """Yield the ends of sequences at one prefix, or one token after it.
+
+    Args:
+        node: the prefix.
+        targets: of each prefix.
+        counts: how often each of these targets follows its prefix.
+        children: token -> the prefix that is longer by this token.
+    """
+    found = targets[node]
+    if found.residual >= EXPLAINED:  # a wrong prefix, or one that rounding hides: its continuations are unknown
+        if not children:
+            yield Ending(node, None, 1, UNEXPLAINED)
+        return
+    confidence = 1.0 - found.residual
+    for token, count, amount in zip(found.tokens, counts[node], found.amounts, strict=True):
+        if token in children:
+            child = children[token]
+            stops = count - sum(counts[child]) if targets[child].residual < EXPLAINED else 0
+            if stops > 0:
+                yield Ending(child, None, stops, confidence)
+        elif amount > 0:  # micro-batches of different sizes may leave no common unit, and so a count of 0
+            yield Ending(node, token, max(1, count), confidence)

@@ -1,20 +1,22 @@
-"""Reading inputs out of the span when dropout hid a share of each: which 0/1 mask puts a candidate into the span?
+"""Which 0/1 dropout mask puts a candidate into the span.
 
-With dropout after the last normalisation a token enters as v = x * m / (1 - p), m a 0/1 mask nobody sent. That vector lies in the
-span, x itself does not. So for a candidate y = x / (1 - p) we look for a point that is in the span and has only coordinates 0 or y_j:
-D - R linear equations in D bits, where R is the rank.
+With dropout after the last normalisation a token enters as v = x * m / (1 - p), with m an unknown 0/1 mask. That vector
+lies in the span; x itself does not. So for a candidate y = x / (1 - p) the search looks for a point in the span whose
+coordinates are 0 or y_j: D - R linear equations in D bits, where R is the rank.
 
-Both conditions are easy alone, so they are met in turns (the alternating direction method of multipliers, Boyd et al., Foundations
-and Trends in Machine Learning 2011, Sec. 3 and 9.1): project on the span, then change as little as possible to satisfy the other, with a running sum
-of what they disagree about. A turn is two products with the basis, for all candidates at once. First the other condition is a
-convex one, least absolute deviations, which tells true candidates from false ones in a few turns: D equations, R unknowns, about p
-of the equations grossly wrong. It stalls where R nears D (1 - 2p), and it is blind between copies of one input behind
-different masks (every sequence starts with [CLS]), because any mixture of them deviates as much. The two-valued condition
-does neither: measured on a train split at R / D = 0.45, it finds nine in ten where least absolute deviations finds two in three, and
-started from random masks it ends on different copies.
+Each condition alone is easy, so they are met in turns (alternating direction method of multipliers, Boyd et al.,
+Foundations and Trends in Machine Learning 2011, Sec. 3 and 9.1): project on the span, then change as little as possible
+to meet the other condition, with a dual variable that sums their disagreement. One iteration is two products with the
+basis, for all candidates at once.
 
-The test is exact: with the right mask, y * m is in the span to rounding. (Own derivation; the idea of learning the masks is GRAB's, Feng
-et al., CCS 2024, Sec. 4.2, which does it by gradient descent.)
+The first iterations use a convex condition, least absolute deviations, which tells true candidates from false ones
+fast: D equations, R unknowns, a share p of the equations grossly wrong. It fails where R is near D (1 - 2p). It also
+cannot tell copies of one input behind different masks apart (every sequence starts with [CLS]), because all mixtures of
+them have the same deviation. The two-valued condition, which follows, has neither weakness, and from random masks it
+reaches different copies.
+
+The final test is exact: with the right mask, y * m is in the span to rounding. Own derivation; the idea of learning the
+masks is from GRAB (Feng et al., CCS 2024, Sec. 4.2), which uses gradient descent.
 """
 
 from __future__ import annotations
@@ -28,46 +30,52 @@ from leakaudit.algorithms.span.candidates import Candidates, distances
 from leakaudit.plugins.budget import Budget
 
 FOUND = 2e-4
-"""Distance from the span up to which a masked candidate counts as in it. Measured on a train split (six-layer encoder, D = 384): 1e-6
-for right masks, above 1e-2 with one sizeable coordinate wrong."""
+"""Largest distance from the span at which a masked candidate is in it.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 SCOUT, CONVEX, TWO_VALUED = 12, 48, 100
-"""Turns with absolute deviations before and after hopeless candidates are dropped, and with the two-valued condition. Measured on a train
-split at B = 8 to 16: after 60 and 100 turns 69 of 71, 100 of 101 and 106 of 116 distinct pairs are found; twice as many find three more."""
+"""Iterations: convex before selection, convex after it, and two-valued.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 STIFFNESS = 0.5
-"""Deviation, over the median |y_j|, that one turn of the convex phase takes up. Our choice; 1 finds as many, slower."""
+"""Deviation, over the median |y_j|, that one iteration of the convex phase accepts.
+Our choice: 1 finds as many and is slower."""
 
 BIAS = 0.2
-"""How much nearer to 0 than to y_j a coordinate must be to count as dropped, over |y_j|: most are kept. Measured: 0 to 0.5 alike."""
+"""How much nearer to 0 than to y_j a coordinate must be to count as dropped, over |y_j|.
+Our choice, because most coordinates are kept; see docs/decisions/span_constants.md."""
 
 SCOUTED, TRIED = 3, 3
-"""One candidate in SCOUTED is kept after the scouting turns, and TRIED for each direction of the span go on at once, most promising
-first. Measured as above: at R / D = 0.22 nine in ten true pairs are behind no more than 20 false ones, at 0.34 behind 82; the last one is
-among the best third at 0.45."""
+"""Selection: one candidate in SCOUTED is kept, and TRIED per direction are tried at once.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 CHUNK = 1024
-"""Candidates in one product; a float32 state of (1024, D) stays near 2 MB at D = 384."""
+"""Candidates in one product.
+Our choice: a float32 state of (1024, D) takes 2 MB at D = 384."""
 
 RESTARTS = 8
-"""Rounds of random starts. Measured: nearly all that is ever found comes in the first five."""
+"""Rounds of random starts.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 FLIPPED = 0.3
-"""Share of coordinates that a random start takes for dropped. Measured at B = 8 to 16: 0.3 ends on other copies twice as often as 0.1."""
+"""Share of coordinates that a random start takes for dropped.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 TRIES, FREQUENT_TRIES = 2, 48
-"""Random starts a round of a pair in question, and of one that has a mask and may well have more: a token that every sequence has, or
-one at a place where a sequence lacks an input."""
+"""Random starts per round, for all pairs (TRIES) and for those that have copies (FREQUENT_TRIES).
+Our choice. Copies are probable for a token that every sequence has, and where a sequence lacks an input."""
 
 AGAIN = 2
-"""Rounds of random starts of all candidates at places where a sequence lacks an input. Our choice: there are thousands."""
+"""Rounds of random starts at positions where a sequence lacks an input.
+Our choice: there are thousands of candidates."""
 
 HIDDEN = 256
-"""Pairs without a mask that are started again, most promising first. Measured as above: the pairs that the first pass missed are
-anywhere among the best two hundred: full stops, whose inputs at neighbouring positions are much alike."""
+"""Pairs without a mask that are started again, best first.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 DIFFERENT = 8
-"""Coordinates in which two masks differ that are not the same copy. Two masks at rate 0.1 differ in 0.18 D, some 70."""
+"""Coordinates in which the masks of two copies differ at least.
+Our choice: two masks at rate 0.1 differ in 0.18 D coordinates, about 70."""
 
 
 @dataclass(frozen=True)
@@ -94,15 +102,17 @@ def find_masked(
     budget: Budget,
     frequent: frozenset[int] = frozenset(),
 ) -> Masked:
-    """Find the candidates that are in the batch behind a dropout mask, each as often as it is there.
+    """Find the candidates that are in the batch behind a dropout mask.
+
+    Each is found as often as it is there.
 
     Args:
         basis: (R, D) float64: R is the number of real tokens, because masks make all inputs distinct.
         candidates: pairs to test.
         rate: dropout rate p.
         rng: draws starts and the coordinates that tell copies apart.
-        budget: looked at between batches.
-        frequent: token ids that every sequence has (special tokens): they get more tries, because copies are the rule.
+        budget: checked between chunks.
+        frequent: token ids that every sequence has (special tokens): they get more starts, because they have copies.
     """
     search = MaskSearch(basis, rate, rng, budget, frequent)
     search.consider(candidates)
@@ -112,14 +122,14 @@ def find_masked(
 
 @dataclass
 class _Pair:
-    """One candidate in question, and the masks found for it."""
+    """One candidate, and the masks found for it."""
 
     token: int
     position: int
     target: Tensor
     """(D,) float64."""
     promise: float
-    """Sum of absolute deviations after the scouting turns, over |y|_1; small is promising."""
+    """Sum of absolute deviations after selection, over |y|_1; small is better."""
     masks: list[Tensor] = field(default_factory=list)
 
 
@@ -135,7 +145,7 @@ class MaskSearch:
             basis: (R, D) float64, orthonormal rows.
             rate: dropout rate p.
             rng: draws starts.
-            budget: looked at between batches.
+            budget: checked between chunks.
             frequent: token ids that every sequence has.
         """
         self._basis = basis
@@ -146,11 +156,11 @@ class MaskSearch:
         self._frequent = frequent
         self._pairs: list[_Pair] = []
         width = basis.shape[1]
-        # Six standard deviations of the binomial distribution: the zero vector is in every span.
+        # A mask keeps at least this share (six standard deviations below the mean): the zero vector is in every span.
         self._least = 1.0 - rate - 6.0 * (rate * (1.0 - rate) / width) ** 0.5
 
     def complete(self) -> bool:
-        """Return whether as many inputs are found as the span has directions, or time is up."""
+        """Return whether there is an input for each direction, or no time left."""
         return self.count() >= len(self._basis) or self._budget.exhausted()
 
     def count(self) -> int:
@@ -158,7 +168,11 @@ class MaskSearch:
         return sum(len(pair.masks) for pair in self._pairs)
 
     def consider(self, candidates: Candidates) -> int:
-        """Look for a mask of every candidate that is not hopeless; return how many pairs have one."""
+        """Look for a mask of the most promising candidates.
+
+        Returns:
+            How many pairs have one.
+        """
         targets = candidates.inputs / (1.0 - self._rate)
         parts = [self._scout(targets[index].float()) for index in torch.arange(len(targets)).split(CHUNK)]
         promise = torch.cat(parts)
@@ -180,7 +194,7 @@ class MaskSearch:
         return sum(bool(pair.masks) for pair in pairs)
 
     def look_again(self, candidates: Candidates) -> None:
-        """Look for a mask of every candidate, hopeless or not, and for further copies of those that have one."""
+        """Look for masks of all candidates, and for further copies of those that have one."""
         known = {(pair.token, pair.position): pair for pair in self._pairs}
         targets = candidates.inputs / (1.0 - self._rate)
         pairs = [
@@ -202,7 +216,7 @@ class MaskSearch:
             self._restart([pair for pair in pairs if pair.masks], FREQUENT_TRIES)
 
     def copies(self) -> None:
-        """Start again from random masks: pairs that have none yet, and further copies of those that have one."""
+        """Start again from random masks: pairs without one, and copies of the others."""
         for _ in range(RESTARTS):
             if self.complete():
                 return
@@ -229,7 +243,7 @@ class MaskSearch:
         )
 
     def _scout(self, targets: Tensor) -> Tensor:
-        """Return (N,): the sum of absolute deviations after a few turns, over |y|_1."""
+        """Return (N,): sum of absolute deviations after a few iterations, over |y|_1."""
         if self._budget.exhausted():
             return torch.full((len(targets),), torch.inf)
         wrong, dual = self._deviations(targets, SCOUT)
@@ -238,7 +252,10 @@ class MaskSearch:
         return share.cpu()
 
     def _restart(self, pairs: list[_Pair], tries: int) -> None:
-        """Start pairs from random masks; a copy has to keep a coordinate that each known one dropped."""
+        """Start pairs from random masks.
+
+        A further copy must keep a coordinate that each known copy dropped.
+        """
         rows = [pair for pair in pairs for _ in range(tries)]
         for start in range(0, len(rows), CHUNK):
             if self.complete():
@@ -250,7 +267,10 @@ class MaskSearch:
             self._meet_two_values(part, wrong, torch.zeros_like(wrong), self._unlike_known(part))
 
     def _unlike_known(self, pairs: list[_Pair]) -> Tensor:
-        """Return (N, D) booleans: one coordinate for each known copy that it dropped, to be kept by a further one."""
+        """Return (N, D) booleans: coordinates that a further copy must keep.
+
+        One coordinate is drawn for each known copy that dropped it.
+        """
         kept = torch.zeros(len(pairs), self._basis.shape[1], dtype=torch.bool, device=self._basis.device)
         for row, pair in enumerate(pairs):
             heavy = pair.target.abs() > 0.25 * pair.target.abs().median()
@@ -263,23 +283,23 @@ class MaskSearch:
     def _project(self, vectors: Tensor) -> Tensor:
         return (vectors @ self._rows.T) @ self._rows
 
-    def _deviations(self, targets: Tensor, turns: int) -> tuple[Tensor, Tensor]:
-        """Return the deviations (N, D) after some turns with absolute deviations, and the running disagreement."""
+    def _deviations(self, targets: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+        """Return deviations (N, D) after some convex iterations, and the dual variable."""
         unit = STIFFNESS * targets.abs().median(dim=1, keepdim=True).values.clamp_min(1e-12)
         wrong, dual = torch.zeros_like(targets), torch.zeros_like(targets)
-        for _ in range(turns):
+        for _ in range(iterations):
             pulled = targets - self._project(targets - wrong + dual) + dual
             wrong = pulled - pulled.clamp(-unit, unit)
             dual = pulled - wrong
         return wrong, dual
 
     def _meet_two_values(self, pairs: list[_Pair], wrong: Tensor, dual: Tensor, kept: Tensor | None = None) -> None:
-        """Go on with the two-valued condition from the deviations `wrong`, and note the masks that come out right.
+        """Continue with the two-valued condition, and keep the masks that are right.
 
         Args:
-            pairs: N of them, maybe some several times.
-            wrong: (N, D) float32.
-            dual: (N, D) float32.
+            pairs: N of them, some perhaps several times.
+            wrong: (N, D) float32: deviations to start from.
+            dual: (N, D) float32: dual variable to start from.
             kept: (N, D) booleans: coordinates that may not be dropped.
         """
         exact = torch.stack([pair.target for pair in pairs])
@@ -293,10 +313,15 @@ class MaskSearch:
             wrong = torch.where(dropped, targets, 0.0)
             dual = pulled - wrong
         masks = self._project(targets - wrong) * targets.sign() > 0.5 * targets.abs()
-        for _ in range(2):  # coordinates near zero are told apart last, with the others right
+        for _ in range(2):  # coordinates near zero are decided last, when the others are right
             nearest = (exact * masks @ self._basis.T) @ self._basis
             masks = nearest * exact.sign() > 0.5 * exact.abs()
         right = (distances(exact * masks, self._basis) < FOUND) & (masks.double().mean(1) > self._least)
         for row in right.nonzero().flatten().tolist():
             if all(int((masks[row] != mask).sum()) > DIFFERENT for mask in pairs[row].masks):
                 pairs[row].masks.append(masks[row])
+
+
+SEARCH_SHARE = 0.7
+"""Share of the remaining time for the mask regressions.
+Our choice: grouping needs a tenth of it, and without grouping there is no result."""

@@ -1,22 +1,22 @@
-"""Which words, from fewer directions than tokens: the update of an adapter's A spans part of the inputs' space only.
+"""Which words are in the batch, from an update with fewer rows than tokens.
 
-A LoRA layer computes W x + s B A x, and the update of A is s B^T dy x^T: every one of its R rows is a combination of all inputs
-x_i of the batch. Two adapters of rank 4 give 8 such rows, and 20 tokens do not lie in a space of 8 dimensions, so no token
-passes the span check. But the rows have D coordinates each, and one and the same few tokens explain all of them: that is a
-sparse regression with several right-hand sides, and it has one solution as long as there are clearly fewer tokens than
-coordinates, whatever the number of rows. It is found greedily, by the token that lies nearest to the rows once what was found
-before is projected out of both (rank-aware order recursive matching pursuit: Davies and Eldar, "Rank awareness in joint sparse
-recovery", IEEE Trans. Inf. Theory 2012; with as many rows as tokens it is the span check).
+A LoRA layer computes W x + s B A x. The update of A is s B^T dy x^T: every one of its R rows is a combination of all
+inputs x_i of the batch. Two adapters of rank 4 give 8 such rows, and 20 tokens do not lie in a space of 8 dimensions,
+so no token is in the span. But the rows have D coordinates each, and the same few tokens explain all of them. That is a
+sparse regression with several right-hand sides. It has one solution if there are clearly fewer tokens than coordinates,
+whatever the number of rows. A greedy search finds it: take the token nearest to the rows once the tokens found before
+are projected out of both (rank-aware order recursive matching pursuit: Davies and Eldar, "Rank awareness in joint
+sparse recovery", IEEE Trans. Inf. Theory 2012; with as many rows as tokens it is the span check).
 
-Two inputs that share their token are nearly parallel, which would mislead the pursuit about positions. So positions come
+Two inputs with the same token are nearly parallel, which would mislead the pursuit about positions. So positions come
 second. With u = w_t + d_p and x = (gain * u - mean(u) gain) / std(u) + shift, a row is
 
     sum_i c_i x_i = sum_t a_t (gain * w_t) + sum_p b_p (gain * d_p) + (..) gain + (..) shift,
     a_t = sum over the i with token t of c_i / std_i,      b_p = the same over the i at position p.
 
-The last three sums live in a space that is known beforehand, of as many dimensions as positions; it is projected out, and what
-is left is one vector per word of the vocabulary. Afterwards all a_t and b_p follow by least squares, and a word that occurs
-once has the a_t of its position: a_t = b_p in every row. That gives the order. (Own derivation.)
+The last three sums lie in a space that is known beforehand, of as many dimensions as positions. It is projected out,
+and one vector per word of the vocabulary remains. Afterwards all a_t and b_p follow by least squares. A word that
+occurs once has the a_t of its position: a_t = b_p in every row. That gives the order. (Own derivation.)
 """
 
 from __future__ import annotations
@@ -31,26 +31,28 @@ from leakaudit.models.structure import InputStage
 from leakaudit.plugins.budget import Budget
 
 FLOOR = 3e-6
-"""Share of the strongest row below which what is left of the rows is rounding of float32 sums, where nothing else damaged them.
-Measured (six-layer encoder, ranks 1 to 16, texts of a train split): 1e-8 to 1e-7 with all words found; an order of magnitude
-above."""
+"""Share of the strongest row below which a residual is rounding of float32 sums.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 NOISE_EDGE = 1.2
-"""Factor over the largest singular value that noise alone has, by theory, up to which what is left counts as noise. Our choice."""
+"""Factor over the largest singular value of noise alone up to which a residual is noise.
+Our choice."""
 
 MOST_WORDS = 0.5
-"""Share of the dimensions left by positions up to which a set of words is searched. Our choice: beyond it any set explains much,
-and the pursuit was measured to end far below."""
+"""Most words, as a share of the dimensions that positions leave.
+Our choice: beyond it any set of words explains much."""
 
 SAME_WEIGHT = 0.1
-"""Relative distance up to which a word and its position have the same weights. Measured (as above): 1e-6 to 1e-3 for true
-pairs; the bound itself is our choice."""
+"""Largest relative distance between the weights of a word and of its position.
+Our choice; see docs/decisions/span_constants.md for the distances of true pairs."""
 
 UNUSED = 30.0
-"""Factor over the weights of the last positions, which are rounding, above which a position is in use. Our choice."""
+"""Factor over the weights of the last positions, which are rounding, above which a position is used.
+Our choice."""
 
 REPEATS = 4
-"""Positions that one word may stand at. Our choice: subsets of positions are tried, and their number explodes."""
+"""Positions at which one word may stand.
+Our choice: subsets of positions are tried, and their number grows fast."""
 
 
 @dataclass(frozen=True)
@@ -60,29 +62,31 @@ class Words:
     tokens: Tensor
     """(M,) token ids."""
     weights: Tensor
-    """(M, K) float64, a_t of the module's text."""
+    """(M, K) float64: a_t of the module's text, for K rows."""
     places: Tensor
-    """(P, K) float64, b_p."""
+    """(P, K) float64: b_p."""
 
     def order(self) -> list[int] | None:
-        """Return the token ids of one sequence in order, or None where they do not add up to one sequence."""
+        """Return the token ids of one sequence in order; None if they are several."""
         return _order(self)
 
 
 def find_words(stage: InputStage, rows: Tensor, positions: int, budget: Budget, noise: float = 0.0) -> Words | None:
-    """Find the words that explain all rows, or None where none do: damaged rows, longer texts, too many words.
+    """Return the words that explain all rows, or None if none do.
+
+    That is the case for noisy rows, texts with more positions, or too many words.
 
     Args:
-        stage: how attention inputs come about; it has to be additive.
+        stage: computes attention inputs; it has to be additive.
         rows: (F, D) float64, combinations of attention inputs.
-        positions: P, how many a text may have.
-        budget: looked at between words.
+        positions: P, the most positions of a text.
+        budget: checked between words.
         noise: standard deviation of the errors on each entry of the rows, if known.
     """
     if not stage.additive or stage.norm is None or len(rows) == 0:
         return None
     rows = _principal(rows, noise)
-    # Rotated rows have the same noise in every entry, K rows of it in D coordinates.
+    # The noise of rotated rows is the same in every entry: K rows in D coordinates.
     edge = NOISE_EDGE * noise * (len(rows) ** 0.5 + stage.hidden**0.5)
     floor = max(edge, FLOOR * float(rows[0].norm()))
     gain, shift = stage.norm.gain, stage.norm.shift
@@ -99,12 +103,15 @@ def find_words(stage: InputStage, rows: Tensor, positions: int, budget: Budget, 
     columns = torch.cat([gain * stage.token_vectors[tokens].double(), known[1:]])
     solved = torch.linalg.lstsq(columns.T, rows.T, rcond=1e-10, driver="gelsd").solution  # (M + P + 1, K)
     weights, places = solved[: len(tokens)], solved[len(tokens) : len(tokens) + len(known) - 3]
-    first = weights.sum(0) - places.sum(0)  # the first position adds nothing to the token, so it is the rest
+    first = weights.sum(0) - places.sum(0)  # the first position has no column of its own: its weight is the rest
     return Words(tokens, weights, torch.cat([first[None], places]))
 
 
 def _principal(rows: Tensor, noise: float) -> Tensor:
-    """Return (K, D): the rows' principal directions, each as long as it is strong, less those that are all noise or rounding."""
+    """Return (K, D): the rows' principal directions times their strength.
+
+    Directions that are noise or rounding are left out.
+    """
     _, strength, directions = torch.linalg.svd(rows, full_matrices=False)
     edge = NOISE_EDGE * noise * (len(rows) ** 0.5 + rows.shape[1] ** 0.5)
     keep = strength > max(edge, FLOOR * float(strength[0]))
@@ -130,9 +137,9 @@ def _pursue(atoms: Tensor, signals: Tensor, floor: float, most: int, budget: Bud
     Args:
         atoms: (V, D) float32.
         signals: (K, D) float64.
-        floor: singular value up to which what is left of the signals is nothing.
-        most: atoms to try.
-        budget: looked at between atoms.
+        floor: singular value up to which a residual counts as zero.
+        most: most atoms.
+        budget: checked between atoms.
     """
     length = atoms.square().sum(1)
     left = length.clone()
@@ -149,7 +156,7 @@ def _pursue(atoms: Tensor, signals: Tensor, floor: float, most: int, budget: Bud
         found.append(best)
         new = _without(
             _without(atoms[best][None].double(), chosen), chosen
-        )  # twice: once is not orthogonal to rounding
+        )  # twice: one projection is not orthogonal to rounding
         new = new / new.norm()
         chosen = torch.cat([chosen, new])
         left = left - (atoms @ new[0].float()).square()
@@ -157,7 +164,10 @@ def _pursue(atoms: Tensor, signals: Tensor, floor: float, most: int, budget: Bud
 
 
 def _pruned(atoms: Tensor, signals: Tensor, floor: float, found: list[int]) -> list[int]:
-    """Return the atoms less those, of least weight first, without which the rest still explain all signals."""
+    """Return the atoms that are needed to explain all signals.
+
+    Atoms of least weight are tried first; the search ends at the first that is needed.
+    """
     kept = list(found)
     weights = torch.linalg.lstsq(atoms[kept].double().T, signals.T, driver="gelsd").solution.norm(dim=1)
     for index in weights.argsort().tolist():
@@ -172,7 +182,10 @@ def _pruned(atoms: Tensor, signals: Tensor, floor: float, found: list[int]) -> l
 
 
 def _order(words: Words) -> list[int] | None:
-    """Match words to positions by their weights: one position a word first, then pairs, triples, fours."""
+    """Match words to positions by their weights.
+
+    Words with one position come first, then those with two, three and four.
+    """
     used = _used(words.places)
     if used is None or len(words.tokens) > used:
         return None
@@ -192,7 +205,7 @@ def _order(words: Words) -> list[int] | None:
                 at |= dict.fromkeys(where, open_words[row])
         open_words = [word for word in open_words if word not in at.values()]
     rest = [p for p in range(used) if p not in at]
-    if len(open_words) == 1 and rest:  # one word often repeated
+    if len(open_words) == 1 and rest:  # one word repeated many times
         at |= dict.fromkeys(rest, open_words[0])
         open_words, rest = [], []
     if open_words or rest:
@@ -210,7 +223,7 @@ def _mutual(distance: Tensor) -> list[tuple[int, int]]:
 
 
 def _used(places: Tensor) -> int | None:
-    """Return how many leading positions are in use, or None where all of them may be."""
+    """Return how many leading positions are used, or None if all of them may be."""
     size = places.norm(dim=1)
     unused = size[len(size) // 2 :].median()
     used = int((size > UNUSED * unused).nonzero().max()) + 1 if bool((size > UNUSED * unused).any()) else 0

@@ -1,7 +1,8 @@
-"""Corrects guessed sequences by simulation: whatever brings the simulated update nearer to the observed one is kept.
+"""Corrects guessed sequences by simulation.
 
-Assembly leaves near misses where noise blurs its tests: two sequences with a token exchanged, a weak token missed, so that all that follow stand one place too early. Every such
-change is simulated, and the best one at each place is kept if it lowers the error. (Own derivation.)
+Where noise blurs the tests, assembly leaves near misses: two sequences with a token exchanged, or a missed token, so
+that all later tokens stand one place too early. Each such change is simulated and kept if it lowers the error. (Own
+derivation.)
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from leakaudit.client.observation import Observation
 from leakaudit.plugins.budget import Budget
 
 LESS = 0.98
-"""Factor by which a change has to lower the error. Our choice: changes that matter lower it by tenths."""
+"""Factor by which a change must lower the error.
+Our choice: changes that matter lower it by tenths."""
 
 ROUNDS = 3
-"""Passes over all places. Our choice: most near misses are mended in the first."""
+"""Passes over all places. Our choice: most near misses are corrected in the first."""
 
 MOST_CHANGES = 400
-"""Changes that are simulated. Our choice: two sentences of a six-layer encoder take 0.03 s, and near misses some hundred."""
+"""Changes that are simulated.
+Our choice: two sentences of a six-layer encoder take 0.03 s each, and near misses need some hundred changes."""
 
 Sequences = list[tuple[int, ...]]
 
@@ -30,10 +33,10 @@ def refine_sequences(
     """Return the guess with every change that lowers the simulation's error.
 
     Args:
-        seen: the observation; its step has to be one that can be simulated.
+        seen: the observation; its step must be one that can be simulated.
         guess: token ids of every sequence.
         options: position -> token ids that may stand there.
-        budget: looked at between changes.
+        budget: checked between changes.
     """
     best = [tuple(sequence) for sequence in guess]
     error = simulation_error(seen, best)
@@ -54,12 +57,15 @@ def refine_sequences(
 
 
 def _changes(best: Sequences, position: int, tokens: Sequence[int]) -> Iterator[Sequences]:
-    """Yield the guess with one change at a position: one more token, another, none, or one exchanged between two."""
+    """Yield the guess with one change at a position.
+
+    A token is inserted, replaced, removed, or exchanged between two sequences.
+    """
     for row, sequence in enumerate(best):
         if position > len(sequence):
             continue
         before, here, after = sequence[:position], sequence[position : position + 1], sequence[position + 1 :]
-        ways = [(*before, token, *here, *after) for token in tokens if here != (token,)]  # one was missed
+        ways = [(*before, token, *here, *after) for token in tokens if here != (token,)]  # a token was missed
         ways += [(*before, token, *after) for token in tokens if here and here != (token,)]
         if here and len(sequence) > 1:
             ways.append((*before, *after))

@@ -1,16 +1,17 @@
-"""Which words stand together: what the first block's feed-forward part reads at a token depends on its whole sequence.
+"""Which words stand together: a feed-forward layer's input depends on the context.
 
-Let f_i be what a linear layer behind the first attention reads at token i of the batch. Its update is sum_i dy_i f_i^T, and since
-no two tokens have the same context, the f_i are linearly independent: the rank of the update is the number of tokens in the batch,
-and every f_i lies in its row space. The way out of the feed-forward part is wide (1536 features in a small encoder, of which a batch
-of 200 tokens fills 200), so there a hypothesis has a thousand equations for each of its tokens: one whose own token is wrong is off by
-0.2 to 0.6 of its norm (measured on a train split), one with wrong neighbours by what it attends to them, and a whole sequence by 1e-6. That
-makes a search which needs no help: words are exchanged where they are off most until none is.
+Let f_i be what a linear layer behind the first attention reads at token i of the batch. Its update is sum_i dy_i f_i^T.
+No two tokens have the same context, so the f_i are linearly independent: the rank of the update is the number of tokens
+in the batch, and every f_i lies in its row space. The second layer of the feed-forward part is wide (1536 inputs in a
+small encoder, of which a batch of 200 tokens fills 200 directions). So a hypothesis has about a thousand equations for
+each of its tokens. A wrong token, wrong neighbours and a right sequence leave very different shares outside the span;
+`completion` searches by that.
 
-A sequence S with inputs F_S (L, W) and output gradients Y_S (L, O) can be taken out of the update G (O, W) so that its rank falls by L
-if and only if F_S G^+ Y_S^T = 1 (Wedderburn's rank reduction). Y_S is a combination of one simulated gradient for each class; so a linear
-system of L^2 equations with a few unknowns says whether the sequence is in the batch, and with what weight, whatever else is
-in it. Needs dropout off and fewer tokens in the batch than the layer has outputs. (Own derivation.)
+A sequence S with inputs F_S (L, W) and output gradients Y_S (L, O) can be subtracted from the update G (O, W) so that
+the rank falls by L if and only if F_S G^+ Y_S^T = 1 (Wedderburn's rank reduction). Y_S is a combination of one
+simulated gradient for each class. So a linear system of L^2 equations with a few unknowns says whether the sequence is
+in the batch, and with what weight, whatever else is in it. It needs dropout off and fewer tokens in the batch than the
+layer has outputs. (Own derivation.)
 """
 
 from __future__ import annotations
@@ -28,17 +29,20 @@ from leakaudit.errors import AnatomyError
 from leakaudit.models.structure import Projection, find_down_projection, run_until
 
 SAME = 1e-4
-"""Relative difference up to which a token among strangers, all hidden from each other, is given what it is given in its sequence."""
+"""Largest relative difference at which tokens that are hidden from each other count as separate.
+Our choice: rounding is far below, a position scheme that does not fit far above."""
 
 COLUMNS = 48
-"""Words that are tried side by side in one row. Measured: 256 take a seventh longer, because all attend to all and are hidden from each other."""
+"""Words that are tried side by side in one row.
+Measured; see docs/decisions/span_constants.md."""
 
 AT_ONCE = 4096
-"""Options that are run at once: with 3072 features each, 100 MB of them and as much of the sequences beside them. Our choice."""
+"""Options that are run at once.
+Our choice: with 3072 features each, they take 100 MB, and the sequences beside them as much."""
 
 
 class FeedForwardSpan:
-    """The span of what a layer reads behind the first attention, and how far hypotheses are off it."""
+    """The span of what a feed-forward layer reads, and the test of hypotheses by it."""
 
     def __init__(self, seen: Observation, layer: Projection, offset: int) -> None:
         """Find the span.
@@ -46,10 +50,11 @@ class FeedForwardSpan:
         Args:
             seen: the observation.
             layer: the layer.
-            offset: what the model's position ids begin with.
+            offset: first position id of the model.
 
         Raises:
-            AnatomyError: the update has no clear rank: there are more tokens than the layer has outputs, or it is damaged.
+            AnatomyError: the update has no clear rank: there are more tokens than the layer has outputs, or the update
+                is noisy.
         """
         self.layer = layer
         self._seen, self._module, self._offset = seen, seen.model.get_submodule(layer.module), offset
@@ -62,7 +67,11 @@ class FeedForwardSpan:
         self._factor(turned.vectors.T)
 
     def _factor(self, left: Tensor) -> None:
-        """Write what is left of the update as left core right, from an orthonormal basis of its columns (O, R)."""
+        """Write the remaining update as left core right.
+
+        Args:
+            left: (O, R) float64, an orthonormal basis of its columns.
+        """
         self._left = left
         seen = left.T @ self._rest  # (R, W)
         self._right = torch.linalg.qr(seen.T).Q.T  # (R, W)
@@ -70,18 +79,18 @@ class FeedForwardSpan:
         self._rough = self._right.float()
 
     def of_members(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Return for each sequence (L,) float32: the share of each token's input that lies outside the span."""
+        """Return (L,) float32 for each sequence: each token's share outside the span."""
         ids, mask = padded_batch(self._seen, sequences)
         given = run_until(self._seen.model, ids, self._module, attention_mask=mask)
         return [self._outside(row[: len(ids)]) for row, ids in zip(given, sequences, strict=True)]
 
     def of_options(self, known: Mapping[int, int], tokens: Tensor, places: Tensor) -> Tensor:
-        """Return (n, k) float32: the share outside the span of k tokens in their places, beside a sequence's known tokens.
+        """Return (n, k) float32: shares outside the span of tokens beside known ones.
 
         Args:
-            known: place -> token id; what is known at an option's own places does not count.
-            tokens: (n, k) ids: n options of k tokens each.
-            places: (n, k) of each.
+            known: place -> token id; known tokens at an option's own places do not count.
+            tokens: (n, k) int64: n options of k tokens each.
+            places: (n, k) int64: place of each token.
         """
         parts = [
             self._outside(_apart(self._seen, self._module, self._offset, known, some, where).flatten(0, 1))
@@ -97,11 +106,14 @@ class FeedForwardSpan:
         return share
 
     def fit(self, inputs: Tensor, gradients: Tensor) -> tuple[float, Tensor]:
-        """Return how far a sequence is from reducing the rank by its length, 0 to 1 and more, and the weights (C',) of its gradients.
+        """Return how far a sequence is from lowering the rank by its length.
 
         Args:
-            inputs: (L, W) float64: what the layer reads at its tokens.
-            gradients: (C', L, O) float64 of the layer's outputs, for each of the logits that are told apart.
+            inputs: (L, W) float64: what the layer reads at the tokens.
+            gradients: (C', L, O) float64: gradients of the layer's outputs for each of C' logits.
+
+        Returns:
+            The relative error, from 0 up, and the weights (C',) of the gradients.
         """
         inverse = torch.linalg.solve(self._core, self._left.T)  # (R, O): G^+ = right^T inverse
         reduced = torch.einsum("lr,ro,cmo->clm", inputs @ self._right.T, inverse, gradients)  # (C', L, L)
@@ -111,7 +123,12 @@ class FeedForwardSpan:
         return float(missed.norm()) / len(inputs) ** 0.5, weights
 
     def take(self, inputs: Tensor, gradients: Tensor) -> None:
-        """Take a sequence out: inputs (L, W) and output gradients (L, O) of the layer."""
+        """Subtract a sequence.
+
+        Args:
+            inputs: (L, W) float64: what the layer reads at its tokens.
+            gradients: (L, O) float64: gradients of the layer's outputs.
+        """
         self._rest = self._rest - gradients.T @ inputs
         self.tokens = max(0, self.tokens - len(inputs))
         axes = torch.linalg.eigh(self._rest @ self._rest.T).eigenvectors.flip(1)  # (O, O), the strongest first
@@ -119,7 +136,10 @@ class FeedForwardSpan:
 
 
 def feed_forward_span_of(seen: Observation) -> FeedForwardSpan | None:
-    """Return the span behind the first attention; None where it is withheld, damaged or full, or words cannot be tried side by side."""
+    """Return the span behind the first attention, or None if it gives no information.
+
+    That is where the layer is withheld, noisy or full, or where words cannot be tried side by side.
+    """
     try:
         layer = find_down_projection(seen.model)
     except AnatomyError:
@@ -138,7 +158,10 @@ def feed_forward_span_of(seen: Observation) -> FeedForwardSpan | None:
 
 
 def _offset(seen: Observation, layer: Projection) -> int | None:
-    """Return what position ids begin with, None where words that are hidden from each other are not read as in a sequence."""
+    """Return the first position id, or None if hidden words are read differently.
+
+    Words that are hidden from each other must be read as in a sequence of their own; this is tried on a few tokens.
+    """
     takes = inspect.signature(seen.model.forward).parameters
     if "position_ids" not in takes:
         return None
@@ -162,10 +185,10 @@ def _offset(seen: Observation, layer: Projection) -> int | None:
 def _apart(
     seen: Observation, module: torch.nn.Module, offset: int, known: Mapping[int, int], tokens: Tensor, places: Tensor
 ) -> Tensor:
-    """Return (n, k, W): what a layer reads at the k tokens of each of n options, in their places of a sequence that is known in part.
+    """Return (n, k, W): what a layer reads at the k tokens of each of n options.
 
-    Options follow the known tokens in one row, with the positions of their places. Each attends to itself and to what is known but
-    for the tokens in whose places it is, and nobody attends to it.
+    Options follow the known tokens in one row, with the position ids of their places. Each option attends to itself and
+    to the known tokens, except those whose places it takes; no token attends to an option.
     """
     device = tokens.device
     length, (count, width) = len(known), tokens.shape

@@ -1,18 +1,20 @@
-"""What the readings of `span` could have recovered: which pairs they kept, and whether a whole sequence passes their test.
+"""What a reader of `span` could have recovered.
 
-A reading returns this evidence with its guess (`Reconstruction.reach`); the battery asks it about the true sequences afterwards.
-One constructor for each kind of reading:
+A reader returns this with its guess (`Reconstruction.reach`). The audit then asks it about the true sequences: was each
+token a candidate, and would the sequence have passed the reader's test? There is one constructor for each kind of
+reader:
 
-- `clean_reach`: candidates are the pairs in the span. A sequence passes if all its attention inputs lie in the first block's
-  span and all its inputs to the second block, which depend on the whole sequence, in the second one's.
-- `prefix_reach`: candidates are the tokens that were tried; a sequence passes if all its prefixes are right.
-- `masked_reach`: candidates are the pairs that were fitted; a sequence passes if each of its pairs was found behind a mask.
+- `span_reach`: candidates are the pairs in the span. A sequence passes if all its attention inputs lie in the first
+  block's span, and all its inputs to the second block, which depend on the whole sequence, in the second block's span.
+- `prefix_reach`: candidates are the tokens that were tried. A sequence passes if all its prefixes do.
+- `dropout_reach`: candidates are the pairs that were fitted. A sequence passes if each of its pairs was found behind a
+  mask.
 - `ranked_reach`: candidates are the pairs that were ranked; there is no test.
-- `bag_reach`: candidates are tokens, wherever they stand; there is no test.
+- `bag_of_words_reach`: candidates are tokens at any position; there is no test.
 
-The test by the second block is exact for sequences of any length, unlike the one by attention heads that assembles them: inputs
-there lie in the span of that block's update iff the sequence is in the batch. (DAGER, Petrov et al., NeurIPS 2024, Sec. 4.2 and
-4.3, decides between candidate sentences by the second layer.)
+The test by the second block is exact for sequences of any length, unlike that of `attention_evidence`: inputs lie in
+the span of that block's update if and only if the sequence is in the batch. (DAGER, Petrov et al., NeurIPS 2024, Sec.
+4.2 and 4.3, decides between candidate sentences by the second layer.)
 """
 
 from __future__ import annotations
@@ -33,13 +35,12 @@ from leakaudit.errors import AnatomyError
 from leakaudit.models.structure import Anatomy, Projection, run_until
 
 FARTHEST_SECOND = 2e-3
-"""Distance from the second block's span beyond which an input is not in it. Measured on a train split (six-layer encoder,
-D = 384, B = 4 to 24, 165 to 279 tokens, float32): at most 1e-6 for true sequences; of 1,087 sequences with one word replaced by
-one that stands at its place in another sentence of the batch, or with the end cut off, the nearest is at 2e-2."""
+"""Largest distance from the second block's span at which an input is in it.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
 class Pairs(Protocol):
-    """(Token, position) pairs, as the stages of the attack hand them on."""
+    """(Token, position) pairs."""
 
     @property
     def tokens(self) -> Tensor:
@@ -54,27 +55,31 @@ class Pairs(Protocol):
 
 @dataclass(frozen=True)
 class PairReach:
-    """A `Reach` by (token, position) pairs. It keeps nothing of what it is asked."""
+    """A `Reach` by (token, position) pairs; it stores no question."""
 
     pairs: frozenset[tuple[int, int]]
-    """Candidates; all at position 0 where inputs carry no position."""
+    """Candidates; all at position 0 if inputs carry no position."""
     test: Callable[[tuple[int, ...]], bool | None]
-    """Of a whole sequence; None where the reading has no test."""
+    """Test of a whole sequence; it returns None if the reader has no test."""
     position_free: bool = False
+    """Whether inputs carry no position."""
     silent_last: bool = False
-    """The last token of a sequence gets no gradient: in a language model it predicts nothing."""
+    """Whether the last token of a sequence gets no gradient: in a language model it predicts nothing."""
     last: frozenset[int] = frozenset()
-    """Where that is so, tokens that are candidates for the last place by other evidence."""
+    """Tokens that are candidates for such a last place by other evidence."""
 
     def tokens(self, ids: tuple[int, ...]) -> tuple[bool, ...]:
-        """Say of each token whether its pair was a candidate."""
+        """Return for each token of a sequence whether its pair was a candidate."""
         found = [(token, 0 if self.position_free else place) in self.pairs for place, token in enumerate(ids)]
         if self.silent_last and ids:
             found[-1] = ids[-1] in self.last
         return tuple(found)
 
     def passes(self, ids: tuple[int, ...]) -> bool | None:
-        """Say whether the sequence passes the reading's test; the last token must be a candidate where no test reaches it."""
+        """Return whether the sequence passes the reader's test, None without a test.
+
+        If the last token gets no gradient, it has to be a candidate instead.
+        """
         if not self.silent_last or not ids:
             return self.test(ids)
         verdict = self.test(ids[:-1])
@@ -82,34 +87,35 @@ class PairReach:
 
 
 def span_reach(problem: SpanProblem, inside: Pairs, farthest: float, last: frozenset[int] = frozenset()) -> PairReach:
-    """Return what a reading of a clean update, dropout off, could have recovered.
+    """Return what a reader could have recovered that tests pairs against the span.
 
     Args:
-        problem: what was seen.
-        inside: the pairs that the reading took to be in the span.
-        farthest: distance beyond which it takes no pair.
+        problem: the observation with its parts.
+        inside: the pairs that the reader took to be in the span.
+        farthest: largest distance of such a pair.
         last: candidates for the last place of a language model's sequence.
     """
-    # Where only the span of images is known, or local steps blur that of the inputs, the reading has measures of its own.
+    # With adapters at their start or after local steps there is no exact span, and the reader has a test of its own.
     if problem.basis.rank == 0 or problem.seen.facts.view == "delta":
         return dropout_reach(problem, inside, inside, all_tried=True, last=last)
     return _reach(problem, inside, SpanTest(problem, farthest), last)
 
 
 def bag_of_words_reach(tokens: Iterable[int]) -> PairReach:
-    """Return what a reading that names tokens and not their places could have recovered; there is no test."""
-    return PairReach(frozenset((token, 0) for token in tokens), lambda ids: None, position_free=True)
+    """Return what a reader could have recovered that names tokens without places."""
+    return PairReach(frozenset((token, 0) for token in tokens), lambda _: None, position_free=True)
 
 
 def prefix_reach(
     problem: SpanProblem, allowed: Mapping[int, Tensor], test: Callable[[Tensor], bool], last: Iterable[int] = ()
 ) -> PairReach:
-    """Return what a reading that grows sequences word by word could have recovered.
+    """Return what a reader could have recovered that grows sequences word by word.
 
     Args:
-        problem: what was seen.
-        allowed: position -> (M,) token ids that were tried there; position 0 for all where inputs carry no position.
-        test: whether all prefixes of one sequence (T,) are right.
+        problem: the observation with its parts.
+        allowed: position -> (M,) token ids that were tried there; position 0 stands for all if inputs carry no
+            position.
+        test: whether all prefixes of one sequence (T,) pass.
         last: candidates for the last place of a language model's sequence.
     """
     device = problem.basis.vectors.device
@@ -130,13 +136,13 @@ def prefix_reach(
 def dropout_reach(
     problem: SpanProblem, fitted: Pairs, found: Pairs, *, all_tried: bool, last: frozenset[int] = frozenset()
 ) -> PairReach:
-    """Return what a reading behind dropout masks could have recovered.
+    """Return what a reader could have recovered behind dropout masks.
 
     Args:
-        problem: what was seen.
+        problem: the observation with its parts.
         fitted: the pairs that the regressions were tried on.
         found: those that were found behind a mask.
-        all_tried: there was time for every fit; what was not tried is not refused.
+        all_tried: every fit had time; otherwise a missing pair gives no verdict.
         last: candidates for the last place of a language model's sequence.
     """
     known = _pairs(problem, found)
@@ -151,13 +157,13 @@ def dropout_reach(
 
 
 def ranked_reach(problem: SpanProblem, ranked: Pairs, last: frozenset[int] = frozenset()) -> PairReach | None:
-    """Return what a reading that only ranks pairs could have recovered.
+    """Return what a reader could have recovered that only ranks pairs.
 
-    None where it ruled out nothing, because it kept as many tokens at a position as there are: then every token is a
-    candidate, whatever the update says.
+    None if it kept as many tokens at a position as there are: then every token is a candidate, whatever the update
+    says.
 
     Args:
-        problem: what was seen.
+        problem: the observation with its parts.
         ranked: the pairs that it kept.
         last: candidates for the last place of a language model's sequence.
     """
@@ -165,7 +171,7 @@ def ranked_reach(problem: SpanProblem, ranked: Pairs, last: frozenset[int] = fro
     kept = Counter(place for _, place in pairs)
     if max(kept.values(), default=0) >= problem.stage.vocabulary:
         return None
-    return _reach(problem, ranked, lambda ids: None, last)
+    return _reach(problem, ranked, lambda _: None, last)
 
 
 def _reach(
@@ -186,20 +192,26 @@ def _pairs(problem: SpanProblem, pairs: Pairs) -> frozenset[tuple[int, int]]:
 
 
 class SpanTest:
-    """Whether a sequence lies in the span of the first block, and in that of the second where it can be computed."""
+    """Whether a sequence lies in the spans of the first and the second block.
+
+    The second block counts only where its inputs can be computed and its update is shared.
+    """
 
     def __init__(self, problem: SpanProblem, farthest: float) -> None:
         """Prepare; the second block is looked up at the first question.
 
         Args:
-            problem: what was seen, dropout off.
-            farthest: distance from the first block's span beyond which a pair is not in it.
+            problem: the observation with its parts, dropout off.
+            farthest: largest distance from the first block's span at which a pair is in it.
         """
         self._problem = problem
         self._farthest = farthest
 
     def __call__(self, ids: tuple[int, ...]) -> bool:
-        """Return whether every input of the sequence lies in the spans; an attack looks no further than its positions."""
+        """Return whether every input of the sequence lies in the spans.
+
+        Sequences longer than the scanned positions fail.
+        """
         stage, basis = self._problem.stage, self._problem.basis
         if not ids or (len(ids) > stage.max_length and not stage.position_free):
             return False
@@ -213,11 +225,11 @@ class SpanTest:
         try:
             return _within(second.inputs(tokens), second.basis, FARTHEST_SECOND)
         except AnatomyError:
-            return True  # that block is not run, so it cannot speak against the sequence
+            return True  # the second block is not run for this sequence, so it is no evidence against it
 
     @cached_property
     def _second(self) -> _SecondBlock | None:
-        """None where the second block says nothing: it is withheld, full, or behind dropout."""
+        """The second block; None if it is withheld, full, or behind dropout."""
         seen = self._problem.seen
         if seen.facts.training_mode and any(seen.facts.dropout.values()):
             return None
@@ -233,9 +245,10 @@ class SpanTest:
 
 
 def second_block(model: nn.Module, anatomy: Anatomy) -> tuple[Projection, ...]:
-    """Return the second block's counterparts of the first one's projections; empty where there are none.
+    """Return the second block's counterparts of the first block's projections.
 
-    Blocks stand in one list of modules and are alike, so a counterpart has the same name but for its place in that list.
+    Blocks stand in one list of modules and are alike, so a counterpart has the same name except for its place in that
+    list. Empty if there are none.
     """
     parameters = {name for name, _ in model.named_parameters()}
     stacks = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module) > 1]
@@ -252,7 +265,7 @@ def second_block(model: nn.Module, anatomy: Anatomy) -> tuple[Projection, ...]:
 
 @dataclass(frozen=True)
 class _SecondBlock:
-    """The second block's span, and the way to its inputs."""
+    """The second block's span, and the computation of its inputs."""
 
     model: nn.Module
     reader: nn.Module

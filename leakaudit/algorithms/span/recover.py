@@ -1,25 +1,27 @@
 """Exact recovery: pick the reader that fits an update, and run it.
 
-The modules beside this one hold what all readers share: the observation with its parts (`problem`), the subspace of the inputs
-(`subspace`), which tokens at which positions lie near it (`candidates`), and which of them form a sequence (`grouping`).
-What comes out is re-simulated where that is possible (`leakaudit.algorithms.resimulation`).
+`can_recover` says whether the span attack applies at all. `recover` builds the problem and asks the readers in the
+order of `READERS`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 
-from leakaudit.algorithms.span.problem import SpanProblem, positions_of, span_problem_of
-from leakaudit.algorithms.span.readers.bag_of_words import read_bag
-from leakaudit.algorithms.span.readers.decoder import read_causal
-from leakaudit.algorithms.span.readers.dropout import read_masked
-from leakaudit.algorithms.span.readers.early_dropout import read_premasked
-from leakaudit.algorithms.span.readers.encoder import read_clean
-from leakaudit.algorithms.span.readers.local_steps import read_local
-from leakaudit.algorithms.span.readers.lora import only_adapters, read_adapters, why_unreadable
-from leakaudit.algorithms.span.readers.noisy import read_damaged
+from leakaudit.algorithms.span.problem import SpanProblem, only_adapters, positions_of, span_problem_of
+from leakaudit.algorithms.span.readers import (
+    bag_of_words,
+    decoder,
+    dropout,
+    early_dropout,
+    encoder,
+    local_steps,
+    lora,
+    noisy,
+)
 from leakaudit.algorithms.span.subspace import span_of, stacked_update
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
@@ -28,15 +30,48 @@ from leakaudit.plugins.attack_protocol import APPLIES, Applicability, Reconstruc
 from leakaudit.plugins.budget import Budget
 
 CANDIDATES = 64
-"""Tokens per position that are checked in float64. Our choice: true tokens were always within the nearest 105 of 30,522
-with dropout on, and within the nearest few without."""
+"""Tokens per position that are checked in float64.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 BEAM = 8
-"""Hypotheses kept while a sequence is assembled."""
+"""Hypotheses that are kept while a sequence grows. Our choice."""
+
+
+class Reader(Protocol):
+    """A module that recovers the batch from one kind of update."""
+
+    def fits(self, problem: SpanProblem) -> bool:
+        """Say whether the problem is of this reader's kind; cheap."""
+        ...
+
+    def read(self, problem: SpanProblem) -> Reconstruction | None:
+        """Return what was recovered, or None to leave the problem to the next reader."""
+        ...
+
+
+READERS: tuple[Reader, ...] = (
+    local_steps,
+    lora,
+    early_dropout,
+    dropout,
+    decoder,
+    encoder,
+    bag_of_words,
+    noisy,
+)
+"""Readers in the order in which they are asked. The last one fits every problem."""
 
 
 def can_recover(seen: Observation, max_positions: int = 0) -> Applicability:
-    """Look for the parts, a non-zero update and an input that carries positions."""
+    """Say whether the span attack applies.
+
+    It needs the first attention block, a non-zero shared update of that block, and directions that this update leaves
+    empty; a declared defence or low precision excuses an update that fills all directions.
+
+    Args:
+        seen: the observation.
+        max_positions: positions to scan; 0 takes the model's own limit.
+    """
     try:
         anatomy = anatomy_of(seen.model)
         input_stage_of(seen.model, positions_of(seen, max_positions))
@@ -44,7 +79,7 @@ def can_recover(seen: Observation, max_positions: int = 0) -> Applicability:
         return not_applicable(str(error))
     if only_adapters(seen.update, anatomy):
         weights = {name: parameter.detach() for name, parameter in seen.model.named_parameters()}
-        reason = why_unreadable(seen.update, anatomy, weights)
+        reason = lora.why_unreadable(seen.update, anatomy, weights)
         return not_applicable(reason) if reason else APPLIES
     present = [p for p in anatomy.projections if p.weight in seen.update]
     if not present:
@@ -58,7 +93,7 @@ def can_recover(seen: Observation, max_positions: int = 0) -> Applicability:
     if basis.noisy and not damaged:
         return not_applicable(
             f"the update fills all directions of the hidden size {anatomy.hidden}, and no declared defence or low precision "
-            "explains it: the batch has at least as many tokens, and the span is everything"
+            "explains it: the batch has at least as many tokens, so every input lies in the span"
         )
     return APPLIES
 
@@ -72,41 +107,30 @@ def recover(
     beam: int = BEAM,
     max_positions: int = 0,
 ) -> Reconstruction:
-    """Pick the reader that fits and run it.
+    """Return what the first reader recovers that fits the update.
 
     Args:
         seen: `can_recover` applies to it.
-        rng: of every random choice.
-        budget: seconds.
+        rng: generator of every random choice.
+        budget: time in seconds.
         candidates: tokens per position that are checked in float64.
-        beam: hypotheses kept while a sequence is assembled.
+        beam: hypotheses kept while a sequence grows.
         max_positions: positions to scan; 0 takes the model's own limit.
     """
     problem = span_problem_of(seen, keep=candidates, beam=beam, max_positions=max_positions, rng=rng, budget=budget)
     found = _read(problem)
-    facts = {"rank": float(problem.basis.rank), "gap": problem.basis.gap, "hidden": float(problem.anatomy.hidden)}
+    diagnostics = {"rank": float(problem.basis.rank), "gap": problem.basis.gap, "hidden": float(problem.anatomy.hidden)}
     return replace(
-        found, diagnostics={**facts, **found.diagnostics}, stop="budget" if budget.exhausted() else found.stop
+        found, diagnostics={**diagnostics, **found.diagnostics}, stop="budget" if budget.exhausted() else found.stop
     )
 
 
 def _read(problem: SpanProblem) -> Reconstruction:
-    """Read a scene by the method that fits it; ranking never refuses."""
-    found = None
-    if problem.seen.facts.view == "delta":
-        found = read_local(problem)
-    elif only_adapters(problem.seen.update, problem.anatomy):
-        found = read_adapters(problem)
-    elif problem.basis.noisy or (problem.dropout and problem.stage.position_free):
-        pass
-    elif problem.dropout and problem.anatomy.dropout_before:
-        found = read_premasked(problem)
-    elif problem.dropout:
-        found = read_masked(problem)
-    else:
-        found = read_causal(problem) if problem.anatomy.causal else None
-        found = found or (None if problem.stage.position_free else read_clean(problem))
-    return found or (read_bag(problem) if problem.stage.position_free else read_damaged(problem))
+    """Return the result of the first reader that fits and finds something."""
+    for reader in READERS:
+        if reader.fits(problem) and (found := reader.read(problem)) is not None:
+            return found
+    raise AssertionError("the last reader fits every problem and always returns a guess")
 
 
 def _names(anatomy: Anatomy) -> str:

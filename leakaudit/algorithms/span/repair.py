@@ -1,8 +1,11 @@
-"""What becomes of sequences that attention put together wrongly, where it cannot be told which words stand together.
+"""Repairs sequences that attention assembled wrongly.
 
-A sequence that is longer than a head is wide is not tested by its attention, and comes out with words of its neighbours. What is
-tried, from cheap to dear: members are exchanged by their attention; sequences are searched whose marks are balanced
-(`span_balance`); near misses are simulated, and changed where they are off most.
+It is used where the feed-forward span gives no information. A sequence with more tokens than a head has dimensions is
+not tested by `attention_evidence`, and contains words of its neighbours. The repairs, from fast to slow:
+
+1. members are exchanged by attention;
+2. the sequence that satisfies the attention identity is searched (`attention_identity`);
+3. near misses are simulated, and changed where they are off most (`repair_group`).
 """
 
 from __future__ import annotations
@@ -13,46 +16,52 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from leakaudit.algorithms.span.attention_evidence import Group
 from leakaudit.algorithms.span.attention_identity import SATISFIED, AttentionIdentity
-from leakaudit.algorithms.span.deflation import Batch
-from leakaudit.algorithms.span.grouping import Group, both_sides
+from leakaudit.algorithms.span.deflation import RemainingUpdate
+from leakaudit.algorithms.span.factoring import both_sides
 
 EXCHANGES, EXCHANGEABLE = 3, 30
-"""Members of a sequence that are exchanged by their attention, and tokens up to which it is tried. Our choice: a head of 32 dimensions
-explains everything from 33 members on."""
+"""Exchanges by attention per sequence, and the longest sequence for which they are tried.
+Our choice: a head of 32 dimensions explains everything from 33 members on."""
 
 SHARE = 0.2
-"""Of the budget left, what one search for balanced sequences may use. Our choice."""
+"""Share of the remaining budget for one search by the attention identity.
+Our choice."""
 
 ENDS = 3
-"""Ends that a sequence may have with which its balance is searched to the end. Our choice: a wrong first one mostly shows at once."""
+"""Ends of a sequence whose search is run to the end.
+Our choice: a wrong end mostly shows at once."""
 
 MOST_ROUNDS, MOST_CHANGES = 10, 24
-"""Times that a near miss is changed, and single changes simulated each time. Our choice: a change costs one short forward and backward
-pass, and all that help are made at once."""
+"""Rounds in which a near miss is changed, and single changes simulated per round.
+Our choice: a change costs one short forward and backward pass, and all changes that help are made at once."""
 
 
-def repair(batch: Batch, groups: Sequence[Group]) -> list[Group]:
-    """Take out what agrees with the update after exchanges by attention, or else when balanced; return what else is made of the groups.
+def repair(remaining: RemainingUpdate, groups: Sequence[Group]) -> list[Group]:
+    """Subtract the sequences that agree after exchanges, or after the identity search.
 
     Args:
-        batch: settled, and nothing taken out of it since.
+        remaining: solved, and nothing subtracted since.
         groups: sequences that do not agree with the update.
+
+    Returns:
+        The sequences that still do not agree.
     """
-    before = len(batch.found)
-    left = batch.take_confirmed(
-        [[group] for group in _exchanged(batch, [g for g in groups if len(g.members) <= EXCHANGEABLE])]
+    before = len(remaining.found)
+    left = remaining.take_confirmed(
+        [[group] for group in _exchanged(remaining, [g for g in groups if len(g.members) <= EXCHANGEABLE])]
     )
     left += [group for group in groups if len(group.members) > EXCHANGEABLE]
-    if len(batch.found) > before or batch.problem.budget.exhausted():
+    if len(remaining.found) > before or remaining.problem.budget.exhausted():
         return left
-    return batch.take_confirmed(_satisfying_identity(batch, left)) or left
+    return remaining.take_confirmed(_satisfying_identity(remaining, left)) or left
 
 
-def _exchanged(batch: Batch, groups: Sequence[Group]) -> list[Group]:
-    """Return what becomes of sequences when members are exchanged by their attention for any pair that is left."""
-    rows = batch.live().nonzero().flatten()
-    evidence = batch.evidence(rows)
+def _exchanged(remaining: RemainingUpdate, groups: Sequence[Group]) -> list[Group]:
+    """Return the sequences after exchanges by attention with any remaining pair."""
+    rows = remaining.live().nonzero().flatten()
+    evidence = remaining.evidence(rows)
     place = {row: n for n, row in enumerate(rows.tolist())}
     exchanged = []
     for group in groups:
@@ -61,10 +70,13 @@ def _exchanged(batch: Batch, groups: Sequence[Group]) -> list[Group]:
     return exchanged
 
 
-def _satisfying_identity(batch: Batch, groups: Sequence[Group]) -> list[list[Group]]:
-    """Return for each of the groups of which something comes what that is when its marks are balanced, best first."""
-    options = _Options.of(batch)
-    budget = batch.problem.budget.part(SHARE)
+def _satisfying_identity(remaining: RemainingUpdate, groups: Sequence[Group]) -> list[list[Group]]:
+    """Return the best hypotheses for each sequence by the attention identity.
+
+    Groups without any are left out.
+    """
+    options = _Options.of(remaining)
+    budget = remaining.problem.budget.part(SHARE)
     better: list[list[Group]] = []
     ends = set(options.ends)
     done: set[int] = set()
@@ -89,54 +101,60 @@ def _satisfying_identity(batch: Batch, groups: Sequence[Group]) -> list[list[Gro
 
 @dataclass(frozen=True)
 class _Options:
-    """What may stand at each place of a sequence, for all that the ledger says, and the search among that."""
+    """What may stand at each place of a sequence, and the search among it."""
 
     rows: Tensor
-    """(n,) pairs; one may be there twice, with and without a known update."""
+    """(n,) int64: pairs; a pair may occur twice, with and without a known gradient."""
     places: list[int]
     """Position of each."""
     identity: AttentionIdentity
+    """The search by the attention identity."""
     inner: Tensor
     """(n,) booleans: options that do not end a sequence."""
     ends: list[int]
-    """Options that may be the last of one."""
+    """Options that may end a sequence."""
 
     @classmethod
-    def of(cls, batch: Batch) -> _Options:
-        """Find what may stand where in a batch that was settled."""
-        attribution, pairs, assignments = batch.attribution, batch.pairs, batch.assignments
+    def of(cls, remaining: RemainingUpdate) -> _Options:
+        """Find the options in a remaining update that was solved."""
+        attribution, pairs, assignments = remaining.attribution, remaining.pairs, remaining.assignments
         at = attribution.positions
-        # A token that is entered at a place where something is wrong, or not quite surely, may stand elsewhere as well.
+        # A token whose assignment is doubtful or uncertain may stand elsewhere as well.
         elsewhere = torch.zeros(int(attribution.tokens.max()) + 1, dtype=torch.bool, device=at.device)
         elsewhere[attribution.tokens[assignments.assigned & (assignments.doubtful[at] | ~assignments.certain)]] = True
         possible = (
             assignments.open
             | assignments.assigned
-            | (batch.live() & elsewhere[attribution.tokens] & ~assignments.explained[at])
+            | (remaining.live() & elsewhere[attribution.tokens] & ~assignments.explained[at])
         )
         if int((pairs.positions == 0).sum()) == 1:
             possible |= pairs.positions == 0
         rows = possible.nonzero().flatten()
-        # What is entered there may be wrong by another's part, or that of several: then its place is known, and its update is not.
+        # An assigned gradient may contain another token's: then the place is known, and the gradient is not.
         again = rows[assignments.assigned[rows] & (assignments.doubtful | assignments.shared)[at[rows]]]
         assigned = torch.cat([assignments.assigned[rows], torch.zeros_like(again, dtype=torch.bool)])
         rows = torch.cat([rows, again])
         single = assignments.single[at[rows]] & ~assigned & assignments.open[rows]
         gradients = torch.where(
-            single, assignments.residual[:, at[rows]] / attribution.along_position[rows], batch.gradients_of(rows).T
+            single, assignments.residual[:, at[rows]] / attribution.along_position[rows], remaining.gradients_of(rows).T
         )
-        updates = both_sides(batch.scale * gradients, batch.problem.anatomy)
-        is_end = torch.zeros_like(assigned) if batch.end is None else pairs.tokens[rows] == batch.end
+        updates = both_sides(remaining.scale * gradients, remaining.problem.anatomy)
+        is_end = torch.zeros_like(assigned) if remaining.end is None else pairs.tokens[rows] == remaining.end
         return cls(
             rows=rows,
             places=pairs.positions[rows].tolist(),
-            identity=AttentionIdentity(batch.vectors[:, rows], updates, assigned | single, pairs.positions[rows]),
+            identity=AttentionIdentity(remaining.vectors[:, rows], updates, assigned | single, pairs.positions[rows]),
             inner=~is_end,
             ends=(is_end & assignments.last[at[rows]]).nonzero().flatten().tolist(),
         )
 
     def start(self, group: Group, end: int) -> list[int]:
-        """Return by place the options of a group's members before an end, -1 where it has none."""
+        """Return an option of the group's members by place, -1 where there is none.
+
+        Args:
+            group: the sequence.
+            end: the option that ends it.
+        """
         start = [-1] * self.places[end] + [end]
         members = set(group.members)
         for option, row in reversed(list(enumerate(self.rows.tolist()))):
@@ -145,28 +163,31 @@ class _Options:
         return start
 
     def last_of(self, group: Group) -> list[int]:
-        """Return the option of a group's last member, where sequences end with nothing in particular."""
+        """Return the option of a group's last member, where no fixed token ends sequences."""
         return (self.rows == group.members[-1]).nonzero().flatten().tolist()[:1]
 
 
-def repair_group(batch: Batch, group: Group) -> bool:
-    """Exchange words of a near miss until it agrees with the update, and take it out; return whether that came to pass.
+def repair_group(remaining: RemainingUpdate, group: Group) -> bool:
+    """Exchange words of a near miss until it agrees, and subtract it.
 
-    Simulated, each word of its own says how far it is off, and a stranger is off most.
+    Simulated alone, each member with a known gradient has a relative error; a wrong member has the largest.
 
     Args:
-        batch: settled, and nothing taken out of it since.
+        remaining: solved, and nothing subtracted since.
         group: the near miss.
+
+    Returns:
+        Whether it agrees and was subtracted.
     """
-    if not batch.can_simulate:
+    if not remaining.can_simulate:
         return False
-    others = _others(batch)
+    others = _others(remaining)
     best, members = float("inf"), group.members
     for _ in range(MOST_ROUNDS):
-        if batch.problem.budget.exhausted():
+        if remaining.problem.budget.exhausted():
             return False
-        (part,) = batch.simulate([members])
-        misfits = batch.misfits(members, part)
+        (part,) = remaining.simulate([members])
+        misfits = remaining.misfits(members, part)
         changes = [
             (place, row)
             for place in sorted(range(1, len(members)), key=lambda place: -misfits[place])
@@ -174,13 +195,13 @@ def repair_group(batch: Batch, group: Group) -> bool:
             if row != members[place]
         ][:MOST_CHANGES]
         variants = [(*members[:place], row, *members[place + 1 :]) for place, row in changes]
-        parts = batch.simulate(variants)
+        parts = remaining.simulate(variants)
         for variant, simulated in zip([members, *variants], [part, *parts], strict=True):
-            if (fit := batch.fit(variant, simulated)) is not None:
-                batch.take(variant, fit[1])
+            if (fit := remaining.fit(variant, simulated)) is not None:
+                remaining.take(variant, fit[1])
                 return True
         off = _mean(misfits)
-        offs = [_mean(batch.misfits(variant, part)) for variant, part in zip(variants, parts, strict=True)]
+        offs = [_mean(remaining.misfits(variant, part)) for variant, part in zip(variants, parts, strict=True)]
         gains = sorted((off_then, *change) for off_then, change in zip(offs, changes, strict=True) if off_then < off)
         if off >= best or not gains:
             return False
@@ -188,25 +209,33 @@ def repair_group(batch: Batch, group: Group) -> bool:
     return False
 
 
-def _others(batch: Batch) -> dict[int, list[int]]:
-    """Return by position the pairs that may stand there: those that are settled, then the others, the likeliest first."""
-    assignments = batch.assignments
+def _others(remaining: RemainingUpdate) -> dict[int, list[int]]:
+    """Return by position the pairs that may stand there, the most likely first.
+
+    Assigned pairs come first.
+    """
+    assignments = remaining.assignments
     others: dict[int, list[int]] = {}
     in_question = (assignments.open | assignments.assigned).nonzero().flatten().tolist()
     for row in sorted(
         in_question, key=lambda r: (not bool(assignments.assigned[r]), -float(assignments.coefficient[r]))
     ):
-        others.setdefault(int(batch.pairs.positions[row]), []).append(row)
+        others.setdefault(int(remaining.pairs.positions[row]), []).append(row)
     return others
 
 
 def _mean(misfits: Sequence[float]) -> float:
-    """Return the mean misfit of a sequence's members, but for the first, which stands in every sequence."""
+    """Return the mean error of the members; the first one is in every sequence."""
     return sum(misfits[1:]) / max(1, len(misfits) - 1)
 
 
 def _all_made(members: Sequence[int], gains: Sequence[tuple[float, int, int]]) -> tuple[int, ...]:
-    """Return a sequence with all changes made that help alone, (misfit, place, row), the best at each place."""
+    """Return a sequence with the best helpful change at each place made.
+
+    Args:
+        members: of the sequence.
+        gains: (error after the change, place, row), best first.
+    """
     changed: dict[int, int] = {}
     for _, place, row in gains:
         changed.setdefault(place, row)

@@ -1,4 +1,4 @@
-"""How far an input is from the span of an update, in units of what rounding leaves there."""
+"""Distance of an input from the span, in units of what rounding causes."""
 
 from __future__ import annotations
 
@@ -10,31 +10,36 @@ from torch import Tensor
 from leakaudit.algorithms.span.subspace import Basis, span_of
 
 ROUNDING_UNITS = 10.0
-"""Distance from the second span, in units of what rounding leaves, up to which a prefix is right. Measured on a train split
-(GPT-2 and LLaMA shapes, D = 384, up to 358 prefixes): at most 4.4 for true prefixes, 27 and more for prefixes with one wrong
-word, early or late."""
+"""Largest distance, in units of rounding, at which an input is in the span.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 FORWARD_ERROR = 3e-7
-"""Relative error of an input computed in float32 in a batch of another shape than the client's. Measured: 1e-7 to 3e-7."""
+"""Relative error of an input that is computed in float32 in a batch of another shape.
+Measured; see docs/decisions/span_constants.md."""
 
 
 @dataclass(frozen=True)
 class ResidualScale:
-    """Measures how far an input is from the span of an update, in units of what rounding leaves.
+    """Measures the distance of inputs from the span, in units of rounding.
 
-    An update G with noise of deviation e per entry has right singular vectors v_k that lean out of the true span by about
-    e / s_k in each of the D - R other directions (first-order perturbation). So a true input x = sum_k c_k v_k is off by
-    sqrt((D - R) sum_k (c_k e / s_k)^2), a lot where it needs weak directions; e is read off what lies outside the span.
-    (Own derivation.)
+    An update G (F, D) with noise of standard deviation e per entry has right singular vectors v_k that lean out of the
+    true span by about e / s_k in each of the D - R other directions, with s_k the singular value (first-order
+    perturbation). So a true input x = sum_k c_k v_k has an expected distance of
+
+        sqrt((D - R) sum_k (c_k e / s_k)^2),
+
+    which is large where x needs weak directions. The noise e is measured on the part of G outside the span. (Own
+    derivation.)
     """
 
     basis: Basis
+    """The span, with R directions."""
     perturbation: Tensor
-    """(R,) float64: sqrt(D - R) e / s_k."""
+    """(R,) float64: sqrt(D - R) e / s_k, how far each direction leans out of the true span."""
 
     @classmethod
     def of(cls, stacked: Tensor) -> ResidualScale:
-        """Measure the noise of a stacked update (F, D), float64."""
+        """Measure the noise of a stacked update (F, D) float64."""
         basis = span_of(stacked)
         strength = (stacked @ basis.vectors.T).norm(dim=0)  # (R,)
         outside = stacked - (stacked @ basis.vectors.T) @ basis.vectors
@@ -44,11 +49,14 @@ class ResidualScale:
 
     @property
     def certainty(self) -> float:
-        """The inverse of the largest leaning: how much stronger the weakest direction is than the noise."""
+        """Strength of the weakest direction over the noise."""
         return 1.0 / max(float(self.perturbation.max()), 1e-300)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Return (N,) float64 distances of inputs (N, D); infinite for zero inputs, which lie in every span and leave no trace."""
+        """Return (N,) float64 distances of inputs (N, D), in units of rounding.
+
+        A zero input gets infinity: it lies in every span and adds nothing to an update.
+        """
         inputs = inputs.double()
         inside = inputs @ self.basis.vectors.T
         off = (inputs - inside @ self.basis.vectors).norm(dim=1)

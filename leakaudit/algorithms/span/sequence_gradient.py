@@ -1,10 +1,10 @@
-"""What one guessed sequence alone adds to the update of the layers that read the first attention input.
+"""What one guessed sequence alone adds to the first block's update.
 
-The update of a batch is a weighted sum over its sequences, and the weights are the gradients of the loss with respect to the
-logits: few, unknown, and the same for all tokens of a sequence. So the gradient of each logit is simulated, and the weights
-come out by least squares against what the observed update says of the sequence's own tokens: thousands of equations for one
-weight a class. Agreement to rounding proves the sequence without the rest of the batch, and its part can be taken out of the
-update, which leaves a smaller batch to read. Needs dropout off: masks of later layers are unknown. (Own derivation.)
+The update of a batch is a weighted sum over its sequences. The weights are the gradients of the loss with respect to
+the logits: few, unknown, and the same for all tokens of a sequence. So the gradient of each logit is simulated, and the
+weights follow by least squares from the gradients of the sequence's own tokens: thousands of equations for one weight
+per class. If they agree to rounding, the sequence is confirmed without the rest of the batch, and its part can be
+subtracted. It needs dropout off, because the masks of later layers are unknown. (Own derivation.)
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from leakaudit.models.structure import Projection
 
 @dataclass(frozen=True)
 class SequenceGradient:
-    """One sequence of L tokens."""
+    """The simulated gradients of one sequence of L tokens, for C classes."""
 
     gradients: Tensor
-    """(C - 1, L, F) float64: derivative of each logit's lead over the first with respect to the outputs of some layers, side by side."""
+    """(C - 1, L, F) float64: derivative of each logit minus the first, by the outputs of some layers."""
     inputs: Tensor
     """(L, W) float64: what the last of these layers reads."""
 
@@ -33,11 +33,13 @@ class SequenceGradient:
 def sequence_gradients(
     seen: Observation, layers: Sequence[Projection], sequences: Sequence[Sequence[int]]
 ) -> list[SequenceGradient]:
-    """Simulate sequences one by one, in one padded batch and one backward pass a class.
+    """Simulate sequences one by one, in one padded batch.
+
+    There is one backward pass per class.
 
     Args:
         seen: a classification step with dropout off.
-        layers: linear layers of its model, of F outputs together.
+        layers: linear layers of its model, with F outputs together.
         sequences: token ids of each.
     """
     model = seen.model
@@ -52,7 +54,7 @@ def sequence_gradients(
         for handle in handles:
             handle.remove()
     outputs = [made[layer.module] for layer in layers]
-    # Cross-entropy's gradient sums to zero over the classes, so differences from the first logit span all there is.
+    # Cross-entropy's gradient sums to zero over the classes, so differences from the first logit span all gradients.
     scores = logits[:, 1:] - logits[:, :1] if logits.shape[1] > 1 else logits
     parts = []
     for number in range(scores.shape[1]):
@@ -70,7 +72,7 @@ def _keep(
     module: nn.Module, name: str, inputs: dict[str, Tensor], outputs: dict[str, Tensor]
 ) -> torch.utils.hooks.RemovableHandle:
     def keep(_: nn.Module, args: tuple[Tensor, ...], made: Tensor) -> Tensor:
-        if not made.requires_grad:  # everything before and in this layer may be frozen
+        if not made.requires_grad:  # all parameters up to this layer may be frozen
             made = made.detach().requires_grad_()
         inputs[name], outputs[name] = args[0], made
         return made

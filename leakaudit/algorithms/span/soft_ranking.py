@@ -1,14 +1,16 @@
-"""Every token of the vocabulary at every position, scored against a damaged update.
+"""Scores of every token at every position, against a noisy update.
 
-Under damage no (token, position) pair lies in the span, so pairs are ranked. Two scores, both in standard deviations over the
-vocabulary at that position (how far a token stands out of the rest, which needs no threshold):
+With noise no (token, position) pair lies in the span, so pairs are ranked. There are two scores, both in standard
+deviations over the vocabulary at that position, which needs no threshold:
 
-- `soft`: the share of the attention input x that lies in the span, each direction weighted by how much of it is signal;
-- `filtered`: with the output gradients D (T, F) of a hypothesis known by simulation, the update is G = D^T X + noise, linear in
-  the inputs X (T, D). Ridge regression around the vocabulary's mean input m_p gives the most likely rows
-  X = M + (D D^T + sigma^2 / tau^2)^-1 D (G - D^T M), tau^2 the variance of a coordinate over the vocabulary; a token scores by
-  the cosine of x - m_p with its row. This is where a hypothesis that is partly right finds its other words: noise is averaged
-  over all F features at once. (Own derivation.)
+- `soft`: the share of the attention input x that lies in the span, each direction weighted by its share of signal;
+- `filtered`: with the output gradients D (T, F) of a hypothesis known by simulation, the update is G = D^T X + noise,
+  linear in the inputs X (T, D). Ridge regression around the vocabulary's mean input m_p gives the most likely rows X =
+  M + (D D^T + sigma^2 / tau^2)^-1 D (G - D^T M), with tau^2 the variance of a coordinate over the vocabulary. A token
+  scores by the cosine of x - m_p with its row. With this score a partly right hypothesis finds its other words: noise
+  is averaged over all F features at once.
+
+(Own derivation.)
 """
 
 from __future__ import annotations
@@ -23,26 +25,27 @@ from leakaudit.algorithms.span.candidates import Scan
 from leakaudit.models.structure import InputStage
 
 SAMPLE = 2048
-"""Tokens, spread evenly over the vocabulary, from which mean and variance at a position are taken. Our choice: the mean of so
-many is within a fortieth of a deviation."""
+"""Tokens, evenly spaced, from which mean and variance at a position are estimated.
+Our choice: the mean then has an error of a fortieth of a deviation."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Scores of all V tokens at the first P positions against one damaged update."""
+    """Scores of all V tokens at the first P positions against one noisy update."""
 
     stage: InputStage
+    """Computes attention inputs."""
     positions: int
     """P."""
     soft: Tensor
-    """(V, P) float32, standard deviations above the vocabulary's mean at that position."""
+    """(V, P) float32: standard deviations above the vocabulary's mean at that position."""
 
     @classmethod
     def of(cls, stage: InputStage, vectors: Tensor, weights: Tensor, positions: int) -> Ranking:
         """Score all tokens against weighted directions.
 
         Args:
-            stage: how attention inputs come about.
+            stage: computes attention inputs.
             vectors: (R, D) float64, orthonormal rows.
             weights: (R,) float64, 0 to 1.
             positions: P.
@@ -72,7 +75,7 @@ class Ranking:
         return torch.stack(means), spread / self.positions
 
     def filtered(self, gradients: Tensor, update: Tensor) -> Tensor:
-        """Score all tokens at the positions of one hypothesis, given the output gradients that go with it.
+        """Score all tokens at the positions of one hypothesis, given its output gradients.
 
         Args:
             gradients: (T, F) float64, of the first block's projections, in units of the noise of the update's entries.
@@ -87,24 +90,26 @@ class Ranking:
         change = torch.linalg.solve(
             gradients @ gradients.T + ridge, gradients @ (update - gradients.T @ mean)
         )  # (T, D): most likely x - m
-        inner = self._inner(change)  # (V, T): x . change
+        inner = self.inner_products(change)  # (V, T): x . change
         inner = inner - (mean * change).sum(1).float()
-        size = (self._power[:, :length] - 2 * self._by_mean[:, :length] + mean.square().sum(1).float()).clamp_min(1e-9)
+        size = (
+            self.squared_norms[:, :length] - 2 * self._by_mean[:, :length] + mean.square().sum(1).float()
+        ).clamp_min(1e-9)
         return standardised(inner * size.rsqrt())
 
     @cached_property
     def _by_mean(self) -> Tensor:
         """(V, P): x . m_p."""
-        return self._inner(self._mean)
+        return self.inner_products(self._mean)
 
     @cached_property
-    def _power(self) -> Tensor:
-        """(V, P): |x|^2."""
+    def squared_norms(self) -> Tensor:
+        """(V, P): |x|^2 of every token at every position."""
         if not self.stage.additive:
             columns = [_inputs(self.stage, p).square().sum(1) for p in range(self.positions)]
             return torch.stack(columns, dim=1).float()
-        # |x|^2 is the share of x in the whole space times |x|^2: the quadratic form with the identity as basis is dear, so
-        # it is put together from linear forms: x = (gain * (w + d - mean) / std + shift).
+        # A quadratic form with the identity as basis is slow, so |x|^2 is
+        # computed from linear forms: x = gain * (w + d - mean) / std + shift.
         norm = self.stage.norm
         assert norm is not None
         gain, shift = norm.gain.float(), norm.shift.float()
@@ -121,7 +126,7 @@ class Ranking:
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
-        """(V, P) mean and standard deviation that the normalisation takes of w_t + d_p."""
+        """(V, P) mean and standard deviation of w_t + d_p that the normalisation takes."""
         norm = self.stage.norm
         assert norm is not None
         w = self.stage.token_vectors.float()
@@ -130,7 +135,7 @@ class Ranking:
         mean = w.mean(1)[:, None] + d.mean(1)[None] if norm.centred else torch.zeros_like(power)
         return mean, (power - mean.square() + norm.eps).clamp_min(1e-12).sqrt()
 
-    def _inner(self, rows: Tensor) -> Tensor:
+    def inner_products(self, rows: Tensor) -> Tensor:
         """Return (V, T) float32: x(t, p) . row_p for rows (T, D)."""
         if not self.stage.additive:
             columns = [_inputs(self.stage, p) @ row for p, row in enumerate(rows)]
@@ -147,7 +152,7 @@ class Ranking:
 
 
 def standardised(scores: Tensor) -> Tensor:
-    """Return scores (V, P) in standard deviations from the vocabulary's mean at each position."""
+    """Return scores (V, P) in standard deviations from the mean at each position."""
     return (scores - scores.mean(0)) / scores.std(0).clamp_min(1e-12)
 
 

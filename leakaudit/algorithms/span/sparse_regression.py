@@ -1,14 +1,15 @@
-"""Which tokens, one a position, explain a damaged update together: a regression with the tokens as unknowns.
+"""Which tokens, one per position, explain a noisy update together.
 
-In units of its noise the stacked update is S = A X + N: X (T, D) the attention inputs of a sentence, A (F, T) unknown, N of unit
-variance. With the best A, the tokens X explain |S P|^2, P the projector on their span; noise alone gives F per direction. So a
-sentence of T tokens is as good as
+This is a regression with the tokens as unknowns. In units of its noise the stacked update is S = A X + N: X (T, D) the
+attention inputs of a sentence, A (F, T) unknown, N of unit variance. With the best A, the tokens X explain |S P|^2,
+with P the projector on their span; noise alone gives F per direction. So a sentence of T tokens has the score
 
-    J(X) = |S P|^2 - F T,
+    J(X) = |S P|^2 - F T.
 
-and given all other tokens, the one at a position is the x with the largest Rayleigh quotient |S y|^2 / |y|^2 of its part y
-outside the others' span. That uses how strong each direction is, which a distance from the span does not, and it tells lengths
-apart: a token that is not there explains F and no more. (Own derivation; coordinate ascent from the marginal ranking.)
+Given all other tokens, the best token at a position is the x with the largest Rayleigh quotient |S y|^2 / |y|^2, where
+y is the part of x outside the others' span. The score uses how strong each direction is, which a distance from the span
+does not. It also tells lengths apart: a token that is not in the batch explains F and no more. (Own derivation;
+coordinate ascent from the marginal ranking.)
 """
 
 from __future__ import annotations
@@ -22,23 +23,26 @@ from torch import Tensor
 from leakaudit.plugins.budget import Budget
 
 NEARLY_DEPENDENT = 0.02
-"""Share of |x|^2 outside the others' span below which a candidate is not judged. Our choice: what is left of it is mostly rounding of the
-position vectors, and a quotient of two small numbers."""
+"""Share of |x|^2 outside the others' span below which a candidate is not judged.
+Our choice: the rest is mostly rounding of the position vectors, and the quotient is that of two small numbers."""
 
 NEGLIGIBLE = 1e-6
-"""Share of the strongest direction's energy below which a direction is left out. Our choice: no word hangs on it."""
+"""Share of the strongest direction's energy below which a direction is left out.
+Our choice: no word depends on it."""
 
 NEAR = 32
-"""Candidates looked at where the best few are enough: to compare lengths, to fill the place of a word that moved. Our choice."""
+"""Candidates per position where the best few are enough. Our choice."""
 
 SKETCH_SWEEPS = 2
 """Sweeps of the ascent that compares lengths. Our choice."""
 
 EXCHANGES = 2
-"""Rounds of exchanges between all pairs of positions. Our choice: a third hardly ever changes anything."""
+"""Rounds of exchanges between all pairs of positions.
+Our choice: a third round hardly ever changes anything."""
 
 MOST_SWEEPS = 12
-"""Sweeps of the ascent. Our choice: on a train split it stands still after three to six."""
+"""Most sweeps of the ascent.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +58,13 @@ class JointFit:
     """The regression over one update, for sentences of one length."""
 
     def __init__(self, gram: Tensor, features: int, pools: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
-        """Keep what is fitted.
+        """Prepare the regression.
 
         Args:
             gram: (D, D) float64: S^T S in units of the noise.
             features: F, rows of S.
-            pools: for each of T positions, the (K_p,) token ids that may stand there; one where it is known.
-            inputs: for each position, their (K_p, D) float64 attention inputs.
+            pools: (K_p,) token ids for each of T positions; one id where the token is known.
+            inputs: (K_p, D) float64 for each position: their attention inputs.
         """
         self._features, self._pools, self._inputs = features, pools, inputs
         values, vectors = torch.linalg.eigh(gram)
@@ -69,11 +73,14 @@ class JointFit:
         self._free = [p for p, pool in enumerate(pools) if len(pool) > 1]
 
     def sketch(self, budget: Budget) -> Joint:
-        """Return a sentence found quickly: ascent from the first token of every pool. Enough to compare lengths."""
+        """Return a rough solution: a short ascent from the first token of every pool.
+
+        It is good enough to compare lengths.
+        """
         return self._joint(*self._ascend([0] * len(self._pools), budget, NEAR, SKETCH_SWEEPS))
 
     def solve(self, budget: Budget) -> Joint:
-        """Return the best sentence found: greedy, surest word first, then ascent, then exchanges of words between positions."""
+        """Return the best sentence found: greedy choice, ascent, exchanges of positions."""
         chosen = self._greedy()
         chosen, score = self._ascend(chosen, budget)
         for _ in range(EXCHANGES):
@@ -92,7 +99,7 @@ class JointFit:
         return Joint(tuple(int(pool[i]) for pool, i in zip(self._pools, chosen, strict=True)), score)
 
     def _greedy(self) -> list[int]:
-        """Choose the pair with the largest gain, then the next one given the first, until every position has a word."""
+        """Choose the token with the largest gain first, then the next one given the first."""
         chosen = [0] * len(self._pools)
         rows = [x[0] for p, x in enumerate(self._inputs) if p not in self._free]
         missing = list(self._free)
@@ -108,7 +115,13 @@ class JointFit:
         return torch.stack([x[i] for x, i in zip(self._inputs, chosen, strict=True)])
 
     def _gains(self, position: int, others: Tensor | None, width: int | None = None) -> Tensor:
-        """Return (K,) the Rayleigh quotients of the (first) candidates at a position given the other rows (N, D)."""
+        """Return (K,): Rayleigh quotients of the first candidates at a position.
+
+        Args:
+            position: the position.
+            others: (N, D) inputs at the other positions, or None.
+            width: candidates to try; None takes all.
+        """
         candidates = self._inputs[position][:width]
         outside = candidates
         if others is not None:
@@ -137,7 +150,11 @@ class JointFit:
         return chosen, self._score(rows)
 
     def _moved(self, chosen: list[int], score: float, source: int, target: int) -> tuple[list[int], float]:
-        """Put the word at `source` to `target`, look for another one at `source`, and keep that if it is better."""
+        """Move a word to another position and fill its place; keep that if it is better.
+
+        Returns:
+            The choice and its score.
+        """
         token = self._pools[source][chosen[source]]
         found = (self._pools[target] == token).nonzero().flatten()
         if source == target or len(found) == 0 or int(found[0]) == chosen[target]:

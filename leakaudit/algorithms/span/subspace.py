@@ -1,9 +1,11 @@
-"""The subspace that the attention inputs of a step span, read off the update of the layers that see them.
+"""The span of the attention inputs, read from the update of their layers.
 
-For a linear layer y = W x the update is sum_i dy_i x_i^T: its row space is the span of the inputs x_i of all real tokens,
-as long as there are fewer distinct inputs than the hidden size D. Query, key and value read the same inputs, so their
-updates are stacked (Petrov et al., DAGER, NeurIPS 2024, Sec. 4.1 use one of them; stacking is ours: a token that hardly
-asks may still be asked).
+For a linear layer y = W x the update is sum_i dy_i x_i^T: its row space is the span of the inputs x_i of all real
+tokens, as long as there are fewer distinct inputs than the hidden size D. Query, key and value layers read the same
+inputs, so their updates are stacked.
+
+Source: Petrov et al., DAGER, NeurIPS 2024, Sec. 4.1, which uses one of the three layers. Stacking is ours: a token
+whose query has a small gradient may still have a large gradient of its key.
 """
 
 from __future__ import annotations
@@ -18,30 +20,36 @@ from torch import Tensor
 from leakaudit.models.structure import Anatomy
 
 FLOAT32_FLOOR = 3e-7
-"""Singular values below this share of the largest are rounding. Measured: 2e-8 to 5e-8 on updates summed in float32 over 15
-to 250 tokens (six-layer BERT encoder, D = 384, texts of a train split); set an order of magnitude above."""
+"""Share of the largest singular value below which a singular value is rounding.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 FULL_RANK_MARGIN = 4
-"""Directions that must stay empty for the span to say anything. Our choice: fewer leave no gap to see."""
+"""Directions that must stay empty for the span to be a test.
+Our choice: with fewer there is no gap between the singular values to see."""
 
 PRUNED_SHARE = 0.02
-"""Share of exact zeros above which a matrix counts as pruned. Our choice: sums of rounded products are hardly ever exactly zero."""
+"""Share of exact zeros above which a matrix counts as pruned.
+Our choice: sums of rounded products are hardly ever exactly zero."""
 
 FILLING_TURNS = 80
-"""Turns of filling in. Measured on a train split at half the entries pruned: the error falls from 0.17 to 0.06, true inputs come to
-within 0.03 of the span; twice as many turns help little more."""
+"""Iterations of `filled_in`.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 FIRST_SHRINKAGE = 0.3
-"""Shrinkage at first, as a share of the largest singular value. Our choice."""
+"""First shrinkage of `filled_in`, as a share of the largest singular value.
+Our choice."""
 
 FILLING_DECAY = 0.95
-"""By how much it falls each turn. Our choice: to a two-hundredth of the largest value at the end."""
+"""Factor on the shrinkage per iteration.
+Our choice: after all iterations it is about a two-hundredth of the largest singular value."""
 
 SHIFT = 1e-13
-"""Of a Gram matrix whose spectrum was not found, the share of its mean eigenvalue that is added before a second try. Our choice."""
+"""Share of the mean eigenvalue that is added to a Gram matrix whose spectrum was not found.
+Our choice: far below rounding."""
 
 LEAST_WEIGHT = 1e-3
-"""Weight of the strongest direction where theory says that noise hides it. Our choice: any positive value ranks the same."""
+"""Weight of the strongest direction where, by theory, noise hides it.
+Our choice: any positive value gives the same ranking."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +59,9 @@ class Basis:
     vectors: Tensor
     """(R, D) float64, orthonormal rows."""
     gap: float
-    """Ratio between the last singular value kept and the first one left out; large means the rank is sure."""
+    """Last singular value kept over the first one left out; large if the rank is certain."""
     noisy: bool
-    """No rounding floor was found below the kept values: the update was damaged (noise, rounding, pruning)."""
+    """Whether no rounding floor was found: noise, rounding or pruning fills all directions."""
 
     @property
     def rank(self) -> int:
@@ -62,7 +70,14 @@ class Basis:
 
 
 def stacked_update(update: Mapping[str, Tensor], anatomy: Anatomy) -> Tensor:
-    """Return (F, D) float64: the updates of all layers that read the attention input, each at norm 1, by output feature."""
+    """Return (F, D) float64: the updates of all layers that read the attention input.
+
+    Rows are output features. Each layer's update is scaled to Frobenius norm 1; all-zero updates are left out.
+
+    Args:
+        update: parameter name -> update.
+        anatomy: the layers, with their adapters.
+    """
     rows = []
     for projection in anatomy.projections:
         if projection.weight in update:
@@ -80,18 +95,18 @@ def stacked_update(update: Mapping[str, Tensor], anatomy: Anatomy) -> Tensor:
 
 
 def span_of(stacked: Tensor, margin: int = FULL_RANK_MARGIN) -> Basis:
-    """Find the row space of a stacked update; the rank is where the singular values fall off a cliff.
+    """Return the row space of a stacked update.
 
-    Singular values come from the D x D Gram matrix in float64: squares down to 1e-16 of the largest are resolved, which is
-    1e-8 in singular values and below what float32 sums leave.
+    The rank is at the gap of the singular values. They come from the D x D Gram matrix in float64. That resolves
+    squares down to 1e-16 of the largest, which is 1e-8 in singular values and below what float32 sums leave.
 
     Args:
         stacked: (F, D) float64.
-        margin: directions that must stay empty for the update to count as clean.
+        margin: directions that must stay empty for the update to count as free of noise.
     """
     if not bool(stacked.any()):
         return Basis(stacked[:0], gap=1.0, noisy=False)
-    values, vectors = _spectrum(stacked.T @ stacked)
+    values, vectors = spectrum(stacked.T @ stacked)
     singular = values.flip(0).clamp_min(0).sqrt()
     vectors = vectors.flip(1).T  # (D, D) rows by falling singular value
     floor = singular[0] * FLOAT32_FLOOR
@@ -99,7 +114,7 @@ def span_of(stacked: Tensor, margin: int = FULL_RANK_MARGIN) -> Basis:
     if clean <= len(singular) - margin:
         rank = _sharpest_fall(singular, clean)
         return Basis(vectors[:rank], gap=float(singular[rank - 1] / singular[rank].clamp_min(1e-300)), noisy=False)
-    # Damaged: noise fills every direction. Keep what stands out of the bulk of the noise.
+    # Noise fills every direction: keep the directions that are stronger than noise alone.
     rank = _above_noise(singular, stacked.shape)
     return Basis(
         vectors[:rank], gap=float(singular[rank - 1] / singular[rank]) if rank < len(singular) else 1.0, noisy=True
@@ -107,10 +122,10 @@ def span_of(stacked: Tensor, margin: int = FULL_RANK_MARGIN) -> Basis:
 
 
 def _sharpest_fall(singular: Tensor, clean: int) -> int:
-    """Return the rank at the largest ratio of neighbours around the rounding floor.
+    """Return the rank at the largest ratio of singular values near the floor.
 
-    The floor alone may cut a weak true direction or keep a strong rounding one; within a factor of 30 of it the largest
-    fall decides. 30 is our choice: rounding values differ by less among each other.
+    The floor alone may drop a weak true direction or keep a strong rounding one, so within a factor of 30 of it the
+    largest ratio of neighbours decides. 30 is our choice: rounding values differ by less among each other.
     """
     low = int((singular > 30 * FLOAT32_FLOOR * singular[0]).sum())
     high = int((singular > FLOAT32_FLOOR / 10 * singular[0]).sum())
@@ -120,10 +135,10 @@ def _sharpest_fall(singular: Tensor, clean: int) -> int:
 
 
 def _above_noise(singular: Tensor, shape: torch.Size) -> int:
-    """Return how many singular values exceed what noise alone explains.
+    """Return how many singular values are larger than noise alone explains.
 
-    The optimal hard threshold for unknown noise is omega(beta) times the median singular value, omega from the polynomial
-    0.56 b^3 - 0.95 b^2 + 1.82 b + 1.43 (Gavish and Donoho, IEEE Trans. Inf. Theory 2014, Eq. 5).
+    The optimal hard threshold for unknown noise is omega(beta) times the median singular value, with omega(b) = 0.56
+    b^3 - 0.95 b^2 + 1.82 b + 1.43 (Gavish and Donoho, IEEE Trans. Inf. Theory 2014, Eq. 5).
     """
     short, long = sorted(shape)
     beta = short / long
@@ -133,32 +148,36 @@ def _above_noise(singular: Tensor, shape: torch.Size) -> int:
 
 @dataclass(frozen=True)
 class SoftSpan:
-    """Directions of a damaged span, each weighted by how much of it is signal."""
+    """Directions of a noisy span, each weighted by its share of signal."""
 
     vectors: Tensor
     """(R, D) float64, orthonormal rows, by falling weight."""
     weights: Tensor
-    """(R,) float64: squared cosine between the observed direction and the true span, expected under noise of that size."""
+    """(R,) float64, 0 to 1: expected squared cosine between the direction and the true span."""
     update: Mapping[str, Tensor]
-    """Parameter name -> (out, D) float64, the projection's update with what was pruned filled in."""
+    """Parameter name -> (out, D) float64: the projection's update; pruned entries are filled in."""
     sigma: Mapping[str, float]
-    """Parameter name -> standard deviation of the damage on each entry of that projection's update, in the update's units."""
+    """Parameter name -> standard deviation of the noise per entry of that projection's update."""
 
 
 def soft_span_of(update: Mapping[str, Tensor], anatomy: Anatomy, sigma: float | None = None) -> SoftSpan:
-    """Find the directions of a damaged span and how far each can be believed.
+    """Return the directions of a noisy span, each with its share of signal.
 
-    Every projection's update is divided by its own noise, so that a matrix counts by its signal-to-noise ratio and not by its
-    norm. In units of that noise the stack is A + N with N of unit variance: an observed singular value s belongs to a true one x
-    by s^2 / F = (1 + x^2)(beta + x^2) / x^2 with beta = D / F, and the observed right singular vector has the squared cosine
-    (x^4 - beta) / (x^4 + beta x^2) with the true one; below x^4 = beta it says nothing (Benaych-Georges and Nadakuditi,
-    J. Multivariate Analysis 2012, Sec. 3.1, with the roles of rows and columns as here).
+    Every projection's update is divided by its own noise, so that a matrix counts by its signal-to-noise ratio and not
+    by its norm. The stack (F, D) is then A + N with N of unit variance. With beta = D / F, an observed singular value s
+    belongs to a true one x by
+
+        s^2 / F = (1 + x^2)(beta + x^2) / x^2,
+
+    and the observed right singular vector has the squared cosine (x^4 - beta) / (x^4 + beta x^2) with the true one;
+    below x^4 = beta it is random (Benaych-Georges and Nadakuditi, J. Multivariate Analysis 2012, Sec. 3.1, with rows
+    and columns named as here).
 
     Args:
         update: parameter name -> update.
-        anatomy: parts of the model.
-        sigma: standard deviation of the noise on every entry where the protocol declares it, else None: then it is measured
-            on each projection's update (`noise_of`).
+        anatomy: the first block's projections.
+        sigma: declared standard deviation of the noise on every entry. None measures it on each projection's update
+            (`noise_of`).
     """
     seen = {
         p.weight: p.by_output(update[p.weight]).double()
@@ -172,24 +191,35 @@ def soft_span_of(update: Mapping[str, Tensor], anatomy: Anatomy, sigma: float | 
         seen = dict(zip(seen, whole.split([len(g) for g in seen.values()]), strict=True))
     noise = {name: sigma or noise_of(gradient) for name, gradient in seen.items()}
     stacked = torch.cat([gradient / noise[name] for name, gradient in seen.items()])
-    values, vectors = _spectrum(stacked.T @ stacked)
-    power = values.flip(0).clamp_min(0) / len(stacked)  # s^2 / F
-    beta = stacked.shape[1] / len(stacked)
-    excess = power - beta - 1.0
-    true = (excess + (excess.square() - 4 * beta).clamp_min(0).sqrt()) / 2  # x^2
-    cosine = (true.square() - beta) / (true.square() + beta * true).clamp_min(1e-300)
-    weights = torch.where(power > (1 + beta**0.5) ** 2, cosine, 0.0).clamp(0.0, 1.0)
-    # Where nothing stands out of the noise the strongest direction is still the best guess.
+    values, vectors = spectrum(stacked.T @ stacked)
+    weights = _signal_shares(values.flip(0), stacked.shape)
+    # If no direction is above the noise, the strongest one is still the best guess.
     weights[0] = weights[0].clamp_min(LEAST_WEIGHT)
     kept = int((weights > 0).sum())
     return SoftSpan(vectors.flip(1).T[:kept], weights[:kept], seen, noise)
 
 
-def filled_in(stacked: Tensor, smallest: float) -> Tensor:
-    """Fill in what pruning removed: the matrix of low rank that agrees with every entry that was kept.
+def _signal_shares(values: Tensor, shape: torch.Size) -> Tensor:
+    """Return (D,): expected squared cosine of each singular vector with the true span.
 
-    Singular values are shrunk, kept entries put back, and so on while the shrinkage falls (soft-impute: Mazumder, Hastie and
-    Tibshirani, JMLR 2010, Algorithm 1). Missing entries stay within the smallest one that was kept: the largest were kept.
+    Args:
+        values: (D,) eigenvalues s^2 of the Gram matrix, descending, in units of the noise.
+        shape: (F, D) of the stacked update.
+    """
+    power = values.clamp_min(0) / shape[0]  # s^2 / F
+    beta = shape[1] / shape[0]
+    excess = power - beta - 1.0
+    true = (excess + (excess.square() - 4 * beta).clamp_min(0).sqrt()) / 2  # x^2
+    cosine = (true.square() - beta) / (true.square() + beta * true).clamp_min(1e-300)
+    return torch.where(power > (1 + beta**0.5) ** 2, cosine, 0.0).clamp(0.0, 1.0)
+
+
+def filled_in(stacked: Tensor, smallest: float) -> Tensor:
+    """Return the matrix of low rank that agrees with every entry that pruning kept.
+
+    Each iteration shrinks the singular values and puts the kept entries back; the shrinkage falls (soft-impute:
+    Mazumder, Hastie and Tibshirani, JMLR 2010, Algorithm 1). Missing entries are clamped to the smallest kept
+    magnitude, because pruning keeps the largest.
 
     Args:
         stacked: (F, D) float64, zero where an entry is missing.
@@ -199,7 +229,7 @@ def filled_in(stacked: Tensor, smallest: float) -> Tensor:
     filled = stacked
     shrinkage = 0.0
     for turn in range(FILLING_TURNS):
-        values, vectors = _spectrum(filled.T @ filled)
+        values, vectors = spectrum(filled.T @ filled)
         singular = values.clamp_min(0).sqrt()
         shrinkage = shrinkage * FILLING_DECAY if turn else FIRST_SHRINKAGE * float(singular[-1])
         weights = (1 - shrinkage / singular.clamp_min(1e-300)).clamp_min(0)
@@ -208,10 +238,14 @@ def filled_in(stacked: Tensor, smallest: float) -> Tensor:
     return filled
 
 
-def _spectrum(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the eigenvalues, ascending, and eigenvectors in columns of a Gram matrix (D, D) float64.
+def spectrum(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the ascending eigenvalues and the eigenvectors of a Gram matrix.
 
-    Divide and conquer may give up on a matrix of mostly zeros, as heavy pruning leaves; a shift far below rounding helps it out.
+    Eigenvectors are columns. Divide and conquer may fail on a matrix of mostly zeros, as heavy pruning leaves it. Then
+    a shift far below rounding is added.
+
+    Args:
+        gram: (D, D) float64.
     """
     try:
         values, vectors = torch.linalg.eigh(gram)
@@ -223,9 +257,10 @@ def _spectrum(gram: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def noise_of(gradient: Tensor) -> float:
-    """Return the standard deviation of the damage on one matrix, never zero.
+    """Return the standard deviation of the noise on one matrix; never zero.
 
-    The median singular value over that of a matrix of pure noise: a batch fills few directions, noise all.
+    It is the median singular value over that of a matrix of unit noise: a batch fills few directions, noise fills all
+    of them.
 
     Args:
         gradient: (out, D) float64.
@@ -244,7 +279,10 @@ def smallest_kept(update: Mapping[str, Tensor]) -> float:
 
 
 def _median_singular(beta: float) -> float:
-    """Return the median singular value of an (n, beta n) matrix of unit noise, over sqrt(n): Marchenko and Pastur 1967."""
+    """Return the median singular value of an (n, beta n) matrix of unit noise.
+
+    In units of sqrt(n). Source: the law of Marchenko and Pastur, 1967.
+    """
     low, high = (1 - beta**0.5) ** 2, (1 + beta**0.5) ** 2
     grid = torch.linspace(low**0.5, high**0.5, 4001, dtype=torch.float64)[1:-1]  # in singular values: no pole at zero
     density = ((high - grid.square()) * (grid.square() - low)).clamp_min(0).sqrt() / grid

@@ -1,4 +1,4 @@
-"""Scoring: compare a reconstruction with the true batch by every registered metric.
+"""Scoring: a reconstruction compared with the true batch by every metric.
 
 It may import `plugins`, `metrics`, `client` and `results`.
 """

@@ -1,4 +1,7 @@
-"""Which guess belongs to which true sequence: one-to-one, so that no guess is counted twice (honesty rule 7)."""
+"""One-to-one assignment of guesses to true sequences.
+
+One-to-one, so that no guess counts twice.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,15 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from leakaudit.metrics.rouge import rouge_f
-from leakaudit.plugins.metric_protocol import Guess, Pair, clipped_overlap
+from leakaudit.plugins.metric_protocol import Guess, Pair
+from leakaudit.plugins.overlap import clipped_overlap, rouge_f
 
 TIE_BREAK = 1e-3
-"""Weight of token overlap beside ROUGE-1 in the matching. Our choice: it only decides between equal ROUGE, as with scripts
-that ROUGE's tokenizer knows nothing about."""
+"""Weight of token overlap beside ROUGE-1. Our choice, because it only decides between pairs of equal ROUGE, as in scripts that ROUGE's
+tokenizer does not know."""
 
 
 def match(
@@ -39,20 +43,11 @@ def match(
         B pairs, in the order of `truths`.
     """
     true_ids = [_without(special_ids, ids) for ids in truths]
-    guess_ids = [_without(special_ids, guess.token_ids) for guess in guesses]
-    true_texts = [decode(ids) for ids in true_ids]
-    guess_texts = [decode(ids) for ids in guess_ids]
-    weights = np.zeros((len(truths), len(guesses)))  # (B, N)
-    for i in range(len(truths)):
-        for j in range(len(guesses)):
-            likeness = rouge_f("rouge1", true_texts[i], guess_texts[j]) or 0.0
-            overlap = clipped_overlap(true_ids[i], guess_ids[j]) / max(1, len(true_ids[i]), len(guess_ids[j]))
-            # One exact pair outweighs all likeness that the other pairs together could gain.
-            exact = (len(truths) + 1) * (true_ids[i] == guess_ids[j])
-            weights[i, j] = exact + likeness + TIE_BREAK * overlap
-    rows, columns = linear_sum_assignment(weights, maximize=True)
-    assigned: dict[int, int] = dict(zip(rows.tolist(), columns.tolist(), strict=True))
     hidden = [_without(special_ids, ids) for ids in masked or [()] * len(truths)]
+    guess_ids = [_without(special_ids, guess.token_ids) for guess in guesses]
+    true_texts, guess_texts = [decode(ids) for ids in true_ids], [decode(ids) for ids in guess_ids]
+    rows, columns = linear_sum_assignment(_weights(true_ids, guess_ids, true_texts, guess_texts), maximize=True)
+    assigned: dict[int, int] = dict(zip(rows.tolist(), columns.tolist(), strict=True))
     pairs = []
     for i, (ids, text) in enumerate(zip(true_ids, true_texts, strict=True)):
         if i not in assigned:
@@ -62,6 +57,24 @@ def match(
         known = (guesses[j].confidence, guesses[j].proved)
         pairs.append(Pair(ids, guess_ids[j], text, guess_texts[j], *known, masked_ids=hidden[i]))
     return pairs
+
+
+def _weights(
+    true_ids: Sequence[tuple[int, ...]],
+    guess_ids: Sequence[tuple[int, ...]],
+    true_texts: Sequence[str],
+    guess_texts: Sequence[str],
+) -> NDArray[np.float64]:
+    """Return (B, N) weights: what a pair of true sequence and guess is worth."""
+    weights = np.zeros((len(true_ids), len(guess_ids)))  # (B, N)
+    for i in range(len(true_ids)):
+        for j in range(len(guess_ids)):
+            likeness = rouge_f("rouge1", true_texts[i], guess_texts[j]) or 0.0
+            overlap = clipped_overlap(true_ids[i], guess_ids[j]) / max(1, len(true_ids[i]), len(guess_ids[j]))
+            # One exact pair outweighs all likeness that the other pairs together could gain.
+            exact = (len(true_ids) + 1) * (true_ids[i] == guess_ids[j])
+            weights[i, j] = exact + likeness + TIE_BREAK * overlap
+    return weights
 
 
 def _without(special_ids: AbstractSet[int], ids: Sequence[int]) -> tuple[int, ...]:

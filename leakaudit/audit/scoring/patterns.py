@@ -1,4 +1,7 @@
-"""Tokens and bigrams that two sequences have in common, each counted no more often than it occurs in both."""
+"""Patterns: which tokens of one sequence another sequence has.
+
+A token or bigram counts no more often than it occurs in both.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from leakaudit.results.schema import STRIP_CELLS
 
 
 def token_pattern(tokens: Sequence[int], other: Sequence[int]) -> str:
-    """Mark each token of one sequence by what the other sequence has of it: one `TokenMatch` a token.
+    """Return one `TokenMatch` for each token of a sequence.
 
     A bigram is correct if the other sequence has it, as often as it has it, from left to right. A token outside correct
     bigrams is correct if the other sequence has it more often than it was already accounted for.
@@ -39,7 +42,9 @@ def token_pattern(tokens: Sequence[int], other: Sequence[int]) -> str:
 
 
 def bag_pattern(tokens: Sequence[int], bag: Sequence[int]) -> str:
-    """Mark each token of a sequence that a bag of tokens names: a bag knows no order and no counts.
+    """Return one `TokenMatch` for each token, compared with a bag of tokens.
+
+    A bag has no order and no counts.
 
     >>> bag_pattern([4, 8, 4], [4, 5])
     'u.u'
@@ -49,7 +54,7 @@ def bag_pattern(tokens: Sequence[int], bag: Sequence[int]) -> str:
 
 
 def strip(pattern: str) -> str | None:
-    """Draw a pattern of any length as sixteen cells, as `leakaudit.results.schema.Strip` defines them.
+    """Return a pattern of any length as sixteen cells (`schema.Strip`).
 
     A cell covers a sixteenth of the sequence, parts of tokens included, and shows the share of it that came back, rounded up to
     quarters: a cell is empty only where nothing came back.
@@ -69,7 +74,10 @@ def strip(pattern: str) -> str | None:
 
 
 def _cell(pattern: str, index: int) -> str:
-    """Return one cell. Lengths are integers in sixteenths of a token: a cell is as long as the sequence has tokens."""
+    """Return one cell.
+
+    Lengths are integers in sixteenths of a token, so a cell is as long as the sequence has tokens.
+    """
     size = len(pattern)
     first, last = index * size, (index + 1) * size
     came_back = {TokenMatch.BIGRAM: 0, TokenMatch.UNIGRAM: 0}

@@ -1,4 +1,6 @@
-"""Reachability: was each true token among an attack's candidates, would each true sequence have passed its test.
+"""Reachability: which true tokens and sequences an attack could have found.
+
+A token was in reach if it was among the candidates; a sequence, if it would have passed the attack's own test.
 
 A recall of 40 % may mean that 60 % of the tokens cannot be read out of the update, or that the search stopped too early. The
 first is protection, the second is not. An attack that can tell returns a `Reach` with its guess; it is asked here, about the
@@ -24,11 +26,14 @@ class Reach(Protocol):
     """As an attack returns it (`leakaudit.plugins.attack_protocol.Reach`)."""
 
     def tokens(self, ids: tuple[int, ...]) -> tuple[bool, ...]:
-        """Say of each token whether it was a candidate at its place."""
+        """Return for each token whether it was a candidate at its place."""
         ...
 
     def passes(self, ids: tuple[int, ...]) -> bool | None:
-        """Say whether the whole sequence would have passed the attack's own test, None where there is none."""
+        """Return whether the sequence would pass the attack's own test.
+
+        None where the attack has no test.
+        """
         ...
 
 

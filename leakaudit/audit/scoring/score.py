@@ -1,4 +1,4 @@
-"""Scores one attempt: a reconstruction against the true batch, with every registered metric."""
+"""Scores of one attempt, by every registered metric."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 from leakaudit.audit.scoring.assignment import match
 from leakaudit.audit.scoring.patterns import bag_pattern, token_pattern
-from leakaudit.metrics.longest_run import longest_common_run
 from leakaudit.metrics.masked_token_recall import masked_bag_recall
 from leakaudit.metrics.semantic_similarity import SemanticSimilarity
 from leakaudit.metrics.token_precision import bag_precision
@@ -55,7 +54,10 @@ class Guesses(Protocol):
 
     @property
     def counts_told(self) -> bool:
-        """Whether the counts were told from chance; if not, they are an estimate whose exact hit is no event."""
+        """Whether the attack can tell its counts from chance.
+
+        If not, they are an estimate, and an exact hit is no event.
+        """
         ...
 
 
@@ -69,8 +71,6 @@ class ScoredSequence:
     """Sequence-level metric -> number, None where it does not apply to this sequence."""
     long_enough: bool
     """Whether it has at least as many tokens as a sentence event asks for."""
-    longest_run: int | None
-    """Longest run of consecutive true tokens in the guess; None without a guessed sequence."""
     true_pattern: str
     """One `TokenMatch` for each token of `pair.true_ids`."""
     guess_pattern: str | None
@@ -79,7 +79,10 @@ class ScoredSequence:
 
 @dataclass(frozen=True)
 class Scored:
-    """One attempt's numbers. Holds private text: what of it may be shown is for the results and the report to decide."""
+    """Numbers of one attempt, with the private text that they compare.
+
+    Results and reports decide what of the text is shown.
+    """
 
     sequences: tuple[ScoredSequence, ...]
     """In the order of the batch."""
@@ -103,9 +106,9 @@ def score(
 ) -> Scored:
     """Score one reconstruction.
 
-    Whole sequences are matched one-to-one, and sequence-level metrics are means over the sequences they apply to. A bag of
-    tokens has token recall and token precision only. Its recall is for the step over the distinct tokens of the whole batch, for
-    each sequence over its own. Its precision is the same for both: which share of the bag stands anywhere in the batch.
+    Whole sequences are matched one-to-one, and a sequence-level metric of the step is the mean over the sequences to which it
+    applies. A bag of tokens has token recall and token precision only. The recall of the step is over the distinct tokens of the
+    batch, that of a sequence over its own. The precision is the same for both: the share of the bag that stands anywhere in the batch.
 
     Args:
         reconstruction: the attack's guess.
@@ -130,16 +133,10 @@ def score(
         sequences = tuple(_scored_sequence(pair, min_tokens) for pair in pairs)
         scores |= {name: _mean(name, sequences) for name in _names("sequence")}
     elif reconstruction.tokens is not None:
-        bag = reconstruction.tokens
-        everything = tuple(chain.from_iterable(pair.true_ids for pair in pairs))
-        precision = bag_precision(everything, bag) if everything else None
-        sequences = tuple(_scored_bag(pair, bag, precision, min_tokens) for pair in pairs)
-        scores |= {name: ONLY_WORDS for name in _names("sequence")}
-        scores["token_recall"] = _bag_score(bag_recall(everything, bag), TOO_SHORT, len(pairs))
-        scores["token_precision"] = _bag_score(precision, NOTHING_NAMED if everything else TOO_SHORT, len(pairs))
-        scores["masked_token_recall"] = _bag_score(_masked_recall(pairs, bag), NOTHING_MASKED, len(pairs))
+        sequences, of_bag = _scored_bag(pairs, reconstruction.tokens, min_tokens)
+        scores |= of_bag
     else:
-        sequences = tuple(_not_guessed(pair, min_tokens) for pair in pairs)
+        sequences = tuple(_unordered(pair, (), {}, min_tokens) for pair in pairs)
         scores |= {name: NO_TEXT for name in _names("sequence")}
     return Scored(sequences, scores, _events(sequences, scores), labels)
 
@@ -150,12 +147,12 @@ def applied_metrics(sentence_model: Path | None) -> list[tuple[str, type]]:
     Args:
         sentence_model: folder of the model for `semantic_similarity`; None where nobody named one.
     """
-    extra = [] if sentence_model is None else [(SemanticSimilarity.name, SemanticSimilarity)]
-    return [*metrics, *extra]
+    return [(name, kind) for name, kind in metrics if not kind.needs_model or sentence_model is not None]
 
 
 def _names(level: str) -> list[str]:
-    return [name for name, kind in metrics if kind.level == level]
+    """Return the metrics of a level that need no model of their own."""
+    return [name for name, kind in metrics if kind.level == level and not kind.needs_model]
 
 
 def _scored_sequence(pair: Pair, min_tokens: int) -> ScoredSequence:
@@ -163,31 +160,37 @@ def _scored_sequence(pair: Pair, min_tokens: int) -> ScoredSequence:
         pair=pair,
         numbers={name: metrics[name]()(pair) for name in _names("sequence")},
         long_enough=len(pair.true_ids) >= min_tokens,
-        longest_run=longest_common_run(pair.true_ids, pair.guess_ids),
         true_pattern=token_pattern(pair.true_ids, pair.guess_ids),
         guess_pattern=token_pattern(pair.guess_ids, pair.true_ids),
     )
 
 
-def _scored_bag(pair: Pair, bag: Sequence[int], precision: float | None, min_tokens: int) -> ScoredSequence:
-    numbers: dict[str, float | None] = {name: None for name in _names("sequence")}
-    return ScoredSequence(
-        pair=pair,
-        numbers=numbers | {"token_recall": bag_recall(pair.true_ids, bag), "token_precision": precision},
-        long_enough=len(pair.true_ids) >= min_tokens,
-        longest_run=None,
-        true_pattern=bag_pattern(pair.true_ids, bag),
-        guess_pattern=None,
+def _scored_bag(
+    pairs: Sequence[Pair], bag: Sequence[int], min_tokens: int
+) -> tuple[tuple[ScoredSequence, ...], dict[str, Measured]]:
+    """Score a bag of tokens: each sequence, and the whole batch."""
+    batch = tuple(chain.from_iterable(pair.true_ids for pair in pairs))
+    precision = bag_precision(batch, bag) if batch else None
+    sequences = tuple(
+        _unordered(
+            pair, bag, {"token_recall": bag_recall(pair.true_ids, bag), "token_precision": precision}, min_tokens
+        )
+        for pair in pairs
     )
+    scores: dict[str, Measured] = {name: ONLY_WORDS for name in _names("sequence")}
+    scores["token_recall"] = _bag_score(bag_recall(batch, bag), TOO_SHORT, len(pairs))
+    scores["token_precision"] = _bag_score(precision, NOTHING_NAMED if batch else TOO_SHORT, len(pairs))
+    scores["masked_token_recall"] = _bag_score(_masked_recall(pairs, bag), NOTHING_MASKED, len(pairs))
+    return sequences, scores
 
 
-def _not_guessed(pair: Pair, min_tokens: int) -> ScoredSequence:
+def _unordered(pair: Pair, bag: Sequence[int], numbers: Mapping[str, float | None], min_tokens: int) -> ScoredSequence:
+    """Return the score of a sequence that was not guessed as a sequence."""
     return ScoredSequence(
         pair=pair,
-        numbers={name: None for name in _names("sequence")},
+        numbers=dict.fromkeys(_names("sequence")) | dict(numbers),
         long_enough=len(pair.true_ids) >= min_tokens,
-        longest_run=None,
-        true_pattern=bag_pattern(pair.true_ids, ()),
+        true_pattern=bag_pattern(pair.true_ids, bag),
         guess_pattern=None,
     )
 
@@ -236,7 +239,10 @@ def _label_scores(labels: LabelCounts | None, truth_labels: Sequence[int] | None
 
 
 def _events(sequences: Sequence[ScoredSequence], scores: Mapping[str, Measured]) -> tuple[str, ...]:
-    """Say what counts as a leak. Every event can be computed again from the scores, of the step and of its sequences."""
+    """Return the leak events that the scores show.
+
+    Every event can be computed again from the scores of the step and of its sequences.
+    """
     exact = [sequence for sequence in sequences if sequence.numbers["exact"] == 1.0]
     happened = {
         "exact_sentence": any(sequence.long_enough for sequence in exact),

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
-from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack_protocol import APPLIES, Applicability, Reconstruction
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attack
+from leakaudit.plugins import APPLIES, Applicability, Budget, Goal, Observation, Reconstruction, attack
 
 
 @attack("always-one-token")
@@ -20,7 +17,7 @@ class AlwaysOneToken:
 
     label: ClassVar[str] = "always one token"
     meaning: ClassVar[str] = "Guesses one token, whatever was seen."
-    goal: ClassVar[Literal["text", "words", "labels"]] = "words"
+    goal: ClassVar[Goal] = "words"
     source: ClassVar[str] = "made for a test"
     threat_model: ClassVar[str] = "sees nothing"
     false_event_rate: ClassVar[float] = 1.0

@@ -1,6 +1,22 @@
-"""Readers of the span attack: one for each kind of update.
+"""Readers of the span attack: one module for each kind of update.
 
-A reader may import the modules of `algorithms.span`, and never another reader's private names.
+A reader has two functions:
+
+- `fits(problem: SpanProblem) -> bool` says whether the update is of its kind. It is cheap and reads facts and the span
+  only.
+- `read(problem: SpanProblem) -> Reconstruction | None` returns what was recovered, or None to leave the problem to the
+  next reader.
+
+To add a reader, write a module here with these two functions and add it to `READERS` in
+`leakaudit.algorithms.span.recover`, before the readers that would otherwise take its problems. A reader may import the
+modules of `algorithms.span`; of another reader it may only call `read`.
+
+- `local_steps`: a difference of weights after several steps of SGD.
+- `lora`: updates of low-rank adapters alone.
+- `early_dropout`, `dropout`: dropout before and after the normalisation that feeds the attention.
+- `decoder`, `encoder`: no dropout; with and without causal attention.
+- `bag_of_words`: inputs without positions, so words without order.
+- `noisy`: any update in which no input lies exactly in the span.
 """
 
 __all__ = ["bag_of_words", "decoder", "dropout", "early_dropout", "encoder", "local_steps", "lora", "noisy"]

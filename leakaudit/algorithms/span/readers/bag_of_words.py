@@ -1,8 +1,8 @@
-"""Words without order, where the attention inputs carry no position: rotary and relative positions.
+"""Reader for inputs without positions: words without order.
 
-Every occurrence of a token then has the same input, so the span of the update is that of the distinct tokens of the batch. A
-decoder's later layers give the order (`span_causal`); an encoder has no prefixes, and its later inputs depend on the whole
-sequence at once.
+With rotary or relative positions every occurrence of a token has the same input, so the span of the update is that of
+the distinct tokens of the batch. A decoder's later layers give the order (`decoder`). An encoder has no prefixes, and
+its later inputs depend on the whole sequence at once.
 """
 
 from __future__ import annotations
@@ -16,21 +16,27 @@ from leakaudit.algorithms.span.candidates import Scan
 from leakaudit.algorithms.span.mask_regression import find_masked
 from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.reachability import bag_of_words_reach
-from leakaudit.algorithms.span.readers.early_dropout import SumScan, widened
 from leakaudit.algorithms.span.residuals import ROUNDING_UNITS, ResidualScale
 from leakaudit.algorithms.span.subspace import stacked_update
+from leakaudit.algorithms.span.unnormalised_inputs import SumScan, widened
 from leakaudit.plugins.attack_protocol import Reconstruction
 
 CANDIDATES = 2
-"""Tokens fitted behind masks, per direction of the span. Our choice: there is one direction for every occurrence of a word."""
+"""Tokens fitted behind masks, per direction of the span.
+Our choice: there is one direction for every occurrence of a word."""
 
 FALSE_WORDS = 1.0
-"""In a damaged update: how many tokens of the vocabulary may be named by chance, beside others that stand out. Our choice, as in
-`embedding-rows`; where there is noise alone, nothing is named in 99 updates of 100."""
+"""Tokens that may be named by chance, in a noisy update, beside others that are above chance.
+Our choice, as in `embedding-rows`: if there is only noise, nothing is named in 99 updates of 100."""
 
 
-def read_bag(problem: SpanProblem) -> Reconstruction:
-    """Return the words of the batch, special tokens left out, in ascending order of their ids."""
+def fits(problem: SpanProblem) -> bool:
+    """Say whether attention inputs carry no position."""
+    return problem.stage.position_free
+
+
+def read(problem: SpanProblem) -> Reconstruction:
+    """Return the words of the batch without special tokens, in ascending order of ids."""
     if problem.basis.noisy:
         tokens = _standing_out(problem)
     elif problem.dropout:
@@ -56,7 +62,10 @@ def _inside(problem: SpanProblem) -> Tensor:
 
 
 def _masked(problem: SpanProblem) -> Tensor:
-    """Return the tokens whose input is found behind a mask; masks make all occurrences distinct, so there are many copies."""
+    """Return the tokens whose input is found behind a mask.
+
+    Masks make all occurrences distinct, so there are many copies.
+    """
     keep, vectors = CANDIDATES * max(problem.keep, problem.basis.rank), problem.basis.vectors
     norm = problem.stage.norm
     if not problem.anatomy.dropout_before:
@@ -71,7 +80,7 @@ def _masked(problem: SpanProblem) -> Tensor:
 
 
 def _standing_out(problem: SpanProblem) -> Tensor:
-    """Return the tokens that lie nearer to a damaged span than the rest of the vocabulary."""
+    """Return the tokens that lie nearer to a noisy span than chance explains."""
     scan, size = _scan(problem, problem.stage.vocabulary), (len(problem.basis.vectors), problem.basis.vectors.shape[1])
     if not problem.stage.additive:
         pairs = scan.block(0, 1)
@@ -82,11 +91,11 @@ def _standing_out(problem: SpanProblem) -> Tensor:
 
 
 def _stands_out(outside: Tensor, rank: int, dimension: int) -> Tensor:
-    """Return (N,) whether more of a token lies in the span than chance allows for one in the whole vocabulary.
+    """Return (N,) booleans: more of a token lies in the span than chance explains.
 
-    What a random direction of D dimensions has in a span of rank R is Beta(R / 2, (D - R) / 2). At small ranks that is far from normal: at rank 1
-    a normal's far quantile names a dozen words of 47. Most tokens are not in the batch, so the median describes those, and the
-    distribution is taken relative to it, because inputs are no random directions.
+    The share of a random direction of D dimensions in a span of rank R has the distribution Beta(R / 2, (D - R) / 2).
+    At small ranks it is far from normal. Most tokens are not in the batch, so the median describes those; the
+    distribution is scaled to the median, because inputs are not random directions.
 
     Args:
         outside: (N,) share of each token's squared length outside the span.

@@ -1,13 +1,13 @@
-"""Sentences of a decoder out of a clean update, dropout off: prefixes grow word by word, tested behind the first attention.
+"""Reader for decoders without dropout: prefixes grow word by word.
 
-The first block's attention inputs name the words, but not their order where they carry no positions (rotary models), and
-where they do, pairs that share token and position with others may lie in the span as well. The input of a layer *behind*
-the first attention depends on the whole prefix up to its token, and lies in the span of that layer's update iff the prefix
-is in the batch. So a right prefix is extended by every word of the first span, and what stays in the second span is kept:
-all sequences of a batch grow at once, and equal prefixes are one.
+The first block's attention inputs give the words. They do not give the order where they carry no positions (rotary
+models), and where they do, ghost pairs may lie in the span as well (`attribution`). The input of a layer behind the
+first attention depends on the whole prefix up to its token, and lies in the span of that layer's update if and only if
+the prefix is in the batch. So a right prefix is extended by every candidate word, and the extensions inside this second
+span are kept. All sequences of a batch grow at once, and equal prefixes are one.
 
-Source: DAGER (Petrov et al., NeurIPS 2024, Sec. 4.2) checks a decoder's second attention input in this way. The layer that
-tells best, distances in units of rounding, the forest of prefixes and where sequences end (`span_last_token`) are ours.
+Source: DAGER (Petrov et al., NeurIPS 2024, Sec. 4.2) checks a decoder's second attention input in this way. The choice
+of the layer, distances in units of rounding, the forest of prefixes and the ends of sequences (`last_tokens`) are ours.
 """
 
 from __future__ import annotations
@@ -34,21 +34,22 @@ from leakaudit.models.structure.trace import CHUNK_BYTES
 from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 NEARLY_INSIDE = 0.03
-"""Distance from the first span up to which a token is tried. Lenient on purpose, the second test decides. Measured on a train
-split: true tokens at 1e-7 to 1e-4."""
+"""Largest distance from the first span at which a token is tried.
+Lenient, because the second span decides. Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 MOST_PREFIXES = 2
-"""Prefixes per direction of the span at which growing stops. There are as many prefixes as directions, and single tokens repeated
-on top of that. Our choice."""
+"""Prefixes per direction of the span at which growing stops.
+Our choice: there are as many prefixes as directions, and copies of one token on top of that."""
 
 REPEATS = 4
-"""Longest run of one token that a sequence may start with where inputs carry no position. Attention over equal values gives
-the same value, so such a run is told from a single token by its continuation only. Our choice."""
+"""Longest run of one token at the start of a sequence, where inputs carry no position.
+Our choice. Attention over equal values gives the same value, so only its continuation tells such a run from a single
+token."""
 
 
 @dataclass(frozen=True)
 class Forest:
-    """Prefixes as the nodes of trees: each is one token after its parent's prefix."""
+    """Prefixes as nodes of trees: each is one token longer than its parent."""
 
     tokens: tuple[int, ...]
     """(N,) last token of each prefix."""
@@ -82,10 +83,10 @@ class Forest:
 
 
 class PrefixRunner:
-    """Computes what a layer behind the first attention is given at the last token of many prefixes."""
+    """Computes what a layer behind the first attention reads at each prefix's end."""
 
     def __init__(self, model: nn.Module, reader: str) -> None:
-        """Find out whether the model's cache gives the same as running whole prefixes.
+        """Test whether the model's cache gives the same as running whole prefixes.
 
         Args:
             model: left as it was.
@@ -96,11 +97,14 @@ class PrefixRunner:
         self.cached = self._cache_works()
 
     def extend(self, prefixes: Tensor, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield rows of prefixes, rows of tokens and inputs (n, D), in chunks, for every prefix with every token.
+        """Yield the layer's inputs for every prefix extended by every token, in chunks.
 
         Args:
-            prefixes: (L, T) token ids, T from 0 up.
-            tokens: (M,) token ids.
+            prefixes: (L, T) int64 token ids, T from 0 up.
+            tokens: (M,) int64 token ids.
+
+        Yields:
+            (n,) row of the prefix, (n,) index of the token, and (n, D) inputs.
         """
         count, length = prefixes.shape
         cache = self._filled(prefixes) if self.cached and length else None
@@ -122,7 +126,7 @@ class PrefixRunner:
             yield rows, columns, given[:, -1]
 
     def _filled(self, prefixes: Tensor) -> Any:
-        """Return the cache of the first block over prefixes; the pass stops before any later block."""
+        """Return the cache of the first block over prefixes; later blocks are not run."""
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self._model.config)  # type: ignore[arg-type]
@@ -144,10 +148,16 @@ class PrefixRunner:
         return all(torch.allclose(found[i, i], whole[i], atol=tolerance) for i in range(2))
 
 
-def read_causal(problem: SpanProblem) -> Reconstruction | None:
-    """Return the batch as a forest of prefixes says, with the sequences' ends; None where that says nothing.
+def fits(problem: SpanProblem) -> bool:
+    """Say whether attention is causal and inputs lie in the span without masks."""
+    return problem.has_exact_span and not problem.dropout and problem.anatomy.causal
 
-    That is with dropout anywhere, and where no layer behind the first attention shares an update that leaves directions open.
+
+def read(problem: SpanProblem) -> Reconstruction | None:
+    """Return the sequences that the forest of prefixes forms, or None without any.
+
+    None also with dropout anywhere, and where no layer behind the first attention shares an update that leaves
+    directions empty.
     """
     known = problem.seen.facts
     masked = known.training_mode and any(rate > 0 for rate in known.dropout.values())
@@ -158,22 +168,22 @@ def read_causal(problem: SpanProblem) -> Reconstruction | None:
     pool = _pool(problem)
     runner = PrefixRunner(problem.seen.model, reader)
     forest = grow(runner, scale, pool, problem)
-    facts = {"prefixes": float(len(forest)), "prefix_rank": float(scale.basis.rank)}
+    diagnostics = {"prefixes": float(len(forest)), "prefix_rank": float(scale.basis.rank)}
     if len(forest) == 0:
         return None
-    found = _sequences(problem, forest, facts)
+    found = _sequences(problem, forest, diagnostics)
     last = {s.token_ids[-1] for s in found.sequences or ()} if found.diagnostics["ends"] else set()
     return replace(found, reach=prefix_reach(problem, pool.by_position, prefix_test(problem, reader, scale), last))
 
 
 def prefix_test(problem: SpanProblem, reader: str, scale: ResidualScale) -> Callable[[Tensor], bool]:
-    """Return the test that a sequence (T,) passes if each of its prefixes is in the batch."""
+    """Return a test whether each prefix of a sequence (T,) is in the batch."""
     module = problem.seen.model.get_submodule(reader)
     return lambda ids: bool((scale(run_until(problem.seen.model, ids[None], module)[0]) < ROUNDING_UNITS).all())
 
 
 def _best_scale(problem: SpanProblem) -> tuple[str, ResidualScale] | None:
-    """Return the module that tells prefixes apart best, with the ruler of its update."""
+    """Return the module that tells prefixes apart best, with the scale of its update."""
     try:
         groups = prefix_readers(problem.seen.model)
     except AnatomyError:
@@ -181,19 +191,19 @@ def _best_scale(problem: SpanProblem) -> tuple[str, ResidualScale] | None:
     scales: list[tuple[int, float, str, ResidualScale]] = []
     for group in groups:
         if _width(problem, group) > problem.anatomy.hidden:
-            continue  # the way out of the feed-forward part: its eigenvectors cost 64 times as much and tell no more
+            continue  # the second feed-forward layer: its eigenvectors cost 64 times as much and tell no more
         stacked = stacked_update(
             problem.seen.update, replace(problem.anatomy, projections=group, adapters=(), hidden=_width(problem, group))
         )
         if len(stacked) == 0:
             continue
         scale = ResidualScale.of(stacked)
-        # As many directions as outputs: the outputs are too few to show all inputs.
+        # With as many directions as outputs, the layer has too few outputs to show all inputs.
         if not scale.basis.noisy and scale.basis.rank < len(stacked):
             scales.append((scale.basis.rank, scale.certainty, group[0].module, scale))
     if not scales:
         return None
-    # Noise hides weak directions, so a layer that shows many fewer than another one hides inputs.
+    # Noise hides weak directions, so a layer that shows fewer directions than another one hides inputs.
     most = max(rank for rank, _, _, _ in scales)
     _, _, module, scale = max((r for r in scales if r[0] >= most - 1), key=lambda r: r[1])
     return module, scale
@@ -205,35 +215,35 @@ def _width(problem: SpanProblem, group: Sequence[Projection]) -> int:
 
 @dataclass(frozen=True)
 class Pool:
-    """Which tokens the first span allows."""
+    """The tokens that the first span allows."""
 
     everywhere: Tensor | None
-    """(M,) token ids where inputs carry no position, else None."""
+    """(M,) int64 token ids if inputs carry no position, else None."""
     at: Mapping[int, Tensor]
-    """Position -> (M,) token ids, nearest first."""
+    """Position -> (M,) int64 token ids, nearest first."""
 
     def __call__(self, position: int) -> Tensor | None:
-        """Return the tokens that may stand at a position, None if there are none."""
+        """Return the tokens that may stand at a position, or None if there are none."""
         return self.everywhere if self.everywhere is not None else self.at.get(position)
 
     @property
     def by_position(self) -> Mapping[int, Tensor]:
-        """Position -> (M,) token ids; position 0 stands for all where inputs carry no position."""
+        """Position -> (M,) token ids; position 0 stands for all without positions."""
         return self.at if self.everywhere is None else {0: self.everywhere}
 
 
 def _pool(problem: SpanProblem) -> Pool:
-    # Tokens of the batch at positions of the batch may all lie in the span: none of them may be crowded out.
+    # All tokens of the batch may lie in the span at one position, so that many must be kept.
     keep = max(problem.keep, problem.basis.rank + 32)
     scan = Scan(problem.stage, problem.basis.vectors, problem.tokens, keep, tuple(problem.special))
     parts: list[Candidates] = []
     for start, stop in [(0, 1)] if problem.stage.position_free else blocks(problem.stage.max_length):
         parts.append(scan.block(start, stop))
         at_last = parts[-1].distance[parts[-1].positions == stop - 1]
-        if float(at_last.min()) >= NEARLY_INSIDE or problem.budget.exhausted():  # no sequence reaches any further
+        if float(at_last.min()) >= NEARLY_INSIDE or problem.budget.exhausted():  # all sequences are shorter
             break
     pairs = join(parts)
-    # A zero vector (a padding row of the token table, with nothing added) lies in every span.
+    # A zero vector (the padding row of a token table without positions) lies in every span.
     near = pairs.take(((pairs.distance < NEARLY_INSIDE) & pairs.inputs.any(dim=1)).nonzero().flatten())
     if problem.stage.position_free:
         return Pool(near.tokens, {})
@@ -241,11 +251,11 @@ def _pool(problem: SpanProblem) -> Pool:
 
 
 def grow(runner: PrefixRunner, scale: ResidualScale, pool: Pool, problem: SpanProblem) -> Forest:
-    """Grow all prefixes of the batch from single tokens, as long as they stay in the span.
+    """Grow all prefixes of the batch from single tokens, inside the span.
 
     Args:
-        runner: computes the inputs of the layer that the ruler belongs to.
-        scale: measures them.
+        runner: computes the inputs of the layer that the scale belongs to.
+        scale: measures their distances.
         pool: the tokens to try.
         problem: gives the longest length and the budget.
     """
@@ -258,7 +268,7 @@ def grow(runner: PrefixRunner, scale: ResidualScale, pool: Pool, problem: SpanPr
         candidates = pool(position)
         if candidates is None or not live or problem.budget.exhausted():
             break
-        if len(tokens) > MOST_PREFIXES * scale.basis.rank:  # they branch without end: the test does not tell any more
+        if len(tokens) > MOST_PREFIXES * scale.basis.rank:  # they branch without end: the test does not discriminate
             break
         hits: list[tuple[float, int, int]] = []
         for rows, columns, given in runner.extend(paths, candidates):
@@ -283,12 +293,15 @@ def grow(runner: PrefixRunner, scale: ResidualScale, pool: Pool, problem: SpanPr
 
 
 def _endless(path: Tensor, token: int) -> bool:
-    """Return whether a prefix of one token only would become longer than `REPEATS`."""
+    """Return whether a prefix of one repeated token would be longer than `REPEATS`."""
     return len(path) >= REPEATS and bool((path == token).all())
 
 
 def _without_idle_repeats(forest: Forest) -> Forest:
-    """Drop prefixes of one token repeated that nothing else follows: they look the same as the single token."""
+    """Drop prefixes of one repeated token without another continuation.
+
+    They look the same as the single token.
+    """
     drop: set[int] = set()
     for node in reversed(range(len(forest))):
         path = forest.path(node)
@@ -299,13 +312,13 @@ def _without_idle_repeats(forest: Forest) -> Forest:
     return Forest(tuple(forest.tokens[node] for node in kept), tuple(place[forest.parents[node]] for node in kept))
 
 
-def _sequences(problem: SpanProblem, forest: Forest, facts: dict[str, float]) -> Reconstruction:
-    """Turn a forest into sequences, with what the last layer says of their ends, and prove them."""
+def _sequences(problem: SpanProblem, forest: Forest, diagnostics: dict[str, float]) -> Reconstruction:
+    """Turn a forest into sequences with their ends, and prove them."""
     paths = [forest.path(node) for node in forest.leaves()]
     ends: Sequence[Ending] | None = endings(problem.seen, forest.tokens, forest.parents, problem.budget)
     if not ends:
         guess = [GuessedSequence(path, confidence=0.5) for path in paths]
-        facts["ends"] = 0.0
+        diagnostics["ends"] = 0.0
     else:
         guess = [
             GuessedSequence(
@@ -314,8 +327,8 @@ def _sequences(problem: SpanProblem, forest: Forest, facts: dict[str, float]) ->
             for end in ends
             for _ in range(end.count)
         ]
-        facts["ends"] = float(len(guess))
+        diagnostics["ends"] = float(len(guess))
     proved = prove(problem.seen, guess, problem.budget)
     return Reconstruction(
-        sequences=proved.sequences, label_counts=proved.label_counts, diagnostics=facts | proved.facts
+        sequences=proved.sequences, label_counts=proved.label_counts, diagnostics=diagnostics | proved.diagnostics
     )

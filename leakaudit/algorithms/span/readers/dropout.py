@@ -1,33 +1,39 @@
-"""Sentences out of a clean update, dropout on: every real token has a mask of its own, so the rank is their number."""
+"""Reader for dropout between the last normalisation and the attention, as in BERT.
+
+Every real token has a mask of its own, so the rank of the update is the number of tokens. Masked inputs are found by
+`mask_regression` and sorted into sequences by attention (`grouping`). Masks of later layers are unknown, so nothing is
+proved.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
 
+from leakaudit.algorithms.span.attention_evidence import Group
 from leakaudit.algorithms.span.candidates import Candidates, Scan, blocks, join
-from leakaudit.algorithms.span.grouping import Group, assemble, by_position, confidence_of, factor
-from leakaudit.algorithms.span.mask_regression import Masked, MaskSearch
+from leakaudit.algorithms.span.grouping import confidence_of, group_inputs
+from leakaudit.algorithms.span.mask_regression import SEARCH_SHARE, Masked, MaskSearch
 from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.reachability import dropout_reach
 from leakaudit.client.observation import Observation
 from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 from leakaudit.plugins.budget import Budget
 
-SEARCH_SHARE = 0.7
-"""Share of the time left that the regressions may take. Our choice: assembly needs a tenth of theirs where both finish, and an
-attack that found tokens but has no time to put them together would return nothing."""
-
-
 CROWDED, MORE = 0.2, 4
-"""Rank over hidden size from which MORE times as many tokens are tried at each position. Measured on a train split: at 0.22 all true
-tokens are within the nearest 64 by plain distance, at 0.34 one in twenty and at 0.45 one in seven is not."""
+"""Rank over hidden size (CROWDED) from which MORE times as many tokens are tried per position.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
-def read_masked(problem: SpanProblem) -> Reconstruction | None:
-    """Return what was found behind dropout masks after the last normalisation, assembled; None where nothing was found."""
+def fits(problem: SpanProblem) -> bool:
+    """Say whether dropout acts between the last normalisation and the attention."""
+    masked = problem.has_exact_span and problem.dropout > 0 and not problem.stage.position_free
+    return masked and not problem.anatomy.dropout_before
+
+
+def read(problem: SpanProblem) -> Reconstruction | None:
+    """Return the sequences found behind dropout masks, or None if there is no input."""
     seen, budget = problem.seen, problem.budget
     time = budget.part(SEARCH_SHARE)
     pairs, search = _search(problem, time)
@@ -51,19 +57,19 @@ def read_masked(problem: SpanProblem) -> Reconstruction | None:
         )
         for group in groups
     ]
-    facts = {"candidates": float(len(pairs)), "explained": float(len(masked))}
-    return Reconstruction(tuple(guess), diagnostics=facts, reach=reach)
+    diagnostics = {"candidates": float(len(pairs)), "explained": float(len(masked))}
+    return Reconstruction(tuple(guess), diagnostics=diagnostics, reach=reach)
 
 
 def _sequences(problem: SpanProblem, masked: Masked) -> list[Group]:
-    """Sort what was found into sequences that end as the tokenizer ends them."""
+    """Sort inputs into sequences that end as the tokenizer ends them."""
     if len(masked) == 0:
         return []
     ends_with = problem.seen.facts.vocabulary.ends_with
     closing = masked.tokens == ends_with[-1] if ends_with else None
     if closing is not None and not bool(closing.any()):
         closing = None
-    return grouped(problem, masked.positions, masked.vectors, problem.basis.vectors, closing)
+    return group_inputs(problem, masked.positions, masked.vectors, problem.basis.vectors, closing)
 
 
 def _gaps(groups: Sequence[Group], masked: Masked) -> list[int]:
@@ -75,32 +81,12 @@ def _gaps(groups: Sequence[Group], masked: Masked) -> list[int]:
     return sorted(lacking)
 
 
-def grouped(
-    problem: SpanProblem, positions: Tensor, inputs: Tensor, span: Tensor | None = None, closing: Tensor | None = None
-) -> list[Group]:
-    """Sort inputs that were found behind masks into sequences; each is used once.
-
-    Args:
-        problem: the observation.
-        positions: (n,) position of each input.
-        inputs: (n, D) float64, as the attention saw them.
-        span: as `factor` takes it.
-        closing: as `Evidence` takes it.
-    """
-    if len(torch.unique(positions)) == len(positions):  # no position twice: one sentence
-        left = max(0.0, 1.0 - len(positions) / problem.basis.rank)
-        return [Group(tuple(positions.argsort().tolist()), residual=left)]
-    factors = factor(problem.seen.update, problem.weights, problem.anatomy, inputs, span)
-    groups = (
-        []
-        if factors is None
-        else assemble(factors, positions, beam=problem.beam, budget=problem.budget, closing=closing)
-    )
-    return groups or by_position(positions)
-
-
 def _search(problem: SpanProblem, budget: Budget) -> tuple[Candidates, MaskSearch]:
-    """Try blocks of positions until one holds nothing, then look for further copies; return all tried, and the search."""
+    """Search position blocks until one holds nothing, then search further copies.
+
+    Returns:
+        All candidates, and the search with its masks.
+    """
     rank, width = problem.basis.vectors.shape
     keep = problem.keep * (MORE if rank > CROWDED * width else 1)
     scan = Scan(problem.stage, problem.basis.vectors, problem.tokens, keep, tuple(problem.special))
@@ -115,7 +101,7 @@ def _search(problem: SpanProblem, budget: Budget) -> tuple[Candidates, MaskSearc
 
 
 class _Filler:
-    """Completes a sentence some of whose positions were not found: public tokens first, else the nearest candidate."""
+    """Fills the positions of a sentence that were not found."""
 
     def __init__(self, seen: Observation, pairs: Candidates) -> None:
         self._start = dict(enumerate(seen.facts.vocabulary.starts_with))
@@ -124,7 +110,10 @@ class _Filler:
             self._nearest.setdefault(position, token)
 
     def fill(self, found: Mapping[int, int]) -> tuple[int, ...]:
-        """Return the token ids of positions 0 to the last one found."""
+        """Return the token ids of positions 0 to the last one found.
+
+        A missing token is the tokenizer's own, or else the nearest candidate.
+        """
         return tuple(
             found.get(p, self._start.get(p, self._nearest.get(p, next(iter(found.values())))))
             for p in range(max(found) + 1)

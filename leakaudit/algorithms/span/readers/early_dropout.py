@@ -1,16 +1,16 @@
-"""Sentences where dropout sits before the first normalisation, as in GPT-2: masked token and position vectors, then LayerNorm.
+"""Reader for dropout before the first normalisation, as in GPT-2.
 
-The input of the attention is x = g (u - mean u) / s + c with u = e m / (1 - p): e the sum of token and position vector, m the
-unknown mask. So the masked vector is
+The input of the attention is x = g (u - mean u) / s + c with u = e m / (1 - p): e the sum of token and position vector,
+m the unknown mask, g and c the normalisation's gain and shift, s its standard deviation. So the masked vector is
 
     u = s (x / g) - s (c / g) + mean(u) 1,
 
-in the span of the update's rows over g, of c / g and of the vector of ones: two dimensions more than there are tokens, and the
-same regression against gross errors as behind a BERT's dropout (`span_dropout`) finds it. With u known, x is computed, and the
-sequences follow from who attends to whom (`span_assembly`). (Own derivation.)
+in the span of the update's rows over g, of c / g and of the vector of ones: two dimensions more than there are tokens.
+The regression of `mask_regression` finds it there. With u known, x is computed, and `grouping` sorts the inputs into
+sequences. (Own derivation.)
 
-Masks of later layers stay unknown, so nothing behind the first attention can be computed exactly: no prefix check and no proof. A
-language model's last token, which is only a target, is guessed from the last layer's update.
+Masks of later layers stay unknown, so nothing behind the first attention can be computed exactly: no prefix test and no
+proof. A language model's last token, which is only a target, is guessed from the last layer's update (`last_tokens`).
 """
 
 from __future__ import annotations
@@ -21,33 +21,38 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.span.candidates import Candidates, blocks, distances, join
-from leakaudit.algorithms.span.grouping import confidence_of
+from leakaudit.algorithms.span.candidates import Candidates, blocks, join
+from leakaudit.algorithms.span.grouping import confidence_of, group_inputs
 from leakaudit.algorithms.span.last_tokens import likely_last_tokens
-from leakaudit.algorithms.span.mask_regression import find_masked
+from leakaudit.algorithms.span.mask_regression import SEARCH_SHARE, find_masked
 from leakaudit.algorithms.span.problem import SpanProblem
-from leakaudit.algorithms.span.readers.dropout import SEARCH_SHARE, grouped
-from leakaudit.models.structure import InputStage, Norm
+from leakaudit.algorithms.span.unnormalised_inputs import SumScan, widened
 from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 KEEP = 32
-"""Tokens per position that are fitted. Measured on a train split (B = 4, p = 0.1): true ones within the nearest 8."""
+"""Tokens per position that are fitted.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 EMPTY_POSITIONS = 16
-"""Positions looked at that cannot hold anything."""
+"""Positions beyond the longest possible sequence that show how near a token comes by chance.
+Our choice."""
 
 NEARER = 3.0
-"""Standard deviations below chance from which a position holds a token, and SLACK further positions are tried. Our choice; as
-measured, nearest tokens at 0.15 to 0.33 where there is one and 0.34 to 0.41 by chance, at 29 tokens in 384 dimensions."""
+"""Standard deviations below chance at which a position holds a token.
+Our choice; see docs/decisions/span_constants.md."""
 
 SLACK = 3
-
-LEAST_GAIN = 1e-3
-"""Coordinates whose gain is below this share of the median say nothing about the input and are left out. Our choice."""
+"""Positions that are tried behind the last one that holds a token. Our choice."""
 
 
-def read_premasked(problem: SpanProblem) -> Reconstruction | None:
-    """Return what was found behind dropout masks before the normalisation, assembled; None where nothing was found."""
+def fits(problem: SpanProblem) -> bool:
+    """Say whether dropout acts before the first normalisation."""
+    masked = problem.has_exact_span and problem.dropout > 0 and not problem.stage.position_free
+    return masked and bool(problem.anatomy.dropout_before)
+
+
+def read(problem: SpanProblem) -> Reconstruction | None:
+    """Return the sequences found behind masks before the normalisation, or None."""
     stage, norm = problem.stage, problem.stage.norm
     if norm is None or not stage.additive or stage.position_free:
         return None
@@ -56,15 +61,15 @@ def read_premasked(problem: SpanProblem) -> Reconstruction | None:
     masked = find_masked(
         basis, pairs, problem.dropout, problem.rng, problem.budget.part(SEARCH_SHARE), frequent=problem.special
     )
-    facts = {"candidates": float(len(pairs)), "explained": float(len(masked))}
+    diagnostics = {"candidates": float(len(pairs)), "explained": float(len(masked))}
     if len(masked) == 0:
         return None
     positions, inputs = masked.positions, norm.apply(masked.vectors)
     guess = [
         GuessedSequence(tuple(masked.tokens[list(group.members)].tolist()), confidence=confidence_of(group))
-        for group in grouped(problem, positions, inputs)
+        for group in group_inputs(problem, positions, inputs)
     ]
-    return Reconstruction(_with_last_tokens(problem, guess), diagnostics=facts)
+    return Reconstruction(_with_last_tokens(problem, guess), diagnostics=diagnostics)
 
 
 def _with_last_tokens(problem: SpanProblem, guess: Sequence[GuessedSequence]) -> tuple[GuessedSequence, ...]:
@@ -78,33 +83,12 @@ def _with_last_tokens(problem: SpanProblem, guess: Sequence[GuessedSequence]) ->
     )
 
 
-def widened(basis: Tensor, norm: Norm) -> Tensor:
-    """Return an orthonormal basis (R + 2, D) of the space that masked vectors before the normalisation lie in.
-
-    Args:
-        basis: (R, D) float64, orthonormal rows: the span of the attention inputs.
-        norm: the normalisation; without centring (RMSNorm) the vector of ones is not needed, without shift c / g is not.
-    """
-    gain = norm.gain.clone()
-    floor = LEAST_GAIN * gain.abs().median()
-    gain = torch.where(gain.abs() < floor, floor, gain)
-    rows = [basis / gain]
-    if bool(norm.shift.any()):
-        rows.append((norm.shift / gain)[None])
-    if norm.centred:
-        rows.append(torch.ones_like(gain)[None])
-    stacked = torch.cat([part / part.norm(dim=1, keepdim=True) for part in rows])
-    orthonormal: Tensor = torch.linalg.qr(stacked.T).Q.T
-    return orthonormal
-
-
 def _nearest(problem: SpanProblem, basis: Tensor) -> Candidates:
-    """Return the nearest tokens at every position that a sequence may reach, by the plain residual.
+    """Return the nearest tokens at every position that a sequence may reach.
 
-    A sequence has no more positions than there are tokens in the batch, R, so positions from R on show how near the nearest
-    token comes by chance; the last position that is clearly nearer ends the longest sequence.
-
-    The candidates' inputs are the vectors before the normalisation, as `find_masked` is to fit them.
+    A sequence has no more positions than there are tokens in the batch, R. So positions from R on show how near the
+    nearest token comes by chance, and the last position that is clearly nearer ends the longest sequence. The
+    candidates' inputs are the vectors before the normalisation, as `find_masked` needs them.
     """
     rank, longest = problem.basis.rank, problem.stage.max_length
     scan = SumScan(problem.stage, basis, problem.tokens, min(problem.keep, KEEP))
@@ -118,41 +102,3 @@ def _nearest(problem: SpanProblem, basis: Tensor) -> Candidates:
         occupied = nearest[:rank] < chance.mean() - NEARER * chance.std()
         last = min(last, int(occupied.nonzero().max()) + SLACK if bool(occupied.any()) else last)
     return pairs.take((pairs.positions <= last).nonzero().flatten())
-
-
-class SumScan:
-    """Residuals of sums of token and position vectors against one space, for the whole vocabulary."""
-
-    def __init__(self, stage: InputStage, basis: Tensor, tokens: Tensor | None, keep: int) -> None:
-        """Prepare what does not depend on positions.
-
-        Args:
-            stage: gives the vectors.
-            basis: (R, D) float64, orthonormal rows.
-            tokens: (M,) the only token ids to consider, or None for the whole vocabulary.
-            keep: candidates per position.
-        """
-        self._stage = stage
-        self._basis = basis
-        self._tokens = torch.arange(stage.vocabulary, device=basis.device) if tokens is None else tokens
-        self._keep = min(keep, len(self._tokens))
-        self._vectors = stage.token_vectors[self._tokens].float()  # (M, D)
-        self._inside = self._vectors @ basis.T.float()  # (M, R)
-
-    def block(self, start: int, stop: int) -> Candidates:
-        """Return the nearest `keep` tokens at each position from `start` to `stop`, nearest first."""
-        d = self._stage.position_vectors[start:stop]  # (P, D)
-        total = _squares(self._vectors, d.float())
-        within = _squares(self._inside, (d @ self._basis.T).float())
-        share = 1.0 - within / total.clamp_min(1e-12)
-        nearest = share.topk(self._keep, dim=0, largest=False).indices  # (keep, P)
-        tokens = self._tokens[nearest.T.reshape(-1)]
-        where = torch.arange(start, stop, device=tokens.device).repeat_interleave(self._keep)
-        inputs = self._stage.token_vectors[tokens].double() + self._stage.position_vectors[where]
-        return Candidates(tokens, where, distances(inputs, self._basis), inputs)
-
-
-def _squares(w: Tensor, d: Tensor) -> Tensor:
-    """Return (M, P): |w + d|^2."""
-    sums: Tensor = w.square().sum(1)[:, None] + 2 * (w @ d.T) + d.square().sum(1)[None]
-    return sums

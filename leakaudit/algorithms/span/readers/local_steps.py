@@ -1,13 +1,15 @@
-"""Sentences out of a difference of weights after local steps of SGD, as federated averaging sends it.
+"""Reader for a difference of weights after local SGD steps (federated averaging).
 
-Divided by the learning rate it is the sum of the gradients on the way, and to first order in the learning rate its row space is
-the span of the inputs of all local batches. What hides them is mostly not the drift but the number format: a client's weights
-are float32, every step rounds them, and the smaller the learning rate the larger is that error beside the gradient. It is known
-in size: one step adds an error that is uniform within half a unit in the last place of the weight.
+Divided by the learning rate, the difference is the sum of the gradients of all local steps. To first order in the
+learning rate its row space is the span of the inputs of all local batches. Mostly not the drift but the number format
+hides them: a client's weights are float32, every step rounds them, and the smaller the learning rate, the larger is
+that error beside the gradient. Its size is known: one step adds an error that is uniform within half a unit in the last
+place of the weight.
 
-So the words come first (`span_words`), with everything below that error taken for nothing. Then the pairs of these words and
-positions are tested against the span, in units of what the error leaves there (`span_ruler`): 0.8 to 1.2 for true ones. What
-passes is read like a clean update. One text has one word at each position: that is tried first. (Own derivation.)
+So the words are found first (`matching_pursuit`), with everything below that error counted as zero. Then the pairs of
+these words and all positions are tested against the span, in units of the expected error (`residuals`). The pairs that
+pass are assembled to sequences (`sequence_assembly`). One text has one word at each position, which is tried first.
+(Own derivation.)
 """
 
 from __future__ import annotations
@@ -25,39 +27,46 @@ from leakaudit.algorithms.span.matching_pursuit import NOISE_EDGE, Words, find_w
 from leakaudit.algorithms.span.order_refinement import refine_sequences
 from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.reachability import bag_of_words_reach
-from leakaudit.algorithms.span.readers.encoder import read_inside
 from leakaudit.algorithms.span.residuals import ResidualScale
+from leakaudit.algorithms.span.sequence_assembly import read_inside
 from leakaudit.algorithms.span.subspace import Basis
 from leakaudit.client.facts import PublicFacts
 from leakaudit.models.structure import Anatomy
 from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 LONGEST = 64
-"""Positions that a text is taken to have. Our choice: every position takes a dimension from the words."""
+"""Positions that a text is assumed to have.
+Our choice: every position takes a dimension from the words."""
 
 MORE_POSITIONS = 12
-"""Positions beyond the number of distinct words that one text is tried with: words repeat. Our choice."""
+"""Positions beyond the number of distinct words that one text is tried with.
+Our choice: words repeat."""
 
 EXTRA = 2.0
-"""What one more position has to explain, as a multiple of the noise that any vector explains. Our choice."""
+"""What one more position must explain, as a multiple of the noise that any vector explains.
+Our choice."""
 
 ONLY_NOISE = 1.1
-"""Mean square of what one text leaves of the update, in units of the rounding error, up to which it explains all of it. Our
-choice: over 1e5 entries and more, chance stays within 2 % of 1."""
+"""Largest mean square residual of one text, in units of the rounding error.
+Our choice: over 1e5 entries and more, chance stays within 2 % of 1."""
 
 ARRANGED = 0.9
 """Confidence in a text that explains the update and is not proved. Our choice."""
 
 INSIDE = 1.5
-"""Distance from the span, in units of the expected error, up to which a pair counts as inside. Measured (six-layer encoder, texts
-of a train split, learning rates 1e-2 to 1e-4): 0.8 to 1.2 for true pairs of one text, 1.8 and more for all others."""
+"""Largest distance, in units of the expected error, at which a pair is in the span.
+Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
 def rounding_error(weight: Tensor, facts: PublicFacts) -> float:
-    """Return the standard deviation of what rounding the weights adds to an entry of the update, 0 for a gradient.
+    """Return the standard deviation of the error that rounding adds to an entry.
 
-    A step leaves an error uniform within half a unit in the last place u, of variance u^2 / 12; K steps add up, and the
-    difference is divided by the learning rate times K.
+    It is in the update's units, and 0 for a gradient. A step adds an error that is uniform within half a unit in the
+    last place u, of variance u^2 / 12. K steps add up, and the difference is divided by the learning rate times K.
+
+    Args:
+        weight: weights before the step.
+        facts: learning rate and number of steps.
     """
     if facts.view != "delta" or not facts.learning_rate:
         return 0.0
@@ -70,7 +79,16 @@ def rounding_error(weight: Tensor, facts: PublicFacts) -> float:
 def whitened_update(
     update: Mapping[str, Tensor], anatomy: Anatomy, weights: Mapping[str, Tensor], facts: PublicFacts
 ) -> Tensor:
-    """Return (F, D) float64: the updates of all layers that read the attention input, in units of their rounding error."""
+    """Return (F, D) float64: the update in units of its rounding error.
+
+    It stacks all layers that read the attention input.
+
+    Args:
+        update: parameter name -> update.
+        anatomy: the layers.
+        weights: parameter name -> weights before the step.
+        facts: learning rate and number of steps.
+    """
     readers = [*anatomy.projections, *(adapter.down for adapter in anatomy.adapters)]
     parts = [
         reader.by_output(update[reader.weight]).double() / rounding_error(weights[reader.weight], facts)
@@ -80,8 +98,13 @@ def whitened_update(
     return torch.cat(parts) if parts else torch.zeros(0, anatomy.hidden, dtype=torch.float64)
 
 
-def read_local(problem: SpanProblem) -> Reconstruction | None:
-    """Return what can be read out of a difference of weights; None where no words were found."""
+def fits(problem: SpanProblem) -> bool:
+    """Say whether the update is a difference of weights after local steps."""
+    return problem.seen.facts.view == "delta"
+
+
+def read(problem: SpanProblem) -> Reconstruction | None:
+    """Return what a difference of weights gives, or None if no words were found."""
     seen = problem.seen
     rows = whitened_update(seen.update, problem.anatomy, problem.weights, seen.facts)
     if len(rows) == 0 or problem.dropout:
@@ -89,43 +112,48 @@ def read_local(problem: SpanProblem) -> Reconstruction | None:
     words = find_words(problem.stage, rows, min(LONGEST, problem.stage.max_length), problem.budget, noise=1.0)
     if words is None:
         return None
-    facts: dict[str, float] = {"words": float(len(words.tokens))}
+    diagnostics: dict[str, float] = {"words": float(len(words.tokens))}
     if problem.stage.position_free:
-        return Reconstruction(tokens=tuple(words.tokens.tolist()), diagnostics=facts)
+        return Reconstruction(tokens=tuple(words.tokens.tolist()), diagnostics=diagnostics)
     order = words.order() or _arranged(problem, words, rows)
     if order is not None:
         alone = prove(seen, [GuessedSequence(tuple(order), confidence=ARRANGED)], problem.budget)
         reach = bag_of_words_reach(words.tokens.tolist())
         return Reconstruction(
-            alone.sequences, label_counts=alone.label_counts, diagnostics=facts | alone.facts, reach=reach
+            alone.sequences, label_counts=alone.label_counts, diagnostics=diagnostics | alone.diagnostics, reach=reach
         )
     inside = _inside(problem, words, rows)
     if inside is None:
         named = words.tokens.tolist()
-        return Reconstruction(tokens=tuple(named), diagnostics=facts, reach=bag_of_words_reach(named))
+        return Reconstruction(tokens=tuple(named), diagnostics=diagnostics, reach=bag_of_words_reach(named))
     noise = {p.weight: rounding_error(problem.weights[p.weight], seen.facts) for p in problem.anatomy.projections}
     found = read_inside(problem, inside, noise)
+    if found.sequences and not any(sequence.proved for sequence in found.sequences):
+        found = _refined(problem, found, inside)
+    return replace(found, diagnostics=diagnostics | dict(found.diagnostics))
+
+
+def _refined(problem: SpanProblem, found: Reconstruction, inside: Candidates) -> Reconstruction:
+    """Return the sequences after changes that lower the simulation's error."""
+    options: dict[int, list[int]] = {}
+    for token, position in zip(inside.tokens.tolist(), inside.positions.tolist(), strict=True):
+        options.setdefault(position, []).append(token)
     guess = [sequence.token_ids for sequence in found.sequences or ()]
-    if guess and not any(sequence.proved for sequence in found.sequences or ()):
-        options: dict[int, list[int]] = {}
-        for token, position in zip(inside.tokens.tolist(), inside.positions.tolist(), strict=True):
-            options.setdefault(position, []).append(token)
-        better = [
-            GuessedSequence(ids, confidence=ARRANGED / 2)
-            for ids in refine_sequences(seen, guess, options, problem.budget)
-        ]
-        again = prove(seen, better, problem.budget)
-        found = replace(
-            found,
-            sequences=again.sequences,
-            label_counts=again.label_counts,
-            diagnostics=dict(found.diagnostics) | again.facts,
-        )
-    return replace(found, diagnostics=facts | dict(found.diagnostics))
+    better = refine_sequences(problem.seen, guess, options, problem.budget)
+    again = prove(problem.seen, [GuessedSequence(ids, confidence=ARRANGED / 2) for ids in better], problem.budget)
+    return replace(
+        found,
+        sequences=again.sequences,
+        label_counts=again.label_counts,
+        diagnostics=dict(found.diagnostics) | again.diagnostics,
+    )
 
 
 def _arranged(problem: SpanProblem, words: Words, rows: Tensor) -> list[int] | None:
-    """Return the token ids of one sequence of these words, each at least once, or None where one does not explain the rows."""
+    """Return the token ids of one sequence of these words, or None.
+
+    Each word occurs at least once. None if no such sequence explains the rows.
+    """
     limit = min(LONGEST, problem.stage.max_length, len(words.tokens) + MORE_POSITIONS)
     if len(words.tokens) > limit:
         return None
@@ -152,7 +180,7 @@ def _arranged(problem: SpanProblem, words: Words, rows: Tensor) -> list[int] | N
 
 
 def _inside(problem: SpanProblem, words: Words, rows: Tensor) -> Candidates | None:
-    """Return the pairs of these words and positions that lie in the span, nearest first."""
+    """Return the pairs of these words and positions in the span, nearest first."""
     scale = _residual_scale(rows)
     positions = torch.arange(min(LONGEST, problem.stage.max_length), device=rows.device)
     tokens = words.tokens.repeat_interleave(len(positions))
@@ -164,7 +192,7 @@ def _inside(problem: SpanProblem, words: Words, rows: Tensor) -> Candidates | No
 
 
 def _residual_scale(rows: Tensor) -> ResidualScale:
-    """Return the directions that stand out of unit noise, with the error that it leaves in each."""
+    """Return the directions above unit noise, with the error of each."""
     _, strength, directions = torch.linalg.svd(rows, full_matrices=False)
     edge = NOISE_EDGE * (rows.shape[0] ** 0.5 + rows.shape[1] ** 0.5)
     rank = max(1, int((strength > edge).sum()))

@@ -1,15 +1,16 @@
-"""Sentences out of the update of low-rank adapters (LoRA), where the weights beside them are frozen.
+"""Reader for the update of low-rank adapters (LoRA) alone.
 
-The layer computes W x + s B A x, so the updates are dA = s sum_i (B^T dy_i) x_i^T and dB = s sum_i dy_i (A x_i)^T. Three cases:
+The layer computes W x + s B A x, with W frozen. So the updates are dA = s sum_i (B^T dy_i) x_i^T and dB = s sum_i dy_i
+(A x_i)^T. There are three cases:
 
-- dA has at least as many rows, over all adapters, as there are tokens: its row space is the span of the inputs, and the span
-  check works as ever (`span_clean`, `span_masked`).
-- it has fewer: rows are combinations of inputs all the same, and `span_words` finds which.
-- B is zero, as before the first step, and with it dA: dB's row space is the span of the images A x_i, in R dimensions. While
-  there are fewer tokens than R, the span check works on images: |Q A x| / |A x| with Q the complement of that span, over all
-  adapters at once. With as many tokens the images fill the R dimensions, and nothing is left to test.
+- dA has at least as many rows, over all adapters, as there are tokens: its row space is the span of the inputs, and
+  pairs are tested as in other models (`sequence_assembly`, `readers.dropout`).
+- dA has fewer rows: they are combinations of inputs all the same, and `matching_pursuit` finds which.
+- B is zero, as before the first step, and with it dA: the row space of dB is the span of the images A x_i, in R
+  dimensions. With fewer tokens than R, images are tested: |Q A x| / |A x| with Q the complement of that span, over all
+  adapters at once. With as many tokens the images fill the R dimensions, and there is no test.
 
-(The first case is in DAGER, Petrov et al. 2024, Sec. 5; the others are own derivations.)
+The first case is in DAGER (Petrov et al. 2024, Sec. 5); the others are own derivations.
 """
 
 from __future__ import annotations
@@ -23,27 +24,21 @@ from torch import Tensor
 from leakaudit.algorithms.resimulation import prove
 from leakaudit.algorithms.span.candidates import Candidates, blocks, join, quadratic_form
 from leakaudit.algorithms.span.matching_pursuit import Words, find_words
-from leakaudit.algorithms.span.problem import STANDS_OUT, SpanProblem
+from leakaudit.algorithms.span.problem import STANDS_OUT, SpanProblem, only_adapters
 from leakaudit.algorithms.span.reachability import bag_of_words_reach
-from leakaudit.algorithms.span.readers.dropout import read_masked
-from leakaudit.algorithms.span.readers.encoder import FARTHEST_INSIDE, read_pairs
+from leakaudit.algorithms.span.readers import dropout
+from leakaudit.algorithms.span.sequence_assembly import FARTHEST_INSIDE, read_pairs
 from leakaudit.algorithms.span.subspace import FLOAT32_FLOOR, Basis, span_of, stacked_update
 from leakaudit.models.structure import Anatomy, InputStage
 from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 SCANNED = (64, 160)
-"""Positions that texts are first taken to have, and then, if nothing was found: the fewer, the sharper, because each takes a
-dimension. Our choice."""
-
-
-def only_adapters(update: Mapping[str, Tensor], anatomy: Anatomy) -> bool:
-    """Return whether adapters are all that is shared of the layers that read the attention input."""
-    names = {name for adapter in anatomy.adapters for name in (adapter.down.weight, adapter.up.weight)}
-    return bool(names & set(update)) and not any(p.weight in update for p in anatomy.projections)
+"""Positions that texts are assumed to have, first and second try.
+Our choice: each position takes a dimension, so fewer are sharper."""
 
 
 def why_unreadable(update: Mapping[str, Tensor], anatomy: Anatomy, weights: Mapping[str, Tensor]) -> str:
-    """Return why adapters' updates say nothing of the inputs, or an empty string where they do."""
+    """Return why adapters' updates give no inputs, or an empty string if they do."""
     if len(stacked_update(update, anatomy)):
         return ""
     present = [a for a in anatomy.adapters if a.up.weight in update and bool(update[a.up.weight].any())]
@@ -54,7 +49,7 @@ def why_unreadable(update: Mapping[str, Tensor], anatomy: Anatomy, weights: Mapp
         ranks = ", ".join(str(adapter.rank) for adapter in present)
         return (
             "the adapters are at their start (B is zero, so A has no update) and the update of B fills their rank "
-            f"({ranks}): the batch has at least as many tokens, and the span of their images is everything"
+            f"({ranks}): the batch has at least as many tokens, so every input lies in the span of their images"
         )
     return ""
 
@@ -64,23 +59,30 @@ class _Image:
     """What dB says of the images of the inputs under one adapter's A."""
 
     down: Tensor
-    """(R, D) float64, A, at Frobenius norm 1."""
+    """(R, D) float64: A, at Frobenius norm 1."""
     outside: Tensor
-    """(R - rank, D) float64: A followed by the complement of the span of the images; zero on every true input."""
+    """(R - rank, D) float64: A followed by the complement of the images' span; zero on every true input."""
     basis: Basis
-    """Of the span of the images, in R dimensions."""
+    """The span of the images, in R dimensions."""
 
 
-def read_adapters(problem: SpanProblem) -> Reconstruction | None:
-    """Return what can be read out of adapters' updates; None where nothing was found."""
+def fits(problem: SpanProblem) -> bool:
+    """Say whether only adapters are shared of the layers that read the inputs."""
+    return problem.seen.facts.view != "delta" and only_adapters(problem.seen.update, problem.anatomy)
+
+
+def read(problem: SpanProblem) -> Reconstruction | None:
+    """Return what adapters' updates give, or None if that is nothing."""
     rows = stacked_update(problem.seen.update, problem.anatomy)
     if len(rows) == 0:
         return _read_images(problem) or Reconstruction(sequences=())
-    if problem.stage.position_free:  # there is no order to be read
+    if problem.stage.position_free:  # inputs have no order
         return None if problem.dropout else _read_words(problem, rows)
     if problem.basis.rank < len(rows):
         return (
-            read_masked(problem) if problem.dropout else _sentence_or_words(problem, problem.scan(), problem.basis.rank)
+            dropout.read(problem)
+            if problem.dropout
+            else _sentence_or_words(problem, problem.scan(), problem.basis.rank)
         )
     return None if problem.dropout else _read_words(problem, rows)
 
@@ -88,8 +90,8 @@ def read_adapters(problem: SpanProblem) -> Reconstruction | None:
 def _sentence_or_words(problem: SpanProblem, pairs: Candidates, rank: int) -> Reconstruction | None:
     """Return one sentence if the pairs in the span are one, else their words.
 
-    Which of several sequences a token belongs to is said by the updates of query and key, and those of adapters hold a shadow
-    of them only.
+    Which of several sequences a token belongs to follows from the updates of query and key; those of adapters hold only
+    a low-rank image of them.
     """
     found = read_pairs(problem, pairs, rank)
     if found is None or [sequence.confidence for sequence in found.sequences or ()] == [1.0]:
@@ -101,34 +103,32 @@ def _sentence_or_words(problem: SpanProblem, pairs: Candidates, rank: int) -> Re
 
 
 # ---------------------------------------------------------------------- fewer rows than tokens
-
-
 def _read_words(problem: SpanProblem, rows: Tensor) -> Reconstruction | None:
-    """Return the sentence, where there is one, or the words of several."""
+    """Return the sentence if there is one, or else the words in no order."""
     words = None
     for positions in SCANNED:
         words = words or find_words(problem.stage, rows, min(positions, problem.stage.max_length), problem.budget)
     if words is None:
         return None
-    facts = {"words": float(len(words.tokens)), "rows": float(len(rows))}
+    diagnostics = {"words": float(len(words.tokens)), "rows": float(len(rows))}
     order = None if problem.stage.position_free else words.order()
     if order is None:
-        return _several(words, facts)
+        return _several(words, diagnostics)
     proved = prove(problem.seen, [GuessedSequence(tuple(order), confidence=1.0)], problem.budget)
     reach = bag_of_words_reach(words.tokens.tolist())
-    facts |= proved.facts
-    return Reconstruction(sequences=proved.sequences, label_counts=proved.label_counts, diagnostics=facts, reach=reach)
+    diagnostics |= proved.diagnostics
+    return Reconstruction(
+        sequences=proved.sequences, label_counts=proved.label_counts, diagnostics=diagnostics, reach=reach
+    )
 
 
-def _several(words: Words, facts: dict[str, float]) -> Reconstruction:
-    """Return the words in no order: which of them form a sentence is not in the rows."""
+def _several(words: Words, diagnostics: dict[str, float]) -> Reconstruction:
+    """Return the words in no order: the rows do not say which of them form a sentence."""
     named = words.tokens.tolist()
-    return Reconstruction(tokens=tuple(named), diagnostics=facts, reach=bag_of_words_reach(named))
+    return Reconstruction(tokens=tuple(named), diagnostics=diagnostics, reach=bag_of_words_reach(named))
 
 
 # ---------------------------------------------------------------------- images at the start
-
-
 def _images(update: Mapping[str, Tensor], anatomy: Anatomy, weights: Mapping[str, Tensor]) -> list[_Image]:
     """Return the adapters whose images do not fill their rank."""
     found = []
@@ -164,7 +164,7 @@ def _read_images(problem: SpanProblem) -> Reconstruction | None:
 
 
 class _ImageScan:
-    """Distances of the whole vocabulary from the spans of images, block of positions by block of positions."""
+    """Distances of the whole vocabulary from the spans of images, by position blocks."""
 
     def __init__(self, problem: SpanProblem, images: list[_Image]) -> None:
         self._problem = problem
@@ -173,12 +173,16 @@ class _ImageScan:
         self._outside = torch.cat([image.outside for image in images])
 
     def _distance(self, inputs: Tensor) -> Tensor:
-        """Return (N,) |outside x| / |whole x| for inputs (N, D)."""
+        """Return (N,) |outside x| / |down x| for inputs (N, D)."""
         share: Tensor = (inputs @ self._outside.T).norm(dim=1) / (inputs @ self._whole.T).norm(dim=1).clamp_min(1e-300)
         return share
 
     def block(self, start: int, stop: int) -> Candidates:
-        """Return the nearest tokens at each position from `start` to `stop`, with float64 distances."""
+        """Return the nearest tokens at the positions from `start` to `stop` - 1.
+
+        Returns:
+            `keep` pairs per position, with float64 distances.
+        """
         positions = torch.arange(start, stop, device=self._outside.device)
         keep = min(self._problem.keep, self._stage.vocabulary)
         if self._stage.additive:

@@ -1,0 +1,28 @@
+"""A client's local steps, as the label attacks repeat them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+
+@contextmanager
+def moved(model: nn.Module, update: Mapping[str, Tensor], rate: float) -> Iterator[None]:
+    """Give the model the weights after the client's steps, inside the block.
+
+    Args:
+        model: with the weights before.
+        update: (weights before - weights after) / rate.
+        rate: learning rate times steps.
+    """
+    parameters = dict(model.named_parameters())
+    before = {name: parameters[name].data for name in update if name in parameters}
+    try:
+        for name, data in before.items():
+            parameters[name].data = data - rate * update[name].to(data)
+        yield
+    finally:
+        for name, data in before.items():
+            parameters[name].data = data

@@ -1,0 +1,286 @@
+"""The base of the trainer adapters.
+
+It begins and ends audited runs, and keeps their problems out of training.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from leakaudit.capture.boundary import entry
+from leakaudit.capture.context import (
+    OFF_SWITCH,
+    Source,
+    StepContext,
+    TrainerContext,
+    configuration,
+    writes,
+)
+from leakaudit.capture.distributed import BEGIN_SECONDS, check_layout, peers_of
+from leakaudit.capture.notify import notify
+from leakaudit.capture.process_group import ProcessGroup
+from leakaudit.capture.run import AuditRun
+from leakaudit.capture.unaudited import folder_of, mark
+from leakaudit.errors import LeakAuditError, PeersError, type_and_place
+from leakaudit.models.wrappers import unwrapped
+from leakaudit.storage.spool import Spool
+
+logger = logging.getLogger(__name__)
+
+SWITCHED_OFF = f"{OFF_SWITCH} is set"
+
+
+class Adapter:
+    """At most one audited run at a time, whose problems never reach training.
+
+    A framework's adapter derives from this class, answers five questions (`_refuse`, `_versions`, `_trainer_context`, `_step_context`
+    and `_logger`), and calls `_open`, `_decide`, `_after_step`, `_close`, `_interrupt` and `_remind` from the framework's events.
+    Each event is an `entry` of `leakaudit.capture.boundary`.
+
+    All state has a default in the class, so that an adapter needs no constructor that could fail.
+    """
+
+    FRAMEWORK = ""
+    """Name of the trainer in snapshots."""
+
+    config: Source = None
+    """A YAML file, the object, a mapping, or None for the defaults."""
+    _off = ""
+    """Why the audit of this run is off; empty while it is on."""
+    _run: AuditRun | None = None
+    _folder: Path | None = None
+    _kept = 0
+    """Steps that the last run kept, and those before its checkpoint."""
+    _marks_folder = False
+    """Whether this process marks the folder, although it is not the first one, which has no audit."""
+    _left: tuple[Spool, ...] = ()
+    """Spools with steps that are still to be audited; while these objects exist, their locks say that this process lives."""
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder of the audit (results.json, report.html), known once training has begun."""
+        return self._folder
+
+    # ------------------------------------------------------------------ the five questions
+
+    def _refuse(self) -> None:
+        """Refuse a run whose update no hook sees.
+
+        Raises:
+            SnapshotError: names the feature and what to use instead.
+        """
+
+    def _versions(self) -> Mapping[str, str]:
+        """Return the versions of the framework and of torch, by package."""
+        raise NotImplementedError
+
+    def _trainer_context(self) -> TrainerContext:
+        """Return what the framework knows about the run that begins."""
+        raise NotImplementedError
+
+    def _step_context(self) -> StepContext:
+        """Return what the framework knows about the step that begins."""
+        raise NotImplementedError
+
+    def _logger(self) -> Callable[[dict[str, float]], None] | None:
+        """Return a function that sends numbers to the framework's loggers.
+
+        It is None where there are no loggers.
+        """
+        return None
+
+    # ------------------------------------------------------------------ what the events call
+
+    def _open(self) -> None:
+        """Begin a run; it uses the spool of an earlier run that never kept a step."""
+        self._off = ""
+        spool, folder = self._leave_earlier_run()
+        if not self._off and os.environ.get(OFF_SWITCH):
+            self._switch_off(SWITCHED_OFF)
+        if self._off:  # or the earlier run failed, and the user was told
+            if (others := peers_of()) is not None:
+                others.decline()
+            return
+        self._run = begin_together(lambda peers: self._begin(peers, spool, folder))
+        self._folder = self._run.config.out_dir
+
+    def _begin(self, peers: ProcessGroup | None, spool: Spool | None, folder: Path | None) -> AuditRun:
+        config = configuration(self.config)
+        self._refuse()
+        trainer = replace(
+            self._trainer_context(), framework=self.FRAMEWORK, versions=self._versions(), log=self._logger()
+        )
+        return AuditRun.begin(config, _with_peers(trainer, peers), spool, folder)
+
+    def _decide(self, step: int) -> None:
+        """Record the step that begins, if it is due.
+
+        Args:
+            step: its number, from 0, as the audit counts.
+        """
+        if self._run is not None:
+            self._run.decide(self._step_context, step)
+
+    def _after_step(self) -> None:
+        """Start the side process again if it died, and log what it has found since."""
+        if self._run is not None:
+            self._run.after_step()
+
+    @entry
+    def _close(self, steps: int) -> None:
+        """End a run that was trained to its end.
+
+        Args:
+            steps: optimizer steps of the run.
+        """
+        run = self._run
+        if run is None:
+            return
+        run.end(steps)
+        self._kept, self._run = run.kept, None
+        if run.spool.waiting():
+            self._left = (*self._left, run.spool)
+
+    @entry
+    def _interrupt(self, what: str) -> None:
+        """End a run that an exception ended."""
+        run = self._run
+        if run is None:
+            return
+        run.interrupt(what)
+        self._kept, self._run = run.kept, None
+        self._left = (*self._left, run.spool)
+
+    @entry
+    def _remind(self) -> None:
+        """Tell the user again, at the end, why the training was not audited."""
+        if self._off and self._off != SWITCHED_OFF:
+            notify(f"this run was not audited: {self._off}")
+
+    def _kept_so_far(self) -> int:
+        """Return the steps that were kept, for a checkpoint."""
+        return self._kept if self._run is None else self._run.kept
+
+    # ------------------------------------------------------------------ runs that do not end as planned
+
+    def _leave_earlier_run(self) -> tuple[Spool | None, Path | None]:
+        """End a run that training left without telling.
+
+        It returns the spool and folder of that run if nothing was put into them.
+
+        `auto_find_batch_size` begins again like this, with another optimizer, after the first step ran out of memory.
+        """
+        run = self._run
+        if run is None:
+            return None, None
+        if not run.untouched():
+            self._interrupt("the earlier training run never came to its end")
+            return None, None
+        run.stop()
+        self._kept, self._run = run.kept, None
+        return run.spool, run.config.out_dir
+
+    def _fail(self, error: Exception) -> None:
+        """Switch the audit off.
+
+        The message of an exception is shown only if the exception is ours: others may quote private text.
+        """
+        ours = isinstance(error, LeakAuditError)
+        self._marks_folder = isinstance(error, PeersError) and error.first
+        self._switch_off(f"{type(error).__name__}: {error}" if ours else type_and_place(error))
+
+    def _switch_off(self, reason: str) -> None:
+        """Stop auditing, and tell the user why, once; training continues.
+
+        The other processes of a distributed run are told.
+        """
+        run, told = self._run, bool(self._off)
+        self._off, self._run = self._off or reason, None
+        notes = list(self._clear_away(run, reason))
+        if not told:
+            logger.warning(
+                "leakaudit is off for this run: %s; training continues without it", "; ".join([reason, *notes])
+            )
+
+    def _clear_away(self, run: AuditRun | None, reason: str) -> Iterator[str]:
+        """Take everything off a run and mark its folder.
+
+        It yields a clause on each thing that the user has to know.
+        """
+        try:
+            if run is not None:
+                run.stop()
+                if run.untouched() and run.trainer.writes:
+                    run.spool.discard()
+        except Exception as error:
+            yield f"it could not be switched off cleanly ({type_and_place(error)})"
+        if run is not None and (not run.trainer.writes or run.recorder.counters.kept or run.spool.entries()):
+            return  # what was kept stays
+        folder = folder_of(self.config) if run is None else run.config.out_dir
+        try:
+            yield from _mark_folder(folder, reason, marks=self._marks_folder)
+        except Exception as error:
+            yield f"{folder} may hold results of an earlier run and could not be marked as not audited ({type_and_place(error)})"
+
+
+def begin_together(begin: Callable[[ProcessGroup | None], AuditRun]) -> AuditRun:
+    """Begin in all processes of a distributed run or in none.
+
+    Args:
+        begin: begins in this process, given the group that all processes joined; None where the process is alone.
+
+    Raises:
+        PeersError: another process is not audited, or could not begin.
+    """
+    peers = peers_of()
+    if peers is None:
+        return begin(None)
+    peers.meet()
+    run: AuditRun | None = None
+    try:
+        peers.connect()
+        run = begin(peers)
+    finally:
+        together = peers.agree("the beginning", run is not None, BEGIN_SECONDS)
+    if not together:
+        run.stop()
+        if peers.first:
+            run.spool.discard()
+        raise PeersError(peers.over or "another process of this run cannot be audited; its own message says why")
+    return run
+
+
+def _with_peers(trainer: TrainerContext, peers: ProcessGroup | None) -> TrainerContext:
+    """Return what an adapter knows of a run, with the group that its processes joined.
+
+    A process that trains alone has no group.
+
+    Raises:
+        SnapshotError: the model is divided among the processes in a way that is not audited.
+    """
+    if trainer.peers is None or peers is None:
+        return trainer
+    check_layout(unwrapped(trainer.model), trainer.loop_calls, reduced=trainer.observe == "update")
+    return replace(trainer, peers=peers)
+
+
+def _mark_folder(folder: Path | None, reason: str, *, marks: bool) -> Iterator[str]:
+    """Mark the folder of a run that is not audited.
+
+    It yields a clause on what became of an earlier audit in that folder.
+
+    Args:
+        folder: of the run; None where its configuration cannot be read.
+        reason: why it is not audited. A run that is switched off leaves a folder alone that does not exist.
+        marks: whether this process marks the folder although it is not the first one.
+    """
+    if folder is None:
+        yield "its `out_dir` could not be read, so that folder may still hold results of an earlier run"
+    elif (marks or writes(peers_of())) and (reason != SWITCHED_OFF or folder.exists()):
+        place = mark(folder, reason)
+        if place.note:
+            yield place.note

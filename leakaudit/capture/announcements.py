@@ -1,0 +1,71 @@
+"""Words what a run tells its user at the beginning and at the end of training."""
+
+from __future__ import annotations
+
+from leakaudit.capture.context import OFF_SWITCH
+from leakaudit.capture.plan import Plan, room_in_words, time_in_words
+from leakaudit.config.audit import AuditConfig
+from leakaudit.results.wording import counted
+from leakaudit.storage.spool_files import Totals
+
+
+def plan_in_words(plan: Plan, config: AuditConfig, step_bytes: int, bytes_once: int) -> str:
+    """Return the plan of a run in one line.
+
+    It says which steps are kept, how long attacks on them may take, and whether the policy can pass.
+
+    Args:
+        plan: of the run.
+        config: of the audit.
+        step_bytes: what each kept step takes on the disk.
+        bytes_once: what is written once for all steps.
+    """
+    if plan.kept == 0:
+        return plan.steps_in_words()
+    room = max(0, int(config.max_spool_gb * 1e9) - bytes_once) // max(1, step_bytes)
+    clauses = [
+        f"{plan.steps_in_words()}, {schedule_in_words(config)} ({time_in_words(config)})",
+        room_in_words(plan, config, room),
+        plan.policy_in_words(config, room),
+        f"report in {config.out_dir}",
+        f"off with {OFF_SWITCH}=1",
+    ]
+    return "; ".join(filter(None, clauses))
+
+
+def schedule_in_words(config: AuditConfig) -> str:
+    """Return when and where kept steps are attacked, in a clause."""
+    if config.schedule == "inline":
+        return "attacks them in this process"
+    if config.schedule == "deferred" and config.at_end == "leave":
+        return "leaves them to `leakaudit worker`"
+    return "attacks them " + ("in a side process" if config.schedule == "beside" else "when training is over")
+
+
+def not_kept_in_words(totals: Totals, config: AuditConfig) -> list[str]:
+    """Return how many due steps were not kept, a clause for each reason."""
+    return [f"{counted(number, 'step')} not kept: {why}" for number, why in totals.not_kept(config)]
+
+
+def kept_in_words(totals: Totals, config: AuditConfig) -> str:
+    """Return how many steps were kept, and for how long training was held up.
+
+    Args:
+        totals: what the training process counted.
+        config: of the audit.
+    """
+    overhead = totals.overhead
+    held_up = f"training was held up for {overhead.blocked_s:.2f} s of {overhead.training_s:.1f} s"
+    return "; ".join([f"{counted(totals.kept, 'step')} kept", *not_kept_in_words(totals, config), held_up])
+
+
+def nothing_kept_in_words(steps: int, reasons: list[str]) -> str:
+    """Return why there is nothing to report.
+
+    Args:
+        steps: of the run.
+        reasons: why none of them was kept, a clause each.
+    """
+    return "; ".join(
+        [f"no step was kept, so there is nothing to report: the run had {counted(steps, 'step')}", *reasons]
+    )

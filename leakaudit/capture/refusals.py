@@ -1,0 +1,210 @@
+"""Refuses training runs that cannot be audited.
+
+Each refusal is an error that says what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from leakaudit.capture.context import Source, TrainerContext, configuration
+from leakaudit.capture.fitness import check_tensors
+from leakaudit.capture.optimizers import base_optimizers, parameters_of
+from leakaudit.config.audit import AuditConfig
+from leakaudit.errors import ModelError, SnapshotError
+from leakaudit.gate.policy import Policy, default_policy, load_policy
+from leakaudit.models.lora import refuse_prompts
+from leakaudit.models.recipe import can_rebuild
+from leakaudit.models.wrappers import unwrapped
+from leakaudit.plugins.names import registered_names
+from leakaudit.registry import attacks, defenses
+
+# ---------------------------------------------------------------------- the trainer
+
+
+def refuse_strategy(name: str, *, fsdp2: bool) -> None:
+    """Refuse the ways of distributing a model whose update no hook sees.
+
+    Args:
+        name: of the strategy, as the framework calls it.
+        fsdp2: whether it is FSDP2, which keeps parameters as they are.
+
+    Raises:
+        SnapshotError: names the strategy and what to use instead.
+    """
+    kind = name.upper()
+    reason = ""
+    if "DEEPSPEED" in kind:
+        reason = "DeepSpeed moves the weights inside backward, where no hook sees the update; train with FSDP2 or DDP to audit"
+    elif ("FSDP" in kind or "FULLYSHARDEDDATAPARALLEL" in kind) and not fsdp2:
+        reason = "FSDP1 keeps parameters flattened and in shards; train with FSDP2 (`fully_shard`) or DDP to audit"
+    elif kind in ("DATAPARALLEL", "DATAPARALLELSTRATEGY"):
+        reason = "DataParallel splits a batch over threads, where its parts are not seen; use DDP, or one GPU, to audit"
+    elif "MEGATRON" in kind or "XLA" in kind or "TPU" in kind:
+        reason = f"{name} keeps its updates where no hook of an optimizer sees them; train with FSDP2 or DDP to audit"
+    if reason:
+        raise SnapshotError(reason)
+
+
+def refuse_accelerate(found: Any) -> None:
+    """Refuse what Accelerate distributes in a way whose update no hook sees.
+
+    Args:
+        found: an `Accelerator` or its state; None without Accelerate.
+
+    Raises:
+        SnapshotError: names the strategy and what to use instead.
+    """
+    kind = getattr(found, "distributed_type", "")
+    refuse_strategy(str(getattr(kind, "value", kind)), fsdp2=bool(getattr(found, "is_fsdp2", False)))
+
+
+def refuse_wrapper(model: nn.Module) -> None:
+    """Refuse a model whose wrapper hides the update from every hook.
+
+    Raises:
+        SnapshotError: names the wrapper and what to use instead.
+    """
+    wrappers = ("DataParallel", "DeepSpeedEngine", "FullyShardedDataParallel")
+    refuse_strategy(next((kind.__name__ for kind in type(model).__mro__ if kind.__name__ in wrappers), ""), fsdp2=False)
+
+
+def check_plain_sgd(optimizer: Any) -> None:
+    """Refuse optimizers whose steps do not add up to a mean of gradients.
+
+    Raises:
+        SnapshotError: several optimizers, another one than SGD, or one with momentum, weight decay or several learning rates.
+    """
+    movers = base_optimizers(optimizer)
+    if len(movers) > 1:
+        raise SnapshotError(f"`observe='delta'` is for one optimizer; {len(movers)} were given")
+    (mover,) = movers
+    names = ("momentum", "weight_decay", "nesterov")
+    options = [name for group in mover.param_groups for name in names if group.get(name)]
+    rates = {float(group["lr"]) for group in mover.param_groups}
+    if type(mover).__name__ == "SGD" and not options and len(rates) == 1 and rates != {0.0}:
+        return
+    found = f"{type(mover).__name__} with {', '.join(options) or f'{len(rates)} learning rates'}"
+    raise SnapshotError(
+        f"`observe='delta'` needs plain SGD with one learning rate, found {found}: other steps leave no mean of gradients "
+        "in the difference of the weights. Use SGD, or `observe='update'`"
+    )
+
+
+def optimizers_that_move(model: nn.Module, optimizers: Sequence[Any]) -> list[Any]:
+    """Return the optimizers that move the model; manual optimization may have several.
+
+    Raises:
+        SnapshotError: no optimizer moves it.
+    """
+    mine = {id(p) for p in model.parameters()}
+    found = [
+        one for one in optimizers if any(id(p) in mine for mover in base_optimizers(one) for p in parameters_of(mover))
+    ]
+    if not found:
+        raise SnapshotError(
+            f"none of {len(optimizers)} optimizers moves the model that is audited; one has to, so that there is an update to audit"
+        )
+    return found
+
+
+# ---------------------------------------------------------------------- the model
+
+
+def auditable(root: nn.Module, source: Source = None) -> tuple[nn.Module, nn.Module]:
+    """Return the object that a training loop calls and the model to audit in it.
+
+    That is the root itself without its wrappers, if it can be rebuilt elsewhere; else the only model inside it that can, such as a
+    model of transformers in a LightningModule. Parameters beside it are trained, but not part of the audit; the report says so.
+    With `schedule: inline` a root that nobody can rebuild is audited in the training process.
+
+    Args:
+        root: what the loop calls.
+        source: the audit's configuration.
+
+    Raises:
+        ModelError: no model inside the root can be rebuilt, or more than one can.
+    """
+    inline = configuration(source).schedule == "inline"
+    if can_rebuild(unwrapped(root)) or (inline and hasattr(unwrapped(root), "config")):
+        return root, unwrapped(root)  # a model's own class, be it the user's: not only the part of it that is known
+    found = _rebuildable_inside(root)
+    if len(found) == 1:
+        (core,) = found.values()
+        return core, unwrapped(core)
+    if inline:
+        return root, unwrapped(root)
+    raise ModelError(
+        f"{type(root).__name__} is no model that the side process can rebuild, and inside it {len(found)} were found "
+        f"({', '.join(found) or 'none'}); one is needed. Name how to make the model with "
+        "`leakaudit.models.factories.rebuilt_by(model, 'package.module:function')`, or set `schedule: inline`"
+    )
+
+
+def _rebuildable_inside(root: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules that can be rebuilt, by name.
+
+    They are those of the first depth at which there are any.
+    """
+    found: dict[str, nn.Module] = {}
+    layers = {"": unwrapped(root)}
+    while layers and not found:
+        below = {f"{name}.{part}": m for name, module in layers.items() for part, m in module.named_children()}
+        found = {name.removeprefix("."): module for name, module in below.items() if can_rebuild(unwrapped(module))}
+        layers = {name: unwrapped(module) for name, module in below.items()}
+    return found
+
+
+def check_run(config: AuditConfig, trainer: TrainerContext, model: nn.Module) -> None:
+    """Refuse before the first step what could not be audited after hours of training.
+
+    Args:
+        config: the audit's configuration.
+        trainer: what the adapter knows.
+        model: the model itself, without wrappers.
+
+    Raises:
+        ConfigError: an attack, a defence or an option does not exist, or a policy cannot be read or names one.
+        ModelError: the run trains prompts or prefixes instead of the model.
+        SnapshotError: a tensor of the model cannot be kept.
+    """
+    for registry, specs in ((attacks, config.attacks), (defenses, config.defenses)):
+        for spec in specs:
+            registry.create(spec.name, spec.options)
+    policy_of(config)
+    refuse_prompts(trainer.loop_calls)
+    refuse_prompts(trainer.model)
+    check_tensors(model)
+
+
+def policy_of(config: AuditConfig) -> Policy:
+    """Return the policy that the gate will apply.
+
+    Raises:
+        ConfigError: it cannot be read, or names an attack, a defence or a metric that does not exist.
+    """
+    return default_policy() if config.policy is None else load_policy(config.policy, registered_names())
+
+
+# ---------------------------------------------------------------------- warnings
+
+
+def unused_private_model(model: nn.Module) -> str:
+    """Return a warning if gradients per example get no noise.
+
+    The text is empty if there is nothing to warn of.
+
+    `make_private` of Opacus returns a model, an optimizer and a loader; training with the optimizer it was given is not private.
+    """
+    per_example = any("GradSampleModule" in kind.__name__ for kind in type(model).__mro__) or any(
+        hasattr(p, "grad_sample") for p in model.parameters()
+    )
+    if not per_example:
+        return ""
+    return (
+        "the model computes a gradient for every example, as Opacus does, but the optimizer that moves it adds no noise: this run "
+        "is audited as undefended. Train with the optimizer that `make_private` returned"
+    )

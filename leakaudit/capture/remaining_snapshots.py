@@ -1,0 +1,43 @@
+"""Describes the snapshots that remain on the disk when training is over."""
+
+from __future__ import annotations
+
+import shlex
+
+from leakaudit.storage.spool import Spool
+
+
+def command_to_continue(spool: Spool) -> str:
+    """Return the command that attacks the steps that wait in a spool."""
+    key = " --identity FILE" if spool.config.encrypt_to else ""
+    return f"`leakaudit worker {shlex.quote(str(spool.root))}{key}`"
+
+
+def remaining_snapshots(spool: Spool) -> str:
+    """Return one sentence on the snapshots that remain; empty where there are none.
+
+    It names their steps, where they lie, what is in them, and how they are audited or removed.
+    """
+    waiting = _steps(spool, ".ready", ".run")
+    refused = _steps(spool, ".bad")
+    if not waiting and not refused:
+        return ""
+    states = []
+    if waiting:
+        states.append(
+            f"not audited to the end: step {', '.join(waiting)} ({command_to_continue(spool)} continues with them)"
+        )
+    if refused:
+        states.append(f"cannot be audited any more: step {', '.join(refused)}")
+    inside = "encrypted" if spool.config.encrypt_to else "in clear"
+    folder = shlex.quote(str(spool.root))
+    return (
+        f"snapshots that stay in {folder}: {'; '.join(states)}. Each holds the private batch and its labels, by design, {inside}; "
+        f"`leakaudit snapshots purge {folder} --all` removes them, or the next run does when they are older than {spool.config.retention_days:g} days"
+    )
+
+
+def _steps(spool: Spool, *states: str) -> list[str]:
+    """Return the steps of the snapshots in some states, in order."""
+    found = {path.stem for path in spool.entries() if path.suffix in states}
+    return [name.lstrip("0") or "0" for name in sorted(found, key=lambda name: (len(name), name))]

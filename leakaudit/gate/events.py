@@ -1,0 +1,160 @@
+"""The events that a policy may limit: what may come back from a client step.
+
+An entry of `EVENTS` holds everything about an event: when it happened, which attempts could have shown it, and its words. Policy,
+evaluation, report and the last line of training read this table, so a new event is one more entry (docs/write_a_plugin.md).
+
+Scoring records five events in results.json (`Attempt.events`). Other events, such as `in_reach`, are computed here from the scores of
+an attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from leakaudit.results.recovery import LEAST_SHARE
+from leakaudit.results.schema import Attempt, Score, SequenceScore
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that may come back from a client step.
+
+    In `clause`, `inverted` and `denial`, `{tokens}` stands for the fewest tokens of a sentence (`min_tokens` of the audit).
+    """
+
+    happened: Callable[[Attempt], bool]
+    """Whether an attempt had the event."""
+    decided: Callable[[Attempt], bool]
+    """Whether a finished attempt could have shown the event.
+
+    A bag of words cannot show that a sentence came back in order, and an attack on text says nothing about labels. If such an attempt
+    were counted, its step would seem clean."""
+    clause: str
+    """What happened, as a main clause: `every word of the batch was named`."""
+    inverted: str
+    """The same after `In none of 59 steps`: `was every word of the batch named`."""
+    denial: str
+    """What did not happen in the only step: `not every word of the batch was named`."""
+    short: str
+    """What happened, in a heading of the report: `every word came back`."""
+    noun: str
+    """What leaked, in a cell of the report: `every word`."""
+    verb: str
+    """What the step did, in the last line of training: `leaked every word of the batch`."""
+    long_texts: bool = False
+    """Whether only texts of at least `min_tokens` tokens can have it; steps without such a text are then not counted."""
+    of_texts: bool = True
+    """Whether it is about texts. A search for a text that gave up then leaves the comparison of two defences open."""
+    tells_reach: bool = False
+    """Whether the sentence about a rule also says which texts were in reach and did not come back."""
+    undecided: str = ""
+    """Reason for no evidence although attacks finished; empty for the general reason."""
+
+
+def _recorded(name: str) -> Callable[[Attempt], bool]:
+    """Return the test for an event that scoring wrote into the attempt."""
+    return lambda attempt: name in attempt.events
+
+
+def _scored(metric: str) -> Callable[[Attempt], bool]:
+    return lambda attempt: isinstance(attempt.scores.get(metric), Score)
+
+
+def _any_sequence(decides: Callable[[SequenceScore], bool]) -> Callable[[Attempt], bool]:
+    return lambda attempt: any(map(decides, attempt.sequences))
+
+
+def _guessed(sequence: SequenceScore) -> bool:
+    return sequence.exact is not None
+
+
+def _most_words_decided(sequence: SequenceScore) -> bool:
+    """Whether recall and precision decide the event.
+
+    With a recall below the bar, precision does not matter.
+    """
+    recall = sequence.token_recall
+    return recall is not None and (sequence.token_precision is not None or recall < LEAST_SHARE)
+
+
+def _in_reach(sequence: SequenceScore) -> bool:
+    return sequence.long_enough and sequence.outcome in ("recovered", "search gave up")
+
+
+EVENTS: dict[str, Event] = {
+    "exact_sentence": Event(
+        happened=_recorded("exact_sentence"),
+        decided=_any_sequence(_guessed),
+        clause="at least one sentence of {tokens}+ tokens was recovered exactly",
+        inverted="was a sentence of {tokens}+ tokens recovered exactly",
+        denial="no sentence of {tokens}+ tokens was recovered exactly",
+        short="a sentence came back",
+        noun="a sentence",
+        verb="leaked a sentence",
+        long_texts=True,
+        tells_reach=True,
+    ),
+    "exact_sequence": Event(
+        happened=_recorded("exact_sequence"),
+        decided=_any_sequence(_guessed),
+        clause="at least one whole text was recovered exactly",
+        inverted="was a whole text recovered exactly",
+        denial="no whole text was recovered exactly",
+        short="a whole text came back",
+        noun="a whole text",
+        verb="leaked a whole text",
+        tells_reach=True,
+    ),
+    "all_words": Event(
+        happened=_recorded("all_words"),
+        decided=_scored("token_recall"),
+        clause="every word of the batch was named",
+        inverted="was every word of the batch named",
+        denial="not every word of the batch was named",
+        short="every word came back",
+        noun="every word",
+        verb="leaked every word of the batch",
+    ),
+    "most_words": Event(
+        happened=_recorded("most_words"),
+        decided=_any_sequence(_most_words_decided),
+        clause="at least half of the words of a text of {tokens}+ tokens came back",
+        inverted="did half of the words of a text of {tokens}+ tokens come back",
+        denial="less than half of the words of each text of {tokens}+ tokens came back",
+        short="most words of a text came back",
+        noun="most words of a text",
+        verb="leaked most words of a text",
+        long_texts=True,
+    ),
+    "in_reach": Event(
+        happened=_any_sequence(_in_reach),
+        decided=_any_sequence(lambda sequence: sequence.outcome is not None),
+        clause="a text of {tokens}+ tokens was in reach of an attack",
+        inverted="was a text of {tokens}+ tokens in reach of an attack",
+        denial="no text of {tokens}+ tokens was in reach of an attack",
+        short="a text was in reach",
+        noun="a text in reach",
+        verb="had a text in reach of an attack",
+        long_texts=True,
+        undecided="no attack that finished can tell what was in reach of its search",
+    ),
+    "label_counts": Event(
+        happened=_recorded("label_counts"),
+        decided=_scored("label_accuracy"),
+        clause="the label counts were recovered exactly",
+        inverted="were the label counts recovered exactly",
+        denial="the label counts were not recovered exactly",
+        short="the label counts came back",
+        noun="the label counts",
+        verb="leaked its label counts",
+        of_texts=False,
+    ),
+}
+"""Name in a policy -> event. `in_reach`: a text came back, or a search that would have accepted it gave up."""
+
+
+def could_show(attempt: Attempt, name: str) -> bool:
+    """Return whether a finished attempt could have shown an event."""
+    event = EVENTS[name]
+    return event.happened(attempt) or event.decided(attempt)

@@ -1,0 +1,303 @@
+"""The evidence for a rule: what the attempts in its scope show, step by step."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from leakaudit.gate import events
+from leakaudit.gate.events import EVENTS
+from leakaudit.gate.policy import Rule
+from leakaudit.gate.verdict import Worst
+from leakaudit.results.schema import Attempt, AttemptStatus, Results, Score, StepRecord
+from leakaudit.results.wording import counted
+
+REACH = ("unknown", "out of reach", "search gave up", "recovered")
+"""What an attack says about a text, from the least to the most. `unknown`: the text did not come back, and the attack cannot tell why."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the attempts in a rule's scope show, step by step."""
+
+    values: dict[str, float]
+    """Step -> 1.0 (leaked) or 0.0 for an event, the score of the worst attack for a metric."""
+    worst: Worst | None
+    attacks: tuple[str, ...]
+    censored: int
+    """Attempts that ran out of time without an event."""
+    finished: int
+    """Attempts that ran, in time or not."""
+    lost: int
+    """Attempts that were due and gave no usable result."""
+    due: int
+    left_out: int
+    """Steps that hold no text that the event could be about."""
+    silent: int
+    """Unverifiable steps that prove nothing."""
+    bounding: int
+    """Steps among `values` that are verified; the others count because something came back from them."""
+    problem: str
+    """Why there is no evidence; empty if there is some."""
+    repeated: int = 0
+    """Steps with the same update as another step: the two are one piece of evidence."""
+    reach: Mapping[str, int] = field(default_factory=dict)
+    """Number of texts that the event could be about, by the most that any attack says about them; the keys are `REACH`."""
+
+
+def gather(results: Results, rule: Rule, defense: str) -> Evidence:
+    """Collect the evidence for `rule` under `defense`, a defence of the audit."""
+    scope = _RuleScope(results, rule, defense)
+    steps = {step.id: scope.of_step(step) for step in results.steps if step.id in scope.by_step}
+    attempts = [attempt for found in steps.values() for attempt in found.attempts]
+    values = {name: max(scope.value(a) for a in found.attempts) for name, found in steps.items() if found.attempts}
+    left_out, silent = sum(found.left_out for found in steps.values()), sum(found.silent for found in steps.values())
+    attacks = {attempt.attack for attempt in attempts}
+    return Evidence(
+        values=values,
+        worst=_worst(attempts, scope),
+        attacks=tuple(name for name in scope.known if name in attacks),
+        censored=sum(a.status is AttemptStatus.BUDGET_EXHAUSTED and scope.value(a) == 0 for a in attempts),
+        finished=len(attempts),
+        lost=sum(found.lost for found in steps.values()),
+        due=sum(found.due for found in steps.values()),
+        left_out=left_out,
+        silent=silent,
+        bounding=sum(found.bounding for found in steps.values()),
+        problem="" if values else _why_nothing(scope, left_out, silent),
+        repeated=len(results.steps) - len(scope.by_step),
+        reach=_reach([a for name in values for a in scope.by_step[name]], rule),
+    )
+
+
+def usable(step: StepRecord) -> bool:
+    """Return whether what comes back from a step counts."""
+    return step.verification.status.attacked
+
+
+@dataclass(frozen=True)
+class _StepEvidence:
+    """What one step contributes to the evidence."""
+
+    attempts: tuple[Attempt, ...] = ()
+    """Attempts that are evidence."""
+    due: int = 0
+    """Attempts that were due."""
+    lost: int = 0
+    """Attempts that were due and gave no usable result."""
+    left_out: bool = False
+    """Whether the step holds no text that the event could be about."""
+    silent: bool = False
+    """Whether the step cannot be verified and proves nothing."""
+    bounding: bool = False
+    """Whether the step is verified and is evidence."""
+
+
+@dataclass(frozen=True)
+class _RuleScope:
+    """The attempts that a rule looks at under one defence."""
+
+    results: Results
+    rule: Rule
+    defense: str
+
+    @cached_property
+    def known(self) -> list[str]:
+        """Attacks of the battery, then those that only attempts name."""
+        return list(dict.fromkeys([*self.results.run.battery.attacks, *(a.attack for a in self.results.attempts)]))
+
+    @cached_property
+    def wanted(self) -> tuple[str, ...]:
+        """Attacks that the rule names."""
+        return self.rule.scope.attacks or tuple(self.known)
+
+    @cached_property
+    def able(self) -> set[str]:
+        """Attacks that could show the event on at least one step."""
+        return {a.attack for a in self.results.attempts if self.could_show(a)}
+
+    @cached_property
+    def asked(self) -> list[str]:
+        """Attacks that are due on every step.
+
+        These are the wanted ones, except those that ran and could never show the event.
+        """
+        unable = {a.attack for a in self.results.attempts if a.status is AttemptStatus.RAN} - self.able
+        return [name for name in self.wanted if name not in unable]
+
+    @cached_property
+    def by_step(self) -> dict[str, list[Attempt]]:
+        """Step -> its attempts; steps with the same update are one step."""
+        first = _first_of_its_kind(self.results.steps)
+        found: dict[str, list[Attempt]] = {name: [] for name in first.values()}
+        for attempt in self.results.attempts:
+            if attempt.defense == self.defense and attempt.attack in self.asked:
+                found[first[attempt.step]].append(attempt)
+        return found
+
+    @cached_property
+    def at_risk(self) -> set[str]:
+        """Steps that could have the event.
+
+        For an event of long texts these are the steps with a long text. A step of short texts cannot leak a long one, so counting it as
+        clean would lower the rate.
+        """
+        everything = {step.id for step in self.results.steps}
+        if not _about_long_texts(self.rule):
+            return everything
+        short: dict[str, bool] = {}
+        for attempt in self.results.attempts:
+            if attempt.sequences or attempt.events:
+                long_one = "exact_sentence" in attempt.events or any(s.long_enough for s in attempt.sequences)
+                short[attempt.step] = short.get(attempt.step, True) and not long_one
+        return {step for step in everything if not short.get(step, False)}
+
+    def of_step(self, step: StepRecord) -> _StepEvidence:
+        """Return what one step contributes."""
+        attempts, due, lost = self.by_step[step.id], 0, 0
+        if usable(step) and not step.verification.status.bounds and not _all_failed(attempts):
+            attempts = [a for a in attempts if self.could_show(a) and self._proves(a)]
+            if not attempts:
+                return _StepEvidence(silent=True)
+        else:
+            due = len(self.asked)
+            lost = sum(self._lost([a for a in attempts if a.attack == name], step) for name in self.asked)
+        evidence = tuple(a for a in attempts if self._is_evidence(a)) if usable(step) else ()
+        if evidence and step.id not in self.at_risk:
+            return _StepEvidence(due=due, lost=lost, left_out=True)
+        return _StepEvidence(evidence, due, lost, bounding=bool(evidence) and step.verification.status.bounds)
+
+    def value(self, attempt: Attempt) -> float:
+        """Return 1.0 or 0.0 for an event, the score for a metric."""
+        if self.rule.event is not None:
+            return float(EVENTS[self.rule.event].happened(attempt))
+        score = attempt.scores.get(self.rule.metric or "")
+        return score.value if isinstance(score, Score) else 0.0
+
+    def could_show(self, attempt: Attempt) -> bool:
+        """Return whether an attempt could have shown the rule's event or score."""
+        if not attempt.finished:
+            return False
+        if self.rule.event is not None:
+            return events.could_show(attempt, self.rule.event)
+        return isinstance(attempt.scores.get(self.rule.metric or ""), Score)
+
+    def _is_evidence(self, attempt: Attempt) -> bool:
+        """Whether an attempt counts as evidence.
+
+        It does if it could have shown the event, or if it ran out of time and its attack could show the event on another step.
+        """
+        if self.could_show(attempt):
+            return True
+        out_of_time = attempt.status is AttemptStatus.BUDGET_EXHAUSTED
+        return out_of_time and self.rule.event is not None and attempt.attack in self.able
+
+    def _proves(self, attempt: Attempt) -> bool:
+        """Whether one attempt is proof by itself: an event, or a score above a maximum.
+
+        Means and percentiles need the steps that did not leak as well, so one score proves nothing about them.
+        """
+        if self.rule.metric is None:
+            return self.value(attempt) > 0
+        return self.rule.statistic == "max" and self.value(attempt) > self.rule.threshold
+
+    def _lost(self, attempts: Sequence[Attempt], step: StepRecord) -> bool:
+        """Whether one attack was due on a step and gave no usable result."""
+        return not usable(step) or all(
+            a.status in (AttemptStatus.ERROR, AttemptStatus.SKIPPED)
+            or (a.status is AttemptStatus.BUDGET_EXHAUSTED and not self._is_evidence(a))
+            for a in attempts
+        )
+
+
+def _first_of_its_kind(steps: Iterable[StepRecord]) -> dict[str, str]:
+    """Map each step to the first step with the same update.
+
+    One update under two names is one piece of evidence.
+    """
+    names: dict[tuple[str, str, int, int | None], str] = {}
+    return {
+        s.id: names.setdefault((s.snapshot, s.verification.status, s.n_sequences, s.n_sentences), s.id) for s in steps
+    }
+
+
+def _all_failed(attempts: Sequence[Attempt]) -> bool:
+    """Whether every attempt crashed or was skipped; such a step is lost, not silent."""
+    return bool(attempts) and all(a.status in (AttemptStatus.ERROR, AttemptStatus.SKIPPED) for a in attempts)
+
+
+def _about_long_texts(rule: Rule) -> bool:
+    return rule.event is not None and EVENTS[rule.event].long_texts
+
+
+def _worst(attempts: Iterable[Attempt], scope: _RuleScope) -> Worst | None:
+    """Return the attempt that speaks most against the rule.
+
+    The value decides, then the longest run, then the shortest time.
+    """
+
+    def rank(attempt: Attempt) -> tuple[float, float, float]:
+        longest = max((s.scores.get("longest_run", 0.0) for s in attempt.sequences), default=0.0)
+        return scope.value(attempt), longest, -attempt.wall_s
+
+    found = max((a for a in attempts if scope.value(a) > 0), key=rank, default=None)
+    if found is None:
+        return None
+    value = scope.value(found) if scope.rule.metric else None
+    return Worst(step=found.step, attack=found.attack, wall_s=found.wall_s, value=value)
+
+
+def _reach(attempts: Iterable[Attempt], rule: Rule) -> dict[str, int]:
+    """Count texts by the most that any attack says about them."""
+    best: dict[tuple[str, str], int] = {}
+    for attempt in attempts:
+        for sequence in attempt.sequences:
+            if sequence.exact is None or (_about_long_texts(rule) and not sequence.long_enough):
+                continue
+            key = (attempt.step, sequence.id)
+            best[key] = max(best.get(key, 0), REACH.index(sequence.outcome or "unknown"))
+    return {name: sum(rank == i for rank in best.values()) for i, name in enumerate(REACH)}
+
+
+def _why_nothing(scope: _RuleScope, left_out: int, silent: int) -> str:
+    """Say why there is no evidence: the first reason that applies."""
+    results, rule, defense = scope.results, scope.rule, scope.defense
+    wanted, known = scope.wanted, scope.known
+    unknown = [name for name in wanted if name not in known]
+    attempts = [a for a in results.attempts if a.defense == defense and a.attack in wanted]
+    metrics = sorted({name for a in results.attempts for name in a.scores})
+    if not results.steps:
+        return "no client step was audited"
+    if not any(usable(step) for step in results.steps):
+        return "no update comes from the batch that was kept with it"
+    if unknown and len(unknown) == len(wanted):
+        return f"attack {unknown[0]!r} is not in this battery{_near(unknown[0], known)}"
+    if rule.metric is not None and rule.metric not in metrics:
+        return f"nothing was scored by {rule.metric!r}{_near(rule.metric, metrics)}"
+    if not attempts:
+        columns = sorted({a.defense for a in results.attempts})
+        return f"defence {defense!r} was not tested{_near(defense, columns)}"
+    if silent:
+        them = "it" if silent == 1 else "them"
+        return f"{counted(silent, 'step')} cannot be verified, and nothing of the kind came back from {them}"
+    if left_out:
+        return f"no audited step holds a sentence of {results.min_tokens}+ tokens"
+    return (EVENTS[rule.event].undecided if rule.event else "") or _how_they_ended(attempts)
+
+
+def _how_they_ended(attempts: Iterable[Attempt]) -> str:
+    """Count attempts by how they ended; none of them could show the event."""
+    ends: dict[str, int] = {}
+    for attempt in attempts:
+        ran = attempt.status is AttemptStatus.RAN
+        word = "ran but of another kind" if ran else attempt.status.value.replace("_", " ")
+        ends[word] = ends.get(word, 0) + 1
+    return "no attack that could show it finished (" + ", ".join(f"{n} {word}" for word, n in ends.items()) + ")"
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f" ({', '.join(known) or 'none'})"

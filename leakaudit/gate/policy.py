@@ -1,0 +1,271 @@
+"""The policy: the rules that an audit must satisfy, read from YAML."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from leakaudit.config.duration import Duration
+from leakaudit.config.strict_yaml import problem_at, read_yaml
+from leakaudit.gate.events import EVENTS
+from leakaudit.plugins import names as plugin_names
+from leakaudit.results.schema import Fraction, TextMode
+
+SHIPPED = "shipped"
+"""The word in a scope for the update that the training run sends."""
+OBSERVED = "none"
+"""The defence of attempts on the update as observed: the run's own defence is in it already."""
+ANY = "any"
+"""The word in a scope for every attack."""
+
+if TYPE_CHECKING:
+    EventName = str
+else:
+    EventName = Literal[*EVENTS]
+    """An event that a policy may limit. The table of events makes it, so that a new event needs no line here."""
+
+RuleId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
+
+
+class _Policy(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, use_attribute_docstrings=True)
+
+
+class EvidencePolicy(_Policy):
+    """The floor: less evidence than this cannot pass a rule.
+
+    It can still fail one, because a leak that was seen is a fact.
+    """
+
+    min_steps: int = Field(default=59, ge=1)
+    """Fewest steps that must be evidence for a rule. 59 steps without a leak bound the rate by 5 % at 95 % confidence."""
+    max_error_share: Fraction = 0.02
+    """Largest share of the attempts due for a rule that may be lost: crashed, skipped, never made, or on a step whose update does not
+    come from the batch that was kept."""
+    max_censored: Fraction = 0.20
+    """Largest share of the attempts that may have run out of time. They count as "no event"."""
+    max_age: Duration = "7d"
+    """Largest age of the results: a number and d, h, m or s, such as 7d."""
+
+
+class PositiveControl(_Policy):
+    """An undefended step with known text, which must be recovered.
+
+    If it is not, the audit is blind.
+    """
+
+    steps: int = Field(default=1, ge=0)
+    """Fewest control steps that must have run."""
+    rate_lower: Fraction = 0.90
+    """Least share of them that must be recovered. With enough control steps (29 for 0.90) the lower bound must reach it, with fewer the
+    plain share."""
+
+
+class NegativeControl(_Policy):
+    """An update of another batch, from which the text must not be recovered.
+
+    If it is, the scores are wrong.
+    """
+
+    steps: int = Field(default=1, ge=0)
+    """Fewest control steps that must have run."""
+    rate_upper: Fraction = 0.10
+    """Largest share of them that may be "recovered". With enough control steps (29 for 0.10) the upper bound must stay at or below it, with
+    fewer the plain share."""
+
+
+class ControlsPolicy(_Policy):
+    """Requirements on the two controls."""
+
+    positive: PositiveControl = PositiveControl()
+    """An undefended step with known text, which must be recovered."""
+    negative: NegativeControl = NegativeControl()
+    """An update of another batch, from which the text must not be recovered."""
+
+
+class StatisticsPolicy(_Policy):
+    """Confidence of the bounds."""
+
+    confidence: float = Field(default=0.95, ge=0.5, lt=1.0)
+    """Confidence of each one-sided bound."""
+
+
+class Scope(_Policy):
+    """The attempts that a rule looks at."""
+
+    defense: str = SHIPPED
+    """`shipped` for the update as the run sends it, or the name of a defence of the audit."""
+    attack: str | tuple[str, ...] = ANY
+    """The name of an attack, a list of names, or `any`."""
+
+    @property
+    def attacks(self) -> tuple[str, ...] | None:
+        """The attacks by name; None for any."""
+        if self.attack == ANY:
+            return None
+        return (self.attack,) if isinstance(self.attack, str) else self.attack
+
+
+class Rule(_Policy):
+    """One limit: on how often an event happens, or on a statistic of a metric.
+
+    A rule has `event` with `max_rate` or `max_count`, or `metric` and `statistic` with `max_value`.
+    """
+
+    id: RuleId
+    """Lower-case letters, digits and hyphens; the report links to it."""
+    severity: Literal["critical", "high", "medium", "low"] = "high"
+    """Order in the report, most severe first."""
+    level: Literal["error", "warn"] = "error"
+    """A rule at level `warn` is shown and never changes the verdict."""
+    scope: Scope = Scope()
+    """The attempts that the rule looks at."""
+    event: EventName | None = None
+    """The event that counts as a leak of a step."""
+    max_rate: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """Largest share of steps that may leak. The rule passes if the upper bound is at or below it and fails if the lower bound is above it."""
+    max_count: int | None = Field(default=None, ge=0)
+    """Largest number of audited steps that may leak. At 0 one leak is proof; no statistics are needed."""
+    metric: str | None = None
+    """A metric, such as rougeL or token_recall. The score of a step is that of its worst attack."""
+    statistic: Literal["mean", "p95", "max"] | None = None
+    """Statistic over the steps. `mean` and `p95` have bounds and need 30 steps (`p95` needs 59 to pass); `max` is the largest value seen."""
+    max_value: Fraction | None = None
+    """Largest value of the statistic."""
+
+    @property
+    def threshold(self) -> float:
+        """The limit, whichever kind it is."""
+        return next(float(x) for x in (self.max_rate, self.max_count, self.max_value) if x is not None)
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        limits = [name for name in ("max_rate", "max_count", "max_value") if getattr(self, name) is not None]
+        if len(limits) != 1:
+            found = " and ".join(limits) or "none"
+            raise ValueError(f"rule {self.id!r} needs exactly one of max_rate, max_count, max_value; found {found}")
+        wanted = {"metric", "statistic"} if limits == ["max_value"] else {"event"}
+        given = {name for name in ("event", "metric", "statistic") if getattr(self, name) is not None}
+        if given != wanted:
+            need, found = " and ".join(sorted(wanted)), " and ".join(sorted(given)) or "none"
+            raise ValueError(f"rule {self.id!r}: {limits[0]} goes with {need}; found {found}")
+        if self.scope.attack == ():
+            raise ValueError(f"rule {self.id!r}: an empty list of attacks would switch the rule off; write any")
+        return self
+
+
+class ReportPolicy(_Policy):
+    """What the report may show."""
+
+    text: TextMode = TextMode.MASKED
+    """Text mode if the command line names none."""
+    allow_full: bool = False
+    """Whether a report may show the private text at all."""
+    top_samples: int = Field(default=20, ge=1, le=1000)
+    """Sequences shown in detail, worst first."""
+
+
+class Policy(_Policy):
+    """The rules that an audit must satisfy.
+
+    `leakaudit schema policy` prints the JSON Schema of this class.
+    """
+
+    schema_: Literal["leakaudit.policy/1"] = Field(alias="schema")
+    """Format of the file."""
+    name: str = Field(min_length=1)
+    """Name of the policy, shown beside the verdict."""
+    owner: str = ""
+    """Who may change the policy."""
+    evidence: EvidencePolicy = EvidencePolicy()
+    """Least evidence with which a rule can pass."""
+    controls: ControlsPolicy = ControlsPolicy()
+    """Requirements on the two controls."""
+    statistics: StatisticsPolicy = StatisticsPolicy()
+    """Confidence of the bounds."""
+    rules: tuple[Rule, ...] = Field(min_length=1)
+    """The limits; the verdict is the worst of those at level `error`."""
+    report: ReportPolicy = ReportPolicy()
+    """What the report may show."""
+
+    @model_validator(mode="after")
+    def _rules_decide(self) -> Self:
+        ids = [rule.id for rule in self.rules]
+        twice = sorted({name for name in ids if ids.count(name) > 1})
+        if twice:
+            second = ids.index(twice[0], ids.index(twice[0]) + 1)
+            raise problem_at(("rules", second, "id"), f"two rules are called {twice[0]!r}; each needs its own id")
+        if all(rule.level == "warn" for rule in self.rules):
+            raise problem_at(
+                ("rules",),
+                "every rule is at level warn, so the policy could never fail; set at least one rule to level: error",
+            )
+        return self
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the policy's content with its defaults, without comments and layout."""
+        plain = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":"))
+        return "sha256:" + hashlib.sha256(plain.encode()).hexdigest()
+
+
+def load_policy(path: Path, names: plugin_names.Names | None = None) -> Policy:
+    """Read a policy from a YAML file.
+
+    Args:
+        path: the file.
+        names: the known attacks, defences and metrics; None to accept every name.
+
+    Raises:
+        ConfigError: the message names every problem with file, line and what to write instead.
+    """
+    return read_yaml(path, Policy, check=None if names is None else lambda policy: _unknown_names(policy, names))
+
+
+def _unknown_names(policy: Policy, names: plugin_names.Names) -> Iterable[tuple[tuple[str | int, ...], str]]:
+    """Yield place and problem of every name that no plugin has.
+
+    A rule on such a name would always be inconclusive.
+    """
+    for index, rule in enumerate(policy.rules):
+        at: tuple[str | int, ...] = ("rules", index)
+        attacks = () if rule.scope.attacks is None else rule.scope.attacks
+        asked = [((*at, "scope", "attack"), "attack", name, names.attacks) for name in attacks]
+        asked.append(((*at, "scope", "defense"), "defence", rule.scope.defense, names.defenses | {SHIPPED}))
+        if rule.metric is not None:
+            asked.append(((*at, "metric"), "metric", rule.metric, names.metrics))
+        for path, kind, name, known in asked:
+            problem = plugin_names.unknown(name, known)
+            if problem:
+                yield path, f"rule {rule.id!r}: the {kind} {problem}"
+
+
+def default_policy() -> Policy:
+    """Return the built-in policy, on the update as the run sends it.
+
+    No sentence may come back verbatim. At most 5 % of the steps may lose a sentence, every word of the batch or most words of a text,
+    or have a text in reach of a search that gave up (our choice: 59 clean steps show that at 95 % confidence). Label counts only warn,
+    because how much they reveal depends on the classes. If no attack can tell what was in reach, the verdict is inconclusive.
+
+    `overlap` limits the 95th percentile of ROUGE-L, not the largest value, because texts overlap by chance. Of 1,000 sentences of each of
+    seven public corpora, 0 to 0.6 % overlapped by more than 0.5 with the best of seven unrelated texts, so a maximum over 60 steps would
+    fail one clean run in six; of sentences made from templates up to 6 % did.
+    """
+    return Policy(
+        schema="leakaudit.policy/1",
+        name="built-in default",
+        rules=(
+            Rule(id="no-sentence-verbatim", severity="critical", event="exact_sentence", max_count=0),
+            Rule(id="sentence-rate", severity="high", event="exact_sentence", max_rate=0.05),
+            Rule(id="all-words-rate", severity="high", event="all_words", max_rate=0.05),
+            Rule(id="most-words-rate", severity="high", event="most_words", max_rate=0.05),
+            Rule(id="in-reach-rate", severity="high", event="in_reach", max_rate=0.05),
+            Rule(id="overlap", severity="medium", metric="rougeL", statistic="p95", max_value=0.5),
+            Rule(id="label-counts", severity="medium", level="warn", event="label_counts", max_rate=0.20),
+        ),
+    )

@@ -1,0 +1,117 @@
+"""The verdict on each rule: numbers, evidence floor and gaps of the audit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from leakaudit.gate.evidence import Evidence, gather
+from leakaudit.gate.outcome import judge_numbers
+from leakaudit.gate.policy import OBSERVED, SHIPPED, EvidencePolicy, Policy, Rule
+from leakaudit.gate.verdict import RuleVerdict, Status
+from leakaudit.gate.wording import Finding, percent, sentences, where
+from leakaudit.results.schema import Results
+from leakaudit.results.wording import counted
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Problems with the evidence of the whole audit, in sentences."""
+
+    sentences: tuple[str, ...] = ()
+    """Each keeps every rule from passing."""
+    broken: str = ""
+    """Why the scores themselves are wrong; then every rule is INCONCLUSIVE."""
+
+
+def judge_rules(results: Results, policy: Policy, shipped_as: str, gaps: Gaps) -> list[RuleVerdict]:
+    """Judge every rule.
+
+    Args:
+        results: the audit.
+        policy: the rules.
+        shipped_as: the defence that stands for `shipped` in the rules.
+        gaps: problems of the whole audit.
+    """
+    return [
+        _judge(results, policy, rule, shipped_as if rule.scope.defense == SHIPPED else rule.scope.defense, gaps)
+        for rule in policy.rules
+    ]
+
+
+def _judge(results: Results, policy: Policy, rule: Rule, defense: str, gaps: Gaps) -> RuleVerdict:
+    evidence = gather(results, rule, OBSERVED if defense == SHIPPED else defense)
+    confidence = policy.statistics.confidence
+    outcome = judge_numbers(rule, evidence, confidence)
+    unmet = [*(_shortfalls(evidence, policy.evidence) if evidence.values else []), *gaps.sentences]
+    status = Status.INCONCLUSIVE if gaps.broken or (outcome.status is Status.PASS and unmet) else outcome.status
+    reasons = unmet if status is Status.INCONCLUSIVE else []
+    if gaps.broken:
+        reasons = [gaps.broken, *(gap for gap in reasons if gap != gaps.broken)]
+    finding = Finding(
+        rule,
+        outcome,
+        evidence,
+        status,
+        confidence,
+        where=where(results, defense),
+        min_tokens=results.min_tokens,
+        metric=results.catalogue.metric_label(rule.metric or ""),
+    )
+    return _verdict(finding, defense, reasons)
+
+
+def _verdict(finding: Finding, defense: str, reasons: list[str]) -> RuleVerdict:
+    rule, outcome, evidence = finding.rule, finding.outcome, finding.evidence
+    return RuleVerdict(
+        id=rule.id,
+        severity=rule.severity,
+        level=rule.level,
+        status=finding.status,
+        kind="max_rate" if rule.max_rate is not None else "max_count" if rule.max_count is not None else "max_value",
+        subject=rule.event or f"{rule.statistic} {rule.metric}",
+        defense=defense,
+        attacks=evidence.attacks,
+        k=outcome.k,
+        n=outcome.n,
+        observed=outcome.observed,
+        lower=outcome.lower,
+        upper=outcome.upper,
+        threshold=rule.threshold,
+        margin=None if outcome.compared is None else rule.threshold - outcome.compared,
+        more_clean_steps=outcome.more if finding.status is Status.INCONCLUSIVE else None,
+        confidence=finding.confidence,
+        method=outcome.method,
+        censored=evidence.censored,
+        lost=evidence.lost,
+        due=evidence.due,
+        left_out=evidence.left_out,
+        silent=evidence.silent,
+        reasons=tuple(reasons),
+        sentence=" ".join(sentences(finding)),
+        worst=evidence.worst,
+    )
+
+
+def _shortfalls(evidence: Evidence, floor: EvidencePolicy) -> list[str]:
+    """Say where the evidence for a rule is below the floor of the policy."""
+    found = []
+    n = evidence.bounding
+    if n < floor.min_steps:
+        there = "is 1" if n == 1 else f"are {n}"
+        found.append(f"The policy asks for {floor.min_steps} steps of evidence; there {there}.")
+        if evidence.repeated:
+            repeat = "step repeats" if evidence.repeated == 1 else "steps repeat"
+            found.append(f"{evidence.repeated} {repeat} the update of another step and did not count again.")
+    found += _too_many(
+        evidence.lost, evidence.due, floor.max_error_share, "crashed, were skipped or had no usable update"
+    )
+    found += _too_many(evidence.censored, evidence.finished, floor.max_censored, "ran out of time")
+    return found
+
+
+def _too_many(few: int, of: int, allowed: float, what: str) -> list[str]:
+    """Say that a larger share of the attempts than allowed ended badly, if it did."""
+    if not of or few / of <= allowed:
+        return []
+    share = percent(few / of, allowed)
+    return [f"{few} of {counted(of, 'attempt')} ({share}) {what}; the policy allows {percent(allowed)}."]

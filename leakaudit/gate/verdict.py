@@ -1,0 +1,167 @@
+"""The verdict: the answer of the gate on an audit, as `verdict.json` holds it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+from leakaudit.exit_codes import ExitCode
+
+
+class Status(StrEnum):
+    """The answer of one rule or of all rules, from best to worst."""
+
+    PASS = "PASS"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    FAIL = "FAIL"
+    ERROR = "ERROR"
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The exit code of `leakaudit gate` for this answer."""
+        return ExitCode[self.name]
+
+
+class _Verdict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True, use_attribute_docstrings=True)
+
+
+class Worst(_Verdict):
+    """The attempt that speaks most against a rule."""
+
+    step: str
+    attack: str
+    wall_s: FiniteFloat
+    """Seconds the attack took."""
+    value: FiniteFloat | None = None
+    """Score, for a rule on a metric."""
+
+
+class RuleVerdict(_Verdict):
+    """One rule applied to the results."""
+
+    id: str
+    severity: str
+    level: str
+    status: Status
+    kind: Literal["max_rate", "max_count", "max_value"]
+    subject: str
+    """The event, or statistic and metric."""
+    defense: str
+    attacks: tuple[str, ...]
+    """Attacks that are evidence: they ran and could have shown the event."""
+    k: int | None
+    """Steps that leaked; None for a rule on a metric."""
+    n: int
+    """Steps that are evidence."""
+    observed: FiniteFloat | None
+    """Rate, count or statistic; None without evidence."""
+    lower: FiniteFloat | None
+    upper: FiniteFloat | None
+    threshold: FiniteFloat
+    margin: FiniteFloat | None
+    """Threshold minus what must be at or below it to pass (upper bound, count or maximum). Negative: above the threshold."""
+    more_clean_steps: int | None
+    """Further steps without a leak that would make the rule pass; None if that does not apply or no number is enough."""
+    confidence: float
+    method: str
+    """Method of the bounds."""
+    censored: int
+    """Attempts that ran out of time without an event."""
+    lost: int
+    """Attempts that were due and gave no usable result."""
+    due: int
+    """Attempts that were due."""
+    left_out: int
+    """Steps without a text that is long enough to have the event."""
+    silent: int = 0
+    """Unverifiable steps from which nothing came back that the rule is about. They are no evidence and in no other number here."""
+    reasons: tuple[str, ...]
+    """Why the rule could not pass, apart from its own numbers."""
+    sentence: str
+    """What was seen and what the policy allows, in numbers."""
+    worst: Worst | None
+
+    @property
+    def word(self) -> str:
+        """The status as shown: `WARN` for a rule at level warn that fails."""
+        return "WARN" if self.level == "warn" and self.status is Status.FAIL else self.status.value
+
+
+class ControlVerdict(_Verdict):
+    """One control compared with the policy."""
+
+    name: Literal["positive", "negative"]
+    state: Literal["ok", "not run", "failed", "unproven"]
+    k: int
+    n: int
+    sentence: str
+
+
+class Figures(_Verdict):
+    """The numbers of one rule under a defence that is not shipped."""
+
+    id: str
+    status: Status
+    k: int | None
+    n: int
+    observed: FiniteFloat | None
+    lower: FiniteFloat | None
+    upper: FiniteFloat | None
+
+
+class Alternative(_Verdict):
+    """The verdict if the run shipped another defence of the audit."""
+
+    defense: str
+    status: Status
+    open_rules: tuple[str, ...]
+    """Rules at level error that would not pass."""
+    naive: bool
+    """Whether all attacks ran without knowing the defence."""
+    rules: tuple[Figures, ...]
+
+
+class Verdict(_Verdict):
+    """The answer of the gate on an audit.
+
+    `leakaudit schema verdict` prints the JSON Schema of this class.
+    """
+
+    schema_: str = Field(default="leakaudit.verdict/1", alias="schema")
+    verdict: Status
+    exit_code: int
+    sentence: str
+    """The verdict in numbers; the sentence of the rule that decides it."""
+    deciding_rule: str | None
+    run: str
+    policy: str
+    policy_owner: str
+    policy_digest: str
+    results_sha256: str | None
+    """SHA-256 of the file, as `sha256sum` prints it."""
+    results_digest: str | None = None
+    """The digest that the results name, after it was verified; it does not depend on the layout of the file."""
+    evaluated_at: str
+    evidence_age_s: FiniteFloat | None
+    valid_until: str | None
+    """Time from which the evidence is too old for the policy."""
+    steps: int
+    """Audited steps."""
+    unverified_steps: int
+    """Steps not counted, because their update does not come from the batch that was kept."""
+    unverifiable_steps: int = 0
+    """Steps that were attacked although they could not be verified. A text that came back from one is proof; otherwise it is no evidence."""
+    rules: tuple[RuleVerdict, ...]
+    """Worst first."""
+    controls: tuple[ControlVerdict, ...]
+    alternatives: tuple[Alternative, ...]
+    problems: tuple[str, ...]
+    """Problems with the evidence, for ERROR."""
+
+
+def to_json(verdict: Verdict) -> dict[str, Any]:
+    """Return `verdict` as plain JSON data."""
+    return verdict.model_dump(mode="json", by_alias=True)

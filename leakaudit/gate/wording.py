@@ -1,0 +1,171 @@
+"""The sentences of a verdict: what was seen and what the policy allows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from leakaudit.gate.events import EVENTS, Event
+from leakaudit.gate.evidence import Evidence
+from leakaudit.gate.outcome import Outcome
+from leakaudit.gate.policy import OBSERVED, SHIPPED, Rule
+from leakaudit.gate.verdict import Status
+from leakaudit.results import bounds as stats
+from leakaudit.results.schema import Results
+from leakaudit.results.wording import counted
+
+
+def percent(value: float, beside: float | None = None) -> str:
+    """Return a share as a percentage, with enough digits to differ from `beside`.
+
+    >>> percent(0.11667), percent(0.05), percent(0.0504, beside=0.05), percent(0.0001)
+    ('11.7%', '5%', '5.04%', '<0.1%')
+    """
+    if 0 < value < 0.0005 and beside is None:
+        return "<0.1%"
+    if 0.9995 < value < 1 and beside is None:
+        return ">99.9%"
+    text = _distinct(100 * value, None if beside is None else 100 * beside, 1)
+    return (text.rstrip("0").rstrip(".") if "." in text else text) + "%"
+
+
+def number(value: float, beside: float | None = None) -> str:
+    """Return a score from 0 to 1 with two digits, or enough to differ from `beside`.
+
+    >>> number(0.5), number(0.501, beside=0.5)
+    ('0.50', '0.501')
+    """
+    return _distinct(value, beside, 2)
+
+
+def _distinct(value: float, beside: float | None, digits: int) -> str:
+    while beside is not None and value != beside and digits < 6 and round(value, digits) == round(beside, digits):
+        digits += 1
+    return f"{value:.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A judged rule, with everything that its sentences need."""
+
+    rule: Rule
+    outcome: Outcome
+    evidence: Evidence
+    status: Status
+    """The rule's own, after the evidence floor and the controls."""
+    confidence: float
+    where: str
+    """The defence, as the end of a sentence."""
+    min_tokens: int
+    """Least length of a text that counts."""
+    metric: str = ""
+    """What a reader calls the rule's metric; empty for a rule on an event."""
+
+    @property
+    def sure(self) -> str:
+        """The confidence in percent."""
+        return percent(self.confidence)
+
+
+def sentences(finding: Finding) -> list[str]:
+    """Say what was seen and what the policy allows, in numbers."""
+    if finding.outcome.n == 0:
+        return [f"There is no evidence {finding.where}: {ended(finding.evidence.problem)} Not tested is not a pass."]
+    if finding.rule.event is None:
+        return _about_metric(finding)
+    return _about_event(finding, EVENTS[finding.rule.event])
+
+
+def _about_event(finding: Finding, event: Event) -> list[str]:
+    rule, outcome, evidence = finding.rule, finding.outcome, finding.evidence
+    said = [_observed_event(finding, event)]
+    if evidence.silent:
+        silent = counted(evidence.silent, "unverifiable step")
+        said.append(f"Not counted: {silent} from which nothing of the kind came back.")
+    if evidence.left_out:
+        said.append(f"Not counted: {counted(evidence.left_out, 'step')} without a sentence that long.")
+    allowed = percent(rule.max_rate) if rule.max_rate is not None else f"{rule.max_count or 'none'}"
+    said.append(f"Policy allows {allowed}.")
+    if finding.status is Status.INCONCLUSIVE and outcome.more:
+        said.append(f"{outcome.more} more clean steps would decide.")
+    if finding.status is not Status.FAIL and event.tells_reach:
+        said += _about_reach(evidence.reach)
+    return said
+
+
+def _observed_event(finding: Finding, event: Event) -> str:
+    """Say how many steps had the event, and within which bounds."""
+    clause, inverted, denial = (
+        words.format(tokens=finding.min_tokens) for words in (event.clause, event.inverted, event.denial)
+    )
+    k, n, limit = finding.outcome.k or 0, finding.outcome.n, finding.rule.max_rate
+    sure, where = finding.sure, finding.where
+    low, high = percent(finding.outcome.lower or 0.0, limit), percent(finding.outcome.upper or 0.0, limit)
+    if n == 1 and k == 0:
+        return f"1 client step audited: {denial} {where}. The rate may be anything up to {sure}."
+    if n == 1:
+        return f"In the one audited client step {clause} {where}."
+    if k == 0:
+        return f"In none of {n} audited client steps {inverted} {where}; {sure} upper bound {high}."
+    bounds = {
+        Status.FAIL: f"{sure} lower bound {low}",
+        Status.PASS: f"{sure} upper bound {high}",
+    }.get(finding.status, f"{sure} bounds {low} to {high}")
+    return f"In {k} of {n} audited client steps ({percent(k / n)}, {bounds}) {clause} {where}."
+
+
+def _about_reach(reach: Mapping[str, int]) -> list[str]:
+    """Say whether these attacks could have found what did not come back.
+
+    The list is empty if no attack can tell.
+    """
+    gave_up, out = reach.get("search gave up", 0), reach.get("out of reach", 0)
+    missed = gave_up + out + reach.get("unknown", 0)
+    if gave_up:
+        verb = "was" if gave_up == 1 else "were"
+        which = f"{gave_up} of the {missed} texts" if missed > 1 else "The text"
+        return [
+            f"{which} that did not come back {verb} in reach of an attack whose search gave up: that is no protection."
+        ]
+    if 0 < out < missed:
+        return [
+            f"{out} of the {missed} texts that did not come back cannot be found by these attacks; another may find them."
+        ]
+    if out:
+        return ["What did not come back cannot be found by these attacks; another attack may find it."]
+    return []
+
+
+def _about_metric(finding: Finding) -> list[str]:
+    rule, outcome, sure = finding.rule, finding.outcome, finding.sure
+    metric = finding.metric
+    name = {"mean": f"mean {metric}", "p95": f"95th percentile of {metric}", "max": f"highest {metric}"}
+    steps = "the one audited client step" if outcome.n == 1 else f"{outcome.n} audited client steps"
+    limit = rule.threshold
+    bound = ""
+    if finding.status is Status.FAIL and outcome.lower is not None:
+        bound = f", {sure} lower bound {number(outcome.lower, limit)}"
+    elif outcome.upper is not None:
+        bound = f", {sure} upper bound {number(outcome.upper, limit)}"
+    observed = number(outcome.observed or 0.0, limit)
+    said = [f"The {name[rule.statistic or 'max']} of {steps} is {observed}{bound}, {finding.where}."]
+    said.append(f"Policy allows {number(limit)}.")
+    if finding.status is Status.INCONCLUSIVE and outcome.upper is None and rule.statistic != "max":
+        needed = 59 if rule.statistic == "p95" else stats.MIN_STEPS_FOR_BOOTSTRAP
+        said.append(f"An upper bound needs {needed} steps or more.")
+    return said
+
+
+def where(results: Results, defense: str) -> str:
+    """Return the defence that a rule was judged under, as the end of a sentence."""
+    if defense != SHIPPED:
+        return f"under the defence {defense}" if defense != OBSERVED else "with no defence added"
+    shipped = sorted({step.shipped_defense for step in results.steps})
+    if shipped in ([], [OBSERVED]):
+        return "from the updates you ship (no defence)"
+    return f"under the defence you ship ({', '.join(shipped)})"
+
+
+def ended(sentence: str) -> str:
+    """Return a sentence with a full stop, unless it ends with a mark of its own."""
+    return sentence if sentence.endswith((".", "?", "!")) else f"{sentence}."

@@ -1,0 +1,126 @@
+"""What every defence promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leakaudit.client.observation import root_mean_square
+from leakaudit.client.step import ClientStep
+from leakaudit.plugins.defense_protocol import Defense
+from leakaudit.plugins.testing.promises import ModelState, can_be_shown, describes_itself, instance, promise
+from leakaudit.plugins.testing.steps import classifier_step, language_model_step
+
+STEPS: Mapping[str, Callable[[], ClientStep]] = {
+    "a classifier": classifier_step,
+    "a language model": language_model_step,
+}
+"""What is trained -> a function that makes the step, anew at each call."""
+
+TOLERANCE = 1e-5
+"""Relative error up to which a recomputed update is right. Our choice: float32 rounding is 1e-7 an entry, and grows in sums."""
+
+NOISE_ERROR = 0.1
+"""Relative error of a noise level. Our choice: verification takes noise that is a tenth off for another one."""
+
+
+def check_defense(defense: Any) -> None:
+    """Hold a defence to what every defence promises.
+
+    Args:
+        defense: the class, or an instance where a knob has to be set.
+
+    Raises:
+        AssertionError: a promise is broken; says what was asked and what was found.
+    """
+    defense = instance(defense)
+    describes_itself(defense, "protects", "cost")
+    can_be_shown(defense)
+    promise(
+        isinstance(defense, Defense),
+        defense,
+        "a defence has all that `leakaudit.plugins.Defense` lists: inherit from it",
+    )
+    for what, make in STEPS.items():
+        _is_the_identity_at_no_strength(defense, what, make())
+        _declares_itself_and_changes_nothing(defense, what, make())
+        _accounts_for_what_it_does(defense, what, make())
+
+
+def _is_the_identity_at_no_strength(defense: Any, what: str, step: ClientStep) -> None:
+    """Check that it does nothing at `identity`.
+
+    Otherwise an audit would compare two undefended runs that differ.
+    """
+    promise(
+        isinstance(defense.identity, Mapping), defense, "`identity` maps knobs to the values at which it does nothing"
+    )
+    seen, zero = step.observe(), type(defense)(**defense.identity)
+    promise(zero.is_identity(), defense, "`is_identity` is true for the knobs of `identity`", dict(defense.identity))
+    same = zero(step, seen, torch.Generator().manual_seed(0))
+    unchanged = same.digest() == seen.digest() and same.facts == seen.facts
+    promise(
+        unchanged, defense, f"at `identity` the observation is unchanged, on {what}", "another update or other facts"
+    )
+
+
+def _declares_itself_and_changes_nothing(defense: Any, what: str, step: ClientStep) -> None:
+    """Check that it changes nothing in place, and that attacks can know it."""
+    seen = step.observe()
+    digest, before = seen.digest(), ModelState.of(seen.model)
+    defended = defense(step, seen, torch.Generator().manual_seed(0))
+    promise(seen.digest() == digest, defense, f"a defence leaves the update that it is handed as it was, on {what}")
+    changed = before.changed(seen.model)
+    promise(not changed, defense, f"a defence leaves the model as it was, on {what}", f"other {', '.join(changed)}")
+    sent = set(defended.update)
+    promise(set(defended.facts.shared) == sent, defense, f"`facts.shared` names what is sent, on {what}", sent)
+    if defense.is_identity():
+        return
+    promise(defended.digest() != digest, defense, f"away from `identity` a defence changes the update, on {what}")
+    declared = defended.facts.defenses[-1] if defended.facts.defenses else None
+    knobs = defense.declared().parameters
+    complete = declared and declared.name == defense.name and knobs.items() <= declared.parameters.items()
+    promise(
+        complete,
+        defense,
+        f"a defence declares its name and its knobs: `seen.under(self.declared(), update)`, on {what}",
+        declared or "nothing",
+    )
+
+
+def _accounts_for_what_it_does(defense: Any, what: str, step: ClientStep) -> None:
+    """Check that what is sent is what `expected` returns, plus the stated noise.
+
+    Verification relies on it: otherwise a step that declares and applies the defence would be taken for one of another batch.
+    """
+    clean = step.update()
+    seen = defense(step, step.observe(), torch.Generator().manual_seed(3))
+    sent = {name: seen.update.get(name, torch.zeros_like(g)) for name, g in clean.items()}
+    made = defense.expected(step, clean, sent, TOLERANCE)
+    error = root_mean_square({name: sent[name] - made[name] for name in sent})
+    sigma = defense.added_noise(step, made)
+    close = abs(error - sigma) <= NOISE_ERROR * sigma + 10 * TOLERANCE * root_mean_square(sent)
+    asked = "what is sent is `expected(...)` plus noise of the standard deviation `added_noise(...)`"
+    promise(close, defense, f"{asked}, on {what}", f"{error:.3g} between them, and a noise of {sigma:.3g}")
+    if sigma > 0:
+        quiet = defense.without_noise().added_noise(step, made)
+        promise(quiet == 0, defense, f"`without_noise()` adds no noise, on {what}", f"{quiet:.3g}")
+        _tells_its_noise(defense, what, sigma, seen.update)
+
+
+def _tells_its_noise(defense: Any, what: str, sigma: float, sent: Mapping[str, Tensor]) -> None:
+    """Check the noise level that attacks ask for.
+
+    If it were below the real one, attacks would name words by chance.
+    """
+    told = defense.noise(sent)
+    enough = told >= (1 - NOISE_ERROR) * sigma
+    promise(
+        enough, defense, f"`noise(sent)` is at least the noise that was added, {sigma:.3g}, on {what}", f"{told:.3g}"
+    )
+    promise(
+        type(defense).noise.__doc__, defense, "`noise` has a docstring that says how the level follows from the knobs"
+    )

@@ -1,0 +1,56 @@
+"""Metrics of the short outputs: cells of a table, lines of a log.
+
+Of our own metrics they show a few. A metric from elsewhere is shown always, so that a new one needs no line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+_IN_CELLS = ("rougeL", "token_recall", "token_precision", "masked_token_recall", "label_accuracy")
+"""Metrics that a cell names before all others, in this order."""
+
+_NOT_IN_CELLS = frozenset(
+    {"rouge1", "rouge2", "exact", "longest_run", "label_exact", "label_classes", "label_excess", "label_hellinger"}
+)
+"""Metrics that a cell leaves out, because another one says nearly the same; the sections on texts and on labels show them."""
+
+_IN_LOGS: Mapping[str, str] = MappingProxyType(
+    {"exact": "exact_rate", "rouge1": "r1", "token_recall": "token_recall", "label_accuracy": "label_accuracy"}
+)
+"""Metric -> its name in the trainer's log."""
+
+
+def in_cells(scored: Iterable[str]) -> list[str]:
+    """Return the metrics that a cell shows, in its order.
+
+    >>> in_cells(["exact", "newest", "rougeL"])
+    ['rougeL', 'newest']
+    """
+    scored = list(scored)
+    ours = [name for name in _IN_CELLS if name in scored]
+    return list(dict.fromkeys([*ours, *_others(scored)]))
+
+
+def in_logs(scored: Iterable[str]) -> dict[str, str]:
+    """Return metric -> name in the log, for those that a log shows.
+
+    >>> in_logs(["rouge1", "newest", "rougeL"])
+    {'rouge1': 'r1', 'newest': 'newest'}
+    """
+    scored = list(scored)
+    return {name: key for name, key in _IN_LOGS.items() if name in scored} | {name: name for name in _others(scored)}
+
+
+def about_labels(metrics: Iterable[str]) -> list[str]:
+    """Return the metrics that the section on labels shows, from all that score labels.
+
+    `label_exact` is a count of steps there, and `label_hellinger` says nearly the same as `label_classes`.
+    """
+    return ["label_accuracy", "label_classes", "label_excess", *_others(metrics)]
+
+
+def _others(names: Iterable[str]) -> list[str]:
+    """Return the metrics that are not ours."""
+    return [name for name in names if name not in _NOT_IN_CELLS and name not in _IN_CELLS]

@@ -1,0 +1,118 @@
+"""Weights that training does not move: written once a run, and linked into every snapshot.
+
+Letters: V rows of a table of token vectors, D their width, R rows that changed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leakaudit.errors import SnapshotError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from leakaudit.storage.frozen_weights import FrozenWeights
+    from leakaudit.storage.snapshot_files import Base
+
+BASES = "base"
+"""Folder of the shared weights, in the spool."""
+
+
+class SharedWeights:
+    """The file of weights that all snapshots of a run have in common."""
+
+    def __init__(self, root: Path) -> None:
+        """Name the spool's folder; nothing is touched."""
+        self._folder = root / BASES
+        self._base: Base | None = None
+        """Frozen weights that were written, once for all snapshots."""
+        self._table: Tensor | None = None
+        """(V, D): a table of token vectors as it was at the first kept step."""
+
+    def take_out(
+        self,
+        weights: Mapping[str, Tensor],
+        frozen: FrozenWeights | None,
+        table: str | None,
+        recipients: Sequence[str],
+    ) -> dict[str, Any]:
+        """Split a snapshot's weights into the shared file and the rest.
+
+        Args:
+            weights: of one step, without the frozen ones.
+            frozen: weights that training does not move.
+            table: one of `weights` of which a step moves a few rows.
+            recipients: public keys to encrypt the shared file to.
+
+        Returns:
+            Arguments of `write_snapshot`: `weights`, and where weights are shared `base` and `weight_rows`.
+
+        Raises:
+            SnapshotError: the shared file cannot be written, or the weights changed meanwhile; nothing is left behind.
+        """
+        if table is not None:
+            frozen = self._with_table(table, weights[table], frozen)
+        if frozen is None or not frozen.tensors:
+            return {"weights": weights}
+        base = self._written(frozen, recipients)
+        more = {n: tensor for n, tensor in frozen.tensors.items() if n not in base.names and n != table}
+        own = {**weights, **more}
+        if table is not None and table in base.names:
+            return {"base": base, "weights": own, **self._changed_rows(table, own)}
+        return {"base": base, "weights": own}
+
+    def remove(self) -> None:
+        """Remove the file; snapshots that are linked to it keep the weights."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _with_table(self, name: str, tensor: Tensor, frozen: FrozenWeights | None) -> FrozenWeights:
+        """Return the frozen weights and a copy of a table, as it was at the first kept step."""
+        from leakaudit.storage.frozen_weights import FrozenWeights
+
+        if self._table is None or self._table.shape != tensor.shape:
+            self._table = tensor.to("cpu", copy=True)
+        return (frozen or FrozenWeights({}, {})).and_copy(name, self._table)
+
+    def _changed_rows(self, name: str, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return the weights without a table, and the table's rows (R, D) that changed; nothing if more than half did."""
+        from leakaudit.storage.frozen_weights import changed_rows
+
+        now = weights[name].cpu()
+        rows = changed_rows(now, self._table)  # type: ignore[arg-type]
+        if 2 * len(rows) > len(now):
+            return {}
+        return {"weights": {n: w for n, w in weights.items() if n != name}, "weight_rows": (rows, now[rows])}
+
+    def _written(self, frozen: FrozenWeights, recipients: Sequence[str]) -> Base:
+        """Return the shared file, written if it is not there.
+
+        Raises:
+            SnapshotError: it cannot be written, or the weights changed meanwhile; nothing is left behind.
+        """
+        from leakaudit.client.snapshot import BASE
+        from leakaudit.storage.snapshot_files import Base, write_tensors
+
+        if self._base is not None and self._base.path.is_file():
+            return self._base
+        try:
+            self.remove()
+            self._folder.mkdir(mode=0o700)
+            self._folder.chmod(0o700)
+            tensors = {f"weights/{name}": tensor for name, tensor in frozen.tensors.items()}
+            name, digest = write_tensors(self._folder / BASE, tensors, recipients)
+            frozen.check()
+        except OSError as error:
+            self.remove()
+            raise SnapshotError(
+                f"cannot write the frozen weights in {self._folder}: {error.strerror or type(error).__name__}; free some space or "
+                "set `out_dir` to a folder that can be written"
+            ) from None
+        except BaseException:
+            self.remove()
+            raise
+        self._base = Base(self._folder / name, digest, frozenset(frozen.tensors))
+        return self._base

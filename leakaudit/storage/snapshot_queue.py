@@ -1,0 +1,111 @@
+"""The queue of snapshots that wait for their attacks: a snapshot changes hands by one rename."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+
+from leakaudit.files.private_files import write_atomic
+from leakaudit.storage.parent_watch import ORPHANED
+from leakaudit.storage.spool_files import HOLD, REASON
+
+CRASHES = "deaths"
+"""File in a claimed snapshot that counts the workers that crashed on it."""
+
+MAX_CRASHES = 2
+"""Workers that may crash on one snapshot before it is set aside. Our choice: the trainer starts a worker three times, so the last one
+still audits the other snapshots."""
+
+
+class SnapshotQueue:
+    """The snapshots of one spool, as the worker takes and returns them."""
+
+    def __init__(self, root: Path) -> None:
+        """Name the spool's folder; nothing is touched."""
+        self._root = root
+
+    def claim(self) -> Path | None:
+        """Take the oldest waiting snapshot, or return None."""
+        for path in sorted(self._root.glob("*.ready"), key=lambda path: (len(path.name), path.name)):
+            if path.is_symlink() or not path.is_dir():
+                continue  # not ours: a snapshot is a folder
+            claimed = path.with_suffix(".run")
+            try:
+                path.rename(claimed)
+            except OSError:
+                continue  # the spool was purged in between
+            return claimed
+        return None
+
+    def give_back(self, claimed: Path) -> None:
+        """Put a claimed snapshot back, because the worker stops before it has finished with it."""
+        if claimed.is_dir():
+            _replace(claimed, claimed.with_suffix(".ready"))
+
+    def discard_or_keep(self, claimed: Path, *, keep: bool) -> None:
+        """Remove an audited snapshot, or keep it where the configuration or a hold says so."""
+        if keep or self.held(claimed):
+            _replace(claimed, claimed.with_suffix(".kept"))
+        else:
+            shutil.rmtree(claimed, ignore_errors=True)
+
+    def set_aside(self, claimed: Path, *, keep: bool, reason: str = "") -> None:
+        """Remove a snapshot that cannot be audited; where snapshots are kept, keep it with the reason."""
+        if keep or self.held(claimed):
+            with contextlib.suppress(OSError):
+                write_atomic(claimed / REASON, json.dumps({"reason": reason or "it could not be audited"}))
+            _replace(claimed, claimed.with_suffix(".bad"))
+        else:
+            shutil.rmtree(claimed, ignore_errors=True)
+
+    def held(self, snapshot: Path) -> bool:
+        """Return whether a snapshot, or the whole spool, is on hold: then nothing may remove it."""
+        return (self._root / HOLD).exists() or (snapshot / HOLD).exists()
+
+    def requeue(self) -> None:
+        """Put back what a killed worker had claimed; the journal has its finished attempts, which are not repeated.
+
+        A snapshot on which `MAX_CRASHES` workers crashed is set aside. A worker that ended with its trainer is not counted.
+        """
+        orphaned = (self._root / ORPHANED).exists()
+        for path in sorted(path for path in self._root.glob("*.run") if path.is_dir() and not path.is_symlink()):
+            crashes = 0 if orphaned else _count_crash(path / CRASHES)
+            path.rename(path.with_suffix(".bad" if crashes >= MAX_CRASHES else ".ready"))
+        (self._root / ORPHANED).unlink(missing_ok=True)
+
+    def poisonous(self) -> list[Path]:
+        """Return the snapshots that are to be set aside because workers crashed on them."""
+        found = (path for path in self._root.glob("*.bad") if (path / CRASHES).exists())
+        return sorted(path for path in found if not (path / REASON).exists())
+
+    def pending(self) -> list[Path]:
+        """Return the snapshots that are still to be audited, in order; the one under attack comes first."""
+        try:
+            found = [path for path in self._root.iterdir() if path.suffix in (".run", ".ready")]
+        except OSError:  # somebody removed the spool
+            return []
+        return sorted(
+            (path for path in found if path.stem.isdecimal()),
+            key=lambda path: (path.suffix == ".ready", int(path.stem)),
+        )
+
+
+def _replace(source: Path, target: Path) -> None:
+    """Rename a folder over what may be there; do nothing if somebody removed it meanwhile."""
+    if target != source:
+        shutil.rmtree(target, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        source.rename(target)
+
+
+def _count_crash(counter: Path) -> int:
+    """Add one to the number in a file and return it; a file that cannot be read counts as 0."""
+    try:
+        crashes = int(counter.read_text(encoding="ascii")) + 1
+    except (OSError, ValueError):
+        crashes = 1
+    with contextlib.suppress(OSError):
+        write_atomic(counter, str(crashes))
+    return crashes

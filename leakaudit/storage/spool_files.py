@@ -1,0 +1,182 @@
+"""The small files of a spool: what the trainer tells the worker, and the worker the trainer."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import psutil
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from leakaudit.config.audit import AuditConfig
+from leakaudit.errors import SpoolError
+from leakaudit.files.private_files import write_atomic
+from leakaudit.files.strict_json import parse_json, read_bounded
+from leakaudit.results.not_audited import NOT_AUDITED
+from leakaudit.results.schema import Battery, Overhead
+
+SCHEMA = "leakaudit.audit/1.0"
+
+AUDIT_FILE = "audit.json"
+FINISHED = "finished.json"
+HOLD = "hold.json"
+"""Says that a snapshot, or a whole spool, must not be removed."""
+
+REASON = "reason.json"
+"""Inside a snapshot that was set aside: why."""
+
+BATTERY = "battery.json"
+"""The attempts that the worker makes on each snapshot, from the configuration's attacks and defences."""
+
+MAX_JSON_BYTES = 1024 * 1024
+"""Of a file of the spool such as `audit.json`. Our choice: the longest configuration takes a tenth of it."""
+
+LEFT_BY_AUDIT = (
+    NOT_AUDITED, "verdict.json", "report.html", "results.json", "worker.log", "state.json", "journal.jsonl", "spool",
+)  # fmt: skip
+"""Files that an audit leaves in its folder, in the order in which they are moved aside: those first that a gate could take for the
+new run's."""
+
+
+class AuditFile(BaseModel):
+    """`audit.json`: what a worker needs to know, so that it can be started by hand."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    schema_: str = Field(default=SCHEMA, alias="schema")
+    config: AuditConfig
+    trainer_pid: int
+    trainer_host: str = ""
+    command: str = ""
+    salt: str = ""
+    """Random, in hex. Where the key of the hashes is made from a private one, the salt makes it the run's own; without the salt
+    nobody can make that key again, so it is destroyed with the last snapshot."""
+
+    def trainer_is_here(self) -> bool:
+        """Return whether the trainer ran on this host, so that its process id means something."""
+        return self.trainer_host == socket.gethostname()
+
+    def trainer_is_gone(self) -> bool:
+        """Return whether no process has the trainer's id any more; False on another host."""
+        if not self.trainer_is_here():
+            return False
+        try:
+            return not psutil.pid_exists(self.trainer_pid)
+        except OverflowError:  # larger than any process id
+            return True
+
+
+class Totals(BaseModel):
+    """`finished.json`: what the trainer counted."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    total_steps: int | None = None
+    kept: int = 0
+    skipped: int = 0
+    """Steps that were due while the one before was still being written to the disk."""
+    too_full: int = 0
+    """Steps that were due and for which the spool or the disk had no room."""
+    not_finite: int = 0
+    """Steps that were due and whose update held NaN or infinity."""
+    failed: int = 0
+    """Steps that were due and could not be kept for another reason, which the training's log names."""
+    overhead: Overhead = Overhead()
+    interrupted: bool = False
+
+    def not_kept(self, config: AuditConfig) -> list[tuple[int, str]]:
+        """Return how many due steps were not kept, each number with its reason as a clause.
+
+        Reasons that no step has are left out.
+        """
+        reasons = (
+            (self.skipped, "the step before was still on its way to the disk"),
+            (self.too_full, f"the spool or the disk was full (`max_spool_gb: {config.max_spool_gb:g}`)"),
+            (self.not_finite, "the update was not finite"),
+            (self.failed, "the step could not be recorded; the log of the training says why"),
+        )
+        return [(number, why) for number, why in reasons if number]
+
+
+def read_audit_file(root: Path) -> AuditFile:
+    """Read `audit.json` of a spool.
+
+    Raises:
+        SpoolError: it cannot be read, or a newer version wrote it.
+    """
+    path = root / AUDIT_FILE
+    try:
+        raw = parse_json(read_bounded(path, MAX_JSON_BYTES))
+        found = ascii(str(raw.get("schema"))[:60])[1:-1]
+        if not found.startswith("leakaudit.audit/1."):
+            raise SpoolError(f"{path}: schema {found}; this version reads leakaudit.audit/1.x. Upgrade leakaudit.")
+        return AuditFile.model_validate(raw)
+    except ValidationError as error:
+        raise SpoolError(f"{path}: cannot be read: {_first_problem(error)}") from None
+    except (OSError, ValueError, AttributeError) as error:
+        why = str(error) if type(error) is ValueError else type(error).__name__
+        raise SpoolError(f"{path}: cannot be read ({why})") from None
+
+
+def _first_problem(error: ValidationError) -> str:
+    """Return where a file does not fit its schema, without the value that stands there."""
+    first = error.errors()[0]
+    where = ascii(".".join(str(part) for part in first["loc"])[:200])[1:-1]
+    return f"{where}: {first['msg'][:200]} ({error.error_count()} problems)"
+
+
+def write_audit_file(root: Path, audit: AuditFile) -> None:
+    """Write `audit.json`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_atomic(root / AUDIT_FILE, audit.model_dump_json(by_alias=True, indent=1))
+
+
+def read_totals(root: Path) -> Totals | None:
+    """Return the trainer's totals once it has finished, else None; empty totals where the file cannot be read."""
+    path = root / FINISHED
+    if not path.is_file():
+        return None
+    try:
+        return Totals.model_validate_json(read_bounded(path, MAX_JSON_BYTES))
+    except (OSError, ValueError):
+        return Totals()
+
+
+def read_battery(root: Path) -> Battery | None:
+    """Return which attempts are made on each snapshot; None before a worker has written that."""
+    try:
+        return Battery.model_validate_json(read_bounded(root / BATTERY, MAX_JSON_BYTES))
+    except (OSError, ValueError):
+        return None
+
+
+def write_battery(root: Path, battery: Battery) -> None:
+    """Write down which attempts are made on each snapshot, so that the trainer can say how many remain."""
+    write_atomic(root / BATTERY, battery.model_dump_json(indent=1))
+
+
+def forget_salt(root: Path) -> bool:
+    """Destroy the salt of the key of the run's hashes, where that key is made from a private one.
+
+    Returns:
+        Whether there was a salt.
+
+    Raises:
+        SpoolError: audit.json cannot be read.
+    """
+    audit = read_audit_file(root)
+    if not audit.salt:
+        return False
+    write_audit_file(root, audit.model_copy(update={"salt": ""}))
+    return True
+
+
+def reason_in(path: Path) -> str:
+    """Return the reason in a file; empty where there is none that can be read."""
+    try:
+        return str(parse_json(read_bounded(path, MAX_JSON_BYTES))["reason"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""

@@ -1,0 +1,64 @@
+"""The private batch as tensors of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from leakaudit.client.sequences import PLAIN, Reading
+from leakaudit.client.truth import MicroBatch, Truth
+
+STORED_PARTS = {"inputs": "inputs", "rng": "rng", "withheld_inputs": "kept_back", "output_gradients": "pulls"}
+"""Field of a micro-batch -> its name in the file, since schema 1.0."""
+
+
+def tensors_of(truth: Truth) -> dict[str, Tensor]:
+    """Return the tensors of a batch, by their names in the file `truth.safetensors`."""
+    tensors: dict[str, Tensor] = {}
+    for index, batch in enumerate(truth.micro_batches):
+        for part, stored in STORED_PARTS.items():
+            values = getattr(batch, part)
+            tensors |= {f"{index}/{stored}/{name}": value.contiguous() for name, value in values.items()}
+        tensors |= {f"{index}/options/{name}": _scalar(value) for name, value in batch.options.items()}
+        if batch.num_items is not None:
+            tensors[f"{index}/num_items"] = batch.num_items
+        if batch.repeated_pass:
+            tensors[f"{index}/again"] = torch.tensor(True)
+    return tensors
+
+
+def _scalar(value: bool | float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+
+
+def truth_of(tensors: Mapping[str, Tensor], reading: Reading = PLAIN) -> Truth:
+    """Return the batch that such tensors hold; `check_truth` must have passed them.
+
+    Args:
+        tensors: names in the file -> tensors.
+        reading: how labels and texts are read from a batch.
+    """
+    found: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        number, _, rest = key.partition("/")
+        found.setdefault(int(number), {})[rest] = value
+    return Truth(tuple(_micro_batch(found[number]) for number in sorted(found)), reading)
+
+
+def _micro_batch(mine: Mapping[str, Tensor]) -> MicroBatch:
+    return MicroBatch(
+        inputs=below("inputs/", mine),
+        rng=below("rng/", mine),
+        num_items=mine.get("num_items"),
+        options={name: value.item() for name, value in below("options/", mine).items()},
+        withheld_inputs=below("kept_back/", mine),
+        output_gradients=below("pulls/", mine),
+        repeated_pass="again" in mine,
+    )
+
+
+def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with a prefix, by the rest of their names."""
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}

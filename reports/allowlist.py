@@ -1,0 +1,219 @@
+"""The fields of the results that a report may show.
+
+A field that is not listed is private, so that a new field is not shown before somebody rates it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from leakaudit.results import schema as scores
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
+    scores.Results: frozenset(
+        {
+            "schema_",
+            "run",
+            "subject",
+            "threat_model",
+            "regime",
+            "steps",
+            "attempts",
+            "summaries",
+            "controls",
+            "utility",
+            "coverage",
+            "overhead",
+            "catalogue",
+            "min_tokens",
+            "digest",
+        }
+    ),
+    scores.RunInfo: frozenset(
+        {"id", "started", "finished", "tool", "battery", "text_mode", "seed", "command", "environment", "interrupted"}
+    ),
+    scores.Battery: frozenset({"name", "version", "digest", "attacks", "defenses", "budget_s"}),
+    scores.Subject: frozenset({"model", "config_digest", "parameters", "code_commit", "code_dirty", "artifacts"}),
+    scores.ThreatModel: frozenset({"adversary", "sees", "knows", "granted"}),
+    scores.Regime: frozenset(
+        {
+            "dtype",
+            "training_mode",
+            "dropout",
+            "hidden",
+            "trainable",
+            "accumulation",
+            "max_grad_norm",
+            "batch_size",
+            "declared_defenses",
+        }
+    ),
+    scores.StepRecord: frozenset(
+        {
+            "id",
+            "step",
+            "epoch",
+            "phase",
+            "snapshot",
+            "n_sequences",
+            "n_tokens_bucket",
+            "verification",
+            "loss",
+            "shipped_defense",
+            "n_sentences",
+        }
+    ),
+    scores.Verification: frozenset(
+        {"status", "relative_error", "scale", "sigma", "note", "absent", "noiseless", "where"}
+    ),
+    scores.Attempt: frozenset(
+        {
+            "step",
+            "attack",
+            "defense",
+            "seed",
+            "status",
+            "reason",
+            "stop",
+            "adaptive",
+            "granted",
+            "wall_s",
+            "gpu_s",
+            "events",
+            "sequences",
+            "scores",
+            "reachable_tokens",
+            "reachable_sequences",
+        }
+    ),
+    scores.SequenceScore: frozenset(
+        {
+            "id",
+            "hmac",
+            "scores",
+            "min_tokens_bucket",
+            "long_enough",
+            "confidence",
+            "proved",
+            "reachable",
+            "passes",
+            "strip",
+        }
+    ),
+    scores.Score: frozenset({"value", "n"}),
+    scores.Missing: frozenset({"missing"}),
+    scores.Summary: frozenset(
+        {
+            "attack",
+            "defense",
+            "steps",
+            "sequences",
+            "scores",
+            "seconds_per_step",
+            "status_counts",
+            "reachable_tokens",
+            "reachable_sequences",
+        }
+    ),
+    scores.Catalogue: frozenset({"attacks", "defenses", "metrics"}),
+    scores.AttackEntry: frozenset({"label", "meaning", "source", "goal", "threat_model"}),
+    scores.PluginEntry: frozenset({"label", "meaning", "source"}),
+    scores.MetricEntry: frozenset({"label", "meaning", "source", "level", "higher_is_better"}),
+    scores.Controls: frozenset({"positive", "negative"}),
+    scores.Control: frozenset({"k", "n", "note"}),
+    scores.Utility: frozenset({"defense", "metric", "value", "baseline"}),
+    scores.Coverage: frozenset({"not_tested", "not_run", "audited_steps", "skipped_snapshots", "total_steps"}),
+    scores.NotTested: frozenset({"what", "why"}),
+    scores.Overhead: frozenset({"blocked_s", "training_s", "check_s", "writer_s", "memory_mb", "disk_mb"}),
+}
+"""Fields of the results that a report may show. Free text among them is cleaned further down."""
+
+
+ENVIRONMENT = frozenset(
+    {
+        "accelerate",
+        "cpu",
+        "cuda",
+        "device",
+        "dtype",
+        "gpu",
+        "leakaudit",
+        "machine",
+        "numpy",
+        "platform",
+        "python",
+        "safetensors",
+        "scipy",
+        "system",
+        "threads",
+        "torch",
+        "transformers",
+    }
+)
+"""Keys of the environment that hold versions or hardware. Anything else may hold a user or a path."""
+
+
+ERROR_TYPE = re.compile(
+    r"[A-Za-z_][A-Za-z0-9_.]{0,60}(?:Error|Exception|Expired|Exit|Interrupt|Warning)(?: (?:at|in) [A-Za-z0-9_.]{1,60}:\d{1,6})?"
+)
+"""An exception's type and the place it came from, `ValueError at span.py:120`. Its message may quote what was read."""
+
+
+_PATH_LIKE = re.compile(r"[/\\]|^~|\.(jsonl?|csv|tsv|txt|ya?ml|safetensors|parquet|pt|bin|html)$", re.IGNORECASE)
+
+
+_SECRET_OPTION = re.compile(r"token|secret|passw|key|credential", re.IGNORECASE)
+
+
+# ------------------------------------------------------------------------------------------------------- the allow-list
+def allowed(model: Model) -> Model:
+    """Return a copy of `model` that holds the fields rated `PUBLIC` and nothing else.
+
+    A field left out keeps its default; one without a default does not exist in the copy, and reading it fails.
+    """
+    fields = PUBLIC[type(model)]
+    return type(model).model_construct(**{name: _allowed_value(getattr(model, name)) for name in sorted(fields)})
+
+
+def _allowed_value(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return allowed(value)
+    if isinstance(value, tuple):
+        return tuple(_allowed_value(item) for item in value)
+    if isinstance(value, Mapping):
+        return {key: _allowed_value(item) for key, item in value.items()}
+    return value
+
+
+def clean_command(command: str) -> str:
+    """Take paths and secrets out of a command line.
+
+    >>> clean_command("leakaudit run /home/ann/spool --seed 7 --api-key abc")
+    'leakaudit run <path> --seed 7 --api-key <secret>'
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError:  # an unclosed quote: we cannot tell what belongs together
+        return "<not shown>" if command else ""
+    cleaned: list[str] = []
+    secret_follows = False
+    for index, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if secret_follows:
+            cleaned.append("<secret>")
+        elif equals and (_SECRET_OPTION.search(option) or _PATH_LIKE.search(value)):
+            cleaned.append(option + "=" + ("<secret>" if _SECRET_OPTION.search(option) else "<path>"))
+        elif _PATH_LIKE.search(word):
+            cleaned.append(re.split(r"[/\\]", word)[-1] if index == 0 else "<path>")
+        else:
+            cleaned.append(word)
+        secret_follows = word.startswith("-") and not equals and _SECRET_OPTION.search(word) is not None
+    return " ".join(cleaned)

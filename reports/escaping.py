@@ -1,0 +1,45 @@
+"""Escaping: characters that could act are printed as their codes."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Any
+
+from markupsafe import Markup, escape
+
+
+# ---------------------------------------------------------------------------------------------------------- hostile text
+def visible(text: str) -> Markup:
+    """Return `text` for HTML, with every active character as its code.
+
+    Active characters do something instead of being read.
+
+    Controls (escape sequences too), directions, zero-width characters, lone surrogates and private-use characters: they
+    reverse a verdict, hide a word or break the writer.
+    """
+    chip = Markup('<span class="chip">{}</span>')
+    return Markup("").join(chip.format(_code(char)) if _acts(char) else escape(char) for char in str(text))
+
+
+def plain(text: str) -> str:
+    """Return `text` for attributes, titles and charts: the same codes, without markup."""
+    return "".join(f"[{_code(char)}]" if _acts(char) else char for char in str(text))
+
+
+def _acts(char: str) -> bool:
+    return unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+
+
+def _code(char: str) -> str:
+    return {"\n": "↵", "\t": "⇥"}.get(char, f"U+{ord(char):04X}")
+
+
+def finalize(value: Any) -> Any:
+    """Escape a value that a template prints.
+
+    Raises:
+        TypeError: the value is None, which no report may print.
+    """
+    if value is None:
+        raise TypeError("the report was about to print None: say in words what is missing")
+    return value if isinstance(value, Markup) or not isinstance(value, str) else visible(value)

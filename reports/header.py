@@ -1,0 +1,72 @@
+"""The first screen of a report: a chart of the deciding rule, and five facts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from leakaudit.gate.verdict import Status, Verdict
+from leakaudit.gate.wording import number, percent
+from leakaudit.reports.charts import RateBar, rate_chart
+from leakaudit.reports.escaping import plain
+from leakaudit.reports.wording import age_in_words, date_and_time, rule_bounds, short_digest
+from leakaudit.results.schema import Results
+from leakaudit.results.wording import counted
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One figure of the first screen."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+def headline(verdict: Verdict) -> Markup | None:
+    """Draw the deciding rule against its limit; None with fewer than two steps."""
+    rule = next((rule for rule in verdict.rules if rule.id == verdict.deciding_rule), None)
+    if rule is None or rule.n < 2 or rule.observed is None:
+        return None
+    # a count has no place on an axis of rates; the rule on the rate of the same event has
+    companions = (r for r in verdict.rules if r.kind == "max_rate" and r.subject == rule.subject)
+    limiting = next(companions, None) if rule.kind == "max_count" else rule
+    limit = limiting.threshold if limiting is not None else None
+    if rule.k is None:
+        rate, leaks = rule.observed, rule.observed > rule.threshold
+        note = f"{rule.subject} {number(rule.observed, rule.threshold)}"
+    else:
+        rate, leaks = rule.k / rule.n, rule.k > 0
+        note = f"{rule.k} of {rule.n} steps"
+    note += f", {percent(rule.confidence)} bounds {rule_bounds(rule)}" if rule.upper is not None else ""
+    text = "" if limiting is None else f"{limiting.id} allows {percent(limiting.threshold)}"
+    clean = rule.status is Status.PASS and not rule.censored  # a green dot on what nothing decided would say more
+    bar = RateBar("", rate, rule.lower, rule.upper, plain(note), "leak" if leaks else "clean" if clean else "open")
+    return rate_chart([bar], limit, text, plain(f"{note}; {text}" if text else note))
+
+
+def facts(results: Results, verdict: Verdict) -> list[Fact]:
+    """Return the five figures below the verdict."""
+    deciding = [rule for rule in verdict.rules if rule.level == "error"]
+    warned = sum(rule.status is not Status.PASS for rule in verdict.rules if rule.level == "warn")
+    words = {Status.ERROR: "in error", Status.FAIL: "failed", Status.INCONCLUSIVE: "undecided", Status.PASS: "passed"}
+    counts = [(sum(rule.status is status for rule in deciding), word) for status, word in words.items()]
+    total = results.coverage.total_steps
+    of = f"of {total} in the run" if total else ""
+    unverified = [f"{verdict.unverified_steps} left out, from another batch"] if verdict.unverified_steps else []
+    unverified += [f"{verdict.unverifiable_steps} unverifiable"] if verdict.unverifiable_steps else []
+    age = age_in_words(verdict.evidence_age_s) + " old" if verdict.evidence_age_s is not None else "of unknown age"
+    controls = ", ".join(f"{c.name} {c.k}/{c.n}" for c in verdict.controls) or "not judged"
+    trouble = ", ".join(f"{c.name} {c.state}" for c in verdict.controls if c.state != "ok")
+    return [
+        Fact(
+            "Rules",
+            ", ".join(f"{n} {word}" for n, word in counts if n) or "none judged",
+            f"and {counted(warned, 'warning')}" if warned else "",
+        ),
+        Fact("Client steps audited", str(len(results.steps)), "; ".join(x for x in (of, *unverified) if x)),
+        Fact("Controls", controls, trouble or ("both as they should be" if verdict.controls else "")),
+        Fact("Evidence", age, f"valid until {date_and_time(verdict.valid_until)}" if verdict.valid_until else ""),
+        Fact("Policy", verdict.policy, short_digest(verdict.policy_digest)),
+    ]

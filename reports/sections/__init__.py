@@ -1,0 +1,21 @@
+"""Sections of the report: one file and one template each.
+
+`reports/contents.py` lists them in order.
+
+Each file has a function `section`, which takes the redacted results and returns a `Section`, or None where it has nothing to show.
+"""
+
+__all__ = [
+    "confidence",
+    "cost",
+    "coverage",
+    "defences",
+    "glossary",
+    "labels",
+    "matrix",
+    "provenance",
+    "risk",
+    "rules",
+    "samples",
+    "steps",
+]

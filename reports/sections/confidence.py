@@ -1,0 +1,64 @@
+"""The section on how far the evidence goes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from leakaudit.gate.wording import percent
+from leakaudit.reports.redaction import RedactedResult
+from leakaudit.reports.section import Section
+from leakaudit.results import bounds as stats
+from leakaudit.results.schema import Results
+from leakaudit.results.wording import counted
+
+
+# ------------------------------------------------------------------------------------- confidence, coverage, cost, origin
+def section(redacted: RedactedResult) -> Section:
+    """Say what the number of verified steps can show, and how the controls went."""
+    results, verdict = redacted.results, redacted.verdict
+    n = sum(step.verification.status.bounds for step in results.steps)
+    if n == 0:
+        text = "No client step could be verified, so nothing is known about how often text leaks. "
+    elif n == 1:
+        text = "1 step was verified: what leaked in it is a fact, and what did not leak in it bounds nothing. "
+        text += "The leak rate may be anything up to 95%."
+    else:
+        clean = percent(stats.upper_bound(0, n))
+        text = f"{n} client steps were verified and audited. Had none of them leaked, the leak rate could still be up to {clean}. "
+    if n != 1:
+        text += "It takes 59 steps without a leak to bound the rate by 5%, and 299 to bound it by 1%."
+    lines = [line for line in [_unverifiable_line(results)] if line]
+    lines += [control.sentence for control in verdict.controls]
+    lines += [f"Note on the {name} control: {c.note}" for name, c in _notes(results)]
+    return Section("confidence", "How sure is this?", {"confidence": text, "controls": lines})
+
+
+def _unverifiable_line(results: Results) -> str:
+    """Say how many steps cannot be verified, and why.
+
+    It says what that does to the bounds, and is empty where all can be verified.
+    """
+    found = [
+        step for step in results.steps if step.verification.status.attacked and not step.verification.status.bounds
+    ]
+    if not found:
+        return ""
+    reasons = Counter(step.verification.note or "no reason was recorded" for step in found)
+    why = "; ".join(f"{reason} ({counted(n, 'step')})" for reason, n in reasons.items())
+    n = len(found)
+    return (
+        f"{n} of {counted(len(results.steps), 'step')} cannot be verified: {why}. What came back from {_them(n)} is in the batch and "
+        f"counts as a leak. Where there was no leak event, {_them(n, subject=True)} {'is' if n == 1 else 'are'} not counted: the bounds, the "
+        "evidence that the policy asks for and the tests of defences use only the other steps."
+    )
+
+
+def _them(n: int, *, subject: bool = False) -> str:
+    return "it" if n == 1 else "they" if subject else "them"
+
+
+def _notes(results: Results) -> Iterable[tuple[str, Any]]:
+    pairs = (("positive", results.controls.positive), ("negative", results.controls.negative))
+    return [(name, control) for name, control in pairs if control.note]

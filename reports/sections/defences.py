@@ -1,0 +1,62 @@
+"""The section that compares the tested defences with what the run ships."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from leakaudit.gate.events import EVENTS
+from leakaudit.gate.wording import percent
+from leakaudit.reports.cells import OBSERVED
+from leakaudit.reports.charts import RateBar, rate_chart
+from leakaudit.reports.comparison import compare, outcomes
+from leakaudit.reports.escaping import plain
+from leakaudit.reports.redaction import RedactedResult
+from leakaudit.reports.section import Section
+from leakaudit.reports.wording import confidence_level
+from leakaudit.results import bounds as stats
+
+
+def section(redacted: RedactedResult) -> Section | None:
+    """Compare the defences by the rule that matters most, with the gate's own numbers."""
+    results, verdict = redacted.results, redacted.verdict
+    rule = next((r for r in verdict.rules if r.kind == "max_rate" and r.level == "error"), None)
+    rule = rule or next((r for r in verdict.rules if r.k is not None), None)
+    if rule is None or not verdict.alternatives:
+        return None
+    figures = [OBSERVED, *(a.defense for a in verdict.alternatives)]
+    found = {defense: outcomes(results, defense, rule.subject, rule.attacks) for defense in figures}
+    rows, bars = [], []
+    for defense, seen in found.items():
+        ships = defense == OBSERVED
+        k, n, late = seen.leaked, seen.finished, seen.open
+        lower, upper = stats.lower_bound(k, n + late), stats.upper_bound(k, n)  # what is not finished may be either
+        note = f"{k} of {n + late}" + (f", {late} not finished" if late else "")
+        rows.append(
+            {
+                "name": defense,
+                "seen": note if n + late else "no evidence",
+                "bounds": f"{percent(lower)} to {percent(upper)}" if n > 1 else "none",
+                "paired": "this is what is shipped" if ships else compare(found[OBSERVED], seen),
+                "attacker": "sees the update as sent" if ships else "knows the defence",
+            }
+        )
+        if n + late > 1:
+            state = _bar_state(k, n, late)
+            bars.append(RateBar(plain(defense), k / (n + late), lower, upper, note, state))
+    limit = rule.threshold if rule.kind == "max_rate" else None
+    text = f"{rule.id} allows {percent(limit)}" if limit is not None else ""
+    what = EVENTS[rule.subject].short if rule.subject in EVENTS else f"{rule.subject} came back"
+    lead = f"Share of steps in which {what} (rule {rule.id})."
+    if any(seen.open for seen in found.values()):
+        lead += " A step that was not finished takes no part in the sign test."
+    if any(bar.found == "open" for bar in bars):
+        lead += f" A hollow dot shows no protection: it has unfinished steps, or fewer than {stats.MIN_STEPS_FOR_SIGN_TEST} steps."
+    chart = rate_chart(bars, limit, text, plain(lead)) if len(bars) > 1 else None
+    sure = confidence_level(verdict)
+    return Section("defences", "Do the defences help?", {"rows": rows, "chart": chart, "lead": lead, "sure": sure})
+
+
+def _bar_state(leaked: int, finished: int, unfinished: int) -> Literal["leak", "clean", "open"]:
+    if leaked:
+        return "leak"
+    return "open" if unfinished or finished < stats.MIN_STEPS_FOR_SIGN_TEST else "clean"

@@ -1,0 +1,143 @@
+"""The section on labels: how well, how surely and when they were recovered.
+
+Shapes data for `templates/sections/labels.html.j2`. What may be shown was decided by redaction: class counts come only from `LabelView`s, whose
+counts are there in mode full only; everything else is rates. A step that cannot be verified counts where its labels came back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from statistics import fmean
+from typing import Any
+
+from markupsafe import Markup
+
+from leakaudit.gate.wording import percent
+from leakaudit.reports.cells import OBSERVED
+from leakaudit.reports.charts import SharePoint, share_chart
+from leakaudit.reports.escaping import plain
+from leakaudit.reports.measures import label_metrics
+from leakaudit.reports.redaction import LabelView, RedactedResult
+from leakaudit.reports.section import MOST_ROWS, Section
+from leakaudit.results import bounds as stats
+from leakaudit.results.schema import Attempt, Score, TextMode
+
+MOST_STEPS = 24
+"""Steps whose counts are shown in full."""
+
+LEADS = {
+    TextMode.HASH: "How many examples each class had is private; a report in text mode full shows it.",
+    TextMode.MASKED: "How many examples each class had is private; a report in text mode full shows it.",
+    TextMode.FULL: "The tables below show how many examples of each class the batch held, and how many were recovered.",
+}
+
+
+def section(redacted: RedactedResult) -> Section | None:
+    """Show how well the labels were recovered; None where no attack guessed labels."""
+    steps = {step.id: step.step for step in redacted.results.steps}
+    bounding = {step.id for step in redacted.results.steps if step.verification.status.bounds}
+    attempts = [
+        a
+        for a in redacted.results.attempts
+        if a.defense == OBSERVED
+        and isinstance(a.scores.get("label_accuracy"), Score)
+        and (a.step in bounding or "label_counts" in a.events)
+    ]
+    if not attempts:
+        return None
+    verified = [a for a in attempts if a.step in bounding]
+    views = [view for view in redacted.labels if view.defense == OBSERVED]
+    tables = _tables(views, steps)
+    catalogue = redacted.results.catalogue
+    metrics = label_metrics(catalogue)
+    hidden = len(tables) - len(tables[:MOST_STEPS])
+    return Section(
+        "labels",
+        "Labels",
+        {
+            "rows": _rates(attempts, bounding, metrics),
+            "head": [catalogue.metric_label(name) for name in metrics],
+            "lead": f"How well attacks recovered the number of examples of each class. {LEADS[redacted.mode]}",
+            "chart": _chart(verified, steps, catalogue.metric_label("label_accuracy")),
+            "by_step": _by_step(verified, steps)[:MOST_ROWS],
+            "attacks": list(dict.fromkeys(a.attack for a in verified)),
+            "counts": tables[:MOST_STEPS],
+            "more": f"{hidden} more steps are in the private journal." if hidden else "",
+        },
+    )
+
+
+def _rates(attempts: Sequence[Attempt], bounding: AbstractSet[str], metrics: Sequence[str]) -> list[dict[str, Any]]:
+    """Return one row an attack: exact count vectors and means, with bounds.
+
+    A mean has bounds where there are enough steps.
+
+    Rates and means are over the verified steps: those of the others that leaked were chosen by their leak, so they are named apart.
+    """
+    rows = []
+    for attack in dict.fromkeys(a.attack for a in attempts):
+        mine = [a for a in attempts if a.attack == attack and a.step in bounding]
+        others = sum(a.attack == attack and a.step not in bounding for a in attempts)
+        exact = sum("label_counts" in a.events for a in mine)
+        low, high = stats.lower_bound(exact, len(mine)), stats.upper_bound(exact, len(mine))
+        rows.append(
+            {
+                "attack": attack,
+                "granted": ", ".join(sorted({name for a in mine for name in a.granted})) or "nothing",
+                "exact": f"{exact} of {len(mine)}" + (f" and {others} unverifiable" if others else ""),
+                "bounds": f"{percent(low)} to {percent(high)}",
+                "means": [_mean([a.scores.get(name) for a in mine]) for name in metrics],
+            }
+        )
+    return rows
+
+
+def _mean(found: Sequence[Any]) -> str:
+    values = [score.value for score in found if isinstance(score, Score)]
+    if not values:
+        return "no number"
+    bounds = stats.mean_bounds(values)
+    if bounds is None or bounds.lower is None or bounds.upper is None:
+        return percent(fmean(values))
+    return f"{percent(fmean(values))} ({percent(bounds.lower)} to {percent(bounds.upper)})"
+
+
+def _chart(attempts: Sequence[Attempt], steps: Mapping[str, int], label: str) -> Markup | None:
+    """Draw the label accuracy of each attack; None with fewer than two steps."""
+    points = [SharePoint(steps[a.step], a.attack, a.scores["label_accuracy"].value) for a in attempts]  # type: ignore[union-attr]  # filtered above
+    if len({point.step for point in points}) < 2:
+        return None
+    return share_chart(points, "Share of the labels that each attack got right, by training step", plain(label))
+
+
+def _by_step(attempts: Sequence[Attempt], steps: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return the chart as a table: one row a step, one cell an attack."""
+    attacks = list(dict.fromkeys(a.attack for a in attempts))
+    found = {(a.step, a.attack): a.scores["label_accuracy"].value for a in attempts}  # type: ignore[union-attr]  # filtered by the caller
+    return [
+        {
+            "step": steps[step],
+            "cells": [percent(found[step, name]) if (step, name) in found else "no number" for name in attacks],
+        }
+        for step in dict.fromkeys(a.step for a in attempts)
+    ]
+
+
+def _tables(views: Sequence[LabelView], steps: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return one table a step: each class with its true and guessed counts."""
+    tables = []
+    for step in dict.fromkeys(view.step for view in views):
+        mine = [view for view in views if view.step == step and view.rows is not None]
+        if not mine:
+            continue
+        held: dict[str, int] = {}
+        guessed: dict[str, dict[str, int]] = {view.attack: {} for view in mine}
+        for view in mine:
+            for name, true, guess in view.rows or ():
+                held[name] = true
+                guessed[view.attack][name] = guess
+        names = sorted(held, key=lambda name: (-held[name], len(name), name))
+        rows = [(name, held[name], [guessed[view.attack].get(name, 0) for view in mine]) for name in names]
+        tables.append({"title": f"Step {steps[step]}", "attacks": [view.attack for view in mine], "rows": rows})
+    return tables

@@ -1,0 +1,30 @@
+"""The section that crosses attacks with defences."""
+
+from __future__ import annotations
+
+from leakaudit.reports.cells import OBSERVED, attack_names, cell_for, cell_of, defense_names
+from leakaudit.reports.redaction import RedactedResult
+from leakaudit.reports.section import Section
+
+
+def section(redacted: RedactedResult) -> Section:
+    """Show what each attack came to under each defence, and all attacks together."""
+    results = redacted.results
+    attacks, defenses = attack_names(results), defense_names(results)
+    table = []
+    for attack in attacks:
+        cells = [cell_for(results, attack, d) for d in defenses]
+        table.append({"name": attack, "cells": cells, "worst": False})
+    if len(attacks) > 1:
+        cells = [cell_of(results, [a for a in results.attempts if a.defense == d], d, whole=True) for d in defenses]
+        table.append({"name": "any of them", "cells": cells, "worst": True})
+    shipped = sorted({step.shipped_defense for step in results.steps} - {OBSERVED})
+    note = f"as the run ships it: {', '.join(shipped)}" if shipped else "as the run ships it"
+    lead = (
+        "One cell is one attack under one defence over all steps that are evidence. Every cell says what came back. The outlined "
+        "column is what the run ships."
+    )
+    if not table:
+        lead = "No attack was run."
+    columns = [{"name": d, "ships": d == OBSERVED, "note": note if d == OBSERVED else ""} for d in defenses]
+    return Section("matrix", "Attacks against defences", {"lead": lead, "columns": columns, "rows": table})

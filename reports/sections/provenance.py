@@ -1,0 +1,62 @@
+"""The section on where the results come from."""
+
+from __future__ import annotations
+
+from leakaudit.reports.redaction import RedactedResult
+from leakaudit.reports.section import MOST_ROWS, Section
+from leakaudit.reports.wording import date_and_time, short_digest
+from leakaudit.results.schema import Verification, VerificationStatus
+from leakaudit.results.wording import counted
+
+
+def section(redacted: RedactedResult) -> Section:
+    """Name run, tool, policy, model and regime, and the stamp of every step."""
+    results, verdict = redacted.results, redacted.verdict
+    run, subject, regime = results.run, results.subject, results.regime
+    commit = subject.code_commit or "not recorded"
+    dirty = {True: ", with uncommitted changes", False: ", clean", None: ""}[subject.code_dirty]
+    frozen = "all parameters trained" if regime.trainable == "all" else regime.trainable
+    mode = "training mode" if regime.training_mode else "evaluation mode"
+    clip = f", gradients clipped at {regime.max_grad_norm:g}" if regime.max_grad_norm is not None else ""
+    batch = f"batch {regime.batch_size}" if regime.batch_size is not None else "batch size not recorded"
+    hidden = f", hidden size {regime.hidden}" if regime.hidden is not None else ""
+    environment = ", ".join(f"{key} {value}" for key, value in run.environment.items()) or "not recorded"
+    left = redacted.hidden_environment
+    pairs = [
+        ("Run", f"{run.id}, {date_and_time(run.started)} to {date_and_time(run.finished)}"),
+        ("Judged", date_and_time(verdict.evaluated_at)),
+        ("Tool", f"leakaudit {run.tool}"),
+        ("Command", run.command or "not recorded"),
+        ("Seed", str(run.seed)),
+        ("results.json", f"sha256:{verdict.results_sha256}" if verdict.results_sha256 else "digest not recorded"),
+        ("Content", verdict.results_digest or "no digest"),
+        ("Policy", f"{verdict.policy}, {verdict.policy_digest}"),
+        ("Battery", f"{run.battery.name} {run.battery.version}, {run.battery.digest}"),
+        ("Model", f"{subject.model}, {subject.parameters} parameters, configuration {subject.config_digest}"),
+        ("Artefacts", ", ".join(a["sha256"] for a in subject.artifacts) or "none named"),
+        ("Code", commit + dirty),
+        ("Regime", f"{regime.dtype}, {mode}, dropout {regime.dropout:g}{hidden}, {frozen}"),
+        ("Batch", f"{batch}, accumulation {regime.accumulation}{clip}"),
+        ("Environment", environment + (f" ({counted(left, 'entry', 'entries')} not shown)" if left else "")),
+    ]
+    stamps = [
+        {
+            "id": step.id,
+            "verification": _stamp(step.verification),
+            "error": f"{step.verification.relative_error:.1e}"
+            if step.verification.relative_error is not None
+            else "not measured",
+            "sequences": step.n_sequences,
+            "tokens": step.n_tokens_bucket,
+            "snapshot": short_digest(step.snapshot),
+        }
+        for step in results.steps
+    ]
+    return Section("provenance", "Provenance", {"provenance": pairs, "stamps": stamps[:MOST_ROWS]})
+
+
+def _stamp(found: Verification) -> str:
+    """Return the stamp of a step, such as `noised(0.00025): as declared`."""
+    value = {VerificationStatus.SCALED: found.scale, VerificationStatus.NOISED: found.sigma}.get(found.status)
+    stamp = found.status.value if value is None else f"{found.status.value}({value:.4g})"
+    return f"{stamp}: {found.note}" if found.note else stamp

@@ -1,0 +1,52 @@
+"""The section on the rules of the policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from leakaudit.gate.verdict import RuleVerdict
+from leakaudit.gate.wording import number, percent
+from leakaudit.reports.evidence import evidence_anchor
+from leakaudit.reports.redaction import RedactedResult
+from leakaudit.reports.section import Section
+from leakaudit.reports.wording import confidence_level, rule_bounds
+from leakaudit.results.wording import counted
+
+
+def section(redacted: RedactedResult) -> Section:
+    """Show each rule with what was seen, its bounds and its limit."""
+    verdict = redacted.verdict
+    owner = f", owned by {verdict.policy_owner}" if verdict.policy_owner else ""
+    return Section(
+        "rules",
+        "Rules",
+        {
+            "lead": f"Policy {verdict.policy}{owner}. What failed comes first.",
+            "problems": verdict.problems,
+            "rules": [_row(rule, redacted) for rule in verdict.rules],
+            "sure": confidence_level(verdict),
+        },
+    )
+
+
+@dataclass(frozen=True)
+class RuleRow:
+    """One rule as the table shows it."""
+
+    verdict: RuleVerdict
+    seen: str
+    bounds: str
+    limit: str
+    evidence: str
+    """Anchor of what speaks most against the rule, or nothing."""
+
+
+def _row(rule: RuleVerdict, redacted: RedactedResult) -> RuleRow:
+    if rule.k is not None:
+        seen = f"{rule.k} of {rule.n}" if rule.n else "no evidence"
+        limit = percent(rule.threshold) if rule.kind == "max_rate" else counted(int(rule.threshold), "step")
+        limit = "none" if rule.threshold == 0 else limit
+    else:
+        seen = number(rule.observed, rule.threshold) if rule.observed is not None else "no evidence"
+        limit = number(rule.threshold)
+    return RuleRow(rule, seen, rule_bounds(rule), limit, evidence_anchor(rule, redacted))

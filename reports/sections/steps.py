@@ -1,0 +1,145 @@
+"""The section on what leaked at which training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from leakaudit.gate.wording import percent
+from leakaudit.reports.cells import OBSERVED, attack_names, state_of
+from leakaudit.reports.charts import STATES, StepMark, step_chart
+from leakaudit.reports.escaping import plain
+from leakaudit.reports.redaction import RedactedResult
+from leakaudit.reports.section import MOST_ROWS, Section
+from leakaudit.results.recovery import Severity, amount, is_silent, join, severity
+from leakaudit.results.schema import Attempt, Results, Score, StepRecord
+from leakaudit.results.wording import counted
+
+_SEARCHED = ("no leak event", "out of time", "in reach, not found")
+"""States of attacks that ran and found nothing that counts."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What the attacks recovered from one audited step."""
+
+    number: int
+    phase: str
+    share: float | None
+    """Share of the text, or of the labels, that the best attack recovered; None where there is no number."""
+    states: tuple[str, ...]
+    """State of each attack, in the order of the battery."""
+
+
+def section(redacted: RedactedResult) -> Section:
+    """Show the state of every attack at every step, and how much came back."""
+    results = redacted.results
+    attacks = attack_names(results)
+    text = any(_text_share(a) is not None for a in results.attempts)
+    measured = "share of the text" if text else "share of the labels"
+    usable = [s for s in results.steps if s.verification.status.attacked]
+    by_step = _attempts_by_step(results, usable)
+    silent = {step.id for step in usable if is_silent(step, by_step[step.id])}
+    steps = [
+        _step(step, by_step[step.id], attacks, _text_share if text else _label_share, step.id in silent)
+        for step in usable
+    ]
+    marks = [
+        StepMark(s.number, plain(name), state) for s in steps for name, state in zip(attacks, s.states, strict=True)
+    ]
+    lead = _lead([step for step in usable if step.id not in silent], by_step, len(silent))
+    drawn = len(usable) > 1 and attacks
+    gap = f"A dotted upright line is a step without a number for the {measured}, which is not the same as 0%."
+    return Section(
+        "steps",
+        "Step by step",
+        {
+            "attacks": attacks,
+            "lead": lead,
+            "chart": step_chart(marks, [(s.number, s.share) for s in steps], plain(lead), measured) if drawn else None,
+            "table": [_row(step) for step in steps][:MOST_ROWS],
+            "gap": gap if any(step.share is None for step in steps) else "",
+            "states": [name for name in STATES if any(mark.state == name for mark in marks)],
+            "share_name": f"{measured.capitalize()} that came back, by the best attack",
+        },
+        heading="What leaked, step by step",
+    )
+
+
+def _attempts_by_step(results: Results, steps: Sequence[StepRecord]) -> dict[str, list[Attempt]]:
+    """Return the attempts on the update as it was sent, by step."""
+    by_step: dict[str, list[Attempt]] = {step.id: [] for step in steps}
+    for attempt in results.attempts:
+        if attempt.defense == OBSERVED:
+            by_step[attempt.step].append(attempt)
+    return by_step
+
+
+def _step(
+    step: StepRecord,
+    attempts: Sequence[Attempt],
+    attacks: Sequence[str],
+    share_of: Callable[[Attempt], float | None],
+    silent: bool,
+) -> _Step:
+    shares = [share for a in attempts if (share := share_of(a)) is not None]
+    states = [state_of([a for a in attempts if a.attack == attack]) for attack in attacks]
+    if silent:
+        states = ["unverifiable" if state in _SEARCHED else state for state in states]
+    return _Step(step.step, step.phase, max(shares) if shares and not silent else None, tuple(states))
+
+
+def _row(step: _Step) -> dict[str, Any]:
+    shown = "no number" if step.share is None else percent(step.share)
+    return {"step": step.number, "phase": step.phase, "share": shown, "states": step.states}
+
+
+def _text_share(attempt: Attempt) -> float | None:
+    """Return how much of the batch's text an attack got.
+
+    The measure that shows most of it counts. None where it guesses no text.
+    """
+    found = [share for s in attempt.sequences if (share := amount(s)) is not None]
+    return fmean(found) if found else None
+
+
+def _label_share(attempt: Attempt) -> float | None:
+    found = attempt.scores.get("label_accuracy")
+    return found.value if isinstance(found, Score) else None
+
+
+def _lead(steps: Sequence[StepRecord], by_step: Mapping[str, Sequence[Attempt]], silent: int) -> str:
+    """Say in how many steps what leaked, each step by the worst of it."""
+    aside = f" {counted(silent, 'unverifiable step')} without a leak event {_be(silent)} not counted." if silent else ""
+    if not steps:
+        return f"No step could be audited.{aside}"
+    worst = {step.step: severity(by_step[step.id]) for step in steps}
+    leaked = [number for number, found in worst.items() if found]
+    kinds = [
+        f"{what} in {sum(found is level for found in worst.values())}"
+        for level, what in (
+            (Severity.SENTENCE, "a sentence"),
+            (Severity.WORDS, "words"),
+            (Severity.LABELS, "only labels"),
+        )
+        if level in worst.values()
+    ]
+    if not leaked:
+        gave_up = sum(
+            any(s.outcome == "search gave up" for a in by_step[step.id] for s in a.sequences) for step in steps
+        )
+        reach = f" In {gave_up} of them a text was in reach of a search that gave up." if gave_up else ""
+        return f"No leak event in {counted(len(steps), 'audited step')}.{reach}{aside}"
+    if len(steps) == 1:
+        what = {Severity.SENTENCE: "a sentence", Severity.WORDS: "words", Severity.LABELS: "labels"}[worst[leaked[0]]]
+        return f"One step was audited, step {leaked[0]}, and it leaked {what}. One step does not tell how often.{aside}"
+    when = (
+        f"step {leaked[0]}" if len(leaked) == 1 else f"the first at step {min(leaked)}, the last at step {max(leaked)}"
+    )
+    return f"{len(leaked)} of {len(steps)} audited steps leaked, {when}: {join(kinds)}.{aside}"
+
+
+def _be(n: int) -> str:
+    return "is" if n == 1 else "are"

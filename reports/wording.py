@@ -1,0 +1,91 @@
+"""Words and numbers that several parts of a report write alike."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
+from leakaudit.gate.wording import number, percent
+from leakaudit.results.schema import TextMode
+
+BANNERS = {
+    TextMode.HASH: "HASHES ONLY: keyed hashes and numbers, no training text",
+    TextMode.MASKED: "MASKED: no training text in this file; which parts of a text came back is real",
+    TextMode.FULL: "CONTAINS REAL TRAINING TEXT: do not share",
+}
+
+
+MEANINGS = {
+    Status.PASS: "Within the policy, for the attacks that were run.",
+    Status.FAIL: "Do not ship: what the policy protects can be read out of the updates.",
+    Status.INCONCLUSIVE: "Undecided: the evidence is enough neither to ship nor to stop.",
+    Status.ERROR: "The evidence could not be judged.",
+}
+
+
+OUTCOMES = {"search gave up": "in reach, but the search gave up", "out of reach": "not by these attacks"}
+"""Outcome of a text that was not recovered -> what a reader is told."""
+
+
+def rule_bounds(rule: RuleVerdict) -> str:
+    """Return the bounds of what a rule observed, such as `4% to 21%`."""
+    if rule.n == 0:
+        return "none"
+    if rule.n == 1:
+        return "none from 1 step"
+    if rule.lower is None and rule.upper is None:
+        return "none"
+    write = percent if rule.k is not None else number
+    beside = rule.threshold if rule.kind != "max_count" else None
+    low = write(rule.lower, beside) if rule.lower is not None else "?"
+    return f"{low} to {write(rule.upper, beside) if rule.upper is not None else '?'}"
+
+
+def confidence_level(verdict: Verdict) -> str:
+    """Return the confidence of the bounds, such as `95%`."""
+    return percent(verdict.rules[0].confidence) if verdict.rules else "95%"
+
+
+def run_time(seconds: float) -> str:
+    """Return a measured time with its unit, from `12 ms` to `3.5 h`."""
+    if seconds < 0.1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def age_in_words(seconds: float) -> str:
+    """Return an age in its largest unit, such as `2 hours` or `a day`."""
+    import humanize
+
+    return humanize.naturaldelta(max(0.0, seconds), months=False)
+
+
+def rounded(n: int) -> str:
+    """Return a large number with three digits and a unit, such as `22.7 M`."""
+    for size, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if n >= size:
+            return f"{n / size:.3g}{letter}"
+    return str(n)
+
+
+def date_and_time(text: str) -> str:
+    """Return an ISO time as `2026-11-02 10:00 UTC`.
+
+    Text that is not an ISO time is returned as it is.
+    """
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return text or "unknown"
+    offset = moment.utcoffset()
+    zone = "" if offset is None else " UTC" if not offset else moment.strftime(" %z")
+    return moment.strftime("%Y-%m-%d %H:%M") + zone
+
+
+def short_digest(digest: str) -> str:
+    """Return the first twelve hex digits of a digest."""
+    return digest.rpartition(":")[2][:12]
