@@ -1,4 +1,6 @@
-"""What could somebody who sees a client's update read out of it? leakaudit answers for a real training run.
+"""What could somebody who sees a client's update read out of it?
+
+leakaudit answers this for a real training run.
 
     from leakaudit.callbacks.hf_trainer import LeakAuditCallback     # the callback
     python -m leakaudit simulate --help                              # without a training loop

@@ -44,7 +44,7 @@ class GradientMixture(CountsLabels):
     """
 
     auxiliary: Path | None = None
-    """Labelled data, as `leakaudit.models.array_classifier.save_auxiliary` writes it. Granted: printed with every score."""
+    """Labelled data, as `leakaudit.models.save_auxiliary` writes it. Granted: printed with every score."""
 
     label: ClassVar[str] = "gradient mixture"
     meaning: ClassVar[str] = (

@@ -39,7 +39,7 @@ class LlgPlus(CountsLabels):
     """
 
     auxiliary: Path | None = None
-    """Labelled data, as `leakaudit.models.array_classifier.save_auxiliary` writes it. Granted: printed with every score."""
+    """Labelled data, as `leakaudit.models.save_auxiliary` writes it. Granted: printed with every score."""
     read: Read = "auto"
     """What is read as the gradient g of a class."""
 

@@ -45,7 +45,7 @@ class Rlu(CountsLabels):
     """
 
     auxiliary: Path | None = None
-    """Labelled data, as `leakaudit.models.array_classifier.save_auxiliary` writes it. Granted: printed with every score. None: dummy inputs."""
+    """Labelled data, as `leakaudit.models.save_auxiliary` writes it. Granted: printed with every score. None: dummy inputs."""
     dummy: NeutralInputs = "random"
     """NeutralInputs pictures where there are no auxiliary data; text is always random words."""
 

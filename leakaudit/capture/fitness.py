@@ -180,7 +180,7 @@ def _foreign(model: nn.Module, recipe: ModelRecipe, blank: nn.Module) -> frozens
     return frozenset(here) - frozenset(made) - aliases
 
 
-def fitting(kept: KeptStep, foreign: frozenset[str]) -> KeptStep:
+def without_foreign(kept: KeptStep, foreign: frozenset[str]) -> KeptStep:
     """Return a step without the tensors that the made model lacks.
 
     Their update is zero, so they transmit nothing.
@@ -205,7 +205,7 @@ def fitting(kept: KeptStep, foreign: frozenset[str]) -> KeptStep:
     return replace(kept, update=update, weights=weights, frozen=frozen, part=part)
 
 
-def beyond(foreign: frozenset[str], class_name: str) -> str:
+def left_out_in_words(foreign: frozenset[str], class_name: str) -> str:
     """Return a sentence on what is left out of the audit; empty if nothing is."""
     if not foreign:
         return ""

@@ -21,7 +21,7 @@ from leakaudit.capture.announcements import (
 from leakaudit.capture.array_batches import for_labels
 from leakaudit.capture.context import StepContext, TrainerContext
 from leakaudit.capture.describe import RunDescription, audited_model, has_fresh_adapters, recipe_of
-from leakaudit.capture.fitness import beyond
+from leakaudit.capture.fitness import left_out_in_words
 from leakaudit.capture.missed_steps import MissedSteps
 from leakaudit.capture.notify import notify
 from leakaudit.capture.optimizers import base_optimizers, unmoved
@@ -332,7 +332,7 @@ def _announce(run: AuditRun, place: RunFolder) -> None:
 def _warnings(description: RunDescription) -> Iterator[str]:
     """Yield a sentence on each thing that is not audited as expected."""
     trainer = description.trainer
-    yield from filter(None, [beyond(description.fit.foreign, description.recipe.class_name)])
+    yield from filter(None, [left_out_in_words(description.fit.foreign, description.recipe.class_name)])
     yield from filter(None, [unmoved(description.model, base_optimizers(trainer.optimizer))])
     if description.private is None:
         yield from filter(None, [unused_private_model(trainer.model)])

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from leakaudit.capture.describe import AUTOCAST_DTYPES
-from leakaudit.capture.fitness import fitting
+from leakaudit.capture.fitness import without_foreign
 from leakaudit.capture.kept_step import KeptStep
 from leakaudit.capture.notify import notify
 from leakaudit.capture.part_of_step import PartOfStep
@@ -47,7 +47,7 @@ class StepWriter:
             SnapshotError: the step is no evidence; says why.
             OSError: the disk is full.
         """
-        kept = fitting(kept, self.foreign)
+        kept = without_foreign(kept, self.foreign)
         truth = replace(kept.truth, reading=reading_of(kept.manifest.facts))
         check_masked_words(kept.manifest.facts, truth)
         bound, loose = checked_bound(kept.manifest.facts, truth)

@@ -1,4 +1,6 @@
-"""The command line: `leakaudit COMMAND`, one module for each command or pair of commands.
+"""The command line: `leakaudit COMMAND`.
+
+There is one module for each command or pair of commands.
 
 A command parses its options, makes one call, prints, and ends with an exit code. stdout is the answer; stderr is progress and
 diagnostics. Heavy imports stand inside the commands, so that `--help` and the gate start fast. It may import every room.

@@ -63,7 +63,7 @@ def audit_steps(
     as_json: bool,
     shown_options: Mapping[str, str] | None = None,
 ) -> None:
-    """Audit steps into the configuration's folder, print what came of it, and end the command.
+    """Audit steps, print the outcome, and end the command.
 
     Args:
         config: attacks, defences, folder and the rest.
@@ -162,13 +162,16 @@ def _run_steps(audit: Audit, steps: Steps, stop: Request) -> KeyboardInterrupt |
 
 
 def _source(config: AuditConfig, steps: Steps) -> str:
-    """Return the digest of what is audited and of what else the journal depends on beside the battery."""
+    """Return the digest of all that the journal depends on, except the battery."""
     asked = (config.text.value, config.controls, str(config.sentence_model), config.device)
     return hashlib.sha256(repr((steps.digest, *asked)).encode()).hexdigest()
 
 
 def _public_command(config: AuditConfig, more: Mapping[str, str]) -> str:
-    """Return this command as results may show it; plugins with the knobs that are numbers and choices."""
+    """Return this command as results may show it.
+
+    Plugins are shown with those knobs that are numbers or choices.
+    """
     from leakaudit.audit.battery import battery_of
 
     battery = battery_of(config)

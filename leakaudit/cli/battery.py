@@ -57,7 +57,10 @@ def with_options(specs: tuple[PluginSpec, ...], options: tuple[str, ...]) -> tup
 
 
 class BatteryOption(click.Option):
-    """An option whose help names the default attacks of the configuration, which is read only when help is asked for."""
+    """An option whose help names the default attacks of the configuration.
+
+    The configuration is imported only when help is printed.
+    """
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return the option and its help with the default."""
@@ -71,7 +74,9 @@ class BatteryOption(click.Option):
 
 
 def battery_of_data(asked: str | None, data: Path) -> tuple[PluginSpec, ...]:
-    """Return the attacks that were asked for, or the defaults: of text, or of labels where batches hold no text.
+    """Return the attacks that were asked for, or the defaults.
+
+    The defaults are attacks on text, or on labels if batches hold no text.
 
     Raises:
         ConfigError: the list cannot be read.

@@ -61,7 +61,10 @@ def defenses_command(as_json: bool) -> None:
 @click.argument("what", type=click.Choice(["results", "policy", "config", "verdict"]))
 @clear_errors
 def schema(what: str) -> None:
-    """Print the JSON Schema of results.json, a policy, an audit's configuration, or verdict.json."""
+    """Print the JSON Schema of a file.
+
+    The files are results.json, a policy, an audit's configuration and verdict.json.
+    """
     from pydantic import BaseModel
 
     from leakaudit.config.audit import AuditConfig

@@ -1,4 +1,4 @@
-"""What the subcommands share: how a path is read, what is kept of a command line, how an exception becomes an exit code."""
+"""What the commands share: types of options, messages, exit codes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def say(line: str) -> None:
 
 @contextmanager
 def answering_nobody() -> Iterator[None]:
-    """Close the standard input to questions: whatever a library asks is answered by the end of the input, which means no."""
+    """Close the standard input, so that no library can ask a question.
+
+    A question then reads the end of the input, which means no.
+    """
     before = sys.stdin
     with Path(os.devnull).open(encoding="utf-8") as nobody:
         sys.stdin = nobody
@@ -48,7 +51,10 @@ def answering_nobody() -> Iterator[None]:
 
 
 def clear_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """Turn our exceptions into one line on stderr and the right exit code; `--json` still gets one document."""
+    """Turn our exceptions into one line on stderr and an exit code.
+
+    With `--json` stdout still gets one document.
+    """
 
     @wraps(command)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -68,7 +74,7 @@ def clear_errors(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def public_command(shown: Mapping[str, str] | None = None) -> str:
-    """Return the running subcommand with its options, as far as files that are handed on may tell.
+    """Return the running command with its options, without private values.
 
     Numbers, choices and flags stand as they were given, paths as `<path>` and free texts as `<text>`.
 

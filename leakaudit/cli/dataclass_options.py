@@ -16,7 +16,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def options_of(kind: type) -> Callable[[Command], Command]:
-    """Return a decorator that gives a command one option for each field of a dataclass.
+    """Return a decorator that adds one option for each field of a dataclass.
 
     Args:
         kind: a dataclass whose fields have `help` in their metadata, and as limits `minimum`, `maximum` or `above`. Types: str, int,
@@ -33,7 +33,10 @@ def options_of(kind: type) -> Callable[[Command], Command]:
 
 
 def values_of(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a dataclass's fields out of a command's parameters; texts with commas become tuples."""
+    """Return the values of a dataclass's fields from a command's parameters.
+
+    Texts with commas become tuples.
+    """
     hints = get_type_hints(kind)
     return {
         field.name: _words(given[field.name]) if get_origin(hints[field.name]) is tuple else given[field.name]

@@ -121,7 +121,7 @@ def _folder(out: Path) -> Check:
 
 
 def _positive_control() -> Check:
-    """Recover a canary sentence from an untrained tiny encoder, end to end through the `span` attack."""
+    """Recover a canary sentence from an untrained tiny encoder by `span`."""
     import torch
 
     from leakaudit.attacks.span import Span
@@ -151,7 +151,10 @@ def _positive_control() -> Check:
 
 
 def _tiny_encoder(texts: tuple[str, ...]) -> tuple[Any, Any]:
-    """Return an untrained two-layer encoder and a word-level tokenizer for `texts`, made in memory."""
+    """Return an untrained two-layer encoder and a word-level tokenizer.
+
+    Both are made in memory.
+    """
     import torch
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -186,7 +189,10 @@ def _tiny_encoder(texts: tuple[str, ...]) -> tuple[Any, Any]:
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as one JSON document.")
 @clear_errors
 def doctor(config_path: Path | None, as_json: bool) -> None:
-    """Check this machine and a configuration, and recover a known sentence from a tiny model: exit 0 or 2."""
+    """Check this machine and a configuration.
+
+    The last check recovers a known sentence from a tiny model. Exit code 0, or 2 if a check fails.
+    """
     checks = examine(config_path)
     if as_json:
         click.echo(json.dumps([vars(check) for check in checks], indent=1))

@@ -25,7 +25,7 @@ def prior() -> None:
 @click.option("--json", "as_json", is_flag=True)
 @clear_errors
 def list_command(as_json: bool) -> None:
-    """List the priors: what each is, what an attacker must have for it, where it comes from."""
+    """List the priors: what each knows, what it needs, and its source."""
     from leakaudit.cli.catalogue import catalogue
 
     catalogue("priors", ("knows", "source"), as_json)
@@ -67,7 +67,9 @@ def train(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Make a prior of the texts in a file: a small language model in minutes, or an n-gram model in seconds.
+    """Make a prior from the texts in a file.
+
+    A small language model takes minutes, an n-gram model seconds.
 
     The perplexity that is printed is that of texts which were kept from training.
     """
@@ -129,7 +131,7 @@ def _progress() -> Any:
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as one JSON document.")
 @clear_errors
 def score(what: str, tokenizer: Path, text: Path | None, sentences: tuple[str, ...], as_json: bool) -> None:
-    """Print the nats a token and the perplexity that a prior gives to SENTENCES, or to a file as a whole.
+    """Print the nats a token and the perplexity of SENTENCES, or of a file.
 
     Sentences are read from stdin, one a line, where neither is given.
     """

@@ -33,7 +33,7 @@ def plan(steps: int, attacks: int, defenses: int, budget_s: float) -> str:
 
 
 class Pace:
-    """Measures how long attempts take, all that belongs to them included, and says how long the rest will take.
+    """Measures how long attempts take, and estimates the time that is left.
 
     A step's wall time is split at every finished attempt, so recomputation, scoring and files count to the attempt after them.
     """
@@ -68,7 +68,10 @@ class Pace:
         return sum(self._done.values())
 
     def resume(self, finished: Sequence[Pair]) -> None:
-        """Count attempts that an earlier run finished; they say nothing about this one's times."""
+        """Count attempts that an earlier run finished.
+
+        They say nothing about this run's times.
+        """
         for pair in finished:
             self._done[pair] = self._done.get(pair, 0) + 1
 
@@ -87,7 +90,10 @@ class Pace:
         self._controls = max(0, self._controls - 1)
 
     def left_s(self) -> float | None:
-        """Return the seconds that the rest will take; None before every kind of attempt was seen once."""
+        """Return the estimated seconds that are left.
+
+        None before every kind of attempt was seen once.
+        """
         rest = {pair: self.steps - done for pair, done in self._done.items() if done < self.steps}
         if any(not self._times.get(pair) for pair in rest):
             return None
@@ -109,7 +115,7 @@ def _mean(values: Sequence[float]) -> float:
 
 @contextmanager
 def shown(pace: Pace) -> Iterator[Callable[[JournalEntry], None]]:
-    """Show progress on stderr: a bar on a terminal, a plain line now and then otherwise.
+    """Show progress on stderr: a bar on a terminal, else a line now and then.
 
     Yields:
         What is to be called after every finished attempt.

@@ -27,7 +27,9 @@ from leakaudit.errors import ConfigError
 )
 @clear_errors
 def worker(spool: Path, once: bool, device: str | None, identity: Path | None, idle_limit: float | None) -> None:
-    """Audit the snapshots of SPOOL (an audit's folder or the spool in it) while training goes on, or after it.
+    """Audit the snapshots of SPOOL during training, or after it.
+
+    SPOOL is an audit's folder or the spool in it.
 
     The callback starts this by itself. As a job of its own, on this machine or another that sees the folder, it takes over what
     `schedule: deferred` and `at_end: leave` keep; started again, it goes on where it was.
@@ -64,7 +66,9 @@ def run(
     resume: bool | None,
     as_json: bool,
 ) -> None:
-    """Attack kept SNAPSHOTS once: snapshot folders, or a spool or folder that holds some.
+    """Attack kept SNAPSHOTS once.
+
+    SNAPSHOTS are snapshot folders, or a spool or folder that holds some.
 
     An earlier audit in --out moves to OUT.1, OUT.2 and so on, and one that was stopped is continued, as by `simulate`.
     """

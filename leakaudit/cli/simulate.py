@@ -60,7 +60,9 @@ def _audit_options(command: Command) -> Command:
 @click.option("--json", "as_json", is_flag=True, help="Print the summaries as one JSON document.")
 @clear_errors
 def simulate(resume: bool | None, as_json: bool, **given: Any) -> None:
-    """Make client steps from a model and a data file, attack them, and write results.json and report.html.
+    """Make client steps from a model and a data file, and attack them.
+
+    The results are results.json, verdict.json and report.html in --out.
 
     Nothing in --out is overwritten: an earlier audit there moves to OUT.1, OUT.2 and so on. If an audit was stopped, the same
     command continues it. After Ctrl-C, SIGTERM or SIGHUP the command writes results and a report of what is finished and stops
@@ -86,7 +88,7 @@ def simulate(resume: bool | None, as_json: bool, **given: Any) -> None:
 
 
 def _config(given: Mapping[str, Any]) -> AuditConfig:
-    """Return the audit's configuration: the YAML file's, with the options that were given in the place of its keys.
+    """Return the audit's configuration: the YAML file, overridden by options.
 
     Raises:
         ConfigError: a key or an option is wrong.
@@ -134,7 +136,7 @@ def _was_given(option: str) -> bool:
 
 
 def _check_files(config: AuditConfig) -> None:
-    """Refuse a wrong policy, sentence model or text mode before hours of attacks, not after.
+    """Refuse a wrong policy, sentence model or text mode before any attack.
 
     Raises:
         LeakAuditError: says which, and why.
@@ -154,7 +156,9 @@ def _check_files(config: AuditConfig) -> None:
 
 
 def _simulator(what: dict[str, Any]) -> Any:
-    """Return what makes the client steps: of texts, or of arrays where the data is a file of tensors.
+    """Return the simulator of the client steps: of texts, or of arrays.
+
+    Arrays are a file of tensors.
 
     Raises:
         ConfigError: an option is for texts only.

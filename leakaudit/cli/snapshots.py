@@ -28,7 +28,9 @@ def spool_of(path: Path) -> Path:
 
 
 def private_keys(path: Path | None) -> tuple[str, ...]:
-    """Return the private keys of a file, of stdin for `-`, or of the file that the environment names; none without any.
+    """Return the private keys of a file, of stdin for `-`, or of a named file.
+
+    The environment may name the file. Without any file there are no keys.
 
     Raises:
         ConfigError: the file cannot be read, others can read it, or it holds no key.
@@ -61,7 +63,10 @@ def _open(path: Path) -> Spool:
 
 @click.group(short_help="List, check, hold and remove kept snapshots.")
 def snapshots() -> None:
-    """List, check, hold and remove the snapshots of an audit. They hold the private batch."""
+    """List, check, hold and remove the snapshots of an audit.
+
+    Snapshots hold the private batch.
+    """
 
 
 @snapshots.command("ls", short_help="List them: state, age, size, keys, holds.")
@@ -69,7 +74,10 @@ def snapshots() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the list as one JSON document.")
 @clear_errors
 def list_command(audit: Path, as_json: bool) -> None:
-    """List the snapshots of AUDIT (an audit's folder or the spool in it): state, age, size, keys, holds."""
+    """List the snapshots of AUDIT: state, age, size, keys, holds.
+
+    AUDIT is an audit's folder or the spool in it.
+    """
     from leakaudit.storage.retention import counted, items
 
     spool, now = _open(audit), datetime.now(UTC)
@@ -139,7 +147,9 @@ def _fate(spool: Spool, item: Item, now: datetime) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as one JSON document.")
 @clear_errors
 def verify(audit: Path, identity: Path | None, as_json: bool) -> None:
-    """Check the snapshots of AUDIT: whole, unchanged, private, encrypted as asked. Exit 0, or 5 if one is not.
+    """Check that the snapshots of AUDIT are whole, unchanged and private.
+
+    Also that they are encrypted as asked. Exit code 0, or 5 if a snapshot fails a check.
 
     With a private key encrypted ones are opened as well.
     """
@@ -179,7 +189,9 @@ def verify(audit: Path, identity: Path | None, as_json: bool) -> None:
 def purge(
     audit: Path, older_than: str | None, everything: bool, steps: tuple[int, ...], dry_run: bool, as_json: bool
 ) -> None:
-    """Remove snapshots of AUDIT, and with the last one the key of its hashes; results and report stay.
+    """Remove snapshots of AUDIT; results and report stay.
+
+    With the last snapshot the key of the audit's hashes is removed.
 
     Held ones and those that somebody works on stay as well. One line for each that goes is left in purged.jsonl.
     """
@@ -237,7 +249,10 @@ def _purged_json(done: Purged, dry_run: bool) -> dict[str, Any]:
 @click.option("--release", "let_go", is_flag=True, help="Take the hold off again.")
 @clear_errors
 def hold(audit: Path, steps: tuple[int, ...], reason: str | None, let_go: bool) -> None:
-    """Forbid that snapshots of AUDIT are removed: after their audit, by age, or by hand."""
+    """Forbid the removal of snapshots of AUDIT.
+
+    This holds after their audit, by age, and by hand.
+    """
     from leakaudit.storage.retention import counted, unhold
     from leakaudit.storage.retention import hold as hold_snapshots
 
@@ -256,7 +271,9 @@ def hold(audit: Path, steps: tuple[int, ...], reason: str | None, let_go: bool) 
 @click.argument("file", type=EXISTING)
 @clear_errors
 def keygen(file: Path) -> None:
-    """Make a pair of keys: the private one goes into FILE (0600), the public one is printed, for `encrypt_to`.
+    """Make a pair of keys.
+
+    The private key is written to FILE (0600); the public key is printed, for `encrypt_to`.
 
     Keep FILE away from the machine that trains. The format is age's; age-keygen makes the same.
     """

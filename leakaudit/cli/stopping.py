@@ -1,4 +1,7 @@
-"""How a command ends when it is asked to: Ctrl-C, SIGTERM and SIGHUP stop it after what is finished is written."""
+"""Signals that stop a command: Ctrl-C, SIGTERM and SIGHUP.
+
+The command first writes results of what is finished.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked this process to stop. Whatever treats Ctrl-C well treats this well, too."""
+    """A signal asked this process to stop.
+
+    It is a KeyboardInterrupt, so code that handles Ctrl-C handles it, too.
+    """
 
     def __init__(self, number: int) -> None:
         """Note the signal's number."""
@@ -29,7 +35,9 @@ class Stopped(KeyboardInterrupt):
 
 
 def exit_code(stop: KeyboardInterrupt) -> int:
-    """Return the exit code of a process that a signal stopped, as shells count: 130 for Ctrl-C, 143 for SIGTERM.
+    """Return the exit code of a process that a signal stopped.
+
+    It is 130 for Ctrl-C and 143 for SIGTERM, as in shells.
 
     >>> exit_code(KeyboardInterrupt()), exit_code(Stopped(15))
     (130, 143)
@@ -47,7 +55,9 @@ class Request:
         self._finishing = False
 
     def check(self) -> None:
-        """Stop here if a signal asked for it, and the exception was lost: Python drops what a destructor raises.
+        """Stop here if a signal asked for it and its exception was lost.
+
+        Python drops exceptions that a destructor raises.
 
         Raises:
             Stopped: it did.
@@ -56,7 +66,10 @@ class Request:
             raise Stopped(self._first)
 
     def finish(self) -> None:
-        """From here on results are written, which is what a first signal asks for: only a second one ends that."""
+        """Let only a second signal stop the command from here on.
+
+        Results are written now, which is what a first signal asks for.
+        """
         self._finishing = True
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
@@ -78,7 +91,10 @@ class Request:
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[Request]:
-    """Turn signals into `Stopped` while a command is at work. A signal that the caller ignores, as `nohup` does, stays ignored."""
+    """Turn signals into `Stopped` while a command runs.
+
+    A signal that the caller ignores, as `nohup` does, stays ignored.
+    """
     request = Request()
     before = {}
     for number in SIGNALS:
@@ -93,7 +109,7 @@ def stop_on_signals() -> Iterator[Request]:
 
 
 def _leave_terminal() -> None:
-    """Send what is printed from here on nowhere: the terminal is gone, and writing to it would end us."""
+    """Discard further output: the terminal was closed, and writing would fail."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (1, 2):
         if os.isatty(stream):

@@ -1,4 +1,7 @@
-"""How many CPU threads an attack takes: as many as are idle, because threads that wait for a busy core slow each other down."""
+"""CPU threads of the attacks: as many as there are idle cores.
+
+Threads that wait for a busy core slow each other down.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,15 @@ EXPLICIT = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def wait_passively() -> None:
-    """Let threads that have nothing to do sleep instead of spin; has an effect only before torch is imported."""
+    """Let idle threads sleep instead of spin.
+
+    This has an effect only before torch is imported.
+    """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def threads_to_take() -> int | None:
-    """Return the threads to compute with: the idle cores; None where the environment says how many."""
+    """Return the number of idle cores; None if the environment sets threads."""
     return None if any(os.environ.get(name) for name in EXPLICIT) else idle_cores()
 
 
@@ -29,7 +35,9 @@ def idle_cores() -> int:
 
 
 def idle_of(cores: int, allowed: int, load: float) -> int:
-    """Return the threads for a process that may use `allowed` of a machine's `cores`, where `load` processes want to run.
+    """Return the threads for a process on a loaded machine.
+
+    It may use `allowed` of the machine's `cores`, and `load` processes want to run.
 
     >>> idle_of(8, 8, 0.3), idle_of(8, 4, 3.1), idle_of(2, 2, 1.2), idle_of(2, 2, 9.0)
     (8, 4, 1, 1)

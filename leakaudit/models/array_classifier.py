@@ -181,9 +181,7 @@ def load_auxiliary(path: Path) -> tuple[dict[str, Tensor], Tensor]:
         tensors = load_file(path)
         labels = tensors["labels"]
     except FileNotFoundError:
-        raise DataError(
-            f"{path}: no such file; `leakaudit.models.array_classifier.save_auxiliary` writes one"
-        ) from None
+        raise DataError(f"{path}: no such file; `leakaudit.models.save_auxiliary` writes one") from None
     except (SafetensorError, OSError, KeyError) as error:
         raise DataError(f"{path}: not readable as auxiliary data ({type(error).__name__})") from None
     if labels.dim() != 1 or labels.is_floating_point() or labels.dtype is torch.bool:

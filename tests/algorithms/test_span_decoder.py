@@ -28,6 +28,8 @@ from leakaudit.models.structure import Norm, anatomy_of, find_tail, prefix_reade
 from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 from leakaudit.plugins.budget import Budget
 from tests.support import tiny
+from tests.support.span_steps import TEXTS as SHORT_TEXTS
+from tests.support.span_steps import span_step, trained_looking
 
 HIDDEN = 96
 TEXTS = [
@@ -252,3 +254,22 @@ def _trained(step: ClientStep) -> ClientStep:
     """Fix the step's dropout masks."""
     (batch,) = step.truth.micro_batches
     return replace(step, truth=Truth((with_random_state(batch, 3),)))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_gpt2_classifiers_batch_comes_back_exactly(count: int) -> None:
+    """Nothing granted: no labels, no lengths, no batch size."""
+    step = span_step("GPT-2", count)
+    guess = _attack(step.observe(), 600)
+    assert guess.sequences is not None
+    assert set(step.truth.sequences()) <= {sequence.token_ids for sequence in guess.sequences}
+    assert all(sequence.proved for sequence in guess.sequences)
+
+
+def test_the_last_token_of_a_language_models_text_comes_back_as_a_target() -> None:
+    """Its query, key and value get no gradient, but the last layer predicted it."""
+    step = tiny.client_step(trained_looking(tiny.gpt2_lm()), tiny.gpt2_tokenizer(), SHORT_TEXTS[:1], task="causal-lm")
+    guess = _attack(step.observe(), 600)
+    (true,) = step.truth.sequences()
+    assert guess.sequences is not None
+    assert [sequence.token_ids for sequence in guess.sequences] == [true]

@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it writes, its exit codes, and what it says to bad input."""
+"""The command line: output, files, exit codes, answers to bad input."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def run_dir(audited: tuple[Path, Result], tmp_path: Path) -> Path:
 
 
 def test_simulate_prints_the_summaries_and_nothing_else_on_stdout(audited: tuple[Path, Result]) -> None:
-    """One JSON document for machines, as the issue lists its fields; progress goes to stderr."""
+    """stdout has one JSON document; progress goes to stderr."""
     out, result = audited
     assert result.exit_code == 0
     document = json.loads(result.stdout)
@@ -116,7 +116,10 @@ def test_simulate_prints_the_summaries_and_nothing_else_on_stdout(audited: tuple
 
 
 def test_simulate_measures_what_is_true(audited: tuple[Path, Result]) -> None:
-    """Undefended, every sentence comes back; frozen tables name no words; noise ten times the signal hides them."""
+    """Undefended, every sentence is recovered.
+
+    Frozen tables name no words, and noise ten times the signal hides them.
+    """
     _, result = audited
     by_pair = {(s["attack"], s["defense"].split("(")[0]): s for s in json.loads(result.stdout)["summaries"]}
     open_ = by_pair["span", "none"]
@@ -135,7 +138,7 @@ def test_simulate_measures_what_is_true(audited: tuple[Path, Result]) -> None:
 
 
 def test_no_private_text_leaves_a_masked_audit(audited: tuple[Path, Result]) -> None:
-    """Neither on the terminal nor in any file of the folder, though every sentence was recovered."""
+    """No terminal output and no file has a word, though every text was recovered."""
     out, result = audited
     texts = {path.name: path.read_text(encoding="utf-8") for path in out.iterdir()}
     texts |= {"stdout": result.stdout, "stderr": result.stderr}
@@ -379,7 +382,7 @@ def test_a_metric_within_its_limit_passes_with_exit_zero(run_dir: Path, tmp_path
 
 
 def test_too_little_evidence_is_inconclusive_with_exit_four(run_dir: Path, tmp_path: Path) -> None:
-    """Two steps prove no rate, and asking for more steps than there are does not either."""
+    """Two steps prove no rate, whatever number of steps the policy asks for."""
     policy = _policy(tmp_path, {"metric": "rougeL", "statistic": "max", "max_value": 1.0}, min_steps=50)
     result = _run("gate", run_dir, "--policy", policy)
     assert result.exit_code == 4 and "INCONCLUSIVE" in result.stdout
@@ -562,7 +565,7 @@ def test_the_catalogue_tells_threat_model_and_source(command: str, fields: tuple
 
 @pytest.mark.parametrize("what", ["results", "policy", "config", "verdict"])
 def test_schemas_are_valid_json_schemas(what: str) -> None:
-    """Checked against the meta-schema, and strict enough to refuse an empty object where fields are required."""
+    """They fit the meta-schema and refuse an empty object if fields are required."""
     schema = json.loads(_run("schema", what).stdout)
     jsonschema.Draft202012Validator.check_schema(schema)
     assert schema["type"] == "object" and schema["properties"]
@@ -645,7 +648,7 @@ def test_a_step_recipe_is_what_a_client_step_needs(spool: Path) -> None:
 
 
 def test_simulate_tries_the_attacks_of_the_callback_unless_others_are_asked_for() -> None:
-    """One list, in the configuration; the help shows it, and that for batches without text."""
+    """There is one list, in the configuration, and the help shows it."""
     from leakaudit.cli.battery import battery_of_data
     from leakaudit.config.audit import DEFAULT_ATTACKS, LABEL_ATTACKS, AuditConfig
 
@@ -658,7 +661,7 @@ def test_simulate_tries_the_attacks_of_the_callback_unless_others_are_asked_for(
 
 
 def test_the_help_of_simulate_does_not_wait_for_torch() -> None:
-    """It names default attacks, which the configuration knows without any model library."""
+    """The default attacks are known without any model library."""
     code = (
         "import sys\nfrom click.testing import CliRunner\nfrom leakaudit.cli import main\n"
         "assert CliRunner().invoke(main, ['simulate', '--help']).exit_code == 0\nprint('torch' in sys.modules)"

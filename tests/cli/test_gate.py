@@ -1,4 +1,7 @@
-"""`leakaudit gate`: hostile files, edited files, wrong policies; each a sentence and an exit code, never a traceback."""
+"""`leakaudit gate` on hostile files, edited files and wrong policies.
+
+Each gives a sentence and an exit code, never a traceback.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from tests.support.factories import NOW, audit, policy
 
 @pytest.fixture(autouse=True)
 def _now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Judge the results of the factories two hours after they were made, whatever the calendar says."""
+    """Judge the results of the factories two hours after they were made."""
     judged = gate.evaluate
     monkeypatch.setattr(gate, "evaluate", lambda found, rules, **given: judged(found, rules, **given | {"now": NOW}))
 
@@ -107,7 +110,7 @@ def test_types_are_strict_and_counts_are_none_below_zero(tmp_path: Path, old: st
 
 
 def test_a_file_that_was_changed_after_it_was_written_is_an_error(tmp_path: Path) -> None:
-    """One figure, or the digest itself, or the digest left out; not its layout, nor how a tool writes 1.0."""
+    """A changed figure or digest is an error; a changed layout is not."""
     path = write(tmp_path, audit(0, 60))
     assert run(tmp_path, "--policy", rules_on_sentences(tmp_path)).exit_code == 0
     text = path.read_text()
@@ -143,7 +146,7 @@ def test_a_verdict_names_the_digest(tmp_path: Path) -> None:
 def test_an_unknown_key_is_an_error_in_a_file_of_this_version(
     tmp_path: Path, edit: dict[str, object], message: str
 ) -> None:
-    """A key that is misspelt is a key that is missing; files of later versions may hold more."""
+    """A misspelt key is a missing key; only later versions may have more keys."""
     data = to_json(audit(0, 60))
     data["attempts"][0] |= edit
     data["digest"] = digest_of(data)

@@ -1,4 +1,4 @@
-"""`leakaudit prior` as a person uses it: trains, counts, scores, and says what it cannot do."""
+"""`leakaudit prior`: training, counting, scoring, and errors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def call(*words: object, given: str = "") -> click.testing.Result:
 
 
 def test_an_ngram_model_is_counted_judged_and_read(tokenizer: Path, file: Path, tmp_path: Path) -> None:
-    """The perplexity is that of texts which were kept from it: near that of the pattern, far below the vocabulary's size."""
+    """The perplexity of held-out texts is near that of the pattern."""
     out = tmp_path / "made" / "here.safetensors"
     said = call("prior", "train", "--kind", "ngram", "--text", file, "--tokenizer", tokenizer, "--out", out, "--json")
     assert said.exit_code == 0, said.output

@@ -1,4 +1,4 @@
-"""How long an audit will take: the plan before it, and what measured times say of the rest."""
+"""Progress: the plan before an audit, and estimates from measured times."""
 
 from __future__ import annotations
 

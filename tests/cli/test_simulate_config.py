@@ -1,4 +1,4 @@
-"""`leakaudit simulate --config`: a YAML file sets the audit, options override it, and options are made of a dataclass."""
+"""`leakaudit simulate --config`: a YAML file, overridden by options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`leakaudit snapshots` and `leakaudit worker` as a person uses them: what they print, when they refuse, how they exit."""
+"""`leakaudit snapshots` and `worker`: output, refusals, exit codes."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_verify_exits_5_where_something_is_wrong(tmp_path: Path) -> None:
 
 
 def test_encrypted_snapshots_from_keys_to_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """keygen, verify without and with the key, a worker without, with a wrong and with the right one; then `run`."""
+    """Keys from keygen to results: verify, worker and run, with wrong keys, too."""
     made = call("snapshots", "keygen", tmp_path / "key")
     public = made.stdout.strip()
     assert public.startswith("age1") and "without it nobody can open" in made.stderr
@@ -153,7 +153,7 @@ def test_encrypted_snapshots_from_keys_to_results(tmp_path: Path, monkeypatch: p
 
 
 def test_a_worker_of_a_trainer_on_another_machine_stops_when_nothing_comes(tmp_path: Path) -> None:
-    """What was kept is audited, and the results say that the run did not come to its end."""
+    """Kept steps are audited, and the results say that the run did not end."""
     spool = test_worker.make(tmp_path, 1, finished=False)
     test_spool.edit_audit(spool, trainer_host="elsewhere")
     assert call("worker", spool.root, "--idle-limit", "0.3").exit_code == 0

@@ -40,7 +40,7 @@ class Import:
 
 @cache
 def modules() -> dict[str, Path]:
-    """Return module name -> file, for every module of the package, through the two links."""
+    """Return module name -> file, for every module, through the two links."""
     found = {}
     for path in python_files(ROOT / "leakaudit"):
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -78,7 +78,10 @@ def imports() -> tuple[Import, ...]:
 
 
 def imports_of(source: str, importer: str, file: Path, known: frozenset[str]) -> list[Import]:
-    """Return the imports of a source, those inside functions and `import_module("...")` with a constant included."""
+    """Return the imports of a source.
+
+    Imports inside functions count, and so does `import_module("...")` with a constant.
+    """
     walker = _Walker(importer, file, known)
     walker.visit(ast.parse(source))
     return walker.found

@@ -1,4 +1,7 @@
-"""The real callback, the real side process, real attacks: from a Trainer to a report, and through every accident."""
+"""From a Trainer to a report, and through every accident.
+
+The callback, the side process and the attacks are the real ones.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ PRIVATE = ("dog", "bird", "horse", "river", "cats", "fish", "chased")
 
 
 class Wait(TrainerCallback):
-    """Holds training up until something has come about, as a slow model would; gives up after a while."""
+    """Holds training until a condition is met, as a slow model would.
+
+    It stops waiting after a while.
+    """
 
     def __init__(self, step: int, condition: Callable[[], bool]) -> None:
         self.step, self.condition = step, condition
@@ -215,7 +221,10 @@ def test_a_killed_trainer_takes_its_worker_along(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 def test_ctrl_c_in_the_trainer_leaves_no_orphan_and_no_torn_snapshot(tmp_path: Path) -> None:
-    """The trainer ends as it would without us, says how to go on, and a worker by hand does."""
+    """The trainer ends as without an audit, and says how to continue.
+
+    A worker started by hand continues.
+    """
     with training(tmp_path) as (process, worker):
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) != 0

@@ -1,4 +1,4 @@
-"""Every script in `examples/` runs as its head says, and each step it keeps carries the stamp it should."""
+"""Every script in `examples/` runs, and its steps have the expected stamps."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_script_for_a_stack_runs_and_its_steps_are_what_was_sent(name: str, tm
 
 
 def _leaks_words_without_its_noise_only(found: Results) -> None:
-    """Behind the noise no event, recall and precision say why; without it all words, and nothing else is named."""
+    """Behind noise there is no event; without noise exactly all words are named."""
     by_defense = {attempt.defense: attempt for attempt in found.attempts}
     sent, undefended = by_defense["none"], by_defense["undefended"]
     assert sent.events == ()
@@ -65,7 +65,9 @@ def _leaks_words_without_its_noise_only(found: Results) -> None:
 
 @pytest.mark.parametrize("sigma", [1.0, 1e-5])
 def test_no_word_leaks_from_private_steps_of_a_tiny_model(sigma: float, tmp_path: Path) -> None:
-    """The path of `with_opacus.py`: private steps are kept, verified and attacked, with the default attacks on words and labels.
+    """Private steps are kept, verified and attacked, as in `with_opacus.py`.
+
+    The attacks are the default ones on words and labels.
 
     A noise multiplier of 0.00001 shows that the audit sees words where noise leaves them: precision stands beside recall there.
     """

@@ -14,7 +14,10 @@ FOLDERS = ("leakaudit", "callbacks", "reports")
 
 
 def _bare_exits(source: str) -> Iterator[int]:
-    """Yield the line of every `exit(4)`, `sys.exit(4)` and `os._exit(4)`, in a condition as well."""
+    """Yield the line of every exit with a bare number.
+
+    That is `exit(4)`, `sys.exit(4)` and `os._exit(4)`, in a condition as well.
+    """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")

@@ -1,4 +1,4 @@
-"""Pages of measurements: sections are replaced by name, and each says how to repeat it."""
+"""Pages of measurements: each section says how to repeat it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_without_a_column_n_the_text_says_it() -> None:
 
 
 def test_a_benchmark_writes_its_page(tmp_path: Path) -> None:
-    """What a module prints stands in the page, with an absolute path cut to its last two parts."""
+    """The page has what the module prints, and no absolute path."""
     (tmp_path / "bench.py").write_text("print('seeds [3, 4]\\n| B | n |\\n| - | - |\\n| 1 | 7 |')")
     page = tmp_path / "page.md"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Nothing of a folder that somebody else made ever runs, and nobody is asked whether it may."""
+"""Code in a model's folder never runs, and no prompt asks whether it may."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class _Writes:
 
 
 def foreign(folder: Path) -> Path:
-    """Return a folder whose model and tokenizer are code of its own; the code leaves a file when it is imported."""
+    """Return a folder whose model and tokenizer are code.
+
+    The code leaves a file when it is imported.
+    """
     folder.mkdir(exist_ok=True)
     tiny.bert_tokenizer().save_pretrained(folder)
     code = f"import pathlib\npathlib.Path({str(folder / CANARY)!r}).touch()\nclass Own: pass\n"

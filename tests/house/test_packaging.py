@@ -1,4 +1,4 @@
-"""Three promises: nothing is left out of `packages`, the two links hold, and a wheel has one name and its templates."""
+"""The wheel: every package, both links, one name, all templates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def _shipped() -> list[str]:
 
 
 def _folders() -> set[str]:
-    """Return the import name of every folder with an `__init__.py`, the linked ones under their linked name."""
+    """Return the import name of every folder with an `__init__.py`.
+
+    Linked folders have their linked name.
+    """
     found = set()
     tops = [path for path in ROOT.iterdir() if path.is_dir() and path.name not in NOT_SHIPPED and path.name[0] != "."]
     for path in (init for top in tops for init in top.glob("**/__init__.py")):
@@ -37,7 +40,7 @@ def _folders() -> set[str]:
 
 
 def test_every_folder_with_an_init_is_shipped() -> None:
-    """A sub-package that is missing from `packages` is missing from the wheel, without a word."""
+    """A package that is missing from `packages` is silently missing from the wheel."""
     shipped = _shipped()
     forgotten = sorted(_folders() - set(shipped))
     assert not forgotten, f"add to [tool.setuptools] packages in pyproject.toml: {', '.join(forgotten)}"
@@ -61,7 +64,7 @@ def test_the_links_give_a_checkout_the_shape_of_the_wheel(link: str, target: str
 
 
 def test_git_keeps_the_links_as_links() -> None:
-    """A checkout on a machine without links may commit them as small text files by accident."""
+    """A checkout on a machine without links may commit them as text files."""
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         pytest.skip("no git checkout")
     listed = subprocess.run(["git", "ls-files", "-s", *LINKS], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -102,7 +105,7 @@ def test_a_wheel_has_one_name_at_its_top(wheel: list[str]) -> None:
 
 
 def test_a_wheel_holds_every_module_and_template_of_the_checkout(wheel: list[str]) -> None:
-    """Both linked folders are inside, with the report's templates and the marker of typed packages."""
+    """It has both linked folders, the templates and the marker of typed packages."""
     inside = [
         *(ROOT / "leakaudit").rglob("*"),
         *(ROOT / "reports" / "templates").rglob("*"),

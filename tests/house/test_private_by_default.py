@@ -1,4 +1,4 @@
-"""What an audit leaves on the disk is for its owner only, and says nothing that it was not asked to say."""
+"""Files of an audit are for their owner only, and hold nothing private."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_every_file_and_folder_is_private_whatever_the_umask(tmp_path: Path, uma
 
 
 def labelled() -> Any:
-    """Return a model whose configuration holds private words in every place that a user may write to."""
+    """Return a model with private words in every field that a user may set."""
     model: Any = tiny.bert(num_labels=3)
     config = model.config
     config.id2label = {number: f"{CANARIES[0]}-{number}" for number in range(3)}
@@ -77,7 +77,7 @@ def labelled() -> Any:
 def test_label_names_and_a_users_own_keys_are_in_no_file_at_any_log_level(
     tmp_path: Path, encrypted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where every library is asked for all that it can say; the model is rebuilt with all of its classes."""
+    """This holds at every log level; the model is rebuilt with all its classes."""
     monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "debug")
     monkeypatch.setenv("HF_HUB_VERBOSITY", "debug")
     monkeypatch.setenv("HF_DEBUG", "1")

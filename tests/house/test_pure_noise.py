@@ -1,4 +1,6 @@
-"""Under pure noise no attack has an event above its stated false rate, and declared noise never makes an attack claim more.
+"""Under pure noise no attack has events above its stated false rate.
+
+Declared noise never makes an attack claim more.
 
 A draw replaces the whole update by noise, which knows nothing of the batch. The noise is declared, Gaussian, Laplace or that of private
 SGD, and from 0.1 to 10^4 times as large as the update, so that everything an attack names is named by chance. k events in n draws
@@ -88,7 +90,10 @@ NOISES: dict[str, tuple[Noise, Callable[[float], DeclaredDefense]]] = {
 
 
 def _classifier(classes: int, hidden: int = 16) -> ClientStep:
-    """Return the step of one text: a guess of its label is right by chance in one of `classes` draws."""
+    """Return the step of one text.
+
+    A guess of its label is right by chance in one of `classes` draws.
+    """
     model = tiny.bert(num_labels=classes, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=1)
     return tiny.client_step(model, tiny.bert_tokenizer(), [TEXT], [1], batch_size_bound=1)
 
@@ -121,7 +126,7 @@ def _made(name: str) -> tuple[ClientStep, Observation, float]:
 
 
 def pure_noise(seen: Observation, kind: str, sigma: float, rng: torch.Generator) -> Observation:
-    """Return the observation with noise in the place of its update, as its protocol declares it."""
+    """Return the observation with declared noise instead of its update."""
     draw, declare = NOISES[kind]
     noise = {name: sigma * draw(tuple(tensor.shape), rng) for name, tensor in seen.update.items()}
     return seen.under(declare(sigma), noise)
@@ -175,13 +180,19 @@ def _fast() -> list[str]:
 
 @pytest.mark.parametrize("name", _ours())
 def test_an_attack_states_its_false_rate_under_noise(name: str) -> None:
-    """At most the default; `pooler-features`, which needs an active server, inherits LAMP's."""
+    """The rate is at most the default.
+
+    `pooler-features`, which needs an active server, has LAMP's.
+    """
     assert 0 <= attacks[name].false_event_rate <= FALSE_EVENTS
 
 
 @pytest.mark.parametrize("name", _fast())
 def test_under_pure_noise_an_attack_has_no_event_above_its_stated_false_rate(name: str, auxiliary: Path) -> None:
-    """A thousand draws over models, kinds of noise and strengths; the batches are those that chance hits most often."""
+    """A thousand draws over models, kinds of noise and strengths.
+
+    The batches are those that chance hits most often.
+    """
     attack = made(name, auxiliary)
     fitting = [what for what in STEPS if attack.applies(_made(what)[1])]
     assert fitting, "an attack that applies nowhere would pass without having been tried"
@@ -199,7 +210,10 @@ def test_under_pure_noise_an_attack_has_no_event_above_its_stated_false_rate(nam
 
 @pytest.mark.parametrize("name", SEARCHES)
 def test_under_pure_noise_a_search_guesses_nothing_that_counts(name: str) -> None:
-    """Few draws, of few steps: see SEARCHES for what they bound. Nothing is granted but lengths, which noise hides."""
+    """Few draws of few steps; SEARCHES says what they bound.
+
+    Only lengths are granted, which noise hides.
+    """
     step, seen, size = _made("two classes")
     lengths = tuple(len(ids) for ids in step.truth.sequences())
     rng, draws = torch.Generator().manual_seed(0), SEARCHES[name]
@@ -216,7 +230,7 @@ def test_under_pure_noise_a_search_guesses_nothing_that_counts(name: str) -> Non
 @pytest.mark.parametrize("kind", NOISES)
 @pytest.mark.parametrize(("name", "what"), [("embedding-rows", "five classes"), ("target-tokens", "language model")])
 def test_noise_never_makes_an_attack_name_more_wrong_words(name: str, what: str, kind: str, strength: float) -> None:
-    """Noise on the update: what is named beyond the batch stays within `false_rows` on average, and nothing else is gained."""
+    """Words beyond the batch stay within `false_rows` on average."""
     _, seen, size = _made(what)
     clean = set(attacks[name]()(seen, torch.Generator().manual_seed(0), Budget(600)).tokens)
     rng, draws = torch.Generator().manual_seed(0), 100
@@ -243,7 +257,7 @@ def test_words_are_not_named_in_noise_that_nobody_declares(kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["idlg", "llg", "llg-star", "ilrg", "rlu"])
 def test_labels_are_still_told_where_noise_is_small(name: str) -> None:
-    """The rule must not hide what is there: noise of a thousandth of the update leaves the label an event."""
+    """The rule hides no leak: under tiny noise the label is still an event."""
     step, seen, size = _made("five classes")
     noise = pure_noise(seen, "gaussian", 1e-3 * size, torch.Generator().manual_seed(0))
     noisy = replace(noise, update={key: seen.update[key] + tensor for key, tensor in noise.update.items()})
@@ -265,7 +279,7 @@ def test_a_defence_after_the_noise_makes_no_attack_tell_labels_from_it(name: str
 
 
 def test_what_is_known_of_an_observation_s_noise_is_computed_once() -> None:
-    """Attacks ask for it in loops, and a relative noise is measured on the whole update."""
+    """Attacks ask in loops, and relative noise is measured on the whole update."""
     _, seen, size = _made("two classes")
     reads: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Who may import whom: every import of every module is read from the source and held against the room table."""
+"""Rooms: every import of every module is checked against a table."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_no_circle_of_rooms() -> None:
 
 
 def test_rooms_for_machines_without_torch_never_import_it() -> None:
-    """Gate and report run where no model library is installed, so not even a function may ask for one."""
+    """Gate and report run without a model library, in every function."""
     broken = [
         found
         for found in imports()
@@ -163,7 +163,7 @@ def test_the_command_line_imports_heavy_things_inside_the_command_that_needs_the
 
 @pytest.mark.parametrize("module", LIGHT)
 def test_importing_it_loads_neither_torch_nor_transformers(module: str) -> None:
-    """The source may look clean and a library underneath still pull torch in; so it is tried in a fresh process."""
+    """No library below imports torch either; a fresh process shows it."""
     code = f"import sys, {module}; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
@@ -180,7 +180,7 @@ def test_a_callbacks_file_knows_one_framework_and_what_adapters_share_none() -> 
 
 
 def test_nobody_imports_the_two_linked_folders_under_their_top_level_names() -> None:
-    """`import reports` works by accident from the root, and would be a second copy of each module."""
+    """`import reports` works from the root by accident, as a second copy."""
     broken = [found for found in imports() if found.target.split(".")[0] in ("callbacks", "reports")]
     _report(broken, "import leakaudit.callbacks and leakaudit.reports instead:")
 
@@ -202,7 +202,7 @@ def _private(name: str) -> bool:
 
 
 def _registers(tree: ast.Module) -> list[str]:
-    """Return the decorator of every class of a module that is registered, such as `attack` for `@attack("span")`."""
+    """Return the registering decorators of a module, such as `attack`."""
     calls = (d for node in tree.body if isinstance(node, ast.ClassDef) for d in node.decorator_list)
     names = [call.func.id for call in calls if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)]
     return [name for name in names if name in PLUGIN_FOLDERS.values()]
@@ -210,7 +210,7 @@ def _registers(tree: ast.Module) -> list[str]:
 
 @pytest.mark.parametrize(("folder", "kind"), PLUGIN_FOLDERS.items())
 def test_a_plugin_folder_holds_plugins_and_nothing_else(folder: str, kind: str) -> None:
-    """Each file registers exactly one plugin of the folder's kind; what several share stands elsewhere."""
+    """Each file registers exactly one plugin of the folder's kind."""
     inside = {name: path for name, path in modules().items() if name.startswith(f"leakaudit.{folder}.")}
     found = {name: _registers(ast.parse(path.read_text(encoding="utf-8"))) for name, path in inside.items()}
     wrong = {name: registered for name, registered in found.items() if registered != [kind]}
@@ -229,7 +229,10 @@ PACKAGES = [name for name, path in modules().items() if path.name == "__init__.p
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_lists_what_is_there(package: str) -> None:
-    """`__all__` is sorted. It names what the package imports, or, if it imports nothing, its modules."""
+    """`__all__` is sorted and complete.
+
+    It names what the package imports, or, if it imports nothing, its modules.
+    """
     tree = ast.parse(modules()[package].read_text(encoding="utf-8"))
     listed = next(
         (ast.literal_eval(n.value) for n in tree.body if isinstance(n, ast.Assign) and _binds(n, "__all__")), None
@@ -249,7 +252,7 @@ def _binds(node: ast.Assign, name: str) -> bool:
 
 
 def _public(tree: ast.Module) -> set[str]:
-    """Return the names that a package's `__init__` takes from the package's modules or defines."""
+    """Return the names that a package's `__init__` imports or defines."""
     found = set()
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and _ours(str(node.module)):

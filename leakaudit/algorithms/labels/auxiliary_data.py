@@ -1,4 +1,6 @@
-"""Auxiliary data: labelled examples like the client's, which a threat model grants.
+"""Auxiliary data: labelled examples that a threat model grants.
+
+They are like the client's.
 
 N examples, H features, C classes.
 """
@@ -56,7 +58,7 @@ def can_use(path: Path | None, seen: Observation) -> Applicability:
     """Say whether the file exists and holds labels of the model's classes."""
     if path is None:
         return not_applicable(
-            "no auxiliary data was granted; set `auxiliary` to a file that `leakaudit.models.array_classifier.save_auxiliary` wrote"
+            "no auxiliary data was granted; set `auxiliary` to a file that `leakaudit.models.save_auxiliary` wrote"
         )
     try:
         _, labels = load_auxiliary(path)

@@ -29,7 +29,9 @@ def scale_is_known(seen: Observation) -> bool:
 
 
 def clipping_factor(gradient: Tensor, probabilities: Tensor) -> float:
-    """Return the smallest k up to 1 for which no share p_c - g_c / k is negative; 1 if every k will do.
+    """Return the smallest k up to 1 for which no share is negative.
+
+    The shares are p_c - g_c / k; k is 1 if every k will do.
 
     Args:
         gradient: (C,) clipped gradient of the logits.

@@ -57,7 +57,9 @@ class CountsLabels:
     def counted(
         self, shares: Tensor, seen: Observation, layer: OutputLayer, loss: HeadLoss, **facts: float
     ) -> Reconstruction:
-        """Return the counts nearest to shares, for the known or guessed number of sequences.
+        """Return the counts nearest to shares.
+
+        They are for the known or guessed number of sequences.
 
         Args:
             shares: (C,) estimated n_c / B.

@@ -32,7 +32,7 @@ def can_read(seen: Observation, read: Read = "auto") -> Applicability:
 
 
 def average_impact(gradient: Tensor, sequences: int) -> float:
-    """Return the impact m of one sequence from the shared gradients alone: LLG, Eq. 18.
+    """Return the impact m of one sequence from shared gradients: LLG, Eq. 18.
 
     Args:
         gradient: (C,) one number for each class.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def moved(model: nn.Module, update: Mapping[str, Tensor], rate: float) -> Iterator[None]:
-    """Give the model the weights it has after the client's steps, for the duration of the block.
+    """Give the model the weights after the client's steps, inside the block.
 
     Args:
         model: with the weights before.

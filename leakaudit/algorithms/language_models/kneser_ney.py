@@ -65,7 +65,10 @@ class NgramOrder:
 
     @cached_property
     def after(self) -> tuple[Numbers, Numbers]:
-        """Return, for every beginning, the total count of its continuations, and the share for the order below."""
+        """Return total counts of continuations, and shares for the order below.
+
+        Both have one entry for every beginning.
+        """
         beginnings = self.keys // BASE
         total: Numbers = np.bincount(beginnings, self.counts, self.shorter).astype(np.float64)
         freed: Numbers = np.bincount(beginnings, self.taken, self.shorter).astype(np.float64)

@@ -249,7 +249,7 @@ class _Solver:
             Whether there was one.
         """
         possible = self._possible()
-        coefficient = _shares(self._by_token, self._by_position, self._ratio, possible)
+        coefficient = _coefficients(self._by_token, self._by_position, self._ratio, possible)
         rows, columns = _stands_alone(coefficient, possible & self._strong(0)[:, None], bound)
         for row, column in zip(rows, columns, strict=True):
             pair = int(self._pair[row, column])
@@ -266,7 +266,7 @@ class _Solver:
             Whether there was one.
         """
         possible = self._possible().T
-        coefficient = _shares(self._by_position, self._by_token, self._ratio.T.reciprocal(), possible)
+        coefficient = _coefficients(self._by_position, self._by_token, self._ratio.T.reciprocal(), possible)
         reach, everyone = self._reach()
         one = (everyone & (self._counts == reach - 1)) | ((reach == 0) & (bound is not None))
         columns, rows = _stands_alone(coefficient, possible & (self._strong(1) & one)[:, None], bound)
@@ -299,7 +299,7 @@ class _Solver:
             k).
         """
         tokens = self._attribution.tokens
-        coefficient = _shares(self._by_token, self._by_position, self._ratio, possible)
+        coefficient = _coefficients(self._by_token, self._by_position, self._ratio, possible)
         by_pair = torch.zeros(len(tokens), dtype=coefficient.dtype, device=coefficient.device)
         by_pair[self._pair[possible]] = coefficient[possible]
         provisional = _nearly_whole(by_pair, tokens)
@@ -368,7 +368,7 @@ def _nearly_whole(coefficient: Tensor, tokens: Tensor) -> Tensor:
     return (first & (coefficient > CLEAR) & (others[tokens] < SECOND)).nonzero().flatten()
 
 
-def _shares(terms: Tensor, sums: Tensor, ratio: Tensor, possible: Tensor) -> Tensor:
+def _coefficients(terms: Tensor, sums: Tensor, ratio: Tensor, possible: Tensor) -> Tensor:
     """Return (M, K): regression coefficients of each sum on its possible terms.
 
     Args:

@@ -1,4 +1,6 @@
-"""Simulation: client steps without a training loop, from a model, a data file and a seed.
+"""Simulation: client steps without a training loop.
+
+They are made from a model, a data file and a seed.
 
 It may import `client` and `models`.
 """

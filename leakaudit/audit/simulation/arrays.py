@@ -1,4 +1,7 @@
-"""Client steps of any `nn.Module` classifier of pictures or tables: a model, a file of arrays, a seed. Only labels are attacked."""
+"""Simulated client steps of classifiers of pictures or tables.
+
+They are made from an `nn.Module`, a file of arrays and a seed. Only labels are attacked.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class ArraySimulation:
     """A classifier of (B, ...) float32 arrays that returns (B, C) logits, an `ArrayClassifier` with a loss of its own, or
     `package.module:function` that makes either."""
     data: Path
-    """A file as `leakaudit.models.array_classifier.save_auxiliary` writes it: `inputs/inputs` (N, ...) float32 and `labels` (N,) int64."""
+    """A file as `leakaudit.models.save_auxiliary` writes it: `inputs/inputs` (N, ...) float32 and `labels` (N,) int64."""
     num_labels: int | None = None
     """None takes the largest label of the data, plus one."""
     batch_size: int = 1
@@ -63,7 +66,10 @@ class ArraySimulation:
 
 
 class ArraySimulator:
-    """Makes the snapshots of a simulation; used like `leakaudit.audit.simulation.texts.Simulator`."""
+    """Makes the snapshots of a simulation.
+
+    It is used like `leakaudit.audit.simulation.texts.Simulator`.
+    """
 
     def __init__(self, what: ArraySimulation) -> None:
         """Load the model and the data.
@@ -119,7 +125,10 @@ class ArraySimulator:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Snapshot]:
-        """Yield one snapshot after another; weights stay as they are, so every step is a first step."""
+        """Yield the snapshots in order.
+
+        Weights do not change, so every step is a first step.
+        """
         for index in range(len(self)):
             yield self.snapshot(index)
 

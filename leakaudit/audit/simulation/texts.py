@@ -1,4 +1,7 @@
-"""Client steps without a training loop: a model, a JSONL file, a seed. How every attack is measured."""
+"""Simulated client steps on texts, from a model, a JSONL file and a seed.
+
+Every attack is measured on such steps.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ def _example(path: Path, number: int, row: Mapping[str, Any], task: Task) -> Exa
 
 
 def _label_problem(label: object) -> str:
-    """Return what is expected of a label and what was found instead; empty where it is a class."""
+    """Return the problem with a label; empty if it is a class."""
     expected = f"class from 0 to {MAX_CLASSES - 1:,}"
     if not isinstance(label, int) or isinstance(label, bool):
         kind = "nothing" if label is None else type(label).__name__
@@ -81,7 +84,7 @@ def _label_problem(label: object) -> str:
 
 
 def batches(examples: Sequence[Example], batch_size: int, steps: int, seed: int) -> list[list[Example]]:
-    """Return consecutive rows after a seeded shuffle, `steps` full batches or as many as there are.
+    """Return up to `steps` full batches of rows after a seeded shuffle.
 
     Raises:
         DataError: there is not even one full batch.
@@ -116,7 +119,7 @@ def frozen_parameters(model: nn.Module, patterns: Sequence[str]) -> frozenset[st
 
 
 def _below_the_adapters(model: nn.Module) -> frozenset[str]:
-    """Return what training with adapters leaves alone: the weights of the model that a head sits on."""
+    """Return the weights below the head, which training with adapters freezes."""
     body: Any = getattr(model, "base_model", None)
     inside = {id(parameter) for parameter in body.parameters()} if isinstance(body, nn.Module) else set()
     return frozenset(
@@ -125,7 +128,9 @@ def _below_the_adapters(model: nn.Module) -> frozenset[str]:
 
 
 def source_digest(what: Any, model: nn.Module, tokenizer: str = "") -> str:
-    """Return the SHA-256 of all that simulated steps depend on, wherever the files lie.
+    """Return the SHA-256 of all that simulated steps depend on.
+
+    It does not depend on where the files lie.
 
     Args:
         what: a `Simulation` or `ArraySimulation`; the content of its data file counts, its path does not.
@@ -194,7 +199,10 @@ class Simulator:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Snapshot]:
-        """Yield one snapshot after another; weights stay as they are, so every step is a first step."""
+        """Yield the snapshots in order.
+
+        Weights do not change, so every step is a first step.
+        """
         for index in range(len(self)):
             yield self.snapshot(index)
 
@@ -207,7 +215,10 @@ class Simulator:
         return with_random_state(batch, 1_000_003 * what.seed + turn) if what.mode == "train" else batch
 
     def _warm_up(self, examples: Sequence[Example]) -> None:
-        """Train what is shared for some steps, on batches from the end of the shuffle: the audited ones are at its start."""
+        """Train the shared parameters for some steps.
+
+        The batches are from the end of the shuffle; the audited ones are at its start.
+        """
         what = self.what
         rows = batches(examples, what.batch_size, len(examples), what.seed)[::-1]
         trained = [p for name, p in self.model.named_parameters() if name not in self._frozen]
