@@ -56,10 +56,12 @@ CountOrAuto = Annotated[Annotated[int, Field(ge=1, le=MAX_COUNT)] | Literal["aut
 class PluginSpec(BaseModel):
     """A plugin by name with its options: `span`, or `{name: tag, steps: 300}`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
+    """Registered name."""
     options: dict[str, Scalar] = {}
+    """Option -> value."""
 
     def __hash__(self) -> int:
         """Hash the name and the names of the options."""

@@ -42,7 +42,7 @@ def _short(text: str) -> str:
 
 def _more_than_nothing(text: str) -> str:
     if not length_of(text):
-        raise ValueError(f"{text!r} is no time at all; write a number above 0 and d, h, m or s, such as 7d")
+        raise ValueError(f"{text!r} is not above zero; write a number above 0 and d, h, m or s, such as 7d")
     return text
 
 

@@ -81,7 +81,7 @@ class Document:
         self.lines.setdefault(path, _line(node))
         if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.rpartition(":")[2] not in ("str", "seq", "map"):
             self.broken.add(path)
-            self.problem(path, f"tags such as {node.tag.replace('tag:yaml.org,2002:', '!!')!r} are not read")
+            self.problem(path, f"tags such as {node.tag.replace('tag:yaml.org,2002:', '!!')!r} are not allowed")
             return None
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path, depth)
@@ -97,11 +97,11 @@ class Document:
             if not isinstance(key_node, yaml.ScalarNode):
                 self.problem(path, "a key must be one word", line)
             elif key_node.style is None and key == "<<":
-                self.problem(path, "merge keys (`<<`) are not read; write the keys out", line)
+                self.problem(path, "merge keys (`<<`) are not allowed; write the keys out", line)
             elif key_node.style is None and (key.lower() in _TRUTH or key in _NOTHING):
                 self.problem(path, f"the key {key!r} means yes, no or nothing in YAML; write it in quotes", line)
             elif key in data:
-                self.problem(path, f"duplicate key {short(key)}; it stands in line {first[key]} already", line)
+                self.problem(path, f"duplicate key {short(key)}; line {first[key]} has it already", line)
             else:
                 first[key] = self.lines[(*path, key)] = line
                 data[key] = self.build(value_node, (*path, key), depth + 1)
@@ -127,7 +127,9 @@ class Document:
             return int(word, 0)
         if _LEADING_ZERO.fullmatch(word):
             self.broken.add(path)
-            self.problem(path, f"{named(path)}{word} starts with 0; write it in quotes if it is text, without if not")
+            self.problem(
+                path, f"{named(path)}{word} starts with 0; write it in quotes for text, or without the 0 for a number"
+            )
             return None
         if _NOT_FINITE.fullmatch(word) or (_FLOAT.fullmatch(word) and not math.isfinite(float(word))):
             self.broken.add(path)

@@ -49,7 +49,7 @@ def _judge_negative(control: Control, asked: NegativeControl, confidence: float)
     state: Literal["ok", "not run", "failed", "unproven"] = "ok"
     if n and k / n > asked.rate_upper:
         state = "failed"
-        said = f"The negative control leaked in {k} of {n} control steps: the scores of this audit cannot be believed."
+        said = f"The negative control leaked in {k} of {n} control steps: the scores of this audit are wrong."
     elif n < asked.steps:
         state = "not run"
         said = f"The negative control ran on {counted(n, 'step')}; the policy asks for {asked.steps}."

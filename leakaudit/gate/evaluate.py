@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from leakaudit.config.duration import length_of
 from leakaudit.gate.controls import judge_age, judge_controls
@@ -61,17 +62,11 @@ def evaluate(results: Results, policy: Policy, *, now: datetime, results_sha256:
     overall, deciding = _overall(rules)
     finished = moment(results.run.finished)
     return Verdict(
+        **_origin(results, policy, now, results_sha256),
         verdict=overall,
         exit_code=overall.exit_code,
         sentence=" ".join([deciding.sentence, *_also_came_back(results, deciding), *deciding.reasons]),
         deciding_rule=deciding.id,
-        run=results.run.id,
-        policy=policy.name,
-        policy_owner=policy.owner,
-        policy_digest=policy.digest,
-        results_sha256=results_sha256,
-        results_digest=results.digest,
-        evaluated_at=_stamp(now),
         evidence_age_s=age.total_seconds() if age is not None else None,
         valid_until=_stamp(finished + length_of(policy.evidence.max_age)) if finished else None,
         steps=len(results.steps),
@@ -171,17 +166,11 @@ def _error(
 ) -> Verdict:
     more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
     return Verdict(
+        **_origin(results, policy, now, results_sha256, run),
         verdict=Status.ERROR,
         exit_code=Status.ERROR.exit_code,
         sentence=ended(f"The evidence cannot be judged: {problems[0]}{more}"),
         deciding_rule=None,
-        run=run if results is None else results.run.id,
-        policy=policy.name,
-        policy_owner=policy.owner,
-        policy_digest=policy.digest,
-        results_sha256=results_sha256,
-        results_digest=None if results is None else results.digest,
-        evaluated_at=_stamp(now),
         evidence_age_s=None,
         valid_until=None,
         steps=0,
@@ -191,6 +180,21 @@ def _error(
         alternatives=(),
         problems=tuple(problems),
     )
+
+
+def _origin(
+    results: Results | None, policy: Policy, now: datetime, results_sha256: str | None, run: str = ""
+) -> dict[str, Any]:
+    """Return the keys of a verdict that say what was judged, by which policy and when."""
+    return {
+        "run": run if results is None else results.run.id,
+        "policy": policy.name,
+        "policy_owner": policy.owner,
+        "policy_digest": policy.digest,
+        "results_sha256": results_sha256,
+        "results_digest": None if results is None else results.digest,
+        "evaluated_at": _stamp(now),
+    }
 
 
 def _stamp(moment: datetime) -> str:

@@ -48,7 +48,7 @@ class Evidence:
 
 
 def gather(results: Results, rule: Rule, defense: str) -> Evidence:
-    """Collect the evidence for `rule` under `defense` (a column of the battery)."""
+    """Collect the evidence for `rule` under `defense`, a defence of the audit."""
     scope = _RuleScope(results, rule, defense)
     steps = {step.id: scope.of_step(step) for step in results.steps if step.id in scope.by_step}
     attempts = [attempt for found in steps.values() for attempt in found.attempts]
@@ -84,10 +84,15 @@ class _StepEvidence:
     attempts: tuple[Attempt, ...] = ()
     """Attempts that are evidence."""
     due: int = 0
+    """Attempts that were due."""
     lost: int = 0
+    """Attempts that were due and gave no usable result."""
     left_out: bool = False
+    """Whether the step holds no text that the event could be about."""
     silent: bool = False
+    """Whether the step cannot be verified and proves nothing."""
     bounding: bool = False
+    """Whether the step is verified and is evidence."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from leakaudit.config.duration import Duration
 from leakaudit.config.strict_yaml import problem_at, read_yaml
 from leakaudit.gate.events import EVENTS
-from leakaudit.plugins import names as catalogue
+from leakaudit.plugins import names as plugin_names
 from leakaudit.results.schema import Fraction, TextMode
 
 SHIPPED = "shipped"
@@ -214,7 +214,7 @@ class Policy(_Policy):
         return "sha256:" + hashlib.sha256(plain.encode()).hexdigest()
 
 
-def load_policy(path: Path, names: catalogue.Names | None = None) -> Policy:
+def load_policy(path: Path, names: plugin_names.Names | None = None) -> Policy:
     """Read a policy from a YAML file.
 
     Args:
@@ -227,7 +227,7 @@ def load_policy(path: Path, names: catalogue.Names | None = None) -> Policy:
     return read_yaml(path, Policy, check=None if names is None else lambda policy: _unknown_names(policy, names))
 
 
-def _unknown_names(policy: Policy, names: catalogue.Names) -> Iterable[tuple[tuple[str | int, ...], str]]:
+def _unknown_names(policy: Policy, names: plugin_names.Names) -> Iterable[tuple[tuple[str | int, ...], str]]:
     """Yield place and problem of every name that no plugin has.
 
     A rule on such a name would always be inconclusive.
@@ -240,7 +240,7 @@ def _unknown_names(policy: Policy, names: catalogue.Names) -> Iterable[tuple[tup
         if rule.metric is not None:
             asked.append(((*at, "metric"), "metric", rule.metric, names.metrics))
         for path, kind, name, known in asked:
-            problem = catalogue.unknown(name, known)
+            problem = plugin_names.unknown(name, known)
             if problem:
                 yield path, f"rule {rule.id!r}: the {kind} {problem}"
 

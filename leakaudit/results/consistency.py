@@ -263,7 +263,7 @@ def _lengths(attempt: Attempt, step: StepRecord, min_tokens: int) -> Iterator[st
     for sequence in attempt.sequences:
         bounds = _bounds(sequence.min_tokens_bucket)
         if bounds is None:
-            yield f"sequence {sequence.id} has the length {sequence.min_tokens_bucket!r}, which is no range"
+            yield f"sequence {sequence.id} has the length {sequence.min_tokens_bucket!r}, which is not a range"
             continue
         shortest += bounds[0]
         if (bounds[0] >= min_tokens and not sequence.long_enough) or (bounds[1] < min_tokens and sequence.long_enough):
@@ -339,7 +339,7 @@ def _times(results: Results) -> Iterator[str]:
     started, finished = moment(results.run.started), moment(results.run.finished)
     for what, text, found in (("started", results.run.started, started), ("finished", results.run.finished, finished)):
         if text and (found is None or not 2000 <= found.year < 9000):
-            yield f"the audit {what} at {text[:40]!r}, which is no point in time"
+            yield f"the audit {what} at {text[:40]!r}, which is not a point in time"
 
 
 # ----------------------------------------------------------------------------------------------------------------- small

@@ -26,10 +26,17 @@ GLOSSARY = (
 def section(redacted: RedactedResult) -> Section:
     """Explain the words of the report and the plugins that took part."""
     catalogue = redacted.results.catalogue
-    plugins: list[PluginEntry] = [
-        *catalogue.metrics.values(),
-        *catalogue.attacks.values(),
-        *catalogue.defenses.values(),
-    ]
-    described = {plugin.label: plugin.meaning for plugin in plugins if plugin.meaning}
-    return Section("glossary", "Glossary", {"entries": [*GLOSSARY, *described.items()]})
+    metrics = {entry.label: entry.meaning for entry in catalogue.metrics.values()}
+    plugins = {
+        _title(name, entry): entry.meaning
+        for entries in (catalogue.attacks, catalogue.defenses)
+        for name, entry in entries.items()
+    }
+    described = [(title, meaning) for title, meaning in (metrics | plugins).items() if meaning]
+    return Section("glossary", "Glossary", {"entries": [*GLOSSARY, *described]})
+
+
+def _title(name: str, entry: PluginEntry) -> str:
+    """Return a label, and the name that tables use where that is another one."""
+    bare = name.partition("(")[0]
+    return entry.label if entry.label.lower() == bare.replace("-", " ") else f"{entry.label} ({bare})"

@@ -16,6 +16,7 @@ from markupsafe import Markup
 from leakaudit.gate.wording import percent
 from leakaudit.reports.cells import OBSERVED
 from leakaudit.reports.charts import SharePoint, share_chart
+from leakaudit.reports.escaping import plain
 from leakaudit.reports.measures import label_metrics
 from leakaudit.reports.redaction import LabelView, RedactedResult
 from leakaudit.reports.section import MOST_ROWS, Section
@@ -58,7 +59,7 @@ def section(redacted: RedactedResult) -> Section | None:
             "rows": _rates(attempts, bounding, metrics),
             "head": [catalogue.metric_label(name) for name in metrics],
             "lead": f"How well attacks recovered the number of examples of each class. {LEADS[redacted.mode]}",
-            "chart": _chart(verified, steps),
+            "chart": _chart(verified, steps, catalogue.metric_label("label_accuracy")),
             "by_step": _by_step(verified, steps)[:MOST_ROWS],
             "attacks": list(dict.fromkeys(a.attack for a in verified)),
             "counts": tables[:MOST_STEPS],
@@ -102,12 +103,12 @@ def _mean(found: Sequence[Any]) -> str:
     return f"{percent(fmean(values))} ({percent(bounds.lower)} to {percent(bounds.upper)})"
 
 
-def _chart(attempts: Sequence[Attempt], steps: Mapping[str, int]) -> Markup | None:
+def _chart(attempts: Sequence[Attempt], steps: Mapping[str, int], label: str) -> Markup | None:
     """Draw the label accuracy of each attack; None with fewer than two steps."""
     points = [SharePoint(steps[a.step], a.attack, a.scores["label_accuracy"].value) for a in attempts]  # type: ignore[union-attr]  # filtered above
     if len({point.step for point in points}) < 2:
         return None
-    return share_chart(points, "Share of the labels that each attack got right, by training step", "labels right")
+    return share_chart(points, "Share of the labels that each attack got right, by training step", plain(label))
 
 
 def _by_step(attempts: Sequence[Attempt], steps: Mapping[str, int]) -> list[dict[str, Any]]:

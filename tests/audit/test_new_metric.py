@@ -106,3 +106,13 @@ def test_the_terminal_prints_it(audited: Path) -> None:
     written = StringIO()
     print_summary(audited, Console(file=written, width=200))
     assert "first-token rate 1.00" in written.getvalue()
+
+
+def test_attacks_and_defences_are_described_as_well(audited: Path) -> None:
+    """The catalogue holds what their classes say, and the glossary their meanings."""
+    catalogue = load_results(audited).catalogue
+    span, none = catalogue.attacks["span"], catalogue.defenses["none"]
+    assert (span.label, span.goal) == ("span", "text") and span.threat_model and span.source
+    page = html.unescape((audited / "report.html").read_text())
+    assert f"<dt>span</dt><dd>{span.meaning}</dd>" in page
+    assert f"<dt>{none.label} (none)</dt><dd>{none.meaning}</dd>" in page

@@ -100,7 +100,7 @@ def test_every_problem_is_reported_at_once_in_the_order_of_the_file() -> None:
     assert found == [
         'form.yaml:1: title: expected text, but YAML reads no as no; write "no" in quotes',
         "form.yaml:2: rate: .nan is not a finite number",
-        "form.yaml:3: duplicate key 'rate'; it stands in line 2 already",
+        "form.yaml:3: duplicate key 'rate'; line 2 has it already",
         "form.yaml:5: main.max_rate: input should be less than or equal to 1",
         "form.yaml:6: colour: input should be 'red' or 'blue'",
         "form.yaml:7: unknown key 'limit'; did you mean 'limits'?",
@@ -127,7 +127,7 @@ def test_numbers_that_are_not_finite_are_refused(word: str) -> None:
 
 def test_a_leading_zero_must_be_decided() -> None:
     """010 is eight to one reader and ten to the other."""
-    assert "starts with 0; write it in quotes if it is text" in problems("title: a\ncount: 010\n")[0]
+    assert "starts with 0; write it in quotes for text" in problems("title: a\ncount: 010\n")[0]
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ from leakaudit.results.schema import (
     Utility,
     VerificationStatus,
 )
-from tests.gate.test_gate import eight, words
+from tests.gate.test_policy import eight, words
 from tests.support.factories import NOW, attempt, audit, journal_entry, of_sequences, policy, results, step, with_scores
 
 HOSTILE = [

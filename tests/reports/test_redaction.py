@@ -133,7 +133,7 @@ def test_the_length_in_results_of_before_is_not_shown() -> None:
 def test_every_text_says_the_same_of_lengths() -> None:
     """One sentence: in the documents, on the page and in the schema."""
     root = Path(__file__).parents[2]
-    for name in ("README.md", "leakaudit/metrics/README.md"):
+    for name in ("README.md", "docs/methods/scoring.md"):
         assert LENGTHS in " ".join((root / name).read_text(encoding="utf-8").split()), name
     for mode in (TextMode.MASKED, TextMode.HASH):
         page = html.unescape(render_html(redacted(mode)))

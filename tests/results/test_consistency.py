@@ -103,7 +103,7 @@ ROWS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "all sentences called short": (every_flag, "sequence sq-0 of 9-16 tokens counts as no sentence of 8"),
     "a length that is none": (
         put(*SEQUENCE, "min_tokens_bucket", value="7-16"),
-        "has the length '7-16', which is no range",
+        "has the length '7-16', which is not a range",
     ),
     "another minimum": (put("min_tokens", value=17), "counts as a sentence of 17"),
     "exact denied": (put_score(*SEQUENCE, "exact", value=0.0), "exact is 1 of 1, and its sequences come to 0 of 1"),
@@ -169,13 +169,13 @@ ROWS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     ),
     "the end of the calendar": (
         put("run", "finished", value="9999-12-31"),
-        "finished at '9999-12-31', which is no point in",
+        "finished at '9999-12-31', which is not a point in",
     ),
     "a time beyond the calendar": (
         put("run", "finished", value="9999-12-31T23:59:59-23:00"),
-        "finished at '9999-12-31T23:59:59-23:00', which is no point in time",
+        "finished at '9999-12-31T23:59:59-23:00', which is not a point in time",
     ),
-    "no date": (put("run", "finished", value="yesterday"), "finished at 'yesterday', which is no point in time"),
+    "no date": (put("run", "finished", value="yesterday"), "finished at 'yesterday', which is not a point in time"),
     "an attack run and not run": (
         put("coverage", "not_run", value=[{"what": "span", "why": "known to the tool"}]),
         "the attack 'span' is in the battery and among those that were not run",
