@@ -1,4 +1,4 @@
-"""Classifiers of images and tables: any `nn.Module` that turns arrays into logits, as a client's model.
+"""Classifiers of images and tables, as a client's model.
 
 Text models of `transformers` bring their own loss and their own way of being called. `ArrayClassifier` gives both to every
 other classifier, so that client steps, verification, defences and label attacks treat it alike. Where a callback watches a training
@@ -37,7 +37,7 @@ LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
 
 
 class Classified(dict[str, Tensor]):
-    """What a classifier's forward pass gives, by name: `logits` (B, C) and, with labels, the scalar `loss`.
+    """The output of a classifier: `logits` (B, C) and, with labels, the scalar `loss`.
 
     A mapping with attributes, as in `transformers`: the recorder and private SGD walk over a model's outputs by name.
     """
@@ -98,7 +98,7 @@ class NoText:
 
 
 def reader_in(folder: Path) -> Any:
-    """Return the tokenizer in a folder, or what stands for it where batches hold no text.
+    """Return the tokenizer in a folder, or `NoText` where batches hold no text.
 
     Raises:
         ModelError: there is neither.
@@ -107,7 +107,10 @@ def reader_in(folder: Path) -> Any:
 
 
 def array_recipe(model: ArrayClassifier) -> ModelRecipe:
-    """Return how another process makes the model; without `made_by` where nothing says how its classifier is made."""
+    """Return the recipe of an array classifier.
+
+    It has no `made_by` where nothing says how the inner classifier is made.
+    """
     name = type(model.net).__name__
     try:
         net = ModelRecipe.of(model.net)
@@ -124,17 +127,26 @@ def array_recipe(model: ArrayClassifier) -> ModelRecipe:
 
 @model_factory
 def array_classifier(net: dict[str, Any], num_labels: int, criterion: dict[str, Any]) -> nn.Module:
-    """Make an array classifier from what `array_recipe` wrote down; its weights are loaded afterwards."""
+    """Make an array classifier from what `array_recipe` described.
+
+    Its weights are loaded afterwards.
+    """
     return ArrayClassifier(blank_model(ModelRecipe.model_validate(net)), num_labels, _loss(criterion, num_labels))
 
 
 def public_loss(criterion: nn.Module, num_labels: int) -> nn.Module:
-    """Return what attacks know of a loss: cross-entropy with its options; of any other one that it is something else."""
+    """Return a loss as far as attacks know it.
+
+    Of cross-entropy they know the options, of any other loss only its name.
+    """
     return criterion if isinstance(criterion, LOSSES) else _loss(_described(criterion), num_labels)
 
 
 def _described(criterion: nn.Module) -> dict[str, Any]:
-    """Return a loss as plain data; class weights are a buffer, and travel with the weights."""
+    """Return a loss as plain data.
+
+    Class weights are a buffer, so they are stored with the weights.
+    """
     options = ("label_smoothing", "reduction", "ignore_index") if isinstance(criterion, LOSSES) else ()
     described = {name: getattr(criterion, name) for name in options if hasattr(criterion, name)}
     weighted = isinstance(criterion, LOSSES) and criterion.weight is not None

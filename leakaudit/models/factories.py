@@ -29,7 +29,9 @@ def model_factory(function: Callable[..., nn.Module]) -> Callable[..., nn.Module
 
 
 def rebuilt_by(model: nn.Module, made_by: str, **arguments: Any) -> nn.Module:
-    """Say how another process makes this model: by calling `made_by` with `arguments`; its weights are loaded afterwards.
+    """Say how another process makes this model: by calling `made_by`.
+
+    Its weights are loaded afterwards.
 
     Args:
         model: the live one.

@@ -1,4 +1,4 @@
-"""Models and tokenizers loaded from a folder. Nothing comes from a hub or from pickle."""
+"""Models and tokenizers loaded from a folder, never from a hub or by pickle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ Task = Literal["classification", "causal-lm"]
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep transformers' loading report and progress bars off the terminal: a fresh head is what we asked for."""
+    """Hide the loading report and the progress bars of transformers.
+
+    The report would warn of a fresh head, which is what we asked for.
+    """
     from transformers.utils import logging as hf_logging
 
     level = hf_logging.get_verbosity()
@@ -36,7 +39,9 @@ def quiet_transformers() -> Iterator[None]:
 def load_model(
     folder: Path, task: Task, *, num_labels: int = 2, seed: int = 0, device: torch.device | None = None
 ) -> nn.Module:
-    """Load a model as `save_pretrained` wrote it; a missing classification head is freshly initialised from `seed`.
+    """Load a model as `save_pretrained` wrote it.
+
+    A missing classification head is initialised from `seed`.
 
     Raises:
         ModelError: the folder is missing, has no config.json, or holds no such model.

@@ -102,7 +102,9 @@ class LoraRecipe(BaseModel):
 def add_lora(
     model: nn.Module, rank: int, targets: tuple[str, ...] = (), *, alpha: float | None = None, seed: int = 0
 ) -> LoraRecipe:
-    """Put adapters into the linear layers of `model`, in place: A is drawn from `seed`, B is zero.
+    """Put adapters into the linear layers of `model`, in place.
+
+    A is drawn from `seed`, B is zero.
 
     Args:
         model: a model of transformers; the class stays what it was.
@@ -120,7 +122,9 @@ def add_lora(
 
 
 def rebuild_lora(model: nn.Module, recipe: LoraRecipe) -> None:
-    """Put the adapters of a recipe into a rebuilt model; their weights are loaded afterwards.
+    """Put the adapters of a recipe into a rebuilt model.
+
+    Their weights are loaded afterwards.
 
     Raises:
         ModelError: peft is not installed, or the adapters do not fit the model.
@@ -132,7 +136,7 @@ def rebuild_lora(model: nn.Module, recipe: LoraRecipe) -> None:
 
 
 def adapted(model: nn.Module) -> LoraRecipe | None:
-    """Return the recipe of the adapters that peft put into `model`, or None where there are none.
+    """Return the recipe of the adapters that peft put into `model`, or None.
 
     Raises:
         ModelError: there are adapters that a recipe cannot describe: several sets, another kind, or a setting outside `SETTINGS`.
@@ -226,7 +230,10 @@ def _plain(value: Any) -> Any:
 
 
 def _saved_in(model: nn.Module) -> tuple[str, ...]:
-    """Return the modules that peft keeps a trained copy of: those of the configuration, and heads that a task type adds."""
+    """Return the modules that peft keeps a trained copy of.
+
+    These are the configuration's and the heads that a task type adds.
+    """
     kinds = ((name, type(module).__name__) for name, module in model.named_modules())
     return tuple(sorted(name for name, kind in kinds if kind == "ModulesToSaveWrapper"))
 
@@ -272,5 +279,5 @@ def _drawn_from(seed: int) -> Iterator[None]:
 
 
 def is_adapter(name: str) -> bool:
-    """Return whether a parameter name is one that peft gives the weights of an adapter."""
+    """Return whether peft gives this parameter name to an adapter's weight."""
     return ".lora_A." in name or ".lora_B." in name

@@ -87,7 +87,9 @@ def build_model(
 
 @contextmanager
 def _no_larger_than(weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Refuse a model with more parameters than its weights are there for, while it is built, before it fills the memory.
+    """Refuse a model with many more parameters than stored weights, while it is built.
+
+    It is refused before it fills the memory.
 
     Raises:
         ModelError: there are more than four times as many, beside what is spared.
@@ -121,7 +123,7 @@ def _no_larger_than(weights: Mapping[str, Tensor]) -> Iterator[None]:
 
 
 def blank_model(recipe: ModelRecipe) -> nn.Module:
-    """Return the model of a recipe, without its adapters, with weights that are still to be loaded.
+    """Return the model of a recipe, without adapters and without its weights.
 
     Raises:
         ModelError: what makes it cannot be found, or makes no model.
@@ -130,7 +132,7 @@ def blank_model(recipe: ModelRecipe) -> nn.Module:
 
 
 def _instantiated(recipe: ModelRecipe) -> nn.Module:
-    """Return an instance of a class of transformers, with weights that are still to be loaded."""
+    """Return an instance of a class of transformers, without its weights."""
     import transformers
     from transformers.initialization import no_init_weights
 

@@ -1,4 +1,4 @@
-"""A model described as a recipe, so that another process can rebuild it without pickle."""
+"""A model's recipe: how another process can rebuild it without pickle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from leakaudit.models.tensors import dtype_of
 
 
 class ModelRecipe(BaseModel):
-    """How to rebuild a model's architecture without pickle: by a class and a configuration, or by a call that makes it."""
+    """How to rebuild a model's architecture without pickle.
+
+    Either a class of transformers and a configuration, or a call that makes the model.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -69,7 +72,9 @@ PRIVATE_KEYS = frozenset(
 
 
 def architecture(config: Any) -> dict[str, Any]:
-    """Return what of a configuration of transformers decides the model; label names become `LABEL_0`, `LABEL_1`...
+    """Return the part of a configuration of transformers that decides the model.
+
+    Label names become `LABEL_0`, `LABEL_1`...
 
     Keys that the configuration's class does not declare are the user's own, and so may be private: they are left out.
 
@@ -99,7 +104,10 @@ def only_declared(kind: Any, found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _part(kind: Any) -> Any:
-    """Return the class of a part of a configuration; `AutoConfig` stands for any, of which the base's keys are known."""
+    """Return the class of a part of a configuration.
+
+    Of `AutoConfig`, which stands for any class, the keys of the base class are known.
+    """
     import transformers
 
     declared = isinstance(kind, type) and issubclass(kind, transformers.PretrainedConfig)
@@ -107,7 +115,10 @@ def _part(kind: Any) -> Any:
 
 
 def _declared_keys(kind: Any) -> frozenset[str]:
-    """Return the keys that a class of configurations declares: fields, defaults, and what every configuration has."""
+    """Return the keys that a class of configurations declares.
+
+    These are its fields, its defaults, and the keys that every configuration has.
+    """
     fields = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
     if not fields:
         fields = {*inspect.signature(kind).parameters, *kind().to_dict()}
@@ -130,12 +141,18 @@ SPECIAL_TOKENS = (
 
 
 def can_rebuild(model: nn.Module) -> bool:
-    """Return whether a model says how it is made, or is one of transformers, apart from a module around such a model."""
+    """Return whether a model says how it is made, or is one of transformers.
+
+    A module around such a model is neither.
+    """
     return hasattr(model, MADE_BY) or _exported(model) is not None
 
 
 def _exported(model: nn.Module) -> str | None:
-    """Return the name under which transformers exports the model's class, or None. FSDP2 puts a class of its own in front."""
+    """Return the name under which transformers exports the model's class, or None.
+
+    FSDP2 puts a class of its own before it.
+    """
     import transformers
 
     if getattr(model, "config", None) is None:

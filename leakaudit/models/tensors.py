@@ -10,12 +10,18 @@ from torch import Tensor, nn
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return torch's count of the writes to a tensor; 0 for one that was made in inference mode, where torch does not count."""
+    """Return torch's count of the writes to a tensor.
+
+    0 for a tensor that was made in inference mode, where torch does not count.
+    """
     return 0 if tensor.is_inference() else tensor._version
 
 
 def outputs_of(outputs: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield every floating-point tensor of a model's output with its path: `loss`, `hidden_states.3`, `output` for a bare one."""
+    """Yield each floating-point tensor of a model's output with its path.
+
+    Such as `loss` and `hidden_states.3`; `output` for a bare tensor.
+    """
     if isinstance(outputs, Tensor):
         if outputs.is_floating_point():
             yield path or "output", outputs
@@ -31,7 +37,10 @@ def outputs_of(outputs: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def tied_names(model: nn.Module) -> tuple[tuple[str, str], ...]:
-    """Return pairs (name under which the parameter is listed, its other name) for parameters a model uses twice."""
+    """Return the names of each parameter that a model uses twice.
+
+    First the name under which it is listed, then its other name.
+    """
     first: dict[int, str] = {}
     pairs = []
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -43,7 +52,7 @@ def tied_names(model: nn.Module) -> tuple[tuple[str, str], ...]:
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:
-    """Return the type that a model computes in: that of its first floating-point parameter."""
+    """Return the dtype of a model's first floating-point parameter."""
     types = [parameter.dtype for parameter in model.parameters()]
     return next((found for found in types if found.is_floating_point), types[0])
 
@@ -58,7 +67,10 @@ def coarsest_dtype(parameters: Iterable[Tensor]) -> torch.dtype | None:
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return every parameter and persistent buffer by name, tied ones once; references, not copies."""
+    """Return every parameter and persistent buffer by name, tied ones once.
+
+    They are references, not copies.
+    """
     persistent = set(model.state_dict().keys())
     found = dict(model.named_parameters())
     return {

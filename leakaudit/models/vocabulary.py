@@ -40,7 +40,7 @@ class Vocabulary(BaseModel):
 
     @property
     def wordless_ids(self) -> frozenset[int]:
-        """Return every id that stands for no word of a text: special ones and those around every text."""
+        """Return the ids that stand for no word: special ones and those around a text."""
         return self.special_ids | self.surrounding_ids
 
 
@@ -75,13 +75,16 @@ def vocabulary_of(tokenizer: Any, model: nn.Module) -> Vocabulary:
 
 
 def tokens_digest(tokenizer: Any) -> str:
-    """Return the SHA-256 of a tokenizer's tokens in the order of their ids, so that two vocabularies can be told apart."""
+    """Return the SHA-256 of a tokenizer's tokens in the order of their ids."""
     by_id = sorted((number, token) for token, number in tokenizer.get_vocab().items())
     return hashlib.sha256("\n".join(f"{number} {token}" for number, token in by_id).encode()).hexdigest()
 
 
 def _rows_of_words(model: nn.Module) -> int:
-    """Return how many tokens the word embedding has a row for; of a model that does not name it, the largest table's."""
+    """Return the number of rows of the word embedding.
+
+    Where the model does not name it, this is the largest table.
+    """
     if hasattr(model, "get_input_embeddings"):
         return int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
     tables = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]

@@ -1,4 +1,4 @@
-"""A classifier's pooler: the layer between the encoder's class token and the output layer; and what a server can make of it.
+"""A wide pooler, as an active server makes it (paper 002, Sec. 4.2).
 
 Letters: B sequences, D features going into the pooler, F its outputs, C classes.
 """
@@ -83,7 +83,10 @@ def widened(
 
 @model_factory
 def wide_pooler(recipe: dict[str, Any], classes: int, **own: Any) -> nn.Module:
-    """Make a model with a wide pooler again, from the recipe of the one without; weights are loaded afterwards."""
+    """Make a model with a wide pooler from the recipe of the one without.
+
+    Its weights are loaded afterwards.
+    """
     return widened(blank_model(ModelRecipe.model_validate(recipe)).eval(), classes, **own)
 
 

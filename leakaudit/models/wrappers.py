@@ -21,7 +21,10 @@ WRAPPER_CLASSES = {
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model itself, out of torch.compile, DDP, FSDP, Opacus, Fabric and peft, however they are nested."""
+    """Return the model inside any nesting of wrappers.
+
+    These are torch.compile, DDP, FSDP, Opacus, Fabric and peft.
+    """
     while True:
         kinds = [kind.__name__ for kind in type(model).__mro__]
         attribute = next((WRAPPER_CLASSES[kind] for kind in kinds if kind in WRAPPER_CLASSES), None)

@@ -1,12 +1,13 @@
-"""Encrypts snapshots to public keys (age format), so that the machine that trains cannot read yesterday's.
+"""Snapshots encrypted to public keys, in the age format.
 
-A snapshot is encrypted to the owner's public keys, whose private keys never come near the trainer, and, where a side process
-attacks it at once, to a key of the run. That one lives in the memory of the trainer and is handed to the side process through a
-pipe; it is never written down and is gone with the two of them. What is left on the disk then opens with the owner's key only.
+A snapshot is encrypted to the owner's public keys, whose private keys never come near the trainer. Where a side process attacks it at
+once, it is also encrypted to a key of the run. The trainer holds that key in memory and hands it to the side process through a
+pipe; it is never written to a disk and is lost when both processes end. Only the owner's key then opens the files, so the machine
+that trains cannot read the snapshots of yesterday.
 
-The cryptography is that of `pyrage` (MIT, the bindings of rage, one compiled file of 2 MB), in the extra `encrypt`. Its
-`encrypt_io` is used because `encrypt` and `encrypt_file` hold the interpreter's lock from beginning to end: 100 MiB stopped every
-other thread for 0.28 s, `encrypt_io` for 0.009 s.
+The library `pyrage` (MIT, bindings of rage, one compiled file of 2 MB) does the cryptography, in the extra `encrypt`. We use its
+`encrypt_io`, because `encrypt` and `encrypt_file` hold the interpreter's lock throughout: 100 MiB stopped every other thread for
+0.28 s, with `encrypt_io` for 0.009 s.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from leakaudit.errors import ConfigError, SnapshotDamagedError, SnapshotError, SnapshotSealedError
+from leakaudit.files.private_files import create
 
 SUFFIX = ".age"
 """Added to the name of an encrypted file."""
@@ -29,19 +31,19 @@ IDENTITY_VARIABLE = "LEAKAUDIT_IDENTITY"
 
 @dataclass(frozen=True)
 class EncryptionKeys:
-    """What one run encrypts its snapshots to."""
+    """The keys to which one run encrypts its snapshots."""
 
     recipients: tuple[str, ...]
     """Public keys: the owner's, and the run's own where there is a side process to read them."""
     identity: str = field(default="", repr=False)
-    """Private key of the run; empty where only the owner's key opens what it keeps."""
+    """Private key of the run; empty where only the owner's key opens its snapshots."""
 
     @classmethod
     def of(cls, owners: Sequence[str], *, run_key: bool) -> EncryptionKeys:
-        """Check the owner's keys, and make one for the run.
+        """Check the owner's keys, and make one for the run where `run_key` is true.
 
         Raises:
-            ConfigError: a key is none, or the extra is not installed.
+            ConfigError: a key is invalid, or the extra is not installed.
         """
         parse_recipients(owners)
         if not run_key:
@@ -51,7 +53,7 @@ class EncryptionKeys:
 
 
 def _pyrage() -> Any:
-    """Return the library.
+    """Import and return the library.
 
     Raises:
         ConfigError: it is not installed.
@@ -77,7 +79,7 @@ def parse_recipients(keys: Sequence[str]) -> list[Any]:
     """Read public keys.
 
     Raises:
-        ConfigError: one of them is none.
+        ConfigError: one of them is invalid.
     """
     pyrage = _pyrage()
     parsed = []
@@ -86,7 +88,7 @@ def parse_recipients(keys: Sequence[str]) -> list[Any]:
             parsed.append(pyrage.x25519.Recipient.from_str(key))
         except pyrage.RecipientError:
             raise ConfigError(
-                f"encrypt_to: {key!r} is no age public key (age1 and 58 more characters); "
+                f"encrypt_to: {key!r} is not an age public key (age1 and 58 more characters); "
                 "`leakaudit snapshots keygen FILE` makes a pair and prints it"
             ) from None
     return parsed
@@ -99,17 +101,8 @@ def _parse_identities(keys: Iterable[str]) -> list[Any]:
         try:
             parsed.append(pyrage.x25519.Identity.from_str(key))
         except pyrage.IdentityError:
-            raise ConfigError("the private key is none: a line AGE-SECRET-KEY-1... was expected") from None
+            raise ConfigError("not an age private key: expected a line starting with AGE-SECRET-KEY-1") from None
     return parsed
-
-
-def public_keys(identities: Iterable[str]) -> tuple[str, ...]:
-    """Return the public keys of private ones.
-
-    Raises:
-        ConfigError: one of them is none.
-    """
-    return tuple(str(identity.to_public()) for identity in _parse_identities(identities))
 
 
 def write_identity(path: Path) -> str:
@@ -123,18 +116,19 @@ def write_identity(path: Path) -> str:
     """
     public, private = new_identity()
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        with os.fdopen(create(path), "w", encoding="ascii") as file:
             file.write(f"# public key: {public}\n{private}\n")
     except FileExistsError:
-        raise ConfigError(f"{path}: exists; a private key is never overwritten. Give another name") from None
+        raise ConfigError(f"{path}: exists, and a private key is never overwritten; give another name") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written ({error.strerror})") from None
     return public
 
 
 def read_identities(path: Path) -> tuple[str, ...]:
-    """Read private keys from a file as age-keygen writes it: one a line, `#` begins a comment.
+    """Read private keys from a file, one a line; `#` begins a comment.
+
+    The format is that of age-keygen.
 
     Raises:
         ConfigError: the file is missing, readable by others, or holds no private key; no message quotes a line of it.
@@ -153,12 +147,12 @@ def identities_in(text: str, source: str) -> tuple[str, ...]:
     """Return the private keys in a text.
 
     Raises:
-        ConfigError: there is none, or a line is something else.
+        ConfigError: there is no key, or a line is something else.
     """
     lines = [line.strip() for line in text.splitlines()]
     keys = tuple(line for line in lines if line and not line.startswith("#"))
     if not keys:
-        raise ConfigError(f"{source}: holds no private key; a line AGE-SECRET-KEY-1... was expected")
+        raise ConfigError(f"{source}: holds no private key: expected a line starting with AGE-SECRET-KEY-1")
     try:
         _parse_identities(keys)
     except ConfigError as error:
@@ -176,20 +170,20 @@ def encrypt(source: io.RawIOBase, target: Any, recipients: Sequence[str]) -> Non
 
     Raises:
         OSError: the target cannot be written.
-        ConfigError: a key is none.
+        ConfigError: a key is invalid.
     """
     pyrage = _pyrage()
-    guarded = _Guarded(target)
+    guarded = _GuardedTarget(target)
     try:
         pyrage.encrypt_io(source, guarded, parse_recipients(recipients))
     except (pyrage.EncryptError, OSError) as error:
         if guarded.failure is not None:
-            raise guarded.failure from None  # the library puts our exception into words; its number would be lost
+            raise guarded.failure from None  # the library turns our exception into text, without its error number
         raise SnapshotError(f"encryption failed: {type(error).__name__}") from None
 
 
-class _Guarded:
-    """Passes writes on and remembers the first exception."""
+class _GuardedTarget:
+    """Forwards writes to a target and remembers the first exception."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -213,13 +207,13 @@ class _Guarded:
 def decrypt(
     source: BinaryIO, target: Any, identities: Sequence[str], name: str, recipients: Sequence[str] = ()
 ) -> None:
-    """Decrypt a file, piece by piece; nothing in clear touches a disk.
+    """Decrypt a file, piece by piece, in memory only.
 
     Args:
         source: the encrypted file.
         target: has `write` and `flush`; in memory.
-        identities: private keys, of which one has to fit.
-        name: how messages call the file.
+        identities: private keys, one of which has to fit.
+        name: of the file, for messages.
         recipients: public keys it was encrypted to, for messages.
 
     Raises:
@@ -243,5 +237,5 @@ def decrypt(
     except OSError as error:
         if error.errno is not None:
             raise
-        # The library's own: a piece that does not fit its tag, or a stream that ends too early. No fault of the disk's.
+        # Raised by the library, not by the disk: a piece that does not fit its tag, or a stream that ends too early.
         raise SnapshotDamagedError(f"{name}: cannot be decrypted: truncated or changed") from None

@@ -1,4 +1,4 @@
-"""Locks on files and folders that end with the process that holds them, even if it is killed.
+"""Locks on files and folders that end with their process, even if it is killed.
 
 They are flock(2) locks and not those of the library filelock: docs/decisions/locks.md has the reasons. On a file system without
 locks, a lock on a folder does nothing, and a lock on a file is refused.
@@ -24,7 +24,9 @@ RETRY_SECONDS = 0.05
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock an open file or folder until its descriptor is closed; return False if another process holds the lock.
+    """Lock an open file or folder until its descriptor is closed.
+
+    Return False if another process holds the lock.
 
     Raises:
         OSError: the file system has no locks.
@@ -37,7 +39,9 @@ def try_lock(descriptor: int) -> bool:
 
 
 def create_locked(path: Path) -> int | None:
-    """Create a file, lock it, and return its descriptor; None, and no file, where the file system has no locks.
+    """Create a file, lock it and return its descriptor.
+
+    Return None, and leave no file, where the file system has no locks.
 
     Raises:
         FileExistsError: the file exists.
@@ -57,7 +61,9 @@ def create_locked(path: Path) -> int | None:
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[bool]:
-    """Lock a file, which is created where it does not exist, for the duration of the block.
+    """Lock a file for the duration of the block.
+
+    It is created where it does not exist.
 
     Yields:
         False if another process holds the lock, or the file system has no locks.
@@ -78,7 +84,9 @@ def file_lock(path: Path) -> Iterator[bool]:
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Lock a folder for the duration of the block; it is created where it does not exist, and needs no lock file.
+    """Lock a folder for the duration of the block.
+
+    It is created where it does not exist, and needs no lock file.
 
     The block runs without the lock where the file system has no locks, or after `WAIT_SECONDS`.
 
@@ -111,7 +119,9 @@ def _wait_for_lock(descriptor: int) -> None:
 
 
 def lock_folder(folder: Path) -> int:
-    """Lock a folder as far as its file system has locks, and return its descriptor, which the caller closes.
+    """Lock a folder where its file system has locks, and return its descriptor.
+
+    The caller closes it.
 
     Raises:
         OSError: the folder cannot be opened.
@@ -123,18 +133,24 @@ def lock_folder(folder: Path) -> int:
 
 
 def is_locked(path: Path) -> bool | None:
-    """Return whether another process holds the lock of a file; None where there is no such file, or no way to tell."""
+    """Return whether another process holds a file's lock.
+
+    None where there is no such file, or where nobody can tell.
+    """
     # Not blocking, because somebody may have put a pipe there.
     return _probe(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
 
 
 def is_folder_locked(folder: Path) -> bool:
-    """Return whether another process holds a folder's lock; False where there is no way to tell."""
+    """Return whether another process holds a folder's lock.
+
+    False where nobody can tell.
+    """
     return _probe(folder, os.O_RDONLY) is True
 
 
 def _probe(path: Path, flags: int) -> bool | None:
-    """Ask for a shared lock, so that two processes that ask at once do not see each other."""
+    """Ask for a shared lock, so that two who ask at once do not see each other."""
     try:
         descriptor = os.open(path, flags)
     except OSError:

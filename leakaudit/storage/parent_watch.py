@@ -1,9 +1,9 @@
-"""Ties a side process to the trainer that started it.
+"""A watch on the trainer that started this side process: the process ends with its trainer.
 
-It uses nothing but the standard library, so that it holds before anything is loaded.
+It uses the standard library only, so that it works before anything else is loaded.
 
-Two things tell that the trainer is gone: the end of the pipe that is our input, at once, unless its forked children hold the other
-end, too; and a new parent, at the next look. It may have said `detach` before: then we go on.
+Two signs tell that the trainer has ended: our input, a pipe, ends at once, unless forked children of the trainer hold its other end;
+and this process has a new parent, which the next look finds. A trainer that wrote `detach` before lets us continue alone.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from pathlib import Path
 from leakaudit.exit_codes import ExitCode
 
 PARENT_VARIABLE = "LEAKAUDIT_PARENT_PID"
-"""Environment of a worker that a trainer started: the process whose death ends it."""
+"""Environment variable of a worker that a trainer started: the trainer's process id."""
 KEY_VARIABLE = "LEAKAUDIT_KEY_ON_INPUT"
-"""Not empty: the first line of the worker's input is the private key of the run."""
+"""Environment variable; not empty where the first line of the worker's input is the private key of the run."""
 
 ORPHANED = "orphaned"
-"""File that a worker leaves in the spool when it goes because its trainer is gone: no death to be held against a snapshot."""
+"""File in the spool: the worker exited with its trainer, so the snapshot's crash count is not raised."""
 
 POLL_SECONDS = 0.5
-"""Between two looks at the parent: a killed trainer's worker is gone within a few of these."""
+"""Between two looks at the parent. Our choice: the worker of a killed trainer ends within a few of these."""
 
 LAST_WORDS_SECONDS = 0.5
-"""How long after the trainer's death its last line is waited for; what it wrote is in the pipe already."""
+"""How long to wait for the trainer's last line after it ended. Our choice: the line is in the pipe already."""
 
 KEY_SECONDS = 60.0
-"""How long the key of the run is waited for; the trainer sends it at once."""
+"""How long to wait for the key of the run. Our choice: the trainer sends it at once."""
 
 PR_SET_DUMPABLE = 4
-"""Linux, prctl(2): whether a crash of this process may write its memory to a file, and others of the same user may look into it."""
+"""Linux, prctl(2): whether a crash may write this process's memory to a file, and the same user's processes may read it."""
 
 
 def yield_processor(process: int, trainer: int, nice: int) -> None:
@@ -61,10 +61,12 @@ _watch: ParentWatch | None = None
 
 
 def keep_memory_private() -> None:
-    """See to it that a crash of this process leaves no copy of its memory: it holds the private batch and the run's key.
+    """Prevent that a crash of this process writes its memory to a file.
 
-    No core file (`RLIMIT_CORE` 0) and, on Linux, not dumpable at all, which holds against a program that collects core dumps, too.
-    Elsewhere, and where it is not allowed, as far as it goes. Only for processes of our own: the training process is the user's.
+    The memory holds the private batch and the run's key.
+
+    There is no core file (`RLIMIT_CORE` 0); on Linux the process is not dumpable either, so that a program that collects core dumps
+    gets none. Other systems offer less. Only for processes of our own: the training process is the user's.
     """
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
@@ -75,13 +77,16 @@ def keep_memory_private() -> None:
 
 
 def offer_memory() -> None:
-    """Let this process be the first to be ended when memory runs out, where the system lets us."""
+    """Ask the system to end this process first when memory runs out."""
     with contextlib.suppress(OSError):  # not Linux
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def watch_parent() -> ParentWatch:
-    """Return what ties this process to its trainer, made at the first call; it holds nothing where nobody started us."""
+    """Return the watch on this process's trainer, made at the first call.
+
+    It does nothing where no trainer started this process.
+    """
     global _watch
     if _watch is None or _watch.parent != os.environ.get(PARENT_VARIABLE):
         _watch = ParentWatch()
@@ -89,24 +94,24 @@ def watch_parent() -> ParentWatch:
 
 
 class ParentWatch:
-    """What the trainer says through the pipe, and whether it lives."""
+    """Reads what the trainer writes to our input, and ends this process with it."""
 
     def __init__(self) -> None:
-        """Begin to listen and to look, if a trainer started us."""
+        """Start to read and to watch, if a trainer started us."""
         self.parent = os.environ.get(PARENT_VARIABLE)
         self.spool: Path | None = None
-        """Where to note that we went with the trainer; None before anything was claimed there."""
+        """Spool in which to note that we ended with the trainer; None before anything was claimed there."""
         self._lines: list[str] = []
         self._heard = threading.Condition()
         self._detached = False
         if self.parent:
-            offer_memory()  # before the next line: a process that is not dumpable may not write there any more
+            offer_memory()  # before the next line: afterwards this process may not write there
             keep_memory_private()  # before the key of the run is read
             threading.Thread(target=self._watch_parent, daemon=True).start()
             threading.Thread(target=self._listen, daemon=True).start()
 
     def key(self) -> tuple[str, ...]:
-        """Return the private key of the run, if there is one; it comes first of all."""
+        """Return the private key of the run, if there is one; it is the first line."""
         if not self.parent or not os.environ.get(KEY_VARIABLE):
             return ()
         with self._heard:
@@ -131,7 +136,7 @@ class ParentWatch:
                     self._detached = "detach" in self._lines
                     self._heard.notify_all()
         except OSError:
-            return  # no input at all: watching the parent has to do
+            return  # no input: the other sign has to do
         self._leave()
 
     def _leave(self) -> None:

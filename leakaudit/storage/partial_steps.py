@@ -1,4 +1,4 @@
-"""Snapshots that hold a part of a step: its first blocks, and the changed rows of a table.
+"""Snapshots of a part of a step: its first blocks, a table's changed rows.
 
 Letters: V rows of a table, D their width, R rows that were kept.
 """
@@ -22,7 +22,7 @@ from leakaudit.models.recipe import ModelRecipe
 def update_from_rows(
     rows: Mapping[str, Tensor], name: str | None, weights: Mapping[str, Tensor], folder: Path
 ) -> dict[str, Tensor]:
-    """Return the update (V, D), float32, of a table of which the rows that are not zero were kept.
+    """Return the update (V, D), float32, of a table that was kept in rows.
 
     Args:
         rows: `index` (R,) and `values` (R, D); empty where nothing was kept in rows.
@@ -82,7 +82,9 @@ def _checked_rows(
 
 
 def build_first_blocks(recipe: ModelRecipe, blocks: int, weights: Mapping[str, Tensor]) -> nn.Module:
-    """Rebuild the first blocks of a model; weights that were not kept get other values.
+    """Rebuild the first blocks of a model.
+
+    Weights that were not kept get other values.
 
     Raises:
         ModelError: the recipe cannot be shortened, or the weights do not fit it.

@@ -1,15 +1,14 @@
-"""How long snapshots stay, who may remove them, and what is left of them: their keys are destroyed, a line tells that they were.
+"""Retention: how long snapshots stay, and who may remove them.
 
-A snapshot holds the private batch, and an update from which it can be read. It is removed after its audit; one that is kept goes
-when it is older than `retention_days`, unless somebody holds it. What remains are the results, in which private text occurs as keyed
-hashes only; with the last snapshot of a run the key goes too, so that nobody can try texts against them.
+A snapshot holds the private batch, and an update from which the batch can be read. It is removed after its audit; one that is kept
+is removed when it is older than `retention_days`, unless it is on hold. The results remain; in them private text occurs as keyed
+hashes only. With the last snapshot of a run its key is destroyed, so that nobody can try texts against the hashes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit.errors import LeakAuditError, SpoolError
-from leakaudit.files.private_files import write_atomic
+from leakaudit.files.private_files import append_line, write_atomic
 from leakaudit.files.strict_json import parse_json, read_bounded
 from leakaudit.storage.spool import STATES, Spool, size_of
 from leakaudit.storage.spool_files import HOLD, MAX_JSON_BYTES, forget_salt
@@ -27,7 +26,8 @@ PURGED = "purged.jsonl"
 """Beside the results: one line for every snapshot that was removed by age or by hand."""
 
 MAX_MANIFEST = 16 * 1024 * 1024
-"""Bytes of `snapshot.json`, as `leakaudit.storage.snapshot_content` has it; that one needs torch, which is not loaded to list files."""
+"""Most bytes of `snapshot.json` that are read. The same number as in `leakaudit.storage.snapshot_content`, which needs torch; torch is
+not loaded to list files."""
 
 CLOCK_SLACK = timedelta(days=1)
 """How far in the future a snapshot may seem to have been made before its age counts as unknown: clocks of machines differ."""
@@ -47,19 +47,22 @@ class Item:
     """Bytes."""
     encrypted_to: tuple[str, ...]
     held: str
-    """Why it must not be removed; empty where it may."""
+    """Why it must not be removed; empty where it may be."""
     why: str = ""
-    """Why it is not audited; empty where it is, or where somebody is at work on it."""
+    """Why it is not audited; empty where it is audited, or where somebody works on the spool."""
 
     def age(self, now: datetime) -> timedelta | None:
-        """Return its age, never negative; None where it is unknown, or where the clock has gone far backwards since."""
+        """Return the age, never negative; None where it is unknown.
+
+        It is unknown, too, where the clock has gone far backwards since.
+        """
         if self.created is None or self.created > now + CLOCK_SLACK:
             return None
         return max(now - self.created, timedelta())
 
 
 def items(spool: Spool) -> list[Item]:
-    """Return what is in a spool, by step."""
+    """Return the snapshots of a spool, by step."""
     return sorted(
         (_item(spool, path) for path in spool.entries()), key=lambda item: (len(item.path.stem), item.path.name)
     )
@@ -93,7 +96,10 @@ def _words(found: Any) -> tuple[str, ...]:
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    """Return `snapshot.json` as far as it can be read; a snapshot that is damaged is listed and purged all the same."""
+    """Return `snapshot.json`, or an empty dictionary where it cannot be read.
+
+    A damaged snapshot is listed and purged all the same.
+    """
     try:
         found = parse_json(read_bounded(path / "snapshot.json", MAX_MANIFEST))
     except (OSError, ValueError):
@@ -109,7 +115,7 @@ def _modified(path: Path) -> datetime | None:
 
 
 def _reason(hold: Path) -> str:
-    """Return why something is held; a file that cannot be read holds, too."""
+    """Return why something is on hold; a file that cannot be read is a hold, too."""
     try:
         return str(parse_json(read_bounded(hold, MAX_JSON_BYTES))["reason"])
     except (FileNotFoundError, NotADirectoryError):
@@ -127,16 +133,16 @@ def counted(found: Sequence[Item]) -> str:
 
 
 def hold(spool: Spool, steps: tuple[int, ...], reason: str, *, now: datetime) -> list[Item]:
-    """Forbid that snapshots are removed: by the worker, by age, or by hand.
+    """Put snapshots on hold: neither worker nor age nor hand removes them.
 
     Args:
         spool: theirs.
-        steps: which; none for everything in the spool, whatever else comes.
-        reason: for whoever wants to remove them.
+        steps: which; empty for everything in the spool, later snapshots included.
+        reason: shown to whoever wants to remove them.
         now: the time.
 
     Returns:
-        The snapshots that are held by this.
+        The snapshots that are now on hold.
 
     Raises:
         SpoolError: no snapshot of such a step.
@@ -153,10 +159,10 @@ def hold(spool: Spool, steps: tuple[int, ...], reason: str, *, now: datetime) ->
 
 
 def unhold(spool: Spool, steps: tuple[int, ...]) -> list[Item]:
-    """Take holds off again: of these steps, or all of them.
+    """Take holds off: of these steps, or all of them.
 
     Returns:
-        The snapshots that may be removed now and could not before.
+        The snapshots that may be removed now.
 
     Raises:
         SpoolError: no snapshot of such a step, or the whole spool is held.
@@ -192,9 +198,9 @@ class Purged:
 
     removed: tuple[Item, ...]
     held: tuple[Item, ...]
-    """Would have gone but for a hold."""
+    """Not removed because of a hold."""
     in_use: tuple[Item, ...]
-    """Would have gone, but a trainer or a worker is at it."""
+    """Not removed because a trainer or a worker uses it."""
     key_destroyed: bool = False
 
     @property
@@ -218,9 +224,9 @@ def purge(
         spool: theirs.
         now: the time.
         older_than: remove only what is older; None for any age. A snapshot whose age is unknown is not older than anything.
-        steps: only these; none for all.
+        steps: only these; empty for all.
         finished_only: leave alone what still waits for its audit.
-        dry_run: only say what would be done.
+        dry_run: only return what would be done.
 
     Raises:
         SpoolError: no snapshot of such a step.
@@ -242,7 +248,9 @@ def purge(
 
 
 def purge_old_runs(spool: Spool, *, now: datetime) -> Iterator[str]:
-    """Remove what is older than its own audit's `retention_days`, in this spool and in those of earlier runs beside it.
+    """Remove snapshots older than their audit's `retention_days`.
+
+    In this spool and in those of earlier runs beside it.
 
     Yields:
         One line for each spool where something was removed or could not be.
@@ -256,14 +264,14 @@ def purge_old_runs(spool: Spool, *, now: datetime) -> Iterator[str]:
             limit = timedelta(days=audit.config.retention_days)
             done = purge(other, now=now, older_than=limit, finished_only=other.under_way() or path == folder)
         except (LeakAuditError, OSError):
-            continue  # no spool of ours, or not readable: nothing that we could remove
+            continue  # not a spool of ours, or not readable
         if done.removed:
             key = "; the key of its hashes is destroyed" if done.key_destroyed else ""
             yield f"{path.name}: removed {counted(done.removed)} older than {limit.days} days{key}"
 
 
 def _is_numbered(name: str, stem: str) -> bool:
-    """Return whether a folder is what `make_room` calls an earlier or a further run: `audit.3`, `audit-2`."""
+    """Return whether `archive_previous` named a folder: `audit.3`, `audit-2`."""
     rest = name.removeprefix(stem)
     return rest[:1] in (".", "-") and rest[1:].isdecimal()
 
@@ -274,7 +282,7 @@ def _is_older(item: Item, now: datetime, limit: timedelta) -> bool:
 
 
 def _in_use(spool: Spool) -> tuple[str, ...]:
-    """Return the suffixes of snapshots that somebody is at work on."""
+    """Return the suffixes of snapshots that a trainer or a worker uses."""
     _, audit = Spool.open(spool.root)
     writing = () if spool.trainer_gone(audit) else (".tmp",)
     attacking = (".run",) if spool.attended() else ()
@@ -282,7 +290,10 @@ def _in_use(spool: Spool) -> tuple[str, ...]:
 
 
 def _remove(spool: Spool, item: Item, why: str, now: datetime) -> None:
-    """Leave a line that says so, then remove the files: a crash in between leaves a line too many rather than one too few."""
+    """Write a line in `purged.jsonl`, then remove the files.
+
+    In this order, a crash in between leaves a line too many rather than one too few.
+    """
     line: dict[str, Any] = {
         "snapshot": item.path.stem,
         "state": item.state,
@@ -291,30 +302,22 @@ def _remove(spool: Spool, item: Item, why: str, now: datetime) -> None:
         "why": why,
         "bytes": item.size,
     }
-    if (
-        item.encrypted_to
-    ):  # the digest of encrypted bytes tells nothing; that of clear ones could be guessed by trying texts
+    if item.encrypted_to:  # a digest of unencrypted bytes would confirm a text to somebody who tries texts
         line["digests"] = _below(_manifest(item.path), "digests")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
-    descriptor = os.open(spool.root.parent / PURGED, flags, 0o600)
-    try:
-        os.write(descriptor, (json.dumps(line) + "\n").encode())
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    append_line(spool.root.parent / PURGED, json.dumps(line))
     if item.path.is_dir() and not item.path.is_symlink():
         shutil.rmtree(item.path)
     else:
-        item.path.unlink()  # nothing of ours, but of our names
+        item.path.unlink()  # not a snapshot, but it has the name of one
 
 
 def _destroy_key(spool: Spool) -> bool:
-    """Take the key of the run's hashes, and the salt of one made from a private key, out of their files.
+    """Remove the key of the run's hashes and its salt from their files.
 
-    Only if no snapshot is left and nobody works on the audit.
+    Nothing happens while a snapshot is left, or while somebody works on the audit.
 
     Returns:
-        Whether there was one. Where it lay on the disk cannot be overwritten for certain; nobody can read it from the file any more.
+        Whether there was one. The file no longer holds it; whether the disk still does cannot be told.
     """
     if spool.entries() or spool.under_way():
         return False
@@ -343,12 +346,14 @@ def check_folder(spool: Spool) -> Iterator[str]:
 
 
 def check_snapshot(spool: Spool, item: Item, identities: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield what is wrong with a snapshot: readable by others, not encrypted as asked, missing, changed, or no key fits.
+    """Yield what is wrong with a snapshot.
+
+    It is readable by others, not encrypted as asked, incomplete or changed, or no key opens it.
 
     Args:
-        spool: that it is in.
-        item: it; one that is being written is not looked at.
-        identities: private keys; with one, encrypted files are opened.
+        spool: which holds it.
+        item: the snapshot; one that is being written is not checked.
+        identities: private keys; encrypted files are opened only with one.
     """
     from leakaudit.storage.snapshot_files import read_tensors, stored_name
     from leakaudit.storage.snapshots import check_files

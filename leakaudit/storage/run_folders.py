@@ -1,4 +1,4 @@
-"""The folder of a new audit: an earlier audit's files are moved aside, and two runs never share a folder."""
+"""The folder of a new audit; two runs never share one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ class RunFolder:
 def allocate_run_folder(
     wanted: Path, config: AuditConfig, tokenizer: Any, command: str = ""
 ) -> tuple[Spool, RunFolder]:
-    """Make room for an audit in `wanted` and a new spool in it; trainers that begin at the same moment take turns.
+    """Make room for an audit in `wanted`, and a new spool in it.
+
+    Trainers that begin at the same moment take turns.
 
     Returns:
         The spool, whose configuration names the folder that was found, and what became of an earlier audit.
@@ -42,7 +44,9 @@ def allocate_run_folder(
 
 
 def archive_previous(wanted: Path) -> RunFolder:
-    """Move an earlier audit's files out of `wanted`, so that it always holds the latest run, and two runs never mix.
+    """Move an earlier audit's files out of `wanted`.
+
+    So it always holds the latest run, and two runs never mix.
 
     They go to `wanted.1`, `wanted.2`..., the latest to the highest number; other files stay where they are. An audit that is
     still under way is left alone: then the new one goes to `wanted-2`, `wanted-3`..., and the note says so.

@@ -1,4 +1,6 @@
-"""Tensors as a stream in the safetensors format and back, without a second copy of them and without a file.
+"""Tensors as a stream of bytes in the safetensors format, and back.
+
+Neither a second copy of them nor a file is needed.
 
 `safetensors` itself writes to a path that it opens on its own, or to bytes that double the memory; a snapshot is written to a file
 that was created for its owner only, and hashed or encrypted on the way, so that nothing in clear needs to touch the disk.
@@ -85,7 +87,7 @@ class TensorStream(io.RawIOBase):
         self._left = memoryview(b"")
 
     def pieces(self) -> Iterator[memoryview]:
-        """Yield the file's bytes in order, at most 4 MiB at a time, as views of the tensors' own memory."""
+        """Yield the file's bytes, at most 4 MiB at a time, as views of the tensors."""
         yield memoryview(self._head)
         for tensor in self._tensors.values():
             if not tensor.numel():

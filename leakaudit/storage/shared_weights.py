@@ -1,4 +1,4 @@
-"""Weights that training does not move: written once a run, and linked into every snapshot.
+"""Weights that training does not move, written once and linked into snapshots.
 
 Letters: V rows of a table of token vectors, D their width, R rows that changed.
 """
@@ -70,7 +70,7 @@ class SharedWeights:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _with_table(self, name: str, tensor: Tensor, frozen: FrozenWeights | None) -> FrozenWeights:
-        """Return the frozen weights and a copy of a table, as it was at the first kept step."""
+        """Return the frozen weights and a copy of a table from the first kept step."""
         from leakaudit.storage.frozen_weights import FrozenWeights
 
         if self._table is None or self._table.shape != tensor.shape:
@@ -78,7 +78,10 @@ class SharedWeights:
         return (frozen or FrozenWeights({}, {})).and_copy(name, self._table)
 
     def _changed_rows(self, name: str, weights: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return the weights without a table, and the table's rows (R, D) that changed; nothing if more than half did."""
+        """Return the weights without a table, and the table's changed rows (R, D).
+
+        Nothing if more than half of the rows changed.
+        """
         from leakaudit.storage.frozen_weights import changed_rows
 
         now = weights[name].cpu()

@@ -1,4 +1,4 @@
-"""What a snapshot may hold: its tensors and its public facts are checked here, once, before anything is built or computed.
+"""What a snapshot may hold; checked once, before anything is built from it.
 
 A snapshot is a file, and a file can be made by hand. The bounds are far above what a training step needs, and low enough that what
 is above them is refused at once. The same check runs when a snapshot is written, so what is kept can be read.
@@ -93,7 +93,7 @@ def _check_batch(batch: Mapping[str, Tensor], where: str, *, arrays: bool, vocab
 
 
 def _wrong(name: str, tensor: Tensor, ids: Tensor) -> str:
-    """Return what is wrong with one tensor of a micro-batch with these token ids; empty if nothing is."""
+    """Return what is wrong with one tensor of a micro-batch; empty if nothing is."""
     part, _, rest = name.partition("/")
     if tensor.dim() > MAX_RANK:
         return f"no tensor of at most {MAX_RANK} dimensions"
@@ -134,7 +134,9 @@ def check_update(update: Mapping[str, Tensor], where: str) -> None:
 
 
 def check_manifest(manifest: Manifest, where: str) -> None:
-    """Refuse public facts that no training step has: numbers that are negative, not finite, or beyond the bounds above.
+    """Refuse public facts that no training step has.
+
+    Numbers may not be negative, infinite, or beyond the bounds above.
 
     Raises:
         SnapshotDamagedError: names the first one.
@@ -186,7 +188,7 @@ def _check_ids(manifest: Manifest, where: str) -> None:
 
 
 def check_size(size: int, where: str) -> None:
-    """Refuse a file that this machine's memory cannot hold, before a byte of it is read.
+    """Refuse a file larger than this machine's memory, before it is read.
 
     Raises:
         SnapshotDamagedError: says how large it is, and how much memory there is.

@@ -1,8 +1,8 @@
-"""The files of a snapshot on the disk: created for their owner only, hashed on the way, encrypted where that is asked for.
+"""The files of a snapshot: private, hashed while written, encrypted where asked.
 
-Every file is created anew (O_EXCL), never through a link (O_NOFOLLOW), with mode 0600 whatever the umask, and synced before the
-snapshot gets its name. With recipients nothing in clear touches the disk; the digest is that of the encrypted bytes, because that of
-a short text's tensors could be guessed by trying texts.
+Every file is created new (O_EXCL), never through a link (O_NOFOLLOW), with mode 0600 whatever the umask, and synced before the
+snapshot gets its name. With recipients, no unencrypted byte reaches the disk, and the digest is that of the encrypted bytes: somebody
+who tries texts could confirm a short text by the digest of its tensors.
 """
 
 from __future__ import annotations
@@ -21,33 +21,31 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from leakaudit.errors import SnapshotDamagedError
+from leakaudit.files.private_files import create, write_all
 from leakaudit.files.strict_json import parse_json
-from leakaudit.storage import encryption as sealing
 from leakaudit.storage.digests import TreeDigest
+from leakaudit.storage.encryption import SUFFIX, decrypt, encrypt
 from leakaudit.storage.safetensors_stream import MAX_HEADER_BYTES, TensorSink, TensorStream
 
 MAX_DIMENSIONS = 64
-"""Of one tensor: what PyTorch itself can index."""
+"""Most dimensions of a tensor. PyTorch itself indexes no more."""
 
 
-class _Hashing:
-    """Writes to a file that was created here, and hashes what it writes."""
+class _HashedFile:
+    """A new private file that hashes what is written to it."""
 
     def __init__(self, path: Path) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-        self._descriptor = os.open(path, flags, 0o600)
-        os.fchmod(self._descriptor, 0o600)  # a umask may have taken more away than it should
+        self._descriptor = create(path)
         self._digest = TreeDigest()
 
     def write(self, data: Any) -> int:
         left = memoryview(data)
         self._digest.update(left)
-        while len(left):
-            left = left[os.write(self._descriptor, left) :]
+        write_all(self._descriptor, left)
         return len(data)
 
     def flush(self) -> None:
-        """Do nothing: nothing is held back."""
+        """Do nothing: no bytes are buffered."""
 
     def close(self, *, sync: bool) -> str:
         try:
@@ -64,24 +62,24 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], recipients: Sequenc
 
     Args:
         path: where; `.age` is added to it if there are recipients.
-        tensors: dense; they must not change meanwhile.
-        recipients: public keys to encrypt to; none to leave it in clear.
+        tensors: dense; they must not change until the file is written.
+        recipients: public keys to encrypt to; empty to leave the file unencrypted.
 
     Returns:
         The file's name and the digest of its bytes.
 
     Raises:
         OSError: it exists, or cannot be written.
-        SnapshotError: a tensor is of a type that the format does not know.
-        ConfigError: a public key is none.
+        SnapshotError: the format has no such dtype.
+        ConfigError: a public key is invalid.
     """
     stream = TensorStream(tensors)
     if recipients:
-        path = path.with_name(path.name + sealing.SUFFIX)
-    out, done = _Hashing(path), False
+        path = path.with_name(path.name + SUFFIX)
+    out, done = _HashedFile(path), False
     try:
         if recipients:
-            sealing.encrypt(stream, out, recipients)
+            encrypt(stream, out, recipients)
         else:
             for piece in stream.pieces():
                 out.write(piece)
@@ -97,7 +95,7 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OSError: it exists, or cannot be written.
     """
-    out = _Hashing(path)
+    out = _HashedFile(path)
     try:
         out.write(text.encode())
     finally:
@@ -105,17 +103,17 @@ def write_text(path: Path, text: str) -> None:
 
 
 def stored_name(folder: Path, name: str) -> str | None:
-    """Return the name under which a file of a snapshot is there, encrypted or not; None if it is missing."""
-    return next((found for found in (name, name + sealing.SUFFIX) if (folder / found).is_file()), None)
+    """Return the name of a snapshot's file, encrypted or not; None if it is missing."""
+    return next((found for found in (name, name + SUFFIX) if (folder / found).is_file()), None)
 
 
 LINKLESS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
-"""What a file system answers that has no hard links, or no more of them."""
+"""Error numbers of a file system that has no hard links, or no more of them."""
 
 
 @dataclass(frozen=True)
 class Base:
-    """A file of weights that several snapshots have in common."""
+    """A file of weights that several snapshots share."""
 
     path: Path
     digest: str
@@ -124,17 +122,16 @@ class Base:
 
 
 def link_base(base: Base, folder: Path) -> str:
-    """Put a common file into a snapshot.
+    """Put a shared file into a snapshot, as a hard link.
 
-    It is a hard link, or a copy if the file system has none.
-
-    A link keeps the bytes for as long as one snapshot has them, wherever its folder is moved on the same disk.
+    It is a copy where the file system has no links. A link keeps the bytes as long as one snapshot has it, wherever the snapshot's
+    folder is moved on the same disk.
 
     Returns:
         The file's name.
 
     Raises:
-        OSError: it is gone, or cannot be written.
+        OSError: it was removed, or cannot be written.
     """
     target = folder / base.path.name
     try:
@@ -148,9 +145,7 @@ def link_base(base: Base, folder: Path) -> str:
 
 
 def read_tensors(path: Path, identities: Sequence[str] = (), recipients: Sequence[str] = ()) -> dict[str, Tensor]:
-    """Read tensors, a piece at a time.
-
-    An encrypted file is decrypted into their memory.
+    """Read tensors; an encrypted file is decrypted into their memory, a piece at a time.
 
     Args:
         path: as `stored_name` found it.
@@ -159,29 +154,29 @@ def read_tensors(path: Path, identities: Sequence[str] = (), recipients: Sequenc
 
     Raises:
         SnapshotSealedError: it is encrypted and no key fits.
-        SnapshotDamagedError: it is no such file, or was changed.
+        SnapshotDamagedError: it is not a safetensors file, or was changed.
     """
     try:
-        if path.suffix != sealing.SUFFIX:
+        if path.suffix != SUFFIX:
             with path.open("rb") as file:
                 _check_header(file, path)
             return load_file(path)
-        return _opened(path, identities, recipients)
+        return _decrypted(path, identities, recipients)
     except (SafetensorError, RuntimeError, OverflowError):
         raise SnapshotDamagedError(f"{path}: not readable as safetensors") from None
 
 
-def _opened(path: Path, identities: Sequence[str], recipients: Sequence[str]) -> dict[str, Tensor]:
+def _decrypted(path: Path, identities: Sequence[str], recipients: Sequence[str]) -> dict[str, Tensor]:
     """Return the tensors of an encrypted file.
 
     Raises:
         SnapshotSealedError: no key fits.
-        SnapshotDamagedError: it was changed, or is none of ours.
+        SnapshotDamagedError: it was changed, or is no file of ours.
     """
     sink = TensorSink(lambda head: _check_header(io.BytesIO(head), path), most=path.stat().st_size)
     try:
         with path.open("rb") as file:
-            sealing.decrypt(file, sink, identities, str(path), recipients)
+            decrypt(file, sink, identities, str(path), recipients)
     except SnapshotDamagedError:
         if sink.failure is None:
             raise
@@ -193,12 +188,12 @@ def _opened(path: Path, identities: Sequence[str], recipients: Sequence[str]) ->
 
 
 def _check_header(file: BinaryIO, path: Path) -> dict[str, Any]:
-    """Return a header, unless it describes more than a file can hold.
+    """Return the header of a file, unless it describes more than a file can hold.
 
-    This is checked before tensors are made of it.
+    It is checked before tensors are made from it.
 
     Raises:
-        SnapshotDamagedError: too long, no JSON, or a tensor of too many dimensions.
+        SnapshotDamagedError: it is too long, is not JSON, or has a tensor of too many dimensions.
     """
     length = int.from_bytes(file.read(8), "little")
     if length > MAX_HEADER_BYTES:

@@ -1,4 +1,7 @@
-"""The queue of snapshots that wait for their attacks: a snapshot changes hands by one rename."""
+"""The queue of snapshots that wait for their attacks.
+
+A snapshot changes hands by one rename.
+"""
 
 from __future__ import annotations
 
@@ -40,19 +43,22 @@ class SnapshotQueue:
         return None
 
     def give_back(self, claimed: Path) -> None:
-        """Put a claimed snapshot back, because the worker stops before it has finished with it."""
+        """Put a claimed snapshot back, because the worker stops before it is done."""
         if claimed.is_dir():
             _replace(claimed, claimed.with_suffix(".ready"))
 
     def discard_or_keep(self, claimed: Path, *, keep: bool) -> None:
-        """Remove an audited snapshot, or keep it where the configuration or a hold says so."""
+        """Remove an audited snapshot, or keep it if configured or on hold."""
         if keep or self.held(claimed):
             _replace(claimed, claimed.with_suffix(".kept"))
         else:
             shutil.rmtree(claimed, ignore_errors=True)
 
     def set_aside(self, claimed: Path, *, keep: bool, reason: str = "") -> None:
-        """Remove a snapshot that cannot be audited; where snapshots are kept, keep it with the reason."""
+        """Remove a snapshot that cannot be audited.
+
+        Where snapshots are kept, it is kept with the reason.
+        """
         if keep or self.held(claimed):
             with contextlib.suppress(OSError):
                 write_atomic(claimed / REASON, json.dumps({"reason": reason or "it could not be audited"}))
@@ -61,11 +67,16 @@ class SnapshotQueue:
             shutil.rmtree(claimed, ignore_errors=True)
 
     def held(self, snapshot: Path) -> bool:
-        """Return whether a snapshot, or the whole spool, is on hold: then nothing may remove it."""
+        """Return whether a snapshot, or the whole spool, is on hold.
+
+        Then nothing may remove it.
+        """
         return (self._root / HOLD).exists() or (snapshot / HOLD).exists()
 
     def requeue(self) -> None:
-        """Put back what a killed worker had claimed; the journal has its finished attempts, which are not repeated.
+        """Put back what a killed worker had claimed.
+
+        The journal has its finished attempts, which are not repeated.
 
         A snapshot on which `MAX_CRASHES` workers crashed is set aside. A worker that ended with its trainer is not counted.
         """
@@ -81,7 +92,10 @@ class SnapshotQueue:
         return sorted(path for path in found if not (path / REASON).exists())
 
     def pending(self) -> list[Path]:
-        """Return the snapshots that are still to be audited, in order; the one under attack comes first."""
+        """Return the snapshots that are still to be audited, in order.
+
+        The one under attack comes first.
+        """
         try:
             found = [path for path in self._root.iterdir() if path.suffix in (".run", ".ready")]
         except OSError:  # somebody removed the spool
@@ -93,7 +107,10 @@ class SnapshotQueue:
 
 
 def _replace(source: Path, target: Path) -> None:
-    """Rename a folder over what may be there; do nothing if somebody removed it meanwhile."""
+    """Rename a folder, and replace what may be there.
+
+    Nothing happens if somebody removed the folder meanwhile.
+    """
     if target != source:
         shutil.rmtree(target, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
@@ -101,7 +118,10 @@ def _replace(source: Path, target: Path) -> None:
 
 
 def _count_crash(counter: Path) -> int:
-    """Add one to the number in a file and return it; a file that cannot be read counts as 0."""
+    """Add one to the number in a file and return it.
+
+    A file that cannot be read counts as 0.
+    """
     try:
         crashes = int(counter.read_text(encoding="ascii")) + 1
     except (OSError, ValueError):

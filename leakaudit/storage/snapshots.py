@@ -48,7 +48,7 @@ def write_snapshot(
     sketches: Mapping[str, Tensor] | None = None,
     weight_rows: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Write the files of a snapshot; `folder` appears complete, by one rename, or not at all.
+    """Write a snapshot: `folder` appears complete, by one rename, or not at all.
 
     Args:
         folder: must not exist; its parent must.
@@ -105,7 +105,7 @@ def _observed_tensors(
 
 @contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
-    """Give a private temporary folder that is renamed to `folder` at the end, or removed.
+    """Give a private temporary folder, which becomes `folder` or is removed.
 
     Raises:
         SnapshotError: the block or the rename failed for want of space or rights.
@@ -197,7 +197,7 @@ def read_snapshot(
 
 
 def _read_files(folder: Path, manifest: Manifest, identities: Sequence[str]) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors of each file, once batch and update are known to be what a training step has."""
+    """Return the tensors of each file, after checking batch and update."""
     tensors: dict[str, dict[str, Tensor]] = {BASE: {}}
     for name in manifest.files():
         path = _checked(folder, name, manifest)
@@ -231,7 +231,7 @@ def _observation(
 
 
 def _checked(folder: Path, name: str, manifest: Manifest) -> Path:
-    """Return the path of a file of a snapshot, once its digest proves that its bytes are those that were written."""
+    """Return the path of a snapshot's file whose digest is right."""
     stored = stored_name(folder, name)
     if stored is None:
         raise SnapshotDamagedError(f"{folder}: {name} is missing; found {_listing(folder)}")
@@ -252,7 +252,9 @@ _CHECKED: set[tuple[int, int, int, int, str]] = set()
 
 
 def check_files(folder: Path) -> Manifest:
-    """Check the digests of a snapshot's files, without reading their content; no key is needed.
+    """Check the digests of a snapshot's files, without reading their content.
+
+    No key is needed.
 
     Raises:
         SnapshotVersionError: a newer leakaudit wrote it.

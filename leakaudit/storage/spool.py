@@ -1,4 +1,6 @@
-"""The folder of snapshots between trainer and worker: bounded, private, safe to kill at any moment on either side.
+"""The folder of snapshots between trainer and worker.
+
+It is bounded and private, and either side may be killed at any moment.
 
     000120.tmp/      the trainer is writing it
     000120.ready/    complete and waiting
@@ -96,7 +98,7 @@ class Spool:
             spool.keys = EncryptionKeys.of(config.encrypt_to, run_key=not left_to_others)
         check_no_link(root.parent)
         try:
-            spool._make_folder()
+            _make_folder(root)
             spool._hold_trainer_lock()
             write_atomic(root / ".gitignore", "*\n")
             tokenizer.save_pretrained(root / "tokenizer")
@@ -110,18 +112,10 @@ class Spool:
             raise SpoolError(f"{str(root)!a}: a name or text in the configuration is not UTF-8; rename it") from None
         return spool
 
-    def _make_folder(self) -> None:
-        root = self.root
-        root.parent.parent.mkdir(parents=True, exist_ok=True)
-        root.parent.mkdir(mode=0o700, exist_ok=True)  # `parents=True` would leave the audit's folder readable by all
-        root.mkdir(mode=0o700, exist_ok=True)
-        self._check_ours()
-        if any(root.iterdir()):
-            raise SpoolError(f"{root}: is not empty; give another `out_dir`, or remove what an earlier run left")
-        root.chmod(0o700)
-
     def _hold_trainer_lock(self) -> None:
-        """Hold a lock until this object or this process ends; process ids are used again, locks are not.
+        """Hold a lock until this object or this process ends.
+
+        Process ids are used again, locks are not.
 
         Raises:
             SpoolError: another trainer was faster.
@@ -143,16 +137,10 @@ class Spool:
         spool = cls(root)
         if not (root / AUDIT_FILE).is_file():
             raise SpoolError(f"{root}: is no spool (no audit.json); give the `spool` folder inside the audit's out_dir")
-        spool._check_ours()
+        _check_ours(root)
         audit = read_audit_file(root)
         spool.config = audit.config
         return spool, audit
-
-    def _check_ours(self) -> None:
-        check_no_link(self.root)
-        owner = self.root.stat().st_uid
-        if hasattr(os, "getuid") and owner != os.getuid():
-            raise SpoolError(f"{self.root}: belongs to user {owner}, not to you; give a folder of your own")
 
     def snapshot_folder(self, step: int) -> Path:
         """Return the folder that a snapshot of `step` is to be written to."""
@@ -177,12 +165,18 @@ class Spool:
         write_snapshot(self.snapshot_folder(step), recipients=recipients, **parts)
 
     def withdraw(self, step: int) -> None:
-        """Remove the snapshot of a step that proved wrong after it was written, also while a worker reads it."""
+        """Remove the snapshot of a step that proved wrong after it was written.
+
+        A worker that reads it finds it missing.
+        """
         for suffix in (".ready", ".run"):
             shutil.rmtree(self.snapshot_folder(step).with_suffix(suffix), ignore_errors=True)
 
     def lacks(self, needed: int) -> str:
-        """Return why another snapshot of `needed` bytes does not fit, as a clause; empty if it fits."""
+        """Return why another snapshot of `needed` bytes does not fit.
+
+        The reason is a clause; empty if it fits.
+        """
         if self.free_bytes() < needed:
             return f"its snapshot needs {needed / 1e6:.0f} MB of free disk"
         limit = int(self.config.max_spool_gb * 1e9)
@@ -215,7 +209,7 @@ class Spool:
         return read_totals(self.root)
 
     def discard(self) -> None:
-        """Remove a spool that holds no snapshot, and the audit's folder if nothing else is in it."""
+        """Remove a spool without snapshots, and the audit's folder if it is empty."""
         shutil.rmtree(self.root, ignore_errors=True)
         with contextlib.suppress(OSError):
             self.root.parent.rmdir()
@@ -225,7 +219,7 @@ class Spool:
         return not (self.root / AUDIT_FILE).is_file()
 
     def entries(self) -> list[Path]:
-        """Return the snapshots, whatever their state; an empty list where the spool was removed."""
+        """Return the snapshots in any state; an empty list if the spool was removed."""
         try:
             return [path for path in self.root.iterdir() if path.suffix in STATES]
         except OSError:
@@ -240,7 +234,7 @@ class Spool:
         return is_locked(self.root / WORKER_LOCK) is True
 
     def trainer_gone(self, audit: AuditFile) -> bool:
-        """Return whether the trainer is known to have ended: its process id is free, or its lock is.
+        """Return whether the trainer has ended: its process id or its lock is free.
 
         False where nothing can be known: on another host.
         """
@@ -249,7 +243,10 @@ class Spool:
         return audit.trainer_is_gone() or is_locked(self.root / TRAINER_LOCK) is False
 
     def under_way(self) -> bool:
-        """Return whether a worker works on the spool, or a trainer has not finished or left snapshots to a worker."""
+        """Return whether the audit goes on.
+
+        A worker holds the spool, or the trainer lives and has not finished, or left snapshots to a worker.
+        """
         if self.attended():
             return True
         try:
@@ -259,7 +256,7 @@ class Spool:
         return not self.trainer_gone(audit) and (self.totals() is None or self.waiting() > 0)
 
     def abandoned(self) -> str:
-        """Return the name of a snapshot that a worker had claimed when it crashed; empty where there is none.
+        """Return the name of a snapshot that a crashed worker had claimed, or "".
 
         A worker that ends by itself, whatever its exit code, leaves nothing claimed.
         """
@@ -267,7 +264,10 @@ class Spool:
         return claimed[0] if claimed and not self.attended() else ""
 
     def why(self, snapshot: Path) -> str:
-        """Return why a snapshot is not audited, as a clause; empty where it is audited, or a worker works on the spool."""
+        """Return why a snapshot is not audited, as a clause.
+
+        Empty where it is audited, or where a worker or a trainer is at work on the spool.
+        """
         if snapshot.suffix == ".bad":
             return reason_in(snapshot / REASON) or "it could not be audited"
         if snapshot.suffix == ".kept" or self.under_way():
@@ -277,7 +277,10 @@ class Spool:
         return "no worker is at work on it; `leakaudit worker` goes on"
 
     def tidy(self) -> None:
-        """Remove the shared weights if the trainer has finished or ended: no new snapshot will link to them."""
+        """Remove the shared weights if the trainer has finished or ended.
+
+        No new snapshot will link to them.
+        """
         with contextlib.suppress(SpoolError, OSError):
             _, audit = Spool.open(self.root)
             if self.totals() is not None or self.trainer_gone(audit):
@@ -292,7 +295,7 @@ class Spool:
 
     @contextmanager
     def worker_lock(self) -> Iterator[None]:
-        """Be the only worker of this spool; the lock ends with the process, however that ends.
+        """Be the only worker of this spool, until the block or the process ends.
 
         Raises:
             SpoolError: another worker holds it, or it is a link or a folder.
@@ -308,15 +311,36 @@ class Spool:
             if not alone:
                 raise SpoolError(f"{self.root}: another worker is at work on it")
             self.queue.requeue()
-            self._remove_half_written()
+            _remove_half_written(self.root.parent)
             yield
 
-    def _remove_half_written(self) -> None:
-        """Remove what a killed worker was writing beside the spool; only the holder of the lock writes there."""
-        for name in LEFT_BY_AUDIT:
-            for path in self.root.parent.glob(f".{name}.*.tmp"):
-                with contextlib.suppress(OSError):
-                    path.unlink()
+
+def _make_folder(root: Path) -> None:
+    root.parent.parent.mkdir(parents=True, exist_ok=True)
+    root.parent.mkdir(mode=0o700, exist_ok=True)  # `parents=True` would leave the audit's folder readable by all
+    root.mkdir(mode=0o700, exist_ok=True)
+    _check_ours(root)
+    if any(root.iterdir()):
+        raise SpoolError(f"{root}: is not empty; give another `out_dir`, or remove what an earlier run left")
+    root.chmod(0o700)
+
+
+def _check_ours(root: Path) -> None:
+    check_no_link(root)
+    owner = root.stat().st_uid
+    if hasattr(os, "getuid") and owner != os.getuid():
+        raise SpoolError(f"{root}: belongs to user {owner}, not to you; give a folder of your own")
+
+
+def _remove_half_written(folder: Path) -> None:
+    """Remove what a killed worker was writing beside the spool.
+
+    Only the holder of the lock writes there.
+    """
+    for name in LEFT_BY_AUDIT:
+        for path in folder.glob(f".{name}.*.tmp"):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def _audit_file(config: AuditConfig, command: str) -> AuditFile:
@@ -330,19 +354,25 @@ def _audit_file(config: AuditConfig, command: str) -> AuditFile:
 
 
 def keep_private(folder: Path) -> None:
-    """Make what a library wrote with the user's umask private: folders 0700, files 0600."""
+    """Make what a library wrote private: folders 0700, files 0600."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             path.chmod(0o700 if path.is_dir() else 0o600)
 
 
 def size_of(snapshot: Path) -> int:
-    """Return how many bytes removing a snapshot frees: those of its files that no other snapshot shares."""
+    """Return how many bytes removing a snapshot frees.
+
+    These are the bytes of its files that no other snapshot shares.
+    """
     return sum(stat.st_size for stat in _stats_in(snapshot) if stat.st_nlink == 1)
 
 
 def _stats_in(folder: Path) -> Iterator[os.stat_result]:
-    """Yield what the system says of each file in a folder; files that somebody removes meanwhile are left out."""
+    """Yield the size and identity of each file in a folder.
+
+    Files that somebody removes meanwhile are left out.
+    """
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The small files of a spool: what the trainer tells the worker, and the worker the trainer."""
+"""The small files of a spool, through which trainer and worker talk."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class AuditFile(BaseModel):
     nobody can make that key again, so it is destroyed with the last snapshot."""
 
     def trainer_is_here(self) -> bool:
-        """Return whether the trainer ran on this host, so that its process id means something."""
+        """Return whether the trainer ran on this host, where its process id is valid."""
         return self.trainer_host == socket.gethostname()
 
     def trainer_is_gone(self) -> bool:
@@ -85,7 +85,7 @@ class Totals(BaseModel):
     interrupted: bool = False
 
     def not_kept(self, config: AuditConfig) -> list[tuple[int, str]]:
-        """Return how many due steps were not kept, each number with its reason as a clause.
+        """Return how many due steps were not kept, each number with its reason.
 
         Reasons that no step has are left out.
         """
@@ -119,7 +119,7 @@ def read_audit_file(root: Path) -> AuditFile:
 
 
 def _first_problem(error: ValidationError) -> str:
-    """Return where a file does not fit its schema, without the value that stands there."""
+    """Return where a file does not fit its schema, without quoting the value."""
     first = error.errors()[0]
     where = ascii(".".join(str(part) for part in first["loc"])[:200])[1:-1]
     return f"{where}: {first['msg'][:200]} ({error.error_count()} problems)"
@@ -135,7 +135,10 @@ def write_audit_file(root: Path, audit: AuditFile) -> None:
 
 
 def read_totals(root: Path) -> Totals | None:
-    """Return the trainer's totals once it has finished, else None; empty totals where the file cannot be read."""
+    """Return the trainer's totals once it has finished, else None.
+
+    Totals are empty where the file cannot be read.
+    """
     path = root / FINISHED
     if not path.is_file():
         return None
@@ -146,7 +149,10 @@ def read_totals(root: Path) -> Totals | None:
 
 
 def read_battery(root: Path) -> Battery | None:
-    """Return which attempts are made on each snapshot; None before a worker has written that."""
+    """Return which attempts are made on each snapshot, or None.
+
+    None before a worker has written that.
+    """
     try:
         return Battery.model_validate_json(read_bounded(root / BATTERY, MAX_JSON_BYTES))
     except (OSError, ValueError):
@@ -154,12 +160,17 @@ def read_battery(root: Path) -> Battery | None:
 
 
 def write_battery(root: Path, battery: Battery) -> None:
-    """Write down which attempts are made on each snapshot, so that the trainer can say how many remain."""
+    """Write down which attempts are made on each snapshot.
+
+    So the trainer can say how many remain.
+    """
     write_atomic(root / BATTERY, battery.model_dump_json(indent=1))
 
 
 def forget_salt(root: Path) -> bool:
-    """Destroy the salt of the key of the run's hashes, where that key is made from a private one.
+    """Destroy the salt of the key of the run's hashes.
+
+    There is one where that key is made from a private one.
 
     Returns:
         Whether there was a salt.

@@ -1,4 +1,4 @@
-"""Models and tokenizers: loaded from a folder, described without pickle, rebuilt to the same numbers."""
+"""Models and tokenizers are loaded, described and rebuilt to the same numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support import norm_model, tiny
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder with an encoder without a head, and its tokenizer, as `save_pretrained` writes them."""
+    """Give a folder with a headless encoder and its tokenizer."""
     folder = tmp_path_factory.mktemp("encoder")
     tiny.bert(seed=3).bert.save_pretrained(folder)  # type: ignore[operator, union-attr]
     tiny.bert_tokenizer().save_pretrained(folder)
@@ -39,7 +39,7 @@ def _logits(model: nn.Module) -> torch.Tensor:
 
 
 def _llama(seed: int) -> nn.Module:
-    """Return a language model whose rotary frequencies are in a buffer that no weights file holds."""
+    """Return a language model whose rotary frequencies no weights file holds."""
     config = tiny.hf.LlamaConfig(
         vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
     )
@@ -52,7 +52,7 @@ def _llama(seed: int) -> nn.Module:
 
 @pytest.mark.parametrize("make", [tiny.bert, tiny.gpt2_lm, tiny.gpt2_classifier, _llama])
 def test_a_model_is_rebuilt_from_its_recipe_to_the_same_numbers(make: Any) -> None:
-    """Tied weights are given once, and the rebuilt model is in eval mode with eager attention."""
+    """Tied weights are given once; the rebuilt model is in eval mode."""
     model = make(seed=5)
     recipe = ModelRecipe.model_validate_json(ModelRecipe.of(model).model_dump_json())  # as it travels
     twin = build_model(recipe, state_of(model))
@@ -129,7 +129,7 @@ def test_weights_of_another_shape_are_refused_without_their_values() -> None:
 
 
 def test_a_missing_head_is_made_from_the_seed(encoder: Path) -> None:
-    """Same seed, same head; another seed, another head; the encoder is the stored one in both."""
+    """The head depends on the seed alone; the encoder is the stored one."""
     one, same, other = (load_model(encoder, "classification", num_labels=4, seed=s) for s in (1, 1, 2))
     head = "classifier.weight"
     assert one.get_parameter(head).shape == (4, tiny.HIDDEN)
@@ -239,7 +239,7 @@ def unmarked(size: int) -> nn.Module:
 
 
 def test_a_model_that_says_how_it_is_made_is_made_again() -> None:
-    """By a marked function with plain arguments, through JSON, and with the live weights."""
+    """By a marked function with plain arguments, and with the live weights."""
     live = norm_model.make(size=12)
     recipe = ModelRecipe.model_validate_json(ModelRecipe.of(live).model_dump_json())
     assert (recipe.class_name, recipe.made_by) == ("NormClassifier", "tests.support.norm_model:build")
@@ -313,7 +313,7 @@ def test_heads_that_peft_trains_beside_its_adapters_come_back() -> None:
 
 @pytest.mark.parametrize("old", sorted(MOVED))
 def test_a_recipe_from_before_the_move_finds_its_function(old: str) -> None:
-    """Snapshots name the function that makes their model by the place it had when they were written."""
+    """Old snapshots name the function's former place."""
     module, _, name = MOVED[old].partition(":")
     with pytest.raises(ModelError) as raised:
         build_model(ModelRecipe(class_name="X", made_by=old), {})

@@ -1,4 +1,4 @@
-"""The parts of fourteen architectures, found without their names, against what their configurations say."""
+"""The parts of fourteen architectures, against what their configurations say."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COMMON = {
 
 @dataclass(frozen=True)
 class Plan:
-    """One architecture and what must be found in it, written down from its configuration and its source."""
+    """One architecture and what must be found in it, by its configuration."""
 
     make: Callable[[], Any]
     """Returns model class and configuration."""
@@ -58,7 +58,7 @@ class Plan:
 
 
 def _separate(key_heads: int = HEADS) -> Callable[[], list[tuple[list[int], list[int], list[int]]]]:
-    """Three layers, heads side by side; with fewer key heads neighbouring query heads share one (GQA)."""
+    """Three layers with heads side by side; with GQA, query heads share a key head."""
 
     def build() -> list[tuple[list[int], list[int], list[int]]]:
         key_at = HEADS * SIZE
@@ -286,27 +286,27 @@ def test_the_layers_that_read_the_attention_input_are_found(case: tuple[Plan, nn
 
 
 def test_every_head_has_the_features_that_the_layout_gives_it(case: tuple[Plan, nn.Module, Anatomy]) -> None:
-    """Query, key and value indices are those of the model's own reshape, shared keys included."""
+    """Query, key and value indices are those of the model's own reshape."""
     plan, _, found = case
     heads = [(h.query.tolist(), h.key.tolist(), h.value.tolist()) for h in found.heads]
     assert sorted(heads) == sorted(plan.heads())
 
 
 def test_causal_models_and_further_tables_are_recognised(case: tuple[Plan, nn.Module, Anatomy]) -> None:
-    """Whether a token sees what follows it, and which tables besides the words enter the input."""
+    """Whether a token sees later ones, and which other tables enter the input."""
     plan, _, found = case
     assert found.causal == plan.causal
     assert sorted(found.tables) == sorted(plan.tables)
 
 
 def test_the_place_of_the_input_dropout_is_found(case: tuple[Plan, nn.Module, Anatomy]) -> None:
-    """Only dropout after the last mixing layer leaves exact zeros in the attention input."""
+    """Only dropout after the last mixing layer leaves exact zeros."""
     plan, _, found = case
     assert (found.dropout_before, found.dropout_after) == (plan.before, plan.after)
 
 
 def test_inputs_computed_for_single_pairs_are_those_of_a_running_model(case: tuple[Plan, nn.Module, Anatomy]) -> None:
-    """A hook on the running model sees, for whole mixed sequences, what the stage computes token by token."""
+    """A hook on the running model sees the same inputs."""
     plan, model, found = case
     stage = InputStage(model, found, POSITIONS - 4)
     ids = torch.randint(4, VOCABULARY, (3, 9), generator=torch.Generator().manual_seed(5))  # no padding token
@@ -324,7 +324,7 @@ def test_inputs_computed_for_single_pairs_are_those_of_a_running_model(case: tup
 
 
 def test_a_model_is_left_as_it_was(case: tuple[Plan, nn.Module, Anatomy]) -> None:
-    """Training flags, gradients, weights, hooks and the global random state survive the probes."""
+    """Flags, gradients, weights, hooks and random state survive the probes."""
     _, model, _ = case
     model.train()
     next(model.children()).eval()
@@ -354,7 +354,7 @@ def test_the_probes_find_the_same_parts_in_a_trained_looking_model() -> None:
 
 @pytest.mark.parametrize("vocabulary", range(5, 45, 4))
 def test_padding_among_the_random_probes_does_not_mislead_roberta(vocabulary: int) -> None:
-    """RoBERTa counts positions over real tokens only, so a padding token in a probe would shift all that follow.
+    """RoBERTa counts positions over real tokens only.
 
     In vocabularies this small random probes are sure to meet it.
     """
@@ -455,7 +455,7 @@ def test_inputs_that_depend_on_neighbours_are_refused() -> None:
 
 
 def test_a_model_that_was_attacked_is_not_kept() -> None:
-    """Parts and input stage are remembered for as long as the model lives, and no longer: a worker meets many."""
+    """Parts and input stage are remembered only while the model lives."""
     model = tiny.bert()
     stage = input_stage_of(model, tiny.POSITIONS)
     assert input_stage_of(model, tiny.POSITIONS) is stage
@@ -468,7 +468,7 @@ def test_a_model_that_was_attacked_is_not_kept() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_adapters_in_another_type_than_their_base_are_found() -> None:
-    """peft keeps adapters in float32 beside weights in bfloat16, and casts what they read."""
+    """peft keeps adapters in float32 beside weights in bfloat16."""
     peft = pytest.importorskip("peft")
     found = {}
     for dtype in (torch.float32, torch.bfloat16):

@@ -1,4 +1,4 @@
-"""A pooler is found by structure, and widened so that only what was meant to change has changed."""
+"""A pooler is found by structure and widened; nothing else changes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_an_activation_that_is_no_module_cannot_be_exchanged() -> None:
 
 
 def test_old_outputs_stay_and_new_ones_are_what_the_paper_says() -> None:
-    """Normal in the first d' features, zero in the others and in their biases; class c takes c / m of each."""
+    """New rows are normal in d' features and zero elsewhere; class c takes c / m."""
     model = tiny.bert(num_labels=3)
     before = {name: value.clone() for name, value in state_of(model).items()}
     changed = widened(model, 3, width=3032, dimension=20, activation="cube+square", deviation=0.5, seed=1)

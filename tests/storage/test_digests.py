@@ -1,4 +1,4 @@
-"""Digests of files: the same however the bytes come, different for any change, and old ones are still checked."""
+"""Digests of files: independent of how the bytes arrive, and checked if old."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leakaudit.storage.digests import INNER, LEAF, OUTER, TreeDigest, digest_of
 
 
 def by_hand(data: bytes) -> str:
-    """Return the digest by the parameters that BLAKE2's authors give for a tree of depth 2, one leaf after the other."""
+    """Return the digest by the parameters of BLAKE2's authors, leaf after leaf."""
     leaves = [data[start : start + LEAF] for start in range(0, len(data), LEAF)] or [b""]
     common = {"fanout": 0, "depth": 2, "leaf_size": LEAF, "inner_size": INNER}
     root = hashlib.blake2b(digest_size=OUTER, node_depth=1, last_node=True, **common)  # type: ignore[arg-type]

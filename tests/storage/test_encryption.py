@@ -1,4 +1,4 @@
-"""Encrypted snapshots open with the owner's key, with the run's while it lives, and with no other; nothing in clear is written."""
+"""Encrypted snapshots open with the owner's key or the run's, and no other."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyrage
 import pytest
 
 from leakaudit.client.snapshot import MANIFEST, TRUTH, Manifest, Provenance
@@ -15,7 +16,6 @@ from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import ConfigError, SnapshotDamagedError, SnapshotError, SnapshotSealedError
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.tensors import state_of
-from leakaudit.storage import encryption as sealing
 from leakaudit.storage.encryption import EncryptionKeys, new_identity, read_identities, write_identity
 from leakaudit.storage.snapshots import check_files, read_manifest, read_snapshot
 from leakaudit.storage.spool import Spool
@@ -57,7 +57,7 @@ def test_the_owners_key_and_the_runs_open_a_snapshot_and_no_other(tmp_path: Path
 
 
 def test_the_private_key_of_a_run_is_written_nowhere_and_shown_nowhere(tmp_path: Path) -> None:
-    """It lives in memory; yesterday's snapshots are closed to the machine that made them."""
+    """It lives in memory, so the machine cannot read yesterday's snapshots."""
     spool, _ = keep(tmp_path, new_identity()[0])
     assert spool.keys is not None
     assert spool.keys.identity.startswith("AGE-SECRET-KEY-1") and spool.keys.identity not in repr(spool.keys)
@@ -98,7 +98,7 @@ def test_a_snapshot_in_clear_would_fail_these_tests(tmp_path: Path, monkeypatch:
 
 
 def test_digests_are_of_the_encrypted_bytes(tmp_path: Path) -> None:
-    """Those of a short text's tensors could be found by trying texts. Two runs of one step have nothing in common."""
+    """Digests of a short text's tensors could be found by trying texts."""
     public, _ = new_identity()
     (tmp_path / "b").mkdir()
     folders = [keep(folder, public)[1] for folder in (tmp_path, tmp_path / "b")]
@@ -109,7 +109,7 @@ def test_digests_are_of_the_encrypted_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["shorter", "changed"])
 def test_a_file_that_was_changed_is_said_to_be(tmp_path: Path, damage: str) -> None:
-    """By its digest; and by the encryption itself, should the digest have been changed along."""
+    """By its digest, and by the encryption itself if the digest was changed, too."""
     public, private = new_identity()
     _, folder = keep(tmp_path, public)
     path = folder / "truth.safetensors.age"
@@ -153,7 +153,8 @@ def test_a_key_file_is_private_and_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "key"
     public = write_identity(path)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert sealing.public_keys(read_identities(path)) == (public,)
+    (private,) = read_identities(path)
+    assert str(pyrage.x25519.Identity.from_str(private).to_public()) == public
     with pytest.raises(ConfigError, match="a private key is never overwritten"):
         write_identity(path)
     path.chmod(0o640)
@@ -166,7 +167,7 @@ def test_a_key_file_is_private_and_never_overwritten(tmp_path: Path) -> None:
     [
         ("", "holds no private key"),
         ("# a comment\n", "holds no private key"),
-        ("AGE-SECRET-KEY-1QQQ", "the private key is none"),
+        ("AGE-SECRET-KEY-1QQQ", "not an age private key: expected a line starting with AGE-SECRET-KEY-1"),
     ],
 )
 def test_what_is_no_key_is_refused_and_not_quoted(tmp_path: Path, text: str, message: str) -> None:
@@ -183,9 +184,9 @@ def test_what_is_no_key_is_refused_and_not_quoted(tmp_path: Path, text: str, mes
 
 def test_a_public_key_that_is_none_ends_the_audit_before_it_begins(tmp_path: Path) -> None:
     """Rather than that snapshots are written in clear."""
-    with pytest.raises(ConfigError, match="'age1nonsense' is no age public key"):
+    with pytest.raises(ConfigError, match="'age1nonsense' is not an age public key"):
         EncryptionKeys.of(("age1nonsense",), run_key=True)
-    with pytest.raises(ConfigError, match="is no age public key"):
+    with pytest.raises(ConfigError, match="is not an age public key"):
         keep(tmp_path, "age1nonsense")
     assert not (tmp_path / "audit").exists()
 
@@ -209,4 +210,4 @@ def test_the_doctor_looks_at_the_keys(tmp_path: Path, key: str, state: str) -> N
     (tmp_path / "audit.yaml").write_text(f"out_dir: {tmp_path}/out\nencrypt_to: [{key or new_identity()[0]}]\n")
     last = list(_configuration(tmp_path / "audit.yaml"))[-1]
     assert last.state == state
-    assert ("encrypted to 1 public key" if state == "ok" else "is no age public key") in last.sentence
+    assert ("encrypted to 1 public key" if state == "ok" else "is not an age public key") in last.sentence

@@ -1,4 +1,4 @@
-"""Snapshots go when they are too old, unless they are held or in use, and the key of the hashes goes with the last one."""
+"""Old snapshots are removed unless they are held or in use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ NOW = datetime.now(UTC).replace(microsecond=0)
 
 
 def audited(folder: Path, *ages: float, **more: Any) -> Spool:
-    """Return the spool of a finished audit by a trainer that is gone, with kept snapshots of these ages in days, by step."""
+    """Return the spool of a finished audit, with kept snapshots of these ages.
+
+    Ages are in days, by step; the trainer has ended.
+    """
     spool = test_worker.make(folder, *range(len(ages)), keep_snapshots=True, **more)
     assert run_worker(spool.root) == 0
     test_spool.edit_audit(spool, trainer_pid=test_spool.gone_pid())
@@ -49,7 +52,7 @@ def key_of(spool: Spool) -> str:
 
 
 def test_what_is_too_old_goes_and_leaves_a_line(tmp_path: Path) -> None:
-    """When it was made and removed, and why; nothing that could be guessed by trying texts."""
+    """The line says when and why, and nothing that trying texts could confirm."""
     spool = audited(tmp_path, 8.0, 6.0)
     limit = timedelta(days=7)
     dry = purge(spool, now=NOW, older_than=limit, dry_run=True)
@@ -98,7 +101,7 @@ def test_held_snapshots_stay_whoever_comes(tmp_path: Path) -> None:
 
 
 def test_a_whole_spool_can_be_held(tmp_path: Path) -> None:
-    """With what comes later; its steps are not released one by one. A hold that cannot be read holds."""
+    """Later snapshots included. A hold that cannot be read holds."""
     spool = audited(tmp_path, 30.0)
     assert len(hold(spool, (), "litigation", now=NOW)) == 1
     assert names(purge(spool, now=NOW, older_than=None).held) == ["000000.kept"]
@@ -119,7 +122,7 @@ def test_a_step_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
 
 
 def test_what_somebody_works_on_is_left_alone(tmp_path: Path) -> None:
-    """A living trainer's half snapshot, a worker's claimed one; what still waits goes only when asked for by name."""
+    """An incomplete snapshot of a living trainer stays, and a worker's claimed one."""
     spool = test_worker.make(tmp_path, 1, 2, finished=False)
     (spool.root / "000003.tmp").mkdir()
     with spool.worker_lock():
@@ -132,7 +135,7 @@ def test_what_somebody_works_on_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_the_next_worker_removes_what_is_too_old_in_earlier_runs(tmp_path: Path) -> None:
-    """Each by its own configuration; other folders with like names are nobody's business."""
+    """Each by its own configuration; other folders are left alone."""
     for days in (300.0, 3000.0):
         audited(tmp_path, 0.0, retention_days=days)
         assert archive_previous(tmp_path / "audit").note
@@ -157,7 +160,7 @@ def test_what_was_never_audited_goes_with_its_age_once_nobody_works_on_it(tmp_pa
 
 
 def test_an_encrypted_audit_never_writes_the_key_of_its_hashes(tmp_path: Path) -> None:
-    """It is made from the private key, so that hashes fit again when the audit goes on, and the disk tells nothing."""
+    """The key is made from the private key, so hashes fit again after a resume."""
     public, private = new_identity()
     spool = test_worker.make(tmp_path, encrypt_to=(public,), keep_snapshots=True, finished=False)
     from tests.storage.test_encryption import TEXT
@@ -180,7 +183,7 @@ def test_an_encrypted_audit_never_writes_the_key_of_its_hashes(tmp_path: Path) -
 
 
 def test_two_encrypted_runs_of_one_owner_have_hashes_of_their_own(tmp_path: Path) -> None:
-    """Nobody can tell from their results that a text was in both; and what they were made with is gone with the snapshots."""
+    """Nobody can tell from their results that a text was in both runs."""
     public, private = new_identity()
     found = []
     for name in ("a", "b"):
@@ -235,7 +238,7 @@ def test_a_snapshot_that_is_not_as_it_should_be_is_found(tmp_path: Path, harm: A
 
 
 def test_results_carry_no_hash_that_a_guess_could_be_tried_against(tmp_path: Path) -> None:
-    """Of a text that is guessed, tokens and update can be computed; both are hashed under a key that is another in every run."""
+    """Both hashes are keyed by run, so a guessed text cannot be confirmed."""
     from leakaudit.storage.snapshots import read_snapshot
 
     found = []

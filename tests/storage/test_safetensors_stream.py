@@ -1,4 +1,4 @@
-"""What is streamed is what the library would have written, to the byte where it matters."""
+"""The stream has the bytes that the library would have written."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ named = st.dictionaries(st.text(min_size=1, max_size=8), st.tuples(st.sampled_fr
 @settings(deadline=None, max_examples=60)
 @given(named)
 def test_the_library_reads_what_is_streamed(parts: dict[str, tuple[torch.dtype, list[int]]]) -> None:
-    """Every type, scalars, empty tensors, any name; and the header is where the library puts it."""
+    """Every dtype, scalars, empty tensors and any name are read."""
     tensors = {name: torch.randint(0, 2, shape).to(dtype) for name, (dtype, shape) in parts.items()}
     stream = TensorStream(tensors)
     written = stream.readall()
@@ -107,7 +107,7 @@ def test_a_sink_makes_the_tensors_of_a_stream_however_it_is_cut(piece: int) -> N
 
 
 def test_a_sink_takes_nothing_that_is_cut_short_too_long_or_larger_than_its_file() -> None:
-    """A header that promises more than there can be is refused before memory is taken for it."""
+    """A header that promises too much is refused before memory is taken."""
     data = b"".join(TensorStream({"a": torch.randn(3, 5)}).pieces())
     for cut in (data[:-1], data + b"x"):
         sink = TensorSink(header_of, most=len(data) + 1)

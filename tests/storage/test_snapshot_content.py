@@ -1,4 +1,4 @@
-"""A snapshot made by hand is refused in one sentence, before memory or time is spent on it."""
+"""A forged snapshot is refused in one sentence, before it costs memory or time."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_tensors_of_the_batch_that_do_not_belong_together_are_named(
 def test_batches_that_training_loops_have_are_read(
     tensors: dict[str, Tensor], sequences: int, labels: list[int] | None
 ) -> None:
-    """What is unusual is no damage; labels that are not one a sequence are no classes to score against."""
+    """Unusual batches are not damaged; odd labels are not scored as classes."""
     check_truth(tensors, "here", arrays=False, vocabulary=10)
     truth = truth_of(tensors)
     assert len(truth.sequences()) == sequences and truth.labels() == labels

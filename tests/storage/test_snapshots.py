@@ -113,7 +113,7 @@ def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
 
 
 def test_truth_and_observation_are_two_files(tmp_path: Path) -> None:
-    """The observed one holds updates and weights and nothing of the batch; the manifest holds no number of it either."""
+    """The observed file and the manifest hold nothing of the batch."""
     from safetensors import safe_open
 
     folder = written(tmp_path)
@@ -126,7 +126,7 @@ def test_truth_and_observation_are_two_files(tmp_path: Path) -> None:
 
 
 def test_no_file_is_a_pickle(tmp_path: Path) -> None:
-    """None begins with a pickle's protocol mark or a zip's, and none can be taken apart as one."""
+    """No file begins with the mark of a pickle or of a zip archive."""
     for path in written(tmp_path).iterdir():
         head = path.read_bytes()[:4096]
         assert not head.startswith((b"\x80", b"PK"))
@@ -135,7 +135,7 @@ def test_no_file_is_a_pickle(tmp_path: Path) -> None:
 
 
 def test_no_module_of_ours_can_unpickle_anything() -> None:
-    """Nobody imports pickle or its relatives, and nobody calls torch's pickling functions."""
+    """No module imports pickle or calls torch's pickling functions."""
     for path in (p for room in ("leakaudit", "callbacks", "reports") for p in (ROOT / room).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []

@@ -46,7 +46,7 @@ def names(spool: Spool) -> list[str]:
 
 
 def test_a_spool_is_private_and_holds_what_a_worker_needs(tmp_path: Path) -> None:
-    """Folders 0700, files 0600, the configuration and the tokenizer, and out of version control."""
+    """Folders are 0700, files 0600, and version control ignores them."""
     before = os.umask(0)
     try:
         spool = make(tmp_path, every_n_steps=7)
@@ -123,7 +123,7 @@ def test_snapshots_wait_in_a_queue(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("schedule", ["beside", "deferred"])
 def test_snapshots_queue_up_to_a_limit_of_bytes(tmp_path: Path, schedule: str) -> None:
-    """The message says how much is taken and what to change; what lies there in whatever state counts."""
+    """The message says how much is taken and what to change."""
     spool = make(tmp_path, schedule=schedule, max_spool_gb=2e-6)
     put(spool, 3)
     (put(spool, 4, ".kept") / "truth.safetensors").write_bytes(b"x" * 1500)
@@ -238,7 +238,7 @@ def test_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
 
 
 def test_totals_reach_the_worker(tmp_path: Path) -> None:
-    """None until the trainer is through; a broken file means through, with nothing known."""
+    """None until the trainer has finished; empty where the file is broken."""
     spool = make(tmp_path)
     assert spool.totals() is None
     totals = Totals(total_steps=9, kept=2, skipped=1, overhead=Overhead(blocked_s=0.5, training_s=8.0))
@@ -300,7 +300,7 @@ def gone_pid() -> int:
 
 
 def test_a_new_run_finds_its_folder_free_and_the_earlier_one_aside(tmp_path: Path) -> None:
-    """So a gate on the folder can never judge the run before: its files are in `.1`, and nobody else's are."""
+    """So a gate on the folder never judges the run before, which is in `.1`."""
     wanted = tmp_path / "audit"
     assert archive_previous(wanted) == RunFolder(wanted)
     for turn in (1, 2):
@@ -324,7 +324,7 @@ def test_what_a_killed_trainer_was_writing_goes_when_its_run_is_moved(tmp_path: 
 
 
 def test_an_audit_that_is_under_way_is_not_moved(tmp_path: Path) -> None:
-    """Not while its trainer trains, nor while a worker holds it, nor while snapshots of a living trainer wait for one."""
+    """Neither while its trainer lives nor while a worker holds it."""
     wanted = tmp_path / "audit"
     beside = RunFolder(tmp_path / "audit-2", "the audit there is still under way: gate audit-2, not audit")
     spool = make(tmp_path)
@@ -354,7 +354,7 @@ def test_an_audit_that_cannot_be_moved_is_not_mixed_with_the_next(
 
 
 def test_a_link_is_no_audits_folder(tmp_path: Path) -> None:
-    """Whoever made it decides where private text would go; nothing is written there or moved."""
+    """Whoever made the link would decide where private text goes."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "audit").symlink_to(tmp_path / "elsewhere")
     for attempt in (lambda: archive_previous(tmp_path / "audit"), lambda: make(tmp_path)):
@@ -398,7 +398,7 @@ sys.stdin.read()
 
 
 def test_trainers_that_begin_in_one_folder_at_the_same_moment_get_a_folder_each(tmp_path: Path) -> None:
-    """Also over the finished audit of an earlier run, which exactly one of them moves aside."""
+    """Also over an earlier audit, which exactly one of them moves aside."""
     finished_run(tmp_path)
     command = [sys.executable, "-c", BEGIN, str(tmp_path / "audit"), str(tmp_path / "start")]
     trainers = [
@@ -422,7 +422,7 @@ def test_trainers_that_begin_in_one_folder_at_the_same_moment_get_a_folder_each(
 
 
 def test_the_audits_file_holds_no_more_than_it_must(tmp_path: Path) -> None:
-    """Configuration, process (its id means something on its own host only) and command."""
+    """Configuration, process, host and command."""
     spool = make(tmp_path)
     found = set(json.loads((spool.root / "audit.json").read_text()))
     assert found == {"schema", "config", "trainer_pid", "trainer_host", "command", "salt"}

@@ -1,4 +1,4 @@
-"""A spool made by hand is refused or worked around in one sentence; what cannot be audited is listed, and goes with its age."""
+"""A forged spool is refused or worked around in one sentence."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_the_largest_numbers_that_are_allowed_overflow_nothing(tmp_path: Path) -
 
 
 def test_what_is_left_over_is_said_with_its_reason(tmp_path: Path) -> None:
-    """A snapshot that was set aside has a reason; the others wait for the worker of a trainer that is still there."""
+    """A snapshot that was set aside has a reason; the others wait."""
     spool = make(tmp_path, 1, 2, 3, finished=True, keep_snapshots=True)
     (spool.snapshot_folder(1) / "truth.safetensors").write_bytes(b"short")
     claimed = spool.queue.claim()
@@ -211,7 +211,7 @@ def test_what_is_left_over_is_said_with_its_reason(tmp_path: Path) -> None:
 
 
 def test_what_was_never_audited_goes_with_its_age_and_not_before(tmp_path: Path) -> None:
-    """`snapshots purge` and the next run remove it, once nobody is at work on the spool."""
+    """`snapshots purge` and the next run remove it once nobody works on the spool."""
     spool = make(tmp_path, 1, 2, finished=True)
     assert spool.queue.claim() is not None
     dead = make_trainer_dead(spool)

@@ -12,7 +12,7 @@ from leakaudit.models.structure.trace import Call, is_linear, same_tensor
 
 @dataclass(frozen=True)
 class Adapter:
-    """A low-rank map beside a projection, as in LoRA: the layer computes W x + s B A x."""
+    """A low-rank map beside a projection (LoRA): the layer computes W x + s B A x."""
 
     down: Projection
     """A: reads the attention input, makes R features."""

@@ -1,4 +1,6 @@
-"""Attention heads: which output features are query, key or value of which head, found by probing.
+"""Attention heads: which features are query, key or value of which head.
+
+They are found by probing.
 
 Letters: F output features of a block's projections, T tokens, D' width of the attention's output, d_h width of a head.
 """
@@ -17,7 +19,7 @@ from leakaudit.models.structure.trace import CHUNK_BYTES, PROBE_LENGTH, Call, is
 
 @dataclass(frozen=True)
 class Head:
-    """Indices of one attention head's features among the concatenated outputs of the block's projections."""
+    """Indices of one head's features among the concatenated projection outputs."""
 
     query: Tensor
     """(d_h,) indices."""
@@ -39,7 +41,7 @@ class Attention:
 
 
 def probe_attention(model: nn.Module, readers: list[Call], calls: list[Call], block_calls: list[Call]) -> Attention:
-    """Find query, key and value features and their heads by changing one output feature at a time.
+    """Find query, key and value features and their heads by probing.
 
     Row 1 of four rows is changed. A query feature changes row 1 of the attention output only, within its head; a value
     feature changes one coordinate per head that reads it, in every row that attends to row 1; a key feature changes whole
@@ -62,7 +64,9 @@ def probe_attention(model: nn.Module, readers: list[Call], calls: list[Call], bl
 
 
 def _responses(model: nn.Module, group: list[Call], calls: list[Call], output: Call) -> Tensor | None:
-    """Return (F, T, D') booleans: which entries of the output layer's input move when one feature changes at row 1.
+    """Return (F, T, D') booleans: what moves when one feature changes at row 1.
+
+    What moves are entries of the output layer's input.
 
     Runs in float64, so that moved and unmoved entries differ by many orders of magnitude even in untrained models.
     """
@@ -102,7 +106,10 @@ def _reached_parameters(model: nn.Module, calls: list[Call], output: Call) -> It
 
 
 def _nudger(features: Tensor, width: int, nudge: float) -> Callable[[nn.Module, Any, Tensor], Tensor]:
-    """Return a hook that adds `nudge` to one feature of each example at row 1, where the feature is this layer's."""
+    """Return a hook that adds `nudge` to one feature of each example, at row 1.
+
+    Examples whose feature is another layer's are left as they are.
+    """
     rows = ((features >= 0) & (features < width)).nonzero().flatten()
 
     def add(_module: nn.Module, _args: Any, made: Tensor) -> Tensor:

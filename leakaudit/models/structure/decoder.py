@@ -1,4 +1,4 @@
-"""The parts of a decoder: layers that read a prefix, and the last layer before the logits.
+"""The parts of a decoder: readers of a prefix, and the last layers.
 
 Letters: N sequences, T tokens, D hidden size.
 """
@@ -27,7 +27,7 @@ from leakaudit.models.structure.trace import (
 
 @dataclass(frozen=True)
 class Tail:
-    """The last linear layer that works on every token by itself, and the head behind it."""
+    """The last linear layer that works on each token alone, and the head behind it."""
 
     layer: Projection
     """In most models the down projection of the last block's feed-forward part."""
@@ -36,7 +36,7 @@ class Tail:
 
 
 def prefix_readers(model: nn.Module) -> tuple[tuple[Projection, ...], ...]:
-    """Return groups of linear layers whose common input at a token depends on its prefix only.
+    """Return the groups of linear layers whose input depends on a token's prefix only.
 
     The search covers the layers from the first block's attention to the second block's attention input: the attention's
     output projection, the feed-forward part (not where it runs beside the attention), the next query, key and value. The
@@ -72,7 +72,7 @@ def prefix_readers(model: nn.Module) -> tuple[tuple[Projection, ...], ...]:
 
 
 def _reads_prefix(model: nn.Module, ids: Tensor, reader: Call) -> bool:
-    """Return whether a changed token at row 1 moves the reader's input at row 1 and later, and not before."""
+    """Return whether a changed token moves the reader's input there and later only."""
     changed = ids.clone()
     changed[0, 1] = (ids[0, 1] + 1) % vocabulary_size(model)
     moved = (run_until(model, changed, reader.module) - reader.given).abs().amax(dim=(0, 2))
@@ -81,7 +81,9 @@ def _reads_prefix(model: nn.Module, ids: Tensor, reader: Call) -> bool:
 
 
 def find_tail(model: nn.Module) -> Tail:
-    """Find the last linear layer before the head that no attention follows; the model is left as it was.
+    """Find the last linear layer before the head, which no attention may follow.
+
+    The model is left as it was.
 
     Raises:
         AnatomyError: the logits are not the plain output of one linear layer on every token, or attention follows the layer.
@@ -111,7 +113,7 @@ def _check_plain_logits(model: nn.Module, ids: Tensor, head: Call) -> None:
 
 
 def _check_no_attention_between(model: nn.Module, ids: Tensor, layer: Call, head: Call) -> None:
-    """Change the layer's output at row 1, and refuse the layer if other rows of the head's input move."""
+    """Refuse the layer if a change of its output at row 1 moves other rows of the head."""
 
     def nudge(_module: nn.Module, _args: Any, made: Tensor) -> Tensor:
         changed = made.clone()

@@ -20,7 +20,10 @@ def dropout_rates(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, float]:
 
 
 def input_dropout(calls: list[Call], reader: Call) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the dropout modules before and after the last module that mixes features on the way to `reader`."""
+    """Return the dropout modules that `reader`'s input passes, in two groups.
+
+    First those before the last module that mixes features, then those after it.
+    """
     before: list[str] = []
     after: list[str] = []
     for call in calls[: next(index for index, call in enumerate(calls) if call is reader)]:

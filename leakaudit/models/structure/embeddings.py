@@ -22,7 +22,7 @@ def word_embedding(model: nn.Module) -> str | None:
 
 
 def output_embedding(model: nn.Module) -> str | None:
-    """Return the parameter name of the table (V, D) that turns features into logits of tokens, or None."""
+    """Return the parameter name of the output embedding (V, D), or None."""
     return _parameter_of(model, "get_output_embeddings")
 
 
@@ -52,7 +52,7 @@ def vocabulary_size(model: nn.Module) -> int:
 
 
 def other_tables(model: nn.Module, word: str, used: AbstractSet[int]) -> tuple[str, ...]:
-    """Return the parameter names of the embedding tables in use, such as positions, without the word embedding.
+    """Return the parameter names of all other embedding tables in use.
 
     Args:
         model: the model.

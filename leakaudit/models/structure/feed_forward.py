@@ -30,7 +30,9 @@ class FeedForward:
 
 
 def find_down_projection(model: nn.Module) -> Projection:
-    """Return the down projection of the first block's feed-forward part; the model is left as it was.
+    """Return the down projection of the first block.
+
+    The model is left as it was.
 
     It is the layer with the widest input among the linear layers behind the block's attention that work on every token.
 
@@ -69,7 +71,10 @@ def find_last_feed_forward(model: nn.Module, head: nn.Module, inputs: dict[str, 
 
 
 def _feed_forwards(calls: list[Call], head: nn.Module) -> Iterator[FeedForward]:
-    """Yield feed-forward parts from the last to the first, those that end in the output layer after all others."""
+    """Yield feed-forward parts, the last first.
+
+    Those that end in the output layer come after all others.
+    """
     sources = {id(call.made): call.module for call in calls}
     linear = {id(call.made): (call.module, call.given) for call in calls if isinstance(call.module, nn.Linear)}
     ends = [(call.module, call.given) for call in reversed(calls) if isinstance(call.module, nn.Linear)]
@@ -82,14 +87,17 @@ def _feed_forwards(calls: list[Call], head: nn.Module) -> Iterator[FeedForward]:
 
 
 def _decides_logits(model: nn.Module, part: FeedForward, inputs: dict[str, Tensor]) -> bool:
-    """Return whether the logits depend on x alone: with one x, different inputs give the same logits."""
+    """Return whether the logits depend on x alone.
+
+    With one x, different inputs then give the same logits.
+    """
     x = features_into(model, part, inputs)[:1]
     logits = run_from(model, part, x.expand(len(next(iter(inputs.values()))), -1), inputs)
     return bool(torch.allclose(logits, logits[:1].expand_as(logits), atol=1e-5, rtol=1e-4))
 
 
 def features_into(model: nn.Module, part: FeedForward, inputs: dict[str, Tensor]) -> Tensor:
-    """Return (N, D), the part's input for N examples, at the one token of each that the logits depend on.
+    """Return (N, D), the part's input at the one token that decides the logits.
 
     Raises:
         AnatomyError: the logits depend on several tokens of a sequence.
@@ -115,7 +123,9 @@ def features_into(model: nn.Module, part: FeedForward, inputs: dict[str, Tensor]
 
 
 def run_from(model: nn.Module, part: FeedForward, x: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-    """Return the logits (N, C) of given features, whatever the layers before the part compute.
+    """Return the logits (N, C) of given features.
+
+    What the layers before the part compute has no influence.
 
     Args:
         model: the public model.
@@ -128,7 +138,7 @@ def run_from(model: nn.Module, part: FeedForward, x: Tensor, inputs: dict[str, T
 
 
 def logit_jacobian(model: nn.Module, part: FeedForward, x: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-    """Return (N, C, M') float64: the derivative of each logit by the outputs of the part's second layer.
+    """Return (N, C, M') float64: derivatives of logits by the part's outputs.
 
     Args:
         model: the public model.

@@ -22,7 +22,10 @@ from leakaudit.models.structure.trace import CHUNK_BYTES, is_leaf, run_until, sa
 
 @dataclass(frozen=True)
 class Norm:
-    """The normalisation right before the attention input: x = gain * (u - mean) / sqrt(var + eps) + shift."""
+    """The normalisation right before the attention input.
+
+    x = gain * (u - mean) / sqrt(var + eps) + shift, without the mean for RMSNorm.
+    """
 
     centred: bool
     """True for LayerNorm, false for RMSNorm."""
@@ -40,7 +43,7 @@ class Norm:
 
 
 class InputStage:
-    """How the attention input of the first block comes from a token and its position, dropout off.
+    """How the first block's attention input comes from tokens, dropout off.
 
     Most models add a token vector and a position vector and normalise the sum, so that
     x(t, p) = Norm(w_t + d_p); that is checked on random pairs, not assumed. Where it does not hold, inputs are computed by
@@ -75,11 +78,14 @@ class InputStage:
         self.additive = self.norm is not None and self._is_additive(generator)
 
     def _run(self, ids: Tensor) -> Tensor:
-        """Return the attention inputs (N, T, D) of token ids (N, T), as the client's own arithmetic makes them."""
+        """Return the attention inputs (N, T, D) of token ids (N, T), in the model's dtype."""
         return run_until(self._model, ids.to(self.device), self._reader)
 
     def _sample(self, count: int, length: int, generator: torch.Generator) -> Tensor:
-        """Return random ids (count, length) without the padding token: some models (RoBERTa) do not count it as a position."""
+        """Return random ids (count, length) without the padding token.
+
+        Some models (RoBERTa) do not count padding as a position.
+        """
         pad: Any = getattr(getattr(self._model, "config", None), "pad_token_id", None)
         ids = torch.randint(self.vocabulary, (count, length), generator=generator)
         return ids if pad is None else torch.where(ids == pad, (ids + 1) % self.vocabulary, ids)
@@ -92,7 +98,10 @@ class InputStage:
             raise AnatomyError("the first block's attention input of a token depends on the tokens around it")
 
     def _find_norm(self) -> nn.Module | None:
-        """Return the module whose output is the attention input (dropout in between is transparent in eval mode)."""
+        """Return the module whose output is the attention input, or None.
+
+        Dropout in between changes nothing in eval mode.
+        """
         calls = trace_tokens(self._model)
         wanted = next(call.given for call in calls if call.module is self._reader)
         for call in calls:
@@ -103,12 +112,18 @@ class InputStage:
         return None
 
     def _before_norm(self, ids: Tensor) -> Tensor:
-        """Return what enters the normalisation (or, without one, the attention input) for token ids (N, T)."""
+        """Return the input of the normalisation for token ids (N, T).
+
+        Without a normalisation, this is the attention input.
+        """
         reader = self.norm_module if self.norm_module is not None else self._reader
         return run_until(self._model, ids.to(self.device), reader)
 
     def _fit_norm(self, generator: torch.Generator) -> Norm | None:
-        """Recognise LayerNorm or RMSNorm by what it does: fit gain and shift, and accept only an exact fit."""
+        """Recognise LayerNorm or RMSNorm by fitting gain and shift.
+
+        Only an exact fit is accepted.
+        """
         if self.norm_module is None:
             return None
         ids = self._sample(8, 8, generator)
@@ -133,7 +148,10 @@ class InputStage:
         return None
 
     def _refine(self, norm: Norm) -> Norm:
-        """Take gain and shift from the module's own parameters where they agree with the fit: they are exact."""
+        """Return the norm with the module's own gain and shift where they agree.
+
+        They are exact.
+        """
         gain: Any = getattr(self.norm_module, "weight", None)
         shift: Any = getattr(self.norm_module, "bias", None)
         for offset in (0.0, 1.0):  # Gemma stores gain - 1
@@ -154,7 +172,7 @@ class InputStage:
         return torch.cat([self._before_norm(chunk[:, None])[:, 0] for chunk in ids.split(size)])
 
     def _positions(self, count: int) -> Tensor:
-        """Return (count, D) float64: what each position adds to the token vector at position 0."""
+        """Return (count, D) float64: what each position adds to the token vector."""
         token = self.vocabulary // 2
         u = self._before_norm(torch.full((1, count), token))[0].double()
         return u - u[:1]
@@ -200,7 +218,7 @@ _STAGES: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], InputStage]] = Weak
 
 
 def input_stage_of(model: nn.Module, max_length: int) -> InputStage:
-    """Return the input stage of a model, computed anew whenever its weights were written to."""
+    """Return the input stage of a model, computed again whenever weights change."""
     versions = (max_length, *(p._version for p in model.parameters()), next(model.parameters()).data_ptr())
     if model not in _STAGES or _STAGES[model][0] != versions:
         _STAGES[model] = (versions, InputStage(model, anatomy_of(model), max_length))

@@ -50,7 +50,7 @@ def projection_of(model: nn.Module, call: Call) -> Projection:
 
 
 def heaviest_block_list(model: nn.Module, accepts: Callable[[nn.ModuleList], bool]) -> tuple[str, nn.ModuleList] | None:
-    """Return name and module of the accepted `nn.ModuleList` with the most parameters, or None."""
+    """Return the accepted `nn.ModuleList` with the most parameters, and its name."""
     lists = [
         (sum(p.numel() for p in module.parameters()), name, module)
         for name, module in model.named_modules()

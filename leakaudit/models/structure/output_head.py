@@ -14,7 +14,7 @@ from leakaudit.errors import AnatomyError
 
 
 def find_output_head(model: nn.Module, classes: int) -> nn.Linear:
-    """Return the last `nn.Linear` of the module tree that has one output for each class.
+    """Return the last `nn.Linear` that has one output for each class.
 
     Raises:
         AnatomyError: there is no such layer.
@@ -29,7 +29,7 @@ def find_output_head(model: nn.Module, classes: int) -> nn.Linear:
 
 
 def head_outputs(model: nn.Module, head: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Run a model and return the inputs of its output layer (N, H) and the logits (N, C).
+    """Return the inputs (N, H) of a model's output layer and its logits (N, C).
 
     Args:
         model: the public model, in eval mode.

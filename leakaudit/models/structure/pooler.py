@@ -1,4 +1,4 @@
-"""A sequence classifier's pooler: the layer between the class token and the output layer.
+"""A classifier's pooler: the layer between class token and output layer.
 
 Letters: B sequences, D features into the pooler, F its outputs, C classes.
 """

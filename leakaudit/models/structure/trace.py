@@ -41,7 +41,9 @@ class Call:
 
 
 def trace(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Call]:
-    """Run one forward pass in eval mode and list every module call that took and returned a tensor.
+    """Return every module call of one forward pass in eval mode.
+
+    Calls that take or return no tensor are left out.
 
     Args:
         model: left as it was.
@@ -82,7 +84,9 @@ def trace_tokens(model: nn.Module) -> list[Call]:
 
 
 def probe_ids(model: nn.Module) -> Tensor:
-    """Return (1, T) token ids from the middle of the vocabulary, where usual layouts have no special tokens.
+    """Return (1, T) token ids from the middle of the vocabulary.
+
+    Usual layouts have no special tokens there.
 
     Raises:
         AnatomyError: the model has no token table.
@@ -95,7 +99,7 @@ def probe_ids(model: nn.Module) -> Tensor:
 def run_until(
     model: nn.Module, ids: Tensor, module: nn.Module, *, weights: Mapping[str, Tensor] | None = None, **more: Any
 ) -> Tensor:
-    """Run a forward pass up to `module` in eval mode and return the first tensor that `module` is given.
+    """Return the first tensor that `module` is given in a forward pass, in eval mode.
 
     Args:
         model: left as it was.
@@ -133,7 +137,7 @@ class _ReachedError(Exception):
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Run the block without gradients and in eval mode, then restore the training flags."""
+    """Run the block in eval mode without gradients, then restore the flags."""
     flags = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -150,7 +154,10 @@ def is_leaf(module: nn.Module) -> bool:
 
 
 def is_linear(call: Call) -> bool:
-    """Return whether a call looks like a linear layer: a 2-d weight that fits input and output widths."""
+    """Return whether a call looks like a linear layer.
+
+    It has a 2-d weight that fits the widths of input and output.
+    """
     weight = getattr(call.module, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() != 2 or not call.given.is_floating_point():
         return False
@@ -158,7 +165,10 @@ def is_linear(call: Call) -> bool:
 
 
 def is_normalisation(call: Call) -> bool:
-    """Return whether a call looks like a normalisation: a leaf with a 1-d gain that keeps its input's shape."""
+    """Return whether a call looks like a normalisation.
+
+    It is a leaf with a 1-d gain that keeps its input's shape.
+    """
     gain = getattr(call.module, "weight", None)
     return is_leaf(call.module) and isinstance(gain, Tensor) and gain.dim() == 1 and call.given.shape == call.made.shape
 
