@@ -15,9 +15,9 @@ from leakaudit.results.schema import Attempt, AttemptStatus, Results
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What became of the steps under one defence.
+    """Outcomes of the steps under one defence.
 
-    True leaked, False was searched to the end without a leak, None was not finished.
+    True: the step leaked. False: it was searched to the end without a leak. None: it was not finished.
     """
 
     by_step: dict[str, bool | None]
@@ -39,7 +39,7 @@ class Outcomes:
 
 
 def outcomes(results: Results, defense: str, event: str, attacks: Sequence[str]) -> Outcomes:
-    """Collect what became of each step under `defense`.
+    """Return the outcome of each step under `defense`.
 
     A step is not finished where an attack ran out of time without the event, or where a text was in reach of a search that gave up:
     more time or a better search might find it, so the defence did not stop it. A step that cannot be verified counts only if it leaked.

@@ -67,15 +67,15 @@ def write_report(
         policy: the rules; the built-in policy if None.
         verdict: the verdict where one was reached already.
         output: the file; `run_dir/report.html` if None.
-        allow_full: leave for mode full where the policy gives none.
-        allow_full_in_ci: also in CI.
+        allow_full: permits mode full where the policy does not.
+        allow_full_in_ci: permits it in CI, too.
 
     Returns:
         Path of the report.
 
     Raises:
         ResultsError: the results or the journal cannot be read.
-        RedactionError: mode full without leave or text, in CI, or into a folder that everybody may write to.
+        RedactionError: mode full is not permitted, has no text, or would be written to a folder that everybody may write to.
     """
     policy = policy or default_policy()
     mode = mode or policy.report.text

@@ -8,7 +8,7 @@ has rated is not in it, so that a new field is private until somebody decides ot
     masked    also which sixteenths of each sequence were recovered
     full      the text and the class counts, from the private journal
 
-The first two are made from results.json alone. What they say of lengths: `leakaudit.results.schema.LENGTHS`.
+The first two are made from results.json alone. What they say about lengths: `leakaudit.results.schema.LENGTHS`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Recovered:
-    """What one attack got back of one sequence under one defence."""
+    """What one attack recovered of one sequence under one defence."""
 
     attack: str
     defense: str
@@ -46,16 +46,16 @@ class Recovered:
     scores: SequenceScore
     wall_s: float
     strip: str | None
-    """Which parts of the sequence came back (`leakaudit.results.schema.Strip`); None in mode hash, or where the results do not say."""
+    """Which parts were recovered (`leakaudit.results.schema.Strip`); None in mode hash, or where the results do not say."""
     true: tuple[Run, ...] | None
-    """The true text with what this attack took of it marked; None but in mode full."""
+    """The true text, with the recovered parts marked; only in mode full, else None."""
     guess: tuple[Run, ...] | None
-    """The guessed text; None for a bag of tokens too."""
+    """The guessed text; only in mode full, else None. Also None for a bag of tokens."""
 
 
 @dataclass(frozen=True)
 class SequenceView:
-    """One true sequence and the best that each defence let through."""
+    """One true sequence, and the best attack on it under each defence."""
 
     step: str
     sequence: str
@@ -63,7 +63,7 @@ class SequenceView:
     length: str
     """Number of tokens as a power-of-two range."""
     recovered: tuple[Recovered, ...]
-    """One for each defence, what the run ships first."""
+    """One for each defence, the one that the run ships first."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class LabelView:
     defense: str
     accuracy: float | None
     rows: tuple[tuple[str, int, int], ...] | None
-    """(class, true count, recovered count); None but in mode full."""
+    """(class, true count, recovered count); only in mode full, else None."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ class RedactedResult:
     """Rebuilt from the allow-list. A step that failed verification, or that is not recorded, has no attempts here."""
     verdict: Verdict
     sequences: tuple[SequenceView, ...]
-    """Worst first."""
+    """The one of which most was recovered comes first."""
     labels: tuple[LabelView, ...]
     hidden_sequences: int
-    """Sequences left out for length."""
+    """How many sequences are left out, because a report shows a few only."""
     hidden_environment: int
-    """Entries of the environment left out because nobody rated them."""
+    """How many entries of the environment are left out, because nobody rated them."""
 
 
 def redact(
@@ -113,16 +113,16 @@ def redact(
         journal: the private journal; only mode full uses it.
         verdict: what the gate said of these results.
         mode: how much text may be shown.
-        allow_full: the policy's leave (`report.allow_full`), needed for mode full.
-        allow_full_in_ci: also where the environment variable CI is set, where artefacts travel.
-        top_samples: sequences to show in detail, worst first.
+        allow_full: whether mode full is permitted (`report.allow_full` of the policy).
+        allow_full_in_ci: whether it is permitted where the environment variable CI is set: files are shared there.
+        top_samples: how many sequences to show in detail, those first of which most was recovered.
         environ: the environment; the process's own if None.
 
     Returns:
-        The only input that renderers accept.
+        What renderers accept, and nothing else.
 
     Raises:
-        RedactionError: mode full without leave, in CI, or with a journal that holds no text.
+        RedactionError: mode full is not permitted, or the journal holds no text.
     """
     entries = list(journal) if mode is TextMode.FULL else []
     if mode is TextMode.FULL:
@@ -201,7 +201,7 @@ def _public_attempt(attempt: Attempt, mode: TextMode) -> Attempt:
 
 # ------------------------------------------------------------------------------------------------------ text and labels
 def _sequences(results: Results, entries: Sequence[JournalEntry], mode: TextMode) -> list[SequenceView]:
-    """Group what was recovered by true sequence, the worst first."""
+    """Return what was recovered by true sequence, the most first."""
     samples: dict[tuple[str, ...], Sample] = {}
     for entry in entries:
         for sample in entry.samples:

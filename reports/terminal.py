@@ -37,7 +37,7 @@ _STATES = {
 }
 _MOST_RULES = 8
 _SENT = "none"
-"""The update as it was sent."""
+"""The defence under which the update is attacked as the run sends it."""
 
 
 def print_summary(run_dir: Path, console: Console | None = None) -> None:
@@ -114,7 +114,7 @@ class _Cell:
     counts: str
     """How many steps leaked, or why there is nothing to count; may be empty."""
     measured: str
-    """What came back, in the numbers that the attack has; may be empty."""
+    """Means of the metrics; may be empty."""
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -150,7 +150,7 @@ def _step_counts(results: Results, finished: Sequence[Attempt]) -> list[str]:
 
 
 def _title(results: Results, defense: str) -> str:
-    """Return what a defence is called.
+    """Return the title of a defence.
 
     The update as it was sent is named after what the run ships.
     """

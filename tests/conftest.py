@@ -7,5 +7,8 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _no_ci(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The project's own CI sets CI, which forbids text mode full: a test that means CI says so."""
+    """Remove the variable CI, which forbids text mode full.
+
+    A test that means CI sets it.
+    """
     monkeypatch.delenv("CI", raising=False)

@@ -1,4 +1,4 @@
-"""The audit of recorded steps: the only room where attacks and defences meet the true batch.
+"""The audit of recorded steps; only here do attacks meet the true batch.
 
 It may import `client`, `storage`, all plugins, `results`, `gate` and `reports`; only `publish` imports the last two.
 """

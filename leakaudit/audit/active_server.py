@@ -1,7 +1,7 @@
-"""The active-server scenario: a server that changes the model before it sends it out, and the client's step on what came.
+"""The active-server scenario: a server changes the model before sending it.
 
-It is no part of an ordinary audit. An audit under it says so (`ThreatModel.adversary`), computes every client step anew on the
-changed model, and its scores are not those of an eavesdropper.
+It is no part of an ordinary audit. An audit of this scenario says so (`ThreatModel.adversary`) and computes every client step again on the
+changed model. Its scores are not those of an eavesdropper.
 """
 
 from __future__ import annotations
@@ -22,28 +22,39 @@ from leakaudit.models.wide_pooler import Activation, widened
 from leakaudit.registry import Registry
 
 servers: Registry[Any] = Registry("server", "leakaudit.audit.active_server")
-"""Name -> what a server does to the model."""
+"""Name -> class of an active server."""
 
 
 @servers.register("wide-pooler")
 @dataclass(frozen=True)
 class WidePooler:
-    """A pooler as wide as the vocabulary, with another activation: the features going into it can then be told apart.
+    """A pooler as wide as the vocabulary, with another activation.
 
-    For the pretext that a wider layer is more expressive. Clients compute true gradients of the model they were sent.
+    The features that go into it can then be told apart.
+
+    The server may claim that a wider layer is more expressive. Clients compute true gradients of the model that they were sent.
     """
 
     width: int | None = None
     """Outputs of the pooler; None takes the size of the vocabulary."""
     dimension: int = 100
-    """d': features that the new outputs look at; 100 in the paper, never more than there are."""
+    """Number d' of features that each new output reads.
+
+    100 in the paper; at most all that there are.
+    """
     activation: Activation = "cube+square"
-    """In the place of tanh, of whose derivatives the paper needs one that does not vanish in the mean. selu is less conspicuous, and says less."""
+    """Activation in place of tanh.
+
+    The paper needs one whose derivatives do not vanish in the mean. selu is less conspicuous and less informative.
+    """
     deviation: float = 0.1
-    """Of the new outputs' normal weights; 1 in the paper. Our choice: with 1, cube+square saturates the class probabilities on features as
-    long as a LayerNorm's, and a sequence whose label is the likeliest class leaves no gradient; measured in `attacks/README.md`."""
+    """Standard deviation of the new outputs' normal weights; 1 in the paper.
+
+    Our choice: with 1, cube+square saturates the class probabilities on features as long as a LayerNorm's, and a sequence whose label is
+    the likeliest class leaves no gradient; measured in `attacks/README.md`.
+    """
     seed: int = 0
-    """Of these weights."""
+    """Seed of these weights."""
 
     name: ClassVar[str]
     source: ClassVar[str] = "Beyond Gradient and Priors (2023), Sec. 4.2"
@@ -54,7 +65,9 @@ class WidePooler:
             raise ValueError(f"deviation must be above 0, got {self.deviation:g}")
 
     def changed(self, step: ClientStep) -> tuple[nn.Module, dict[str, Any]]:
-        """Return the model with the wide pooler, and what was done as it turned out; the step's own model is left as it was.
+        """Return the model with the wide pooler, and the options as applied.
+
+        The step's own model stays unchanged.
 
         Raises:
             AnatomyError: there is no pooler to widen, or it has no room for this.
@@ -71,13 +84,15 @@ class WidePooler:
 
 
 def on_active_server(step: ClientStep, server: WidePooler) -> ClientStep:
-    """Return the same client's step on the model that an active server sent out, declared as such.
+    """Return the client's step on the model of an active server.
+
+    Its facts declare the server.
 
     Raises:
         AnatomyError: the server has nothing to change in this model.
         SnapshotError: the step's loss was computed outside the model, from outputs that are not the changed model's.
     """
-    if step.recipe.loss not in ("forward", "label_smoothing"):
+    if step.recipe.loss != "forward":
         raise SnapshotError(
             "the loss was computed outside the model, so the step cannot be computed on the server's model"
         )
@@ -89,7 +104,7 @@ def on_active_server(step: ClientStep, server: WidePooler) -> ClientStep:
 def observation_sent(
     step: ClientStep, shipped: tuple[DeclaredDefense, ...], generator: Callable[[str], torch.Generator]
 ) -> Observation:
-    """Return what a client would send of a step that nobody recorded.
+    """Return the observation of a step that nobody recorded, defences included.
 
     Args:
         step: on the server's model.

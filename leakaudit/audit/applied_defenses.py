@@ -9,7 +9,7 @@ from leakaudit.results.schema import Verification
 
 
 def defenses_found(step: ClientStep, stamp: Verification, observed: Update) -> tuple[DeclaredDefense, ...]:
-    """Return the defences that are in the update, with their numbers relative to it filled in.
+    """Return the defences in the update, with their relative numbers filled in.
 
     If the step without a defence gives the observed update, the update does not contain that defence, although the protocol declares it.
     This happened to users of Opacus whose trainer stepped the wrong optimizer. Such a step is audited as undefended, or as defended

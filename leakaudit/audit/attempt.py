@@ -1,4 +1,4 @@
-"""One attempt: an attack on the update of one step under one defence, with its scores."""
+"""One attempt: an attack on one update under one defence, and its scores."""
 
 from __future__ import annotations
 
@@ -140,7 +140,10 @@ def generator(seed: int, *names: str) -> torch.Generator:
 
 
 def _reached(guess: Reconstruction, truth: Truth, seen: Observation) -> Reached:
-    """Return what was in reach of the attack; unknown, with the reason, if its answer fails."""
+    """Return what was in reach of the attack.
+
+    Unknown, with the reason, if the attack's own answer fails.
+    """
     sequences = texts_of(truth, seen)
     try:
         return reachability(guess.reach, sequences, seen.facts.vocabulary.wordless_ids)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from leakaudit.audit.active_server import observation_sent, on_active_server
+from leakaudit.audit.active_server import WidePooler, observation_sent, on_active_server
 from leakaudit.audit.applied_defenses import defenses_found, defenses_left
 from leakaudit.audit.attempt import AttemptRunner, Scorer, generator
 from leakaudit.audit.battery import Plugins, described
@@ -52,7 +52,10 @@ logger = logging.getLogger(__name__)
 
 
 class Audit:
-    """One audit: a battery applied to one snapshot after another, resumable at every attempt."""
+    """One audit: a battery applied to one snapshot after another.
+
+    It can be resumed at every attempt.
+    """
 
     def __init__(
         self,
@@ -126,7 +129,7 @@ class Audit:
         self._report = report
 
     def has_audited(self, step: int) -> bool:
-        """Return whether every attempt on a step is finished, and its control if it has one."""
+        """Return whether every attempt and any control on a step is finished."""
         step_id = step_id_of(step)
         controlled = self._state.has_control(step_id) or not self.controls_left
         return controlled and not any(True for _ in self._open_attempts(step_id))
@@ -205,10 +208,11 @@ class Audit:
         found = defenses_found(client, record.verification, observation.update)
         client = replace(client, facts=client.facts.model_copy(update={"defenses": found}))
         observation = observation.declaring(found)
-        if reason := self._reason_to_skip(record.verification, observation):
+        server = self._plugins.server
+        if reason := _reason_to_skip(record.verification, observation, server):
             self._close_all(self._open_attempts(record.id), AttemptStatus.SKIPPED, reason)
             return
-        if (server := self._plugins.server) is not None:
+        if server is not None:
             try:
                 client = on_active_server(client, server)
                 observation = observation_sent(client, shipped, lambda name: self._generator(record.id, name))
@@ -244,14 +248,6 @@ class Audit:
         self._state.save()
         return record
 
-    def _reason_to_skip(self, verification: Verification, seen: Observation) -> str:
-        """Return why a step is not attacked; empty if it is."""
-        if verification.status is VerificationStatus.MISMATCH:
-            return "the observed update does not come from the batch that was kept: see its verification"
-        if self._plugins.server is not None and not seen.whole:
-            return "only parts of this step were kept, and an active server needs all of it: `keep: all`"
-        return ""
-
     def _attack_under(
         self, label: str, defense: Defense, step_id: str, client: ClientStep, seen: Observation, truth: Truth
     ) -> None:
@@ -286,7 +282,7 @@ class Audit:
             self._state.save()
 
     def _open_attempts(self, step_id: str) -> Iterable[tuple[AttemptId, Attack]]:
-        """Yield every attempt on a step that the journal does not hold: defence by defence."""
+        """Yield the unfinished attempts on a step, defence by defence."""
         for defense, _ in self._plugins.defenses:
             for label, attack in self._plugins.attacks:
                 if not self._journal.has(step_id, label, defense):
@@ -303,3 +299,12 @@ class Audit:
 
     def _generator(self, *names: str) -> torch.Generator:
         return generator(self.config.seed, *names)
+
+
+def _reason_to_skip(verification: Verification, seen: Observation, server: WidePooler | None) -> str:
+    """Return why a step is not attacked; empty if it is."""
+    if verification.status is VerificationStatus.MISMATCH:
+        return "the observed update does not come from the batch that was kept: see its verification"
+    if server is not None and not seen.whole:
+        return "only parts of this step were kept, and an active server needs all of it: `keep: all`"
+    return ""

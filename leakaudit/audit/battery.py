@@ -1,4 +1,4 @@
-"""The battery: the attacks and defences of one audit, under their labels in the results."""
+"""The battery: the labelled attacks and defences of one audit."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Plugins:
 
 
 def battery_of(config: AuditConfig) -> Battery:
-    """Return the battery of a configuration: its labels and the digest over all options.
+    """Return the battery of a configuration: labels and digest.
 
     Raises:
         ConfigError: a plugin or an option does not exist.

@@ -1,4 +1,7 @@
-"""Sentences for the controls: invented for this project, of usual length, all tokens common. Never training text."""
+"""Canaries: sentences for the controls, invented for this project.
+
+They have usual lengths and common tokens, and are never training text.
+"""
 
 from __future__ import annotations
 

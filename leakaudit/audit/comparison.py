@@ -16,7 +16,10 @@ Update = Mapping[str, Tensor]
 """Parameter name -> tensor of the parameter's shape."""
 
 PIECE = 1 << 20
-"""Entries compared at a time. Our choice: their float64 copies take a few megabytes, however large the model is."""
+"""Entries compared at a time.
+
+Our choice: their float64 copies take a few megabytes, however large the model is.
+"""
 
 
 def relative_error(observed: Update, recomputed: Update) -> float:
@@ -150,7 +153,10 @@ class UpdateComparison:
 
 
 def _pieces(observed: Update, recomputed: Update) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the entries of both updates in float64, up to `PIECE` of one parameter at a time."""
+    """Yield the entries of both updates in float64, piece by piece.
+
+    A piece is up to `PIECE` entries of one parameter.
+    """
     for name, own in recomputed.items():
         both = zip(observed[name].flatten().split(PIECE), own.flatten().split(PIECE), strict=True)
         yield from ((seen.double(), mine.double()) for seen, mine in both)

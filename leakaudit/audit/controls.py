@@ -98,7 +98,7 @@ class ControlRunner:
         return own, other
 
     def _canary(self, client: ClientStep, turn: int, device: torch.device) -> tuple[Truth, Observation | None]:
-        """Return an undefended one-sentence step on the run's model and mode, with its batch.
+        """Return an undefended canary step on the run's model, with its batch.
 
         The observation is None if the step cannot be computed; the report then says that the control did not run.
         """
@@ -115,7 +115,10 @@ class ControlRunner:
             return truth, None
 
     def _batch(self, client: ClientStep, facts: PublicFacts, turn: int, label: int) -> MicroBatch:
-        """Return the canary: one sentence, or two arrays of noise, because batch normalisation cannot train on one."""
+        """Return the canary: one sentence, or two arrays of noise.
+
+        Two, because batch normalisation cannot train on one.
+        """
         if isinstance(client.model, ArrayClassifier):
             random = generator(self.config.seed, "canary", str(turn))
             noise = torch.rand((2, *(facts.input_shape or ())), generator=random)
@@ -128,7 +131,10 @@ class ControlRunner:
 
 
 def _facts_of_canary(facts: PublicFacts, batch: MicroBatch, label: int) -> PublicFacts:
-    """Return the facts of a canary step: grants and the batch-size bound of the real batch do not hold for it."""
+    """Return the facts of a canary step.
+
+    Grants and the batch-size bound of the real batch do not hold for it.
+    """
     lengths, labels = facts.granted.lengths, facts.granted.labels
     own = Granted(
         lengths=None if lengths is None else (int(batch.inputs["input_ids"].shape[1]),),

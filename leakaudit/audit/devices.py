@@ -1,4 +1,4 @@
-"""Where an attack computes, without getting in the way of the training that may run beside it."""
+"""The device on which attacks compute, chosen so that training is not disturbed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,26 @@ from leakaudit.config.audit import DEVICE_PATTERN
 from leakaudit.errors import ConfigError
 
 IDLE_SHARE = 0.05
-"""Share of its memory below which a GPU counts as idle. Our choice: a driver and a desktop take 1 to 3 %, a training run far more."""
+"""Used share of its memory below which a GPU counts as idle.
+
+Our choice: a driver and a desktop take 1 to 3 %, a training run far more.
+"""
 
 NEED = 3
-"""Memory that an audit asks for, in sizes of a snapshot, which is weights and update: both, a second gradient beside the attack's
-own tensors, and as much again for what candidates take."""
+"""Memory of an audit, in sizes of a snapshot (weights and update).
+
+It holds both, a second gradient beside the attack's own tensors, and as much again for candidates.
+"""
 CONTEXT_BYTES = 768 * 2**20
-"""What a second process costs on a GPU before it computes anything: context and libraries, several hundred megabytes."""
+"""Memory that a second process takes on a GPU before it computes anything.
+
+Context and libraries take several hundred megabytes.
+"""
 MARGIN = 1.5
-"""Room asked for on the trainer's own GPU, in sizes of the need: training must not run out of memory at its longest batch."""
+"""Free memory asked for on the trainer's own GPU, in sizes of the need.
+
+Training must not run out of memory at its longest batch.
+"""
 
 
 @dataclass(frozen=True)
@@ -30,18 +41,18 @@ class Card:
     """One visible GPU and its memory in bytes."""
 
     index: int
-    """As torch counts."""
+    """Number of the GPU, as torch counts."""
     total: int
     free: int
 
     @property
     def idle(self) -> bool:
-        """Whether nobody computes on it."""
+        """Whether no process computes on it."""
         return self.total - self.free < IDLE_SHARE * self.total
 
 
 def check_device(wanted: str) -> None:
-    """Refuse what is no device's name.
+    """Refuse a string that names no device.
 
     Raises:
         ConfigError: it is neither auto nor cpu nor cuda with a number.
@@ -80,9 +91,11 @@ def choose_device(wanted: str, *, beside: str | None = None, snapshot: int = 0) 
 
 
 def best_card(cards: Sequence[Card], beside: str, snapshot: int) -> Card | None:
-    """Choose between GPUs: an idle one that the trainer does not use, else the trainer's own if there is room, else none.
+    """Return the GPU for an audit; None if no GPU has room.
 
-    Other GPUs that are at work are left alone: another rank, or somebody else, computes there.
+    An idle GPU that the trainer does not use is preferred to the trainer's own.
+
+    Other busy GPUs are never used: another rank or another user computes there.
 
     >>> busy, idle = Card(0, total=80 * 2**30, free=10 * 2**30), Card(1, total=80 * 2**30, free=79 * 2**30)
     >>> best_card([busy, idle], "cuda:0", snapshot=2**30).index
@@ -107,7 +120,10 @@ def _index(device: str) -> int | None:
 
 
 def _limited(card: Card | None, beside: str, snapshot: int) -> torch.device:
-    """Return the card as a device; on the trainer's own, an audit that asks for more than its need runs out of memory first."""
+    """Return the device of a card, with a memory limit on the trainer's own GPU.
+
+    An audit that exceeds the limit runs out of memory before training does.
+    """
     if card is None:
         return torch.device("cpu")
     if card.index == _index(beside):
@@ -117,7 +133,10 @@ def _limited(card: Card | None, beside: str, snapshot: int) -> torch.device:
 
 
 def _cards() -> list[Card]:
-    """Return the visible GPUs. Asked of the driver's tool: asking through CUDA costs hundreds of megabytes on every one of them."""
+    """Return the visible GPUs, as the driver's tool reports them.
+
+    Asking through CUDA would take hundreds of megabytes on each of them.
+    """
     memory = _memory_by_uuid()
     cards = []
     for index in range(torch.cuda.device_count()):
@@ -129,7 +148,7 @@ def _cards() -> list[Card]:
 
 
 def _memory_by_uuid() -> Mapping[str, tuple[int, int]]:
-    """Return UUID -> total and free bytes of every GPU, as nvidia-smi prints them; nothing where it is not there."""
+    """Return UUID -> total and free bytes of every GPU; empty without nvidia-smi."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return {}
@@ -142,7 +161,9 @@ def _memory_by_uuid() -> Mapping[str, tuple[int, int]]:
 
 
 def parse_memory(printed: str) -> Mapping[str, tuple[int, int]]:
-    r"""Read what nvidia-smi prints: UUID, total and free memory in MiB, one GPU a line; a line that says less is left out.
+    r"""Parse the output of nvidia-smi: UUID, total and free memory in MiB.
+
+    One GPU per line; incomplete lines are left out.
 
     >>> parse_memory("GPU-3d2c, 81559, 80992\nGPU-77aa, [N/A], [N/A]")
     {'3d2c': (85520809984, 84926267392)}

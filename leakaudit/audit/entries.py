@@ -1,4 +1,4 @@
-"""Journal entries: one attempt and its scores, with as much private text as the text mode allows."""
+"""Journal entries: attempts, scores and the text that the text mode allows."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""Runs attacks in the training process, which waits for them.
+"""The audit in the training process, which waits for it.
 
-This is the last resort, for models that no other process can rebuild.
-
-Training goes on afterwards as if nothing had been. Attacks compute on a copy that was proven to be separate from the live model
-(`leakaudit.audit.live_copy`), and everything else that training depends on is put back: gradients, modes, random generators,
-threads, autocast, gradient mode, attention kernels and the default dtype.
+This is the last resort, for models that no other process can rebuild. It does not change training: attacks compute on a copy that was proven
+to be separate from the live model (`leakaudit.audit.live_copy`), and everything else that training depends on is restored: gradients, modes,
+random generators, threads, autocast, gradient mode, attention kernels and the default dtype.
 """
 
 from __future__ import annotations
@@ -28,10 +26,10 @@ from leakaudit.storage.spool import Spool
 
 
 class InlineAudit:
-    """The audit of one spool, a step at a time, between two steps of training."""
+    """The audit of one spool, run between two steps of training."""
 
     def __init__(self, spool: Spool, live: nn.Module) -> None:
-        """Prepare; nothing is attacked.
+        """Prepare the audit; nothing is attacked yet.
 
         Args:
             spool: as the trainer made it.
@@ -51,7 +49,7 @@ class InlineAudit:
         self._refused = 0
 
     def catch_up(self) -> None:
-        """Attack every step that waits.
+        """Attack every waiting step.
 
         Raises:
             LiveModelReachedError: a copy of the live model cannot be proven separate from it; no attack ran on that copy.
@@ -75,7 +73,7 @@ class InlineAudit:
                     raise self._audit.unproven
 
     def finish(self) -> None:
-        """Write results, verdict and report of what was attacked."""
+        """Write results, verdict and report of the attacked steps."""
         if self._audit is not None:
             with undisturbed(self._live):
                 write_results(self._spool, self._audit, self._refused, False, self._options)
@@ -85,7 +83,7 @@ class InlineAudit:
 
 
 class _Proven:
-    """An audit that proves a copy separate before it attacks it.
+    """An audit that proves each copy of the live model separate before using it.
 
     The copy is one of the live model.
     """
@@ -94,7 +92,7 @@ class _Proven:
         self._audit = audit
         self._live = live
         self.unproven: LiveModelReachedError | None = None
-        """Why there was no proof; None while there was one for every copy."""
+        """Why the last proof failed; None if every proof succeeded."""
 
     def step(self, snapshot: Snapshot) -> None:
         """Audit a step on a proven copy.
@@ -118,12 +116,12 @@ class _Proven:
 
 @contextmanager
 def undisturbed(live: nn.Module | None = None) -> Iterator[None]:
-    """Leave everything that training depends on as it was.
+    """Restore everything that training depends on after the block.
 
-    In between, compute as the side process would.
+    Within it, computation is set up as in the side process.
 
     Args:
-        live: the model that is trained. Meanwhile its parameters have no gradients; afterwards they have the same tensors again.
+        live: the model that is trained. Within the block its parameters have no gradients; afterwards they have the same tensors again.
     """
     threads, plain, dtype = torch.get_num_threads(), random.getstate(), torch.get_default_dtype()
     numpy = sys.modules.get("numpy")
@@ -148,9 +146,9 @@ def undisturbed(live: nn.Module | None = None) -> Iterator[None]:
 
 @contextmanager
 def _set_aside(live: nn.Module | None) -> Iterator[None]:
-    """Take the gradients off a model, and put them back afterwards.
+    """Remove a model's gradients within the block and restore them afterwards.
 
-    Its modes and what requires a gradient are put back as well.
+    Modes and `requires_grad` are restored as well.
     """
     if live is None:
         yield

@@ -1,4 +1,4 @@
-"""Copies the model that is trained, and proves the copy separate.
+"""Copies of the model in training, with a proof that they are separate.
 
 Attacks in the training process compute on the copy.
 
@@ -42,10 +42,16 @@ HOOKS = (
     "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
 )
-"""Where a module keeps its hooks. Ours hold the recorder, and others' whatever they like: none of it belongs into a copy."""
+"""Attributes in which a module keeps its hooks.
+
+Our hooks hold the recorder, and those of others anything; a copy needs none of them.
+"""
 
 MAKE_WEIGHTS = (WeightNorm, SpectralNorm, BasePruningMethod)
-"""Hooks of torch itself that compute a weight from its parts before each forward pass; without them a copy computes with old weights."""
+"""Hooks of torch that compute a weight from its parts before each forward.
+
+Without them a copy computes with old weights.
+"""
 
 
 def copier(live: nn.Module) -> Callable[[ModelRecipe, Mapping[str, Tensor]], nn.Module]:
@@ -78,9 +84,9 @@ def copier(live: nn.Module) -> Callable[[ModelRecipe, Mapping[str, Tensor]], nn.
 
 
 def _not_copied(live: nn.Module) -> dict[int, Any]:
-    """Return what a deep copy uses in place of some objects, by identity.
+    """Return replacements of objects in a deep copy, by identity.
 
-    These objects it must not or cannot copy.
+    These are objects that it must not or cannot copy.
     """
     known: dict[int, Any] = {}
     for module in live.modules():
@@ -96,9 +102,9 @@ def _not_copied(live: nn.Module) -> dict[int, Any]:
 
 
 def _restore_forward(module: nn.Module) -> None:
-    """Let a copied module compute as its class does.
+    """Restore the `forward` of a copied module's class.
 
-    A module may choose another method of its own class.
+    A module may still choose another method of its own class.
     """
     own = vars(module).get("forward")
     if own is None:
@@ -113,7 +119,7 @@ def _restore_forward(module: nn.Module) -> None:
 
 @contextmanager
 def unchanged(live: nn.Module) -> Iterator[None]:
-    """Hold that nothing writes into the live model's parameters and buffers.
+    """Check that nothing writes into the live model's parameters and buffers.
 
     Raises:
         LiveModelReachedError: something did.
@@ -177,9 +183,9 @@ def _refusal(name: str, why: str) -> str:
 
 
 def _compute(model: nn.Module, batch: MicroBatch) -> bool:
-    """Run forward and backward once, to see where a gradient arrives.
+    """Run forward and backward once; return whether a gradient arrived.
 
-    The answer is whether it reached a parameter of the model.
+    It must arrive at a parameter of the model.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     inputs = {key: value.to(device) for key, value in batch.inputs.items()}
@@ -195,7 +201,7 @@ def _compute(model: nn.Module, batch: MicroBatch) -> bool:
 
 @contextmanager
 def _kept(model: nn.Module) -> Iterator[None]:
-    """Put a copy's modes and buffers back.
+    """Restore a copy's modes and buffers after the block.
 
     A forward pass in training mode changes running statistics.
     """
@@ -213,13 +219,13 @@ def _kept(model: nn.Module) -> Iterator[None]:
 
 
 class _Watched(TorchDispatchMode):
-    """Stops the first operation that takes one of the live model's tensors."""
+    """Stops at the first operation that takes a tensor of the live model."""
 
     def __init__(self, live: frozenset[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = live
         self.reached = ""
-        """Name of that operation; empty while there was none."""
+        """Name of that operation; empty if there was none."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(_memory(value) in self.live for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)):
@@ -229,7 +235,7 @@ class _Watched(TorchDispatchMode):
 
 
 def _storages(model: nn.Module) -> frozenset[int]:
-    """Return where the memory of a model's parameters, buffers and gradients begins."""
+    """Return the memory addresses of a model's parameters, buffers and gradients."""
     tensors: list[Tensor | None] = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters())]
     for module in model.modules():
         tensors += [value for value in vars(module).values() if isinstance(value, Tensor)]
@@ -237,7 +243,7 @@ def _storages(model: nn.Module) -> frozenset[int]:
 
 
 def _memory(tensor: Tensor) -> int:
-    """Return where the memory of a tensor begins; 0 for one that has none of its own."""
+    """Return the memory address of a tensor; 0 if it has none of its own."""
     with contextlib.suppress(Exception):
         local = getattr(tensor, "_local_tensor", tensor)
         return int(local.untyped_storage().data_ptr())

@@ -1,6 +1,6 @@
-"""Prepare the folder in which an audit from the command line writes.
+"""The folder in which an audit from the command line writes.
 
-It moves an earlier audit aside, and continues an unfinished one.
+An earlier audit in it is moved aside, an unfinished one resumed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from leakaudit.storage.run_folders import archive_previous
 
 @contextmanager
 def run_folder(out: Path, wanted: Unfinished, resume: bool | None) -> Iterator[str]:
-    """Hold a folder for one audit, made ready for it.
+    """Prepare a folder for one audit and lock it.
 
     Args:
         out: the folder; made if missing.
@@ -54,7 +54,7 @@ def run_folder(out: Path, wanted: Unfinished, resume: bool | None) -> Iterator[s
 
 
 def _settle(out: Path, wanted: Unfinished, resume: bool | None) -> str:
-    """Leave the folder as it is, or move what is in it aside.
+    """Leave the folder as it is if the audit resumes, else move its audit aside.
 
     It stays as it is for an audit that goes on.
     """

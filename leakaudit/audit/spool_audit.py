@@ -1,4 +1,4 @@
-"""The audit of one spool: opens it, audits its snapshots one by one, and writes its results.
+"""The audit of one spool, snapshot by snapshot.
 
 The side process (`worker`) and the audit in the training process (`inline`) share it.
 """
@@ -36,7 +36,7 @@ class WorkerOptions:
     idle_limit_s: float | None = None
     """Seconds without a new snapshot after which the worker ends; None for no limit."""
     notify: Callable[[str], None] = print_line
-    """Called with each line of the log: ids, counts and times, never text of the batch."""
+    """Called with each line of the log, which never holds text of the batch."""
     build: Callable[[Any, Any], Any] | None = None
     """Builds a model from a recipe and weights; None to follow the recipe alone."""
 
@@ -170,7 +170,10 @@ def write_results(
 
 
 def _largest_snapshot(spool: Spool) -> int:
-    """Return the bytes of weights and update of the largest waiting snapshot; 0 if none waits."""
+    """Return the bytes of weights and update of the largest waiting snapshot.
+
+    0 if none waits.
+    """
     from leakaudit.client.snapshot import BASE, OBSERVED
 
     parts = [[*path.glob(f"{OBSERVED}*"), *path.glob(f"{BASE}*")] for path in spool.entries()]
@@ -178,5 +181,8 @@ def _largest_snapshot(spool: Spool) -> int:
 
 
 def _hash_key(options: WorkerOptions, salt: str) -> bytes:
-    """Return the key for hashes of private text, derived from the private key so that it is never on the disk."""
+    """Return the key for hashes of private text, derived from the private key.
+
+    It is never written to disk.
+    """
     return hmac.new(options.identities[0].encode(), f"leakaudit keyed hashes {salt}".encode(), hashlib.sha256).digest()

@@ -1,4 +1,4 @@
-"""The stamp of a snapshot: the check in place, the check by the rebuilt model, or both."""
+"""The verification of a snapshot, in place or by the rebuilt model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def stamp_of(snapshot: Snapshot, client: ClientStep) -> Verification:
 
 
 def _of_one_model(snapshot: Snapshot, client: ClientStep) -> Verification:
-    """Return the check in place, as `unverifiable` if attacks get another model than the client's.
+    """Return the check in place, without its worth as evidence if models differ.
+
+    Then it is `unverifiable`.
 
     The check in place is one of the live model. Attacks get a rebuilt model, which may differ where a user's function makes it (`rebuilt_by`)
     or where hooks and functions around parts of the model compute something. Nothing else compares the two models.

@@ -1,4 +1,4 @@
-"""What an audit writes while it runs, and what a later process resumes from.
+"""The state of an audit on disk, from which a later process resumes it.
 
 `journal.jsonl` has one line per finished attempt, `state.json` everything else. Both are private to their owner.
 """
@@ -33,7 +33,10 @@ class ControlOutcome(BaseModel):
     by: str = ""
     """Label of the attack that recovered the canary; empty if no attack did."""
     matched_other: bool | None = None
-    """Whether the canary's reconstruction matched the real batch; None where no attack guessed text."""
+    """Whether the canary's reconstruction matched the real batch.
+
+    None where no attack guessed text.
+    """
 
 
 class SavedState(BaseModel):
@@ -48,12 +51,17 @@ class SavedState(BaseModel):
     key: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     """Hex of the run's HMAC key; empty after the audit has finished."""
     source: str = ""
-    """Digest of the audited model and data, if known before the first step; empty after the audit has finished.
+    """Digest of the audited model and data, if known before the first step.
+
+    Empty after the audit has finished.
 
     Anyone who guesses the data can compute the same digest, so it is not kept.
     """
     finished: bool = False
-    """Whether the audit has finished once; steps added later belong to a further part of it."""
+    """Whether the audit has finished once.
+
+    Steps added later belong to a further part of it.
+    """
     steps: list[StepRecord] = []
     controls: list[ControlOutcome] = []
     lost: dict[str, str] = {}
@@ -71,7 +79,7 @@ class Unfinished:
     source: str
     """Digest of the audited model and data."""
     attempts: int
-    """Number of finished attempts; of an audit that has not started, number of all attempts."""
+    """Number of finished attempts, or of all attempts before the audit starts."""
 
     def same_as(self, other: Unfinished) -> bool:
         """Return whether one audit continues the other."""
@@ -101,7 +109,9 @@ class Journal:
         self.entries = load_journal(path)
 
     def reload(self) -> None:
-        """Read the file again: a signal may have come between writing a line and noting it here.
+        """Read the file again.
+
+        A signal may have come between writing a line and noting it here.
 
         Raises:
             ResultsError: it cannot be read.
@@ -126,7 +136,10 @@ class Journal:
         self.entries.append(entry)
 
     def remove_partial_line(self) -> None:
-        """Remove the partial last line of a killed process, so that the next line is whole."""
+        """Remove the partial last line that a killed process left.
+
+        The next line then starts on a line of its own.
+        """
         if not self._path.exists():
             return
         content = self._path.read_bytes()
@@ -136,7 +149,7 @@ class Journal:
 
 
 class AuditState:
-    """The state of one audit, saved in `state.json`, and its key for hashes of private text."""
+    """The saved state of one audit, and its key for hashes of private text."""
 
     def __init__(self, folder: Path, battery: str, *, key: bytes | None = None, source: str = "") -> None:
         """Load the state in a folder, or create it.

@@ -1,4 +1,4 @@
-"""What the results say of one audited step: its record, and the model and regime of its run."""
+"""The results' record of one audited step, with model and regime of its run."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def lost_record(step: int, reason: str, *, digest: str) -> StepRecord:
 
 
 def subject_of(snapshot: Snapshot) -> Subject:
-    """Return the audited model: class, digest of its configuration, number of parameters."""
+    """Return the audited model with its configuration's digest and its size."""
     config = json.dumps(snapshot.model_recipe.config, sort_keys=True, default=str)
     return Subject(
         model=snapshot.model_recipe.class_name,
@@ -125,14 +125,20 @@ def bucket(count: int) -> str:
 
 
 def _sentences(snapshot: Snapshot, min_tokens: int) -> int:
-    """Count the texts that are long enough for a sentence event, as scoring measures them."""
+    """Count the texts that are long enough for a sentence event.
+
+    They are measured as in scoring.
+    """
     special = snapshot.observation.facts.vocabulary.wordless_ids
     texts = texts_of(snapshot.truth, snapshot.observation)
     return sum(sum(token not in special for token in ids) >= min_tokens for ids in texts)
 
 
 def _phase(step: int, total: int | None) -> Any:
-    """Return the third of the planned run that a step falls into; "simulated" without a plan."""
+    """Return the third of the run that a step falls into.
+
+    "simulated" without a planned length.
+    """
     if not total:
         return "simulated"
     return ("early", "middle", "late")[min(2, 3 * step // total)]

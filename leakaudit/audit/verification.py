@@ -37,9 +37,9 @@ It is half the distance of two neighbouring numbers.
 
 
 NOISE_TOLERANCE = 0.1
-"""Largest relative error of a residual's standard deviation against the declared one.
+"""Largest relative error of a residual's standard deviation.
 
-Our choice.
+It is measured against the declared noise. Our choice.
 """
 
 
@@ -52,14 +52,11 @@ projects on less than 1, whatever the noise.
 
 
 FACTOR_TOLERANCE = 1e-3
-"""Largest relative distance of a factor from a known one that names it.
-
-Our choice: two known factors are never that close.
-"""
+"""Largest relative distance of a factor from a known one. Our choice."""
 
 
 SAME_DIRECTION = 0.2
-"""Smallest cosine between observed and recomputed update of a step without random state.
+"""Smallest cosine with the recomputed update, for a step without random state.
 
 Below it the step is a mismatch. Our choice: another dropout mask leaves 0.8 or more at the usual rate of 0.1.
 """
@@ -68,7 +65,9 @@ Below it the step is a mismatch. Our choice: another dropout mask leaves 0.8 or 
 def verify(
     step: ClientStep, observed: Update, *, repeated: Update | None = None, tolerance: float | None = None
 ) -> Verification:
-    """Compute a step again and judge the observed update (architecture, honesty rule 2).
+    """Compute a step again and judge the observed update.
+
+    This is honesty rule 2 of the architecture.
 
     Every declared defence says what it may have made of the recomputed update (`Defense.expected`) and how much noise it adds. A step
     that cannot be computed again is `unverifiable`, and the note says why. Only an update that is known not to come from the batch is a
@@ -125,7 +124,10 @@ class _Verifier:
         plugins = [plugin for plugin in step.facts.known_defenses if plugin is not None]
         self.active = [plugin for plugin in plugins if not plugin.is_identity()]
         self.sigma = 0.0
-        """Standard deviation of the declared noise, in the update's units; set by `_expected`."""
+        """Standard deviation of the declared noise, in the update's units.
+
+        Set by `_expected`.
+        """
 
     def stamp(self) -> Verification:
         """Compute the step again and return the first stamp that fits.
@@ -263,7 +265,9 @@ class _Verifier:
         return said if len(whole) < len(self.unknown) + len(self.active) else f"{said}: it was sent undefended"
 
     def _stamp_rescaled(self, bare: Update, left_out: _LeftOut, factors: Sequence[float]) -> Verification | None:
-        """Stamp an update whose gradient was scaled before defences that do not keep factors.
+        """Stamp an update whose gradient was scaled before its defences.
+
+        It applies where these do not keep factors.
 
         Args:
             bare: the step's update without defences.

@@ -35,10 +35,16 @@ from leakaudit.storage.spool import Spool
 from leakaudit.storage.spool_files import AuditFile
 
 DIED_OVER = "workers died over its snapshot"
-"""Reason of a step that is lost because workers were killed, ran out of memory or crashed while they audited it."""
+"""Reason of a lost step over which workers died.
+
+They were killed, ran out of memory or crashed as a whole while they audited it.
+"""
 
 SHORTEST_POLL, LONGEST_POLL = 0.02, 0.5
-"""Seconds between two looks for a new snapshot: the first after a snapshot, and the longest. Our choice: waiting must cost nothing."""
+"""Shortest and longest pause, in seconds, between two looks for a snapshot.
+
+Our choice: the pauses grow after the last snapshot, so that waiting costs nothing.
+"""
 
 POLL_GROWTH = 1.5
 """Factor from one such pause to the next."""
@@ -105,7 +111,10 @@ def run_worker(
 
 
 def quiet_libraries() -> None:
-    """Silence libraries below warnings, whatever the environment says: others may read a worker's log."""
+    """Silence the libraries below warnings, whatever the environment says.
+
+    Others may read a worker's log.
+    """
     os.environ.update({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"})
     for name in LOUD:
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -119,7 +128,7 @@ def _audit_spool(
     once: bool,
     audit_factory: Callable[..., Any] | None,
 ) -> ExitCode:
-    """Clean a locked spool, wait for its first snapshot and audit it; return the exit code."""
+    """Clean a locked spool, audit it and return the exit code."""
     if spool.trainer_gone(audit_file):
         spool.purge_unfinished()
     for line in purge_old_runs(spool, now=datetime.now(UTC)):
@@ -215,9 +224,9 @@ class _Work:
 
 
 def _wait_for_the_first(spool: Spool, audit_file: AuditFile, options: WorkerOptions) -> bool:
-    """Wait for the first snapshot and return whether there is anything to audit or report.
+    """Wait for the first snapshot; return whether there is anything to do.
 
-    A trainer starts its worker before it records a step.
+    False if the trainer has ended without one. A trainer starts its worker before it records a step.
     """
     since, pauses = time.monotonic(), _pauses()
     while not spool.gone():
@@ -231,7 +240,7 @@ def _wait_for_the_first(spool: Spool, audit_file: AuditFile, options: WorkerOpti
 
 
 def _pauses() -> Iterator[float]:
-    """Yield the seconds of each pause between two looks for a snapshot: ever longer up to a limit."""
+    """Yield the seconds of each pause between two looks for a snapshot."""
     pause = SHORTEST_POLL
     while True:
         yield pause
@@ -239,7 +248,10 @@ def _pauses() -> Iterator[float]:
 
 
 def _has_journal(spool: Spool) -> bool:
-    """Return whether an earlier worker finished an attempt, so that there is something to report."""
+    """Return whether an earlier worker finished an attempt.
+
+    Then there is something to report.
+    """
     return (spool.root.parent / "journal.jsonl").exists()
 
 
@@ -263,15 +275,18 @@ def _check_key(spool: Spool, options: WorkerOptions) -> None:
 
 
 def _import_torch_and_attacks() -> None:
-    """Import torch and the attacks before the first snapshot, because that takes seconds."""
+    """Import torch and the attacks before the first snapshot arrives.
+
+    That takes seconds.
+    """
     import leakaudit.audit.audit
     import leakaudit.client.snapshot  # noqa: F401
 
 
 def _yield_processor(audit_file: AuditFile) -> None:
-    """Lower this process's priority below the trainer's, before it loads anything large.
+    """Lower this process's priority below the trainer's.
 
-    A worker that was started by hand keeps its priority.
+    This is done before anything large is loaded. A worker that was started by hand keeps its priority.
     """
     if os.environ.get(PARENT_VARIABLE):
         yield_processor(0, os.getppid(), audit_file.config.nice)
@@ -292,5 +307,8 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _ignore_sigterm() -> None:
-    """Ignore SIGTERM from here on: the worker already does what it asks for, which is to write the results."""
+    """Ignore SIGTERM from here on.
+
+    It asks for the results, which the worker is about to write.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -2,6 +2,11 @@
 
 It may import `client`, `models`, `config`, `storage`, `results`, `plugins`, `gate` and what an audit offers to a
 running training (`audit.inline`, `audit.verification`). It imports no training framework; `callbacks` does that.
+
+The way of a step: `adapter` hears of it from a trainer, `run` decides whether it is due, `recorder` records it (`current_step` has the order
+of events), `step_keeper` and `step_copier` copy it, `background_writer` and `step_writer` make a snapshot of it, and `worker_process` starts
+the side process that attacks it. `forward_hooks`, `optimizer_hooks` and `local_gradients` observe the training; `in_place` checks a step
+by a `repetition`. `boundary` guards every function that torch, a framework or the user's loop calls.
 """
 
 __all__ = [

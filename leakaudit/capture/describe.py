@@ -130,21 +130,18 @@ class RunDescription:
             neftune_alpha=_neftune_alpha(self.model),
             attention=str(getattr(getattr(self.model, "config", None), "_attn_implementation", None) or ""),
             processes=1 if peers is None or observe == "local" else peers.mean_over,
-            outside=self.unaudited_parameters,
+            unaudited_parameters=self.unaudited_parameters,
             patched=patched_parts(self.model),
             note=now.note,
         )
 
     def _step_facts(self, recipe: StepRecipe) -> PublicFacts:
-        declared = self._declared()
-        clipped = bool(recipe.max_grad_norm or recipe.max_grad_value)
         return self.facts.model_copy(
             update={
                 "dropout": dropout_rates(self.model.named_modules()),
                 "max_grad_norm": recipe.max_grad_norm,
                 "dtype": AUTOCAST_DTYPES.get(str(recipe.autocast), self.facts.dtype),
-                "defenses": declared,
-                "stage": "protected" if declared else "clipped" if clipped else "raw",
+                "defenses": self._declared(),
             }
         )
 
@@ -238,7 +235,6 @@ def run_facts(trainer: TrainerContext, model: nn.Module, declared: tuple[Declare
         "training": True,
         "batch_size_bound": trainer.batch_size_bound,
         "dtype": str(_update_dtype(trainer.optimizer, model)).removeprefix("torch."),
-        "stage": "protected" if declared else "raw",
         "defenses": declared,
     }
     if isinstance(model, ArrayClassifier):

@@ -28,7 +28,7 @@ FEW = 8
 """Entries below which a parameter is left out. Our choice: a fit of two numbers to eight entries leaves most of any noise."""
 
 ROUNDING = 4.0
-"""Units of rounding that a computation in the tensors' own precision may leave in an entry. Our choice: a few operations an entry."""
+"""Units of rounding that a computation in the tensors' own precision may leave in an entry. Our choice."""
 
 WHAT_TO_DO = "declare what it does with `shipped_defense`, or change the gradients before the optimizer steps, where the audit sees it"
 

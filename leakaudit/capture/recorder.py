@@ -56,11 +56,11 @@ class Recorder:
         local_steps: int = 1,
         learning_rate: float | None = None,
         max_bytes: float = float("inf"),
-        as_kept: Callable[[MicroBatch], MicroBatch] = lambda batch: batch,
-        as_stepped: Callable[[Manifest], Manifest] = lambda manifest: manifest,
+        convert_pass: Callable[[MicroBatch], MicroBatch] = lambda batch: batch,
+        complete_manifest: Callable[[Manifest], Manifest] = lambda manifest: manifest,
         withdraw: Callable[[int], None] = lambda _step: None,
-        beside: frozenset[str] = frozenset(),
-        in_place: bool = False,
+        unsaved_buffers: frozenset[str] = frozenset(),
+        check_in_place: bool = False,
     ) -> None:
         """Prepare; hooks are set by `install`.
 
@@ -75,15 +75,15 @@ class Recorder:
             local_steps: K optimizer steps that make one `delta`.
             learning_rate: of these steps.
             max_bytes: a step whose copies are larger than this is not recorded.
-            as_kept: converts a recorded forward pass to the audited model's inputs; may refuse the step.
-            as_stepped: adds what is known only when the optimizer steps, such as the noise of a schedule.
+            convert_pass: converts a recorded forward pass to the audited model's inputs; may refuse the step.
+            complete_manifest: adds what is known only when the optimizer steps, such as the noise of a schedule.
             withdraw: removes a written step, by its number.
-            beside: names of buffers that are kept although the model's state dict does not hold them.
-            in_place: whether a step is repeated here, before the optimizer moves the weights, to check it.
+            unsaved_buffers: names of buffers that are kept although the model's state dict does not hold them.
+            check_in_place: whether a step is repeated here, before the optimizer moves the weights, to check it.
         """
         called = model if called is None else called
         self._max_bytes = max_bytes
-        self._beside = beside
+        self._unsaved_buffers = unsaved_buffers
         self._model = LiveModel(model, base_optimizers(optimizer))
         self.writer = BackgroundWriter(write, self._fail)
         self.buffers = CopyBuffers(peers, always_pooled=observe == "delta")
@@ -101,7 +101,7 @@ class Recorder:
         )
         self._check = InPlaceCheck(self._model, self._forwards, self.counters)
         # A step of several processes, or of several local steps, is checked on the rebuilt model.
-        checks = in_place and peers is None and observe != "delta"
+        checks = check_in_place and peers is None and observe != "delta"
         passes = PassRecorder(
             self._model,
             scaler=scaler or _scaler_in(optimizer),
@@ -113,8 +113,8 @@ class Recorder:
             self._selection,
             self.buffers,
             self._check,
-            convert_pass=as_kept,
-            complete_manifest=as_stepped,
+            convert_pass=convert_pass,
+            complete_manifest=complete_manifest,
         )
         keeper = StepKeeper(
             self._model,
@@ -149,7 +149,7 @@ class Recorder:
         """
         if self.current.hooks.installed:
             return
-        self._model.note_persistent(self._beside)
+        self._model.note_persistent(self._unsaved_buffers)
         size = self.bytes_to_write()
         if size > self._max_bytes:
             raise SnapshotError(

@@ -44,10 +44,10 @@ def make_recorder(config: AuditConfig, spool: Spool, description: RunDescription
         local_steps=trainer.local_steps,
         learning_rate=None if rate is None else float(rate),
         max_bytes=config.max_spool_gb * 1e9,
-        as_stepped=description.with_current_defenses,
-        beside=description.fit.unlike,
+        complete_manifest=description.with_current_defenses,
+        unsaved_buffers=description.fit.unlike,
         withdraw=spool.withdraw,
-        in_place=config.check == "in_place",
+        check_in_place=config.check == "in_place",
         **_options_for_arrays(model),
     )
     if parts := _parts_to_keep(config, description, recorder):
@@ -62,7 +62,7 @@ def _options_for_arrays(model: nn.Module) -> dict[str, Any]:
     """
     if not isinstance(model, ArrayClassifier):
         return {}
-    return {"as_kept": functools.partial(array_pass, num_labels=model.num_labels)}
+    return {"convert_pass": functools.partial(array_pass, num_labels=model.num_labels)}
 
 
 def _parts_to_keep(config: AuditConfig, description: RunDescription, recorder: Recorder) -> Parts | None:

@@ -33,7 +33,7 @@ MOST_OBJECTS = 100_000
 """Most objects of one model that are looked into. Our choice: it takes a tenth of a second; a model of 1,000 modules has about 20,000."""
 
 MOST_BYTES = 100_000_000
-"""Most bytes that are copied of tensors and arrays that are neither parameters nor buffers. Our choice: far below a model's own size."""
+"""Most bytes that are copied of tensors and arrays that are neither parameters nor buffers. Our choice."""
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """Attributes in which modules keep hooks."""

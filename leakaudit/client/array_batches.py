@@ -1,4 +1,4 @@
-"""Batches of array classifiers in the terms of a text batch."""
+"""Batches and public facts of array classifiers, in the form of text batches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def array_batch(inputs: Tensor, labels: Tensor) -> MicroBatch:
 
 
 def no_tokens(examples: int) -> Tensor:
-    """Return what stands for the token ids of that many examples without text: (B, 0)."""
+    """Return the empty token ids of examples without text: (B, 0) int64."""
     return torch.empty(examples, 0, dtype=torch.long)
 
 
@@ -47,7 +47,10 @@ def array_facts(
     frozen: frozenset[str] = frozenset(),
     **more: Any,
 ) -> PublicFacts:
-    """Describe what everybody knows about a step of an array classifier in which all parameters but `frozen` are shared."""
+    """Return the public facts of a step of an array classifier.
+
+    All parameters but `frozen` are shared.
+    """
     names = [name for name, _ in model.named_parameters()]
     return PublicFacts(
         task="classification",

@@ -20,7 +20,10 @@ from leakaudit.models.vocabulary import vocabulary_of
 def public_facts(
     model: nn.Module, tokenizer: Any, *, task: Task, training: bool, frozen: frozenset[str] = frozenset(), **more: Any
 ) -> PublicFacts:
-    """Describe what everybody knows about a step on `model` in which all parameters but `frozen` are shared."""
+    """Return the public facts of a step on a text model.
+
+    All parameters but `frozen` are shared.
+    """
     names = [name for name, _ in model.named_parameters()]
     return PublicFacts(
         task=task,
@@ -36,7 +39,7 @@ def public_facts(
 
 
 def make_batch(tokenizer: Any, texts: list[str], labels: list[int] | None, task: Task, max_length: int) -> MicroBatch:
-    """Tokenise texts into one padded micro-batch, with the labels the task's loss takes.
+    """Tokenise texts into one padded micro-batch with labels for the task.
 
     Args:
         tokenizer: a tokenizer of transformers.
@@ -64,5 +67,8 @@ def make_batch(tokenizer: Any, texts: list[str], labels: list[int] | None, task:
 
 
 def with_random_state(batch: MicroBatch, seed: int) -> MicroBatch:
-    """Return the batch with the random state that `seed` gives, so that a simulated step with dropout can be repeated."""
+    """Return the batch with the random state of a seed.
+
+    A simulated step with dropout can then be repeated.
+    """
     return replace(batch, rng={"cpu": torch.Generator().manual_seed(seed).get_state()})

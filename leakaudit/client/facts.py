@@ -21,13 +21,18 @@ class Facts(BaseModel):
 
 
 class DeclaredDefense(Facts):
-    """A defence that the protocol declares, so that an adversary knows it (architecture, honesty rule 5)."""
+    """A declared defence: the protocol names it, so an adversary knows it.
+
+    See architecture, honesty rule 5.
+    """
 
     name: str
     parameters: dict[str, float | int | str | bool] = {}
 
     def known(self) -> Any:
-        """Return the registered `leakaudit.plugins.defense_protocol.Defense` with these knobs; None where there is none that has them.
+        """Return the registered defence with these options; None if there is none.
+
+        It is a `leakaudit.plugins.defense_protocol.Defense`.
 
         A protocol outside this project may declare what no plugin implements. Whoever asks then knows nothing about the update:
         any part of it may be noise, and any of its zeros may have been put there.
@@ -39,19 +44,28 @@ class DeclaredDefense(Facts):
 
 
 class DeclaredServer(Facts):
-    """What an active server changed in the model before it sent it out. It is the adversary, so attacks know it."""
+    """What an active server changed in the model before sending it.
+
+    The server is the adversary, so attacks know it.
+    """
 
     name: str
     parameters: dict[str, float | int | str | bool] = {}
 
 
 class Granted(Facts):
-    """What the threat model gives an attack beyond the update; printed with every score."""
+    """What the threat model grants an attack beyond the update.
+
+    The results print it with every score.
+    """
 
     labels: tuple[int, ...] | None = None
     """One class per sequence, in the order of the batch."""
     lengths: tuple[int, ...] | None = None
-    """Number of tokens of each sequence, special tokens included, padding excluded, in the order of the batch."""
+    """Number of tokens of each sequence, in the order of the batch.
+
+    Special tokens count, padding does not.
+    """
 
     def names(self) -> tuple[str, ...]:
         """Return what is granted, by name."""
@@ -59,7 +73,7 @@ class Granted(Facts):
 
 
 class PublicFacts(Facts):
-    """What everybody who takes part in the protocol knows about a client's step."""
+    """What every participant of the protocol knows about a client's step."""
 
     task: Literal["classification", "causal-lm", "masked-lm", "encoder-decoder", "other"]
     num_labels: int | None = None
@@ -72,7 +86,10 @@ class PublicFacts(Facts):
     frozen: tuple[str, ...] = ()
     """Parameters without."""
     tied: tuple[tuple[str, str], ...] = ()
-    """Pairs of names of one and the same parameter, such as input embedding and language-model head."""
+    """Pairs of names of the same parameter.
+
+    Such as input embedding and language-model head.
+    """
     vocabulary: Vocabulary
     input_shape: tuple[int, ...] | None = None
     """Of one example, where the model classifies arrays; None for text."""
@@ -81,20 +98,30 @@ class PublicFacts(Facts):
     max_grad_norm: float | None = None
     """Clipping bound of the whole update, if the client clips."""
     loss_divisor: float | None = 1.0
-    """What the trainer divides each micro-batch's loss by (gradient accumulation); None where it is not one number."""
+    """Divisor of each micro-batch's loss (gradient accumulation).
+
+    None if it is not one number.
+    """
     own_loss: bool | None = None
-    """Whether the loss of the step is the one that the model's class computes, up to a factor; the protocol makes the loss public. None
-    where that was not looked at."""
+    """Whether the loss is the model's own, up to a factor.
+
+    The protocol makes the loss public. None if nobody checked.
+    """
     dtype: str = "float32"
     """Precision in which the client computed the update."""
     view: Literal["local", "reduced", "delta"] = "local"
-    """`delta`: (weights before - weights after) / (learning rate * local steps), of plain SGD: the mean of the gradients that
-    the client saw on its way, plus what rounding the weights added."""
+    """How the update is defined.
+
+    `local`: gradient of one process. `reduced`: mean over all processes. `delta`: (weights before - weights after) / (learning rate *
+    local steps) of plain SGD, which is the mean of the gradients of the local steps plus the rounding of the weights.
+    """
     local_steps: int = 1
-    """K: steps that the client took before it sent its `delta`; the protocol sets them."""
+    """Number K of local steps before the client sends its `delta`.
+
+    The protocol sets it.
+    """
     learning_rate: float | None = None
     """Of these steps."""
-    stage: Literal["raw", "clipped", "protected"] = "clipped"
     defenses: tuple[DeclaredDefense, ...] = ()
     granted: Granted = Granted()
     server: DeclaredServer | None = None
@@ -102,5 +129,8 @@ class PublicFacts(Facts):
 
     @property
     def known_defenses(self) -> tuple[Any, ...]:
-        """The declared defences as plugins, in the order in which they are applied; None for one that is not registered."""
+        """The declared defences as plugins, in the order in which they apply.
+
+        None stands for one that is not registered.
+        """
         return tuple(declared.known() for declared in self.defenses)

@@ -22,15 +22,22 @@ class Observation:
     update: Mapping[str, Tensor]
     """Parameter name -> transmitted update, the parameter's shape, float32."""
     model: nn.Module
-    """The public model with the weights before the step, in eval mode with eager attention. Attacks leave it unchanged."""
+    """The public model with the weights before the step.
+
+    It is in eval mode with eager attention, and attacks leave it unchanged.
+    """
     facts: PublicFacts
     whole: bool = True
-    """Whether the model and its update are there as a whole. If not, only the first blocks were kept: what is behind them in `model` has
-    other values, and no step can be simulated."""
+    """Whether the model and its update are complete.
+
+    If not, only the first blocks were kept: the later parts of `model` have other values, and no step can be simulated.
+    """
 
     @cached_property
     def noise_sigma(self) -> float:
-        """Standard deviation of the declared additive noise on every entry, in the update's units; 0 without noise.
+        """Standard deviation of the declared additive noise on every entry.
+
+        In the update's units; 0 without noise.
 
         The declared defences know it. Under a declared defence that is not registered it is the root mean square of the whole
         update, which no noise on it can exceed.
@@ -42,7 +49,9 @@ class Observation:
 
     @cached_property
     def zeroed(self) -> bool:
-        """Whether a declared defence may have set entries to zero, so that a zero says nothing about the gradient there.
+        """Whether a declared defence may have set entries to zero.
+
+        A zero then says nothing about the gradient there.
 
         True under a declared defence that is not registered.
         """
@@ -50,7 +59,9 @@ class Observation:
 
     @cached_property
     def resized(self) -> bool:
-        """Whether a declared defence changed the length of the update by an unknown factor: signs, clipping of each example.
+        """Whether a declared defence scaled the update by an unknown factor.
+
+        Signs and the clipping of each example do so.
 
         True under a declared defence that is not registered.
         """
@@ -58,19 +69,22 @@ class Observation:
 
     @property
     def clipping_bound(self) -> float | None:
-        """Smallest norm to which the protocol clips the update or the gradient of each example; None where it clips neither."""
+        """Smallest L2 norm to which the protocol clips.
+
+        It clips the update or the gradient of each example; None if neither.
+        """
         bounds = [self.facts.max_grad_norm, *(d.clipping_bound for d in self.facts.known_defenses if d is not None)]
         return min((bound for bound in bounds if bound is not None), default=None)
 
     def under(self, defense: DeclaredDefense, update: Mapping[str, Tensor]) -> Observation:
-        """Return this observation with another update, as a declared defence leaves it."""
+        """Return this observation with the update that a declared defence makes."""
         facts = self.facts.model_copy(update={"defenses": (*self.facts.defenses, defense)})
         return replace(self, facts=facts)._sending(update)
 
     def declaring(self, defenses: tuple[DeclaredDefense, ...]) -> Observation:
         """Return this observation with these declared defences.
 
-        Parameters that one of them withholds are frozen, where a recorder saw zeros; what was sent is seen, whatever is declared.
+        Parameters that one of them withholds become frozen, where a recorder saw zeros. A parameter with another update stays shared.
         """
         seen = replace(self, facts=self.facts.model_copy(update={"defenses": defenses}))
         known = [defense for defense in seen.facts.known_defenses if defense is not None]
@@ -78,7 +92,10 @@ class Observation:
         return seen._sending({name: g for name, g in self.update.items() if name not in gone or bool(g.any())})
 
     def _sending(self, update: Mapping[str, Tensor]) -> Observation:
-        """Return this observation with another update; parameters that have none in it are frozen."""
+        """Return this observation with another update.
+
+        Parameters that have none in it become frozen.
+        """
         gone = [name for name in self.facts.shared if name not in update]
         shared = tuple(name for name in self.facts.shared if name in update)
         facts = self.facts.model_copy(update={"shared": shared, "frozen": (*self.facts.frozen, *gone)})
@@ -107,7 +124,7 @@ class Observation:
 def root_mean_square(update: Mapping[str, Tensor]) -> float:
     """Return the root mean square of all entries of an update, in its units.
 
-    0 where it has none.
+    It is 0 for an update without entries.
     """
     entries = sum(tensor.numel() for tensor in update.values())
     norms = (float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in update.values())

@@ -1,4 +1,4 @@
-"""Puts a model into the client's state while a step is replayed."""
+"""The client's state of a model while a step is replayed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 def take_gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Take the gradients from the parameters, in float32.
+    """Remove the gradients from the parameters and return them in float32.
 
     A gradient is zero for a parameter that the loss did not reach.
     """
@@ -26,7 +26,9 @@ def take_gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
 
 @contextmanager
 def neftune_noise(model: nn.Module, alpha: float | None) -> Iterator[None]:
-    """Add NEFTune's noise to the word embeddings, drawing from the random state as the client's own hook did.
+    """Add NEFTune's noise to the word embeddings within the block.
+
+    It draws from the random state, as the client's own hook did.
 
     Source: Jain et al. 2023, Algorithm 1: uniform in (-1, 1), times alpha / sqrt(L d), L tokens of d entries.
     """
@@ -50,12 +52,10 @@ def neftune_noise(model: nn.Module, alpha: float | None) -> Iterator[None]:
 
 @contextmanager
 def client_attention(model: nn.Module, attention: str) -> Iterator[None]:
-    """Let a model attend as the client's did, and as before afterwards.
+    """Use the attention implementation of the client's model within the block.
 
-    This is done only if it needs no kernel of a GPU.
-
-    Attacks need a second derivative, which only eager attention has everywhere; a step needs none, and rows of padding come out
-    differently.
+    Only `sdpa` is used, because others need a GPU. Attacks need second derivatives, which only eager attention has everywhere; replaying
+    a step needs none, and rows of padding differ between implementations.
     """
     now = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if attention != "sdpa" or now in (None, attention) or not hasattr(model, "set_attn_implementation"):
@@ -70,7 +70,10 @@ def client_attention(model: nn.Module, attention: str) -> Iterator[None]:
 
 @contextmanager
 def trained_parameters(model: nn.Module, training: bool, shared: frozenset[str]) -> Iterator[dict[str, nn.Parameter]]:
-    """Put the model into the client's state, with gradients for the shared parameters only, and back afterwards."""
+    """Put a model into the client's state and yield its shared parameters.
+
+    Only these require gradients. Modes, flags and buffers are restored afterwards.
+    """
     before = {name: p.requires_grad for name, p in model.named_parameters()}
     was_training = model.training
     buffers = {name: b.clone() for name, b in model.named_buffers()} if training else {}
@@ -96,7 +99,10 @@ def trained_parameters(model: nn.Module, training: bool, shared: frozenset[str])
 
 @contextmanager
 def restored_random_state(rng: Mapping[str, Tensor], device: torch.device) -> Iterator[None]:
-    """Restore the kept random state for the duration of the block, and the caller's own state afterwards."""
+    """Set the recorded random state within the block.
+
+    The caller's own state is restored afterwards.
+    """
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         if "cpu" in rng:

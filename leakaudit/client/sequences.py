@@ -1,4 +1,4 @@
-"""Reads the private texts out of a batch.
+"""The private texts of a batch, read from its tensors.
 
 Padding is removed, packed texts are cut apart, masked words filled in, decoder targets added.
 
@@ -17,7 +17,10 @@ from torch import Tensor
 from leakaudit.client.facts import IGNORED_LABEL
 
 LENGTHS_OF_PACKED = ("cu_seq_lens_q", "cu_seqlens", "cu_seq_lens")
-"""Arguments under which flash attention is told where packed texts end: (texts + 1,) token counts, the first 0."""
+"""Arguments that tell flash attention where packed texts end.
+
+They are (texts + 1,) token counts, the first 0.
+"""
 
 
 TARGETS_MASK = "decoder_attention_mask"
@@ -25,21 +28,24 @@ TARGETS_MASK = "decoder_attention_mask"
 
 @dataclass(frozen=True)
 class Reading:
-    """What has to be known of a model and its tokenizer to read texts.
+    """What is known of a model and its tokenizer for reading texts.
 
     The texts are those of its batches.
     """
 
     task: str = "other"
-    """As `leakaudit.client.facts.PublicFacts.task`: it says whether labels are words, and of which text."""
+    """Task of the model, as in `leakaudit.client.facts.PublicFacts`.
+
+    It says whether labels are words, and of which text.
+    """
     pad: int | None = None
-    """Id of the padding token; None where there is none."""
+    """Id of the padding token; None without one."""
     pad_ends_texts: bool = False
     """Whether the padding token is also the one that ends a text, as in GPT-2."""
 
 
 PLAIN = Reading()
-"""Nothing is known: labels are no words, and no token is padding."""
+"""Reading without knowledge: labels are no words, no token is padding."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +53,15 @@ class Text:
     """One private text of a batch."""
 
     ids: tuple[int, ...]
-    """Token ids in order, special tokens included, padding left out, masked words filled in."""
+    """Token ids in order, special tokens included.
+
+    Padding is left out, masked words are filled in.
+    """
     masked: tuple[int, ...] = ()
-    """Those of them that the model was not shown, in order: what a masked language model has to predict."""
+    """The ids that the model was not shown, in order.
+
+    A masked language model has to predict them.
+    """
 
 
 def texts_of(inputs: Mapping[str, Tensor], labels: Tensor | None, reading: Reading) -> list[Text]:
@@ -92,7 +104,7 @@ def texts_read(inputs: Mapping[str, Tensor], labels: Tensor | None, reading: Rea
 
 
 def _texts_written(inputs: Mapping[str, Tensor], labels: Tensor | None, reading: Reading) -> list[Text]:
-    """Return the texts that a decoder was given to write.
+    """Return the texts that a decoder has to write; empty without an encoder.
 
     Models without an encoder beside it have none.
     """
@@ -117,7 +129,7 @@ def _rows(tensor: Tensor) -> Tensor:
 def _kept(inputs: Mapping[str, Tensor], rows: Tensor, reading: Reading) -> Tensor:
     """Return (N, T) whether a token belongs to a text.
 
-    The mask decides, or the padding token if there is none.
+    The mask decides; without one, the padding token does.
     """
     mask = inputs.get("attention_mask")
     if mask is not None and mask.shape == inputs["input_ids"].shape:
@@ -128,9 +140,9 @@ def _kept(inputs: Mapping[str, Tensor], rows: Tensor, reading: Reading) -> Tenso
 
 
 def _allowed(inputs: Mapping[str, Tensor], rows: Tensor) -> Tensor | None:
-    """Return (N, T, T) whether a token attends to another one, or None.
+    """Return (N, T, T) whether a token attends to another one.
 
-    The mask has to say so itself.
+    None if the mask does not say so itself.
 
     Masks of truth values or of 0 and 1 allow what is not 0; masks that are added to the scores allow what is 0.
     """
@@ -144,9 +156,9 @@ def _allowed(inputs: Mapping[str, Tensor], rows: Tensor) -> Tensor | None:
 
 
 def _without_padding(rows: Tensor, reading: Reading) -> Tensor:
-    """Return (N, T) without the run of padding tokens at either end.
+    """Return (N, T) whether a token is none of the padding at either end.
 
-    One is left if it also ends texts.
+    One padding token is kept if it also ends texts.
     """
     kept = torch.ones_like(rows, dtype=torch.bool)
     if reading.pad is None:
@@ -162,7 +174,7 @@ def _without_padding(rows: Tensor, reading: Reading) -> Tensor:
 
 
 def _pieces(inputs: Mapping[str, Tensor], number: int, places: list[int]) -> list[list[int]]:
-    """Cut a row into which several texts were packed; a row that was not is one piece.
+    """Split a row into its packed texts; a row with one text is one piece.
 
     Args:
         inputs: of the pass.

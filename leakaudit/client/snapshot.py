@@ -1,13 +1,14 @@
-"""The snapshot: one training step kept for audit.
+"""The snapshot: one training step recorded for audit.
 
-`Observation` and `Truth` are two types and two files. Attacks are handed the first; the second is for scoring and for
-re-simulating defences only. `leakaudit.storage.snapshots` writes and reads the files.
+`Observation` and `Truth` are two types in two files. Attacks get the first; only scoring, verification and defences get the second.
+`leakaudit.storage.snapshots` writes and reads the files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import ConfigDict, Field
 from torch import Tensor
@@ -20,49 +21,67 @@ from leakaudit.models.recipe import ModelRecipe
 from leakaudit.results.schema import Verification
 
 SCHEMA = "leakaudit.snapshot/1.2"
-
+"""Version of the format that this version writes."""
 
 OBSERVED, TRUTH, MANIFEST = "observed.safetensors", "truth.safetensors", "snapshot.json"
-
+"""File names in the folder of a snapshot."""
 
 BASE = "base.safetensors"
+"""File name of the frozen weights, which the snapshots of a run share."""
+
+RETIRED = {"facts": frozenset({"stage"}), "recipe": frozenset({"label_smoothing", "pass_num_items"})}
+"""Part of a manifest -> keys of earlier versions, ignored on reading."""
+
+OTHER_LOSS = "an earlier version recorded its loss in a form that this one cannot compute"
+"""Note of a step whose loss only retired keys describe."""
 
 
 class Provenance(Facts):
-    """Where a snapshot comes from. Nothing of it is private."""
+    """Where a snapshot comes from. It holds nothing private."""
 
     framework: str
     versions: dict[str, str] = Field(default={})
+    """Library -> version."""
     step: int = 0
+    """Optimizer step, counted from 0."""
     epoch: float | None = None
     total_steps: int | None = None
+    """Planned optimizer steps of the run."""
     loss: float | None = None
     learning_rate: float | None = None
     created: str = ""
+    """Time in UTC, ISO 8601."""
     copy_seconds: float = 0.0
+    """Time that recording the step took of the training process."""
     check_seconds: float = 0.0
-    """What repeating the step in place took of the training process; 0 where it was not repeated."""
+    """Time that the check in place took of the training process; 0 without it."""
     not_in_place: str = ""
-    """Why it was not; empty where it was, or where that was not asked for."""
+    """Why there was no check in place; empty if there was, or none was wanted."""
     skipped_before: int = 0
-    """Steps that were due since the last snapshot and not recorded: the writer was at work, or the spool was full."""
+    """Steps since the last snapshot that were due and not recorded.
+
+    The writer was busy, or the spool was full.
+    """
 
 
 class KeptParts(Facts):
-    """What is there of a step of which the first blocks were kept only (`keep: auto`)."""
+    """What was kept of a step of which only the first blocks were (`keep: auto`)."""
 
     blocks: int
-    """Of the model that is rebuilt; they are the first ones of the client's."""
+    """Number of blocks of the rebuilt model, counted from the first."""
     parameters: int
-    """Of the client's model, in all."""
+    """Number of parameters of the client's whole model."""
     rows: str | None = None
-    """Parameter whose update is kept as the rows that are not zero."""
+    """Parameter whose update is stored as its rows that are not zero."""
     not_kept: tuple[str, ...] = ()
-    """Shared parameters of whose update only a sketch was kept (`leakaudit.capture.sketch`)."""
+    """Shared parameters with only a sketch of their update.
+
+    See `leakaudit.capture.sketch`.
+    """
 
 
 class Manifest(Facts):
-    """`snapshot.json`."""
+    """The content of `snapshot.json`."""
 
     schema_: str = Field(default=SCHEMA, alias="schema")
     model: ModelRecipe
@@ -70,28 +89,28 @@ class Manifest(Facts):
     recipe: StepRecipe
     provenance: Provenance
     checked: Verification | None = None
-    """Stamp of a step that was repeated where it was made; None where the rebuilt model is to check it."""
+    """Stamp of the check in place; None if the rebuilt model is to check the step."""
     digests: dict[str, str] = Field(default={})
-    """File name -> digest of its bytes, which begins with the algorithm (`leakaudit.storage.digests`); `sha256:` before schema 1.2."""
+    """File name -> digest of its bytes, with the algorithm as prefix.
+
+    See `leakaudit.storage.digests`; always `sha256:` before schema 1.2.
+    """
     encrypted_to: tuple[str, ...] = ()
-    """Public keys; empty where the tensors lie there in clear."""
+    """Public keys; empty if the tensors are not encrypted."""
     parts: KeptParts | None = None
-    """None where the step was kept as a whole."""
+    """None if the whole step was kept."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     def files(self) -> tuple[str, ...]:
-        """Return the names of the snapshot's tensor files.
-
-        They are the names before encryption.
-        """
+        """Return the names of the snapshot's tensor files, as before encryption."""
         has_base = any(name.startswith(BASE) for name in self.digests)
         return (OBSERVED, TRUTH, BASE) if has_base else (OBSERVED, TRUTH)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One step kept for audit."""
+    """One step recorded for audit."""
 
     observation: Observation
     truth: Truth
@@ -99,8 +118,28 @@ class Snapshot:
     model_recipe: ModelRecipe
     provenance: Provenance
     checked: Verification | None = None
-    """Its stamp, where the step was repeated where it was made."""
+    """Stamp of the check in place; None if there was none."""
     parts: KeptParts | None = None
-    """None where the step was kept as a whole."""
+    """None if the whole step was kept."""
     sketches: Mapping[str, Tensor] = field(default_factory=dict)
-    """Of the whole update, by parameter name, where only parts of it were kept."""
+    """Parameter name -> sketch of its update, if only parts were kept."""
+
+
+def without_retired_keys(manifest: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the manifest of an earlier version without its retired keys.
+
+    None if it has none.
+
+    A step whose loss only they describe becomes one that cannot be replayed.
+
+    Args:
+        manifest: parsed `snapshot.json`, not yet checked.
+    """
+    found: dict[str, Any] = dict(manifest)
+    for part, keys in RETIRED.items():
+        given = manifest.get(part)
+        if isinstance(given, dict) and not keys.isdisjoint(given):
+            found[part] = {key: value for key, value in given.items() if key not in keys}
+            if given.get("loss") == "label_smoothing" or given.get("pass_num_items"):
+                found[part] |= {"loss": "unsupported", "note": given.get("note") or OTHER_LOSS}
+    return found if found != manifest else None

@@ -1,4 +1,7 @@
-"""How a client's update comes about: (weights, batch, recipe) -> update. Used to verify and to simulate."""
+"""The client's step: computes the update from weights, a batch and a recipe.
+
+It verifies recorded steps and simulates steps under other defences.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,19 @@ from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.errors import SnapshotError
 from leakaudit.models.tensors import outputs_of
 
+NORM_FLOOR = 1e-6
+"""Added to an example's gradient norm before dividing by it.
+
+As in Opacus' `clip_and_accumulate`.
+"""
+
 
 @dataclass(frozen=True)
 class ClientStep:
-    """The rule that turns weights, a batch and a recipe into an update."""
+    """One step of a client: model, batch, recipe and public facts."""
 
     model: nn.Module
-    """With the weights before the step; left unchanged."""
+    """With the weights before the step; computing leaves it unchanged."""
     truth: Truth
     recipe: StepRecipe
     facts: PublicFacts
@@ -42,11 +51,11 @@ class ClientStep:
         return cls(snapshot.observation.model, snapshot.truth, snapshot.recipe, snapshot.observation.facts)
 
     def update(self) -> dict[str, Tensor]:
-        """Run the step: forward and backward of every micro-batch, then clipping; no declared defence is applied.
+        """Compute the update: forward and backward of every micro-batch, then clipping.
 
-        Where the protocol sends a difference of weights (`view` is `delta`), every micro-batch is one local step of plain SGD,
-        and the result is (weights before - weights after) / (learning rate * local steps), as federated averaging sends it
-        (McMahan et al. 2017, Algorithm 1, ClientUpdate). Weights are float32, so their rounding is part of it.
+        No declared defence is applied. If the protocol sends a difference of weights (`view` is `delta`), every micro-batch is one local
+        step of plain SGD, and the result is (weights before - weights after) / (learning rate * local steps), as federated averaging
+        sends it (McMahan et al. 2017, Algorithm 1, ClientUpdate). Weights are float32, so the result contains their rounding.
 
         Returns:
             Parameter name -> gradient or difference, for the shared parameters, float32.
@@ -62,39 +71,27 @@ class ClientStep:
             self._clip(parameters)
             return take_gradients(parameters)
 
-    @contextmanager
-    def _trained(self) -> Iterator[dict[str, nn.Parameter]]:
-        """Put the model into the client's state, what is in eval mode and noise on the embeddings included."""
-        with trained_parameters(self.model, self.recipe.training, frozenset(self.facts.shared)) as parameters:
-            for name, module in self.model.named_modules():
-                if name in self.recipe.eval_modules:
-                    module.training = False
-            with (
-                neftune_noise(self.model, self.recipe.neftune_alpha),
-                client_attention(self.model, self.recipe.attention),
-            ):
-                yield parameters
+    def observe(self) -> Observation:
+        """Compute the update and return what an eavesdropper sees of the step.
 
-    def _accumulate(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        for batch in self.truth.micro_batches:
-            self._backward(batch)
-        divisor = self.recipe.processes * self.recipe.loss_scale
-        if divisor != 1:
-            for parameter in parameters.values():
-                if parameter.grad is not None:
-                    parameter.grad.div_(divisor)
+        Raises:
+            NonFiniteUpdateError: the update is not finite.
+            SnapshotError: the loss cannot be replayed.
+        """
+        update = self.update()
+        check_finite(update)
+        return Observation(update=update, model=self.model.eval(), facts=self.facts)
 
     def clipped_per_example(self, bound: float, *, divisor: float, summed: bool) -> dict[str, Tensor]:
-        """Run the step, clip every example's gradient, add them up and divide; no noise is added.
+        """Clip the gradient of every example, add them up and divide; no noise is added.
 
         Source: Abadi et al. 2016, Algorithm 1. An example's gradient is B times its share in the gradient of the micro-batch's mean
-        loss, as Opacus takes it. Examples meet only in the loss, so its share is what the rows of the outputs that belong to it are
-        pulled by.
+        loss, as Opacus takes it. Examples interact only in the loss, so an example's share comes from the output gradients of its rows.
 
         Args:
-            bound: norm to which an example's gradient is clipped; infinite for none.
+            bound: L2 norm to which an example's gradient is clipped; infinite for no clipping.
             divisor: of the sum, such as the expected batch size.
-            summed: whether the loss of a micro-batch is the sum over its examples, not their mean.
+            summed: whether the loss of a micro-batch is the sum over its examples instead of their mean.
 
         Returns:
             Parameter name -> (sum of clipped gradients) / divisor, for the shared parameters, float32.
@@ -115,7 +112,7 @@ class ClientStep:
                 share = 1 if summed else len(batch.inputs["input_ids"])
                 for example in self._per_example(batch, parameters, share):
                     norm = torch.stack([g.norm() for g in example.values()]).norm()
-                    factor = float((bound / (norm + 1e-6)).clamp(max=1.0))  # 1e-6 as in Opacus' `clip_and_accumulate`
+                    factor = float((bound / (norm + NORM_FLOOR)).clamp(max=1.0))
                     for name, gradient in example.items():
                         total[name] += factor * gradient
         return {name: gradient / divisor for name, gradient in total.items()}
@@ -126,45 +123,34 @@ class ClientStep:
                 f"the loss of this step cannot be replayed: {self.recipe.note or 'custom loss function'}"
             )
 
-    def _per_example(
-        self, batch: MicroBatch, parameters: Mapping[str, nn.Parameter], share: float
-    ) -> Iterator[dict[str, Tensor]]:
-        """Yield each example's gradient by parameter name: `share` times its part in the gradient of the micro-batch."""
-        with self._forward(batch) as outputs:
-            rows = len(batch.inputs["input_ids"])
-            tensors, output_gradients = self._output_gradients_by_row(outputs, batch, rows)
-        for row in range(rows):
-            for parameter in parameters.values():
-                parameter.grad = None
-            own = []
-            for pull in output_gradients:
-                mine = torch.zeros_like(pull)
-                mine[row] = share * pull[row]
-                own.append(mine)
-            torch.autograd.backward(tensors, own, retain_graph=row < rows - 1)
-            yield take_gradients(parameters)
+    @contextmanager
+    def _trained(self) -> Iterator[dict[str, nn.Parameter]]:
+        """Put the model into the client's state and yield its shared parameters by name."""
+        with trained_parameters(self.model, self.recipe.training, frozenset(self.facts.shared)) as parameters:
+            for name, module in self.model.named_modules():
+                if name in self.recipe.eval_modules:
+                    module.training = False
+            with (
+                neftune_noise(self.model, self.recipe.neftune_alpha),
+                client_attention(self.model, self.recipe.attention),
+            ):
+                yield parameters
 
-    def _output_gradients_by_row(
-        self, outputs: Mapping[str, Tensor], batch: MicroBatch, rows: int
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return outputs with one row an example, and what output_gradients on them; a loss inside the model is followed to its logits."""
-        output_gradients = dict(batch.output_gradients) or {"loss": torch.ones(()) / self.recipe.loss_divisor}
-        scalars = [path for path in output_gradients if outputs[path].dim() == 0]
-        if not scalars:
-            return self._direct(outputs, output_gradients)
-        loss, pull = outputs[scalars[0]], output_gradients[scalars[0]].to(outputs[scalars[0]])
-        for output in outputs.values():
-            if output.requires_grad and output.dim() > 0 and len(output) == rows:
-                (reached,) = torch.autograd.grad(loss, output, pull, retain_graph=True, allow_unused=True)
-                if reached is not None:
-                    return [output], [reached]
-        raise SnapshotError(
-            "no output of the model holds one row an example that the loss is computed from, so the examples' gradients "
-            "cannot be told apart and the clipping of this private step cannot be repeated"
-        )
+    def _accumulate(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Add up the gradients of all micro-batches in the parameters."""
+        for batch in self.truth.micro_batches:
+            self._backward(batch)
+        divisor = self.recipe.processes * self.recipe.loss_scale
+        if divisor != 1:
+            for parameter in parameters.values():
+                if parameter.grad is not None:
+                    parameter.grad.div_(divisor)
 
     def _local_steps(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-        """Take one SGD step a micro-batch and return the scaled difference; the weights are put back."""
+        """Take one SGD step per micro-batch and return the scaled difference.
+
+        The weights are restored.
+        """
         rate = self.facts.learning_rate
         if not rate:
             raise SnapshotError(
@@ -193,29 +179,20 @@ class ClientStep:
         if self.recipe.max_grad_value:
             torch.nn.utils.clip_grad_value_(list(parameters.values()), self.recipe.max_grad_value)
 
-    def observe(self) -> Observation:
-        """Run the step and return what an eavesdropper sees of it.
-
-        Raises:
-            NonFiniteUpdateError: the update is not finite.
-        """
-        update = self.update()
-        check_finite(update)
-        return Observation(update=update, model=self.model.eval(), facts=self.facts)
-
     def _backward(self, batch: MicroBatch) -> None:
+        """Add the gradient of one micro-batch to the parameters, times the loss scale."""
         if self.recipe.loss == "pulls":
             with self._forward(batch) as outputs:
-                tensors, output_gradients = self._direct(outputs, batch.output_gradients)
-            torch.autograd.backward(tensors, [self.recipe.loss_scale * pull for pull in output_gradients])
+                tensors, output_gradients = _direct(outputs, batch.output_gradients)
+            torch.autograd.backward(tensors, [self.recipe.loss_scale * gradient for gradient in output_gradients])
             return
-        with self._as_seen(batch):
-            loss = self._loss(batch)
+        with self._client_precision(batch):
+            loss: Tensor = self.model(**self._arguments(batch)).loss
         (loss / self.recipe.loss_divisor * self.recipe.loss_scale).backward()
 
     @contextmanager
-    def _as_seen(self, batch: MicroBatch) -> Iterator[None]:
-        """Restore the random state and the precision in which the client saw a micro-batch."""
+    def _client_precision(self, batch: MicroBatch) -> Iterator[None]:
+        """Use the random state and the autocast of a micro-batch within the block."""
         device = batch.inputs["input_ids"].device
         with ExitStack() as stack:
             if batch.rng:
@@ -228,7 +205,7 @@ class ClientStep:
     @contextmanager
     def _forward(self, batch: MicroBatch) -> Iterator[dict[str, Tensor]]:
         """Run the model as the client did and yield its outputs by path."""
-        with self._as_seen(batch):
+        with self._client_precision(batch):
             found = dict(outputs_of(self.model(**self._arguments(batch))))
             missing = [path for path in batch.output_gradients if path not in found or not found[path].requires_grad]
             if missing:
@@ -238,45 +215,71 @@ class ClientStep:
                 )
             yield found
 
-    def _direct(
-        self, outputs: Mapping[str, Tensor], output_gradients: Mapping[str, Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return outputs and what output_gradients on each by itself.
-
-        What arrived at an output includes what came through later outputs that were computed from it (a pooled state from the
-        last hidden one); that part comes again when these are pulled, so it is taken out.
-        """
-        order = sorted(output_gradients, key=lambda path: -outputs[path].grad_fn._sequence_nr())  # type: ignore[union-attr]
-        tensors: list[Tensor] = []
-        direct: list[Tensor] = []
-        for path in order:
-            output, pull = outputs[path], output_gradients[path].to(outputs[path])
-            if tensors:
-                (via,) = torch.autograd.grad(tensors, output, direct, retain_graph=True, allow_unused=True)
-                pull = pull if via is None else pull - via
-            tensors.append(output)
-            direct.append(pull)
-        return tensors, direct
-
     def _arguments(self, batch: MicroBatch) -> dict[str, Any]:
+        """Return the keyword arguments of the model's forward."""
         inputs: dict[str, Any] = {**batch.inputs, **batch.options}
-        if batch.num_items is not None and (self.recipe.pass_num_items or self.recipe.loss == "pulls"):
+        if batch.num_items is not None and self.recipe.loss == "pulls":
             inputs["num_items_in_batch"] = batch.num_items
         return inputs
 
-    def _loss(self, batch: MicroBatch) -> Tensor:
-        inputs = self._arguments(batch)
-        if self.recipe.loss == "label_smoothing":
-            return self._smoothed_loss(inputs, batch)
-        loss: Tensor = self.model(**inputs).loss
-        return loss
+    def _per_example(
+        self, batch: MicroBatch, parameters: Mapping[str, nn.Parameter], share: float
+    ) -> Iterator[dict[str, Tensor]]:
+        """Yield the gradient of each example by parameter name.
 
-    def _smoothed_loss(self, inputs: dict[str, Any], batch: MicroBatch) -> Tensor:
-        from transformers.trainer_pt_utils import LabelSmoother
+        It is `share` times the example's part in the gradient of the micro-batch.
+        """
+        with self._forward(batch) as outputs:
+            rows = len(batch.inputs["input_ids"])
+            tensors, output_gradients = self._output_gradients_by_row(outputs, batch, rows)
+        for row in range(rows):
+            for parameter in parameters.values():
+                parameter.grad = None
+            own = []
+            for gradient in output_gradients:
+                mine = torch.zeros_like(gradient)
+                mine[row] = share * gradient[row]
+                own.append(mine)
+            torch.autograd.backward(tensors, own, retain_graph=row < rows - 1)
+            yield take_gradients(parameters)
 
-        labels = inputs.pop("labels")
-        outputs = self.model(**inputs)
-        smoother = LabelSmoother(epsilon=self.recipe.label_smoothing)
-        shift = self.facts.task == "causal-lm"
-        loss: Tensor = smoother(outputs, labels, shift_labels=shift, num_items_in_batch=batch.num_items)
-        return loss
+    def _output_gradients_by_row(
+        self, outputs: Mapping[str, Tensor], batch: MicroBatch, rows: int
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return outputs with one row per example, and their output gradients.
+
+        A loss inside the model is followed back to its logits.
+        """
+        output_gradients = dict(batch.output_gradients) or {"loss": torch.ones(()) / self.recipe.loss_divisor}
+        scalars = [path for path in output_gradients if outputs[path].dim() == 0]
+        if not scalars:
+            return _direct(outputs, output_gradients)
+        loss, gradient = outputs[scalars[0]], output_gradients[scalars[0]].to(outputs[scalars[0]])
+        for output in outputs.values():
+            if output.requires_grad and output.dim() > 0 and len(output) == rows:
+                (reached,) = torch.autograd.grad(loss, output, gradient, retain_graph=True, allow_unused=True)
+                if reached is not None:
+                    return [output], [reached]
+        raise SnapshotError(
+            "no output of the model holds one row an example that the loss is computed from, so the examples' gradients "
+            "cannot be told apart and the clipping of this private step cannot be repeated"
+        )
+
+
+def _direct(outputs: Mapping[str, Tensor], output_gradients: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return outputs and the gradient that the loss sent to each of them directly.
+
+    The recorded gradient of an output includes what reached it through outputs that were computed from it (such as a pooled state from
+    the last hidden state). Backward from those outputs adds that part again, so it is subtracted here.
+    """
+    order = sorted(output_gradients, key=lambda path: -outputs[path].grad_fn._sequence_nr())  # type: ignore[union-attr]
+    tensors: list[Tensor] = []
+    direct: list[Tensor] = []
+    for path in order:
+        output, gradient = outputs[path], output_gradients[path].to(outputs[path])
+        if tensors:
+            (via,) = torch.autograd.grad(tensors, output, direct, retain_graph=True, allow_unused=True)
+            gradient = gradient if via is None else gradient - via
+        tensors.append(output)
+        direct.append(gradient)
+    return tensors, direct

@@ -21,25 +21,39 @@ class MicroBatch:
     """One forward and backward pass of the step."""
 
     inputs: Mapping[str, Tensor]
-    """Keyword arguments of the model's forward as the trainer passed them, labels included; `input_ids` is (B, T), or
-    (B, choices, T) for multiple choice."""
+    """Keyword arguments of the model's forward, labels included.
+
+    `input_ids` is (B, T), or (B, choices, T) for multiple choice.
+    """
     rng: Mapping[str, Tensor] = field(default_factory=dict)
-    """Device type -> state of its random generator immediately before the forward pass; empty where it was not kept."""
+    """Device type -> state of its random generator before the forward pass.
+
+    Empty if it was not recorded.
+    """
     num_items: Tensor | None = None
-    """The trainer's `num_items_in_batch`, where it passed one."""
+    """The trainer's `num_items_in_batch`; None if it passed none."""
     options: Mapping[str, bool | float] = field(default_factory=dict)
-    """Plain values that the model's forward was given beside the tensors."""
+    """Other arguments of the model's forward, which are no tensors."""
     withheld_inputs: Mapping[str, Tensor] = field(default_factory=dict)
-    """What the trainer had in the batch and kept from the model, such as labels for a loss of its own."""
+    """Tensors of the batch that the trainer did not pass to the model.
+
+    Such as labels for a loss of its own.
+    """
     output_gradients: Mapping[str, Tensor] = field(default_factory=dict)
-    """Path of an output of the model -> gradient that the client's loss sent there, accumulation and weights included. Where the
-    model computes the loss, it is `loss` and one number; empty where it was not kept."""
+    """Path of an output of the model -> gradient of the client's loss there.
+
+    Accumulation and weights are included. If the model computes the loss, the path is `loss` and the gradient one number. Empty if it was
+    not recorded.
+    """
     repeated_pass: bool = False
-    """A further forward pass over the tokens of another one (R-Drop): part of the step, but not of the batch."""
+    """Whether it is a further pass over the tokens of another one (R-Drop).
+
+    It is part of the step, but not of the batch.
+    """
 
     @property
     def labels(self) -> Tensor | None:
-        """The labels, wherever the trainer kept them; None where they are not known."""
+        """The labels, passed to the model or not; None if they are not known."""
         return self.inputs.get("labels", self.withheld_inputs.get("labels"))
 
     @property
@@ -56,12 +70,12 @@ class Truth:
 
     micro_batches: tuple[MicroBatch, ...]
     reading: Reading = PLAIN
-    """How their tensors are read as texts; public."""
+    """How the tensors are read as texts; public."""
 
     def texts(self) -> list[Text]:
         """Return every text of the batch.
 
-        Of each micro-batch: those that the model read, then those that its decoder had to write.
+        For each micro-batch: the texts that the model read, then those that its decoder had to write.
         """
         return [text for batch in self._distinct() for text in texts_of(batch.inputs, batch.labels, self.reading)]
 
@@ -106,7 +120,10 @@ class Truth:
         return [batch for batch in self.micro_batches if not batch.repeated_pass]
 
     def to(self, device: torch.device) -> Truth:
-        """Return this batch on `device`; random states stay on the CPU, where generators take them from."""
+        """Return this batch on `device`.
+
+        Random states stay on the CPU, where generators read them.
+        """
 
         def move(batch: MicroBatch) -> MicroBatch:
             items = None if batch.num_items is None else batch.num_items.to(device)
@@ -120,7 +137,7 @@ class Truth:
 
 
 def reading_of(facts: PublicFacts) -> Reading:
-    """Return how the batches of a step with these facts are read as texts."""
+    """Return how the batches of a step are read as texts, given its facts."""
     special, after = facts.vocabulary.special, facts.vocabulary.ends_with
     pad = special.get("pad")
     return Reading(task=facts.task, pad=pad, pad_ends_texts=pad is not None and pad in (special.get("eos"), *after))

@@ -89,7 +89,7 @@ class DpSgd(Defense):
             name: clipped[name] + sigma * torch.randn(tensor.shape, generator=rng, device=rng.device).to(tensor.device)
             for name, tensor in seen.update.items()
         }
-        facts = seen.facts.model_copy(update={"max_grad_norm": None, "stage": "protected"})
+        facts = seen.facts.model_copy(update={"max_grad_norm": None})
         return replace(seen, facts=facts).under(known.declared(), noisy)
 
     def settled(self, step: ClientStep, sent: Mapping[str, Tensor]) -> Self:

@@ -38,5 +38,5 @@ class Undefended(Defense):
         raw = step.update()
         check_finite(raw)
         sent = {"shared": step.facts.shared, "frozen": step.facts.frozen}
-        facts = seen.facts.model_copy(update={"defenses": (), "stage": "raw", **sent})
+        facts = seen.facts.model_copy(update={"defenses": (), **sent})
         return replace(seen, update=raw, facts=facts)

@@ -1,4 +1,4 @@
-"""Results of an audit: the schema of results.json, and bounds. No torch.
+"""Results of an audit: models, files, summaries and bounds. No torch.
 
 It may import `files`.
 """

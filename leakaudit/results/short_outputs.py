@@ -1,4 +1,4 @@
-"""Metrics of the short outputs: cells of a table, lines of a log.
+"""Metrics in short outputs: cells of tables and lines of the trainer's log.
 
 Of our own metrics they show a few. A metric from elsewhere is shown always, so that a new one needs no line here.
 """

@@ -12,6 +12,7 @@ The names in `truth.safetensors` are those of schema 1.0; `leakaudit.storage.tru
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from leakaudit.client.observation import Observation, check_finite
-from leakaudit.client.snapshot import BASE, MANIFEST, OBSERVED, SCHEMA, TRUTH, Manifest, Snapshot
+from leakaudit.client.snapshot import BASE, MANIFEST, OBSERVED, SCHEMA, TRUTH, Manifest, Snapshot, without_retired_keys
 from leakaudit.client.truth import Truth, reading_of
 from leakaudit.errors import SnapshotDamagedError, SnapshotError, SnapshotVersionError
 from leakaudit.files.strict_json import parse_json, read_bounded
@@ -137,7 +138,8 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
         content = read_bounded(path, MAX_MANIFEST_BYTES)
-        schema = str(parse_json(content)["schema"])
+        parsed = parse_json(content)
+        schema = str(parsed["schema"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         why = str(error) if type(error) is ValueError else type(error).__name__
         raise SnapshotDamagedError(
@@ -148,7 +150,9 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path}: schema {ascii(schema[:60])[1:-1]}; this version reads leakaudit.snapshot/1.x. Upgrade leakaudit."
         )
     try:
-        manifest = Manifest.model_validate_json(content.removeprefix(b"\xef\xbb\xbf"), strict=True)
+        earlier = without_retired_keys(parsed)
+        text = content.removeprefix(b"\xef\xbb\xbf") if earlier is None else json.dumps(earlier)
+        manifest = Manifest.model_validate_json(text, strict=True)
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise SnapshotDamagedError(

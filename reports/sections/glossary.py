@@ -9,7 +9,7 @@ from leakaudit.results.schema import LENGTHS, PluginEntry
 GLOSSARY = (
     ("Client step", "One optimizer step of one client: the batch and the update that was sent for it. All rates count client steps."),
     ("Leak", "One of these came back, from the least to the worst: the exact label counts; every word of the batch, or most words of a text; a whole text, word for word."),
-    ("No leak event", "No leak, and no search was cut off. The numbers beside it say how much came back nevertheless."),
+    ("No leak event", "No leak, and no search was cut off. The numbers beside it say how much still came back."),
     ("Bounds", "The lowest and highest leak rate that the counts are compatible with: one-sided Clopper-Pearson."),
     ("Out of time", "The attack was stopped at its time limit. More time might find more, so such a step does not show what a defence stops."),
     ("Not applicable", "The attack says that it cannot work here, and why. It is no evidence that nothing leaks."),

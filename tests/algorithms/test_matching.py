@@ -66,16 +66,12 @@ def _model() -> nn.Module:
     return tiny.bert(initializer_range=0.1)
 
 
-def _rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def _seen(*, granted: bool = True, pruned: bool = False, **more: Any) -> Observation:
     """Return what is seen of a step on two sentences of different length."""
     step = tiny.client_step(_model(), tiny.bert_tokenizer(), TWO, [0, 1], **more)
     seen = step.observe()
     if pruned:
-        seen = Prune(share=0.5)(step, seen, _rng())
+        seen = Prune(share=0.5)(step, seen, tiny.generator())
     return seen.granting(Granted(labels=(0, 1) if granted else None, lengths=LENGTHS))
 
 
@@ -140,7 +136,7 @@ def test_gradients_from_pairs_are_those_of_automatic_differentiation(family: str
         seen = step.observe().granting(Granted(labels=(0, 1), lengths=lengths))
         never = {"wte"}
     matcher = Matcher(seen, guess_shape(seen).lengths, Objective())
-    dummy = matcher.placed(matcher.random(3, _rng()))
+    dummy = matcher.placed(matcher.random(3, tiny.generator()))
     pairs = matcher.gradients.pairs(dummy, differentiable=False)
     for number in range(3):
         formed = matcher.gradients.formed(pairs, number)
@@ -158,7 +154,7 @@ def test_sequences_of_equal_length_run_side_by_side_for_several_candidates() -> 
     assert len(set(lengths)) == 1
     seen = step.observe().granting(Granted(labels=(0, 1), lengths=lengths))
     matcher = Matcher(seen, lengths, Objective("cosine"))
-    dummy = matcher.random(3, _rng())
+    dummy = matcher.random(3, tiny.generator())
     alone = torch.cat([matcher.losses(dummy.take([number])) for number in range(3)])
     torch.testing.assert_close(matcher.losses(dummy), alone, atol=1e-5, rtol=1e-5)
 
@@ -182,7 +178,7 @@ def test_an_objective_is_what_its_definition_says(what: str) -> None:
     """Statistics of pairs give the number that whole matrices give."""
     seen = _seen(pruned=OBJECTIVES[what].masked)
     matcher = Matcher(seen, LENGTHS, OBJECTIVES[what])
-    dummy = matcher.random(2, _rng(1))
+    dummy = matcher.random(2, tiny.generator(1))
     expected = [_defined(matcher, seen, dummy.take([number])) for number in range(2)]
     assert matcher.losses(dummy).tolist() == pytest.approx(expected, rel=1e-4)
     assert matcher.losses_and_derivatives(dummy)[0].tolist() == pytest.approx(expected, rel=1e-4)
@@ -195,11 +191,11 @@ def test_an_objectives_derivative_is_its_finite_difference(what: str) -> None:
     seen.model.double()
     seen = replace(seen, update={name: update.double() for name, update in seen.update.items()})
     matcher = Matcher(seen, LENGTHS, OBJECTIVES[what], length_weight=0.7)
-    dummy = Candidate(*(part.double() for part in matcher.random(2, _rng(2))))
+    dummy = Candidate(*(part.double() for part in matcher.random(2, tiny.generator(2))))
     _, slopes = matcher.losses_and_derivatives(dummy)
     step, tolerance = 1e-5, 1e-2 if OBJECTIVES[what].l1 else 1e-5
     for part in ("embeddings", "label_logits"):
-        direction = torch.randn(getattr(dummy, part).shape, generator=_rng(3), dtype=torch.float64)
+        direction = torch.randn(getattr(dummy, part).shape, generator=tiny.generator(3), dtype=torch.float64)
         ahead, behind = (
             matcher.losses(dummy._replace(**{part: getattr(dummy, part) + sign * step * direction})) for sign in (1, -1)
         )
@@ -222,12 +218,12 @@ def test_a_factored_update_is_compared_as_the_update_itself(
     seen = step.observe().granting(Granted(labels=(0,), lengths=LENGTHS[:1]))
     factored = Matcher(seen, LENGTHS[:1], objective)
     assert any(_factored(factored))
-    noisy = GaussianNoise(scale=0.1)(step, seen, _rng())
+    noisy = GaussianNoise(scale=0.1)(step, seen, tiny.generator())
     assert not any(_factored(Matcher(noisy, LENGTHS[:1], Objective(), aware=False)))
     assert any(_factored(Matcher(noisy, LENGTHS[:1], Objective())))
     monkeypatch.setattr(matching_target, "FACTORED", -1.0)
     plain = Matcher(seen, LENGTHS[:1], factored.objective)
-    dummy = plain.random(2, _rng(1))
+    dummy = plain.random(2, tiny.generator(1))
     (one, by_one), (two, by_two) = (matcher.losses_and_derivatives(dummy) for matcher in (factored, plain))
     assert one.tolist() == pytest.approx(two.tolist(), rel=1e-5)
     assert float((by_one.embeddings - by_two.embeddings).norm()) < 1e-4 * float(by_two.embeddings.norm())
@@ -273,7 +269,7 @@ def test_parameters_that_noise_drowns_do_not_count_unless_all_are_drowned() -> N
     """With noise as large as the update's mean entry, small gradients say nothing; with a thousand times as much, none does."""
     step = tiny.client_step(_model(), tiny.bert_tokenizer(), TWO, [0, 1])
     plain = step.observe().granting(Granted(labels=(0, 1), lengths=LENGTHS))
-    noisy = GaussianNoise(scale=1.0)(step, plain, _rng())
+    noisy = GaussianNoise(scale=1.0)(step, plain, tiny.generator())
     matcher = Matcher(noisy, LENGTHS, Objective("cosine"))
     weights = matcher._comparison._weights
     names = [matrix.name for matrix in matcher.gradients.matrices]
@@ -291,7 +287,7 @@ def test_running_out_of_memory_halves_the_candidates_run_at_once(monkeypatch: py
     """The result is the same, and how often it happened is known; other errors are not swallowed."""
     seen = _seen()
     matcher = Matcher(seen, LENGTHS, Objective("cosine"))
-    dummy = matcher.random(6, _rng())
+    dummy = matcher.random(6, tiny.generator())
     expected = matcher.losses(dummy)
     pairs = type(matcher.gradients).pairs
 
@@ -312,7 +308,7 @@ def test_the_chunk_holds_at_least_one_candidate(monkeypatch: pytest.MonkeyPatch)
     """However long the batch is."""
     monkeypatch.setattr(matching_engine, "CHUNK_TOKENS", 1)
     matcher = Matcher(_seen(), LENGTHS, Objective())
-    assert len(matcher.losses(matcher.random(3, _rng()))) == 3
+    assert len(matcher.losses(matcher.random(3, tiny.generator()))) == 3
 
 
 PAPER = "abcdefg"
@@ -335,18 +331,18 @@ def test_transformations_are_the_papers() -> None:
 
 def test_drawn_orders_are_new_differ_and_leave_public_tokens_alone() -> None:
     """Enough draws find every swap of a short sequence, and nothing that is no transformation."""
-    orders = draw_orders([1, 2, 3], 5, 400, _rng())
+    orders = draw_orders([1, 2, 3], 5, 400, tiny.generator())
     assert len(orders) == len(set(orders)) and tuple(range(5)) not in orders
     assert all(order[0] == 0 and order[4] == 4 for order in orders)
     assert {order[1:4] for order in orders} == set(itertools.permutations((1, 2, 3))) - {(1, 2, 3)}
-    assert draw_orders([1], 3, 50, _rng()) == []
-    assert sorted(shuffled([1, 2, 3], 5, _rng())) == list(range(5))
+    assert draw_orders([1], 3, 50, tiny.generator()) == []
+    assert sorted(shuffled([1, 2, 3], 5, tiny.generator())) == list(range(5))
 
 
 def test_seats_undo_an_exchange_of_places_that_no_gradient_shows() -> None:
     """Two embeddings that carry each other's position come back to their words."""
-    words = torch.nn.functional.normalize(torch.randn(40, 16, generator=_rng()), dim=1)
-    positions = 0.7 * torch.randn(5, 16, generator=_rng(1))
+    words = torch.nn.functional.normalize(torch.randn(40, 16, generator=tiny.generator()), dim=1)
+    positions = 0.7 * torch.randn(5, 16, generator=tiny.generator(1))
     true = words[[4, 9, 2, 7, 1]]
     mixed = true.clone()
     mixed[1] = true[3] + positions[3] - positions[1]
@@ -369,7 +365,7 @@ def test_moving_embeddings_with_their_positions_leaves_an_encoders_gradient_as_i
         seen = step.observe().granting(Granted(labels=(1,), lengths=(length,)))
         matcher = Matcher(seen, (length,), Objective())
         assert matcher.positions is not None
-        dummy = matcher.random(1, _rng())
+        dummy = matcher.random(1, tiny.generator())
         moved = dummy.detached()
         shift = matcher.positions[1] - matcher.positions[3]
         moved.embeddings[0, 0, 3] = dummy.embeddings[0, 0, 1] + shift
@@ -386,11 +382,11 @@ def test_a_search_that_starts_at_sums_in_wrong_places_is_set_right(
     matcher, ids = _of_one_sentence()
     assert matcher.positions is not None
     mixed = matcher.of_tokens([[ids]], torch.zeros(1, 1, 2))
-    order = list(shuffled(matcher.free_places(0), len(ids), _rng()))
+    order = list(shuffled(matcher.free_places(0), len(ids), tiny.generator()))
     mixed.embeddings[0, 0] = mixed.embeddings[0, 0, order] + matcher.positions[order] - matcher.positions[: len(ids)]
     monkeypatch.setattr(matcher, "random", lambda *_: mixed)
     rounds = Rounds(every=1, draws=4, seats=seats)
-    found = search(matcher, Descent(1, 1e-9), Start(), rounds, _rng(), Budget(600))
+    found = search(matcher, Descent(1, 1e-9), Start(), rounds, tiny.generator(), Budget(600))
     assert found.facts["loss"] < 1e-5
     assert (found.tokens == [ids]) == seats
 
@@ -408,7 +404,7 @@ def test_a_guess_is_mended_as_tokens(damage: str) -> None:
     matcher = Matcher(seen, LENGTHS, Objective("cosine"))
     nothing = torch.zeros(2, matcher.classes)
     words = nearest_words(matcher, matcher.of_tokens([true], nothing[None]).embeddings[0], 2)
-    assert mend(matcher, [true[0], tuple(wrong)], nothing, words, _rng(), Budget(600)) == true
+    assert mend(matcher, [true[0], tuple(wrong)], nothing, words, tiny.generator(), Budget(600)) == true
 
 
 @pytest.mark.parametrize("doubles", [0, matching_words.DOUBLES])
@@ -423,7 +419,7 @@ def test_a_word_is_found_where_another_stands_twice_and_those_between_one_place_
     words[0][1].append(ids[1])
     monkeypatch.setattr(matching_words, "ORDERS", 0)
     monkeypatch.setattr(matching_words, "DOUBLES", doubles)
-    found = mend(matcher, [guess], torch.zeros(1, matcher.classes), words, _rng(), Budget(600))
+    found = mend(matcher, [guess], torch.zeros(1, matcher.classes), words, tiny.generator(), Budget(600))
     assert (found == (ids,)) == bool(doubles)
 
 
@@ -447,12 +443,12 @@ def test_a_sequence_that_is_held_stands_whatever_the_embeddings_are() -> None:
     seen = _seen()
     true = [tuple(tiny.bert_tokenizer()(text)["input_ids"]) for text in TWO]
     matcher = Matcher(seen, LENGTHS, Objective("cosine"))
-    noise = matcher.random(1, _rng())
+    noise = matcher.random(1, tiny.generator())
     matcher.hold({1: true[1]})
     assert matcher.free_places(1) == [] and matcher.free_places(0)
     tokens, _ = matcher.tokens(noise.embeddings[0])
     assert tokens[1] == true[1] and tokens[0] != true[0]
-    run = Run(matcher, Descent(1, 0.1), noise, _rng())
+    run = Run(matcher, Descent(1, 0.1), noise, tiny.generator())
     assert not run.seat(1)
     matcher.hold(dict(enumerate(true)))
     assert matcher.losses(noise).item() < 1e-5
@@ -465,7 +461,7 @@ def test_moments_follow_the_tokens_that_move() -> None:
     """After a rearrangement, the next step is that of the rearranged history."""
     seen = _seen(frozen=TABLES)
     matcher = Matcher(seen, LENGTHS, Objective())
-    run = Run(matcher, Descent(10, 0.1), matcher.random(1, _rng()), _rng())
+    run = Run(matcher, Descent(10, 0.1), matcher.random(1, tiny.generator()), tiny.generator())
     run.step()
     moments = run.means.embeddings[0, 0].clone()
     before = run.now.embeddings[0, 0].clone()
@@ -482,8 +478,8 @@ def test_one_of_several_candidates_is_seated_with_its_own_moments() -> None:
     order = [0, 3, 2, 1, *range(4, len(ids))]
     mixed = right.detached()
     mixed.embeddings[0, 0] = right.embeddings[0, 0, order] + matcher.positions[order] - matcher.positions[: len(ids)]
-    run = Run(matcher, Descent(10, 0.1), joined([matcher.random(1, _rng()), mixed]), _rng())
-    run.means.embeddings.copy_(torch.randn(run.means.embeddings.shape, generator=_rng(1)))
+    run = Run(matcher, Descent(10, 0.1), joined([matcher.random(1, tiny.generator()), mixed]), tiny.generator())
+    run.means.embeddings.copy_(torch.randn(run.means.embeddings.shape, generator=tiny.generator(1)))
     before, moments = run.now.embeddings[0].clone(), run.means.embeddings.clone()
     assert not run.explained(1)
     assert run.seat(0, 1)
@@ -502,22 +498,22 @@ def test_a_word_that_only_a_fallen_candidate_has_found_completes_the_best() -> N
     halves = [right.detached(), right.detached()]
     halves[0].embeddings[0, 0, [2, 3]] = matcher.table[wrong]
     halves[1].embeddings[0, 0, 5:] = matcher.table[wrong]
-    run = Run(matcher, Descent(1, 1e-9), joined(halves), _rng())
+    run = Run(matcher, Descent(1, 1e-9), joined(halves), tiny.generator())
     run.step()
     run.keep(run.order()[:1])
     (fallen,) = run.fallen
     words = [nearest_words(matcher, one.embeddings[0], 1) for one in (run.now, fallen)]
     guess, _ = matcher.tokens(run.now.embeddings[0])
     logits = run.now.label_logits[0]
-    assert mend(matcher, guess, logits, pooled(words[:1]), _rng(), Budget(600)) != (ids,)
-    assert mend(matcher, guess, logits, pooled(words), _rng(), Budget(600)) == (ids,)
+    assert mend(matcher, guess, logits, pooled(words[:1]), tiny.generator(), Budget(600)) != (ids,)
+    assert mend(matcher, guess, logits, pooled(words), tiny.generator(), Budget(600)) == (ids,)
 
 
 def test_a_step_is_adams() -> None:
     """Against PyTorch's own Adam on the same derivatives."""
     matcher = Matcher(_seen(), LENGTHS, Objective("cosine"))
-    first = matcher.random(2, _rng())
-    run = Run(matcher, Descent(10, 0.3, decay=0.5, decay_every=2), first, _rng())
+    first = matcher.random(2, tiny.generator())
+    run = Run(matcher, Descent(10, 0.3, decay=0.5, decay_every=2), first, tiny.generator())
     value = first.embeddings.clone().requires_grad_()
     adam = torch.optim.Adam([value], lr=1.0)
     for taken in range(4):
@@ -531,9 +527,9 @@ def test_a_step_is_adams() -> None:
 def test_a_candidate_whose_loss_is_no_number_is_drawn_anew_and_counted() -> None:
     """The others go on, and the best so far stays."""
     matcher = Matcher(_seen(), LENGTHS, Objective("cosine"))
-    first = matcher.random(2, _rng())
+    first = matcher.random(2, tiny.generator())
     first.embeddings[1, 0, 3] = math.nan
-    run = Run(matcher, Descent(10, 0.1), first, _rng())
+    run = Run(matcher, Descent(10, 0.1), first, tiny.generator())
     run.step()
     assert run.restarted == 1
     assert bool(run.now.embeddings.isfinite().all())
@@ -555,7 +551,7 @@ def test_a_prior_that_weighs_enough_decides_on_the_order() -> None:
     seen = _seen()
     matcher = Matcher(seen, LENGTHS, Objective("cosine"))
     rounds = Rounds(every=1, draws=60, seats=False, prior=_LikesOneOrder(), prior_weight=1e6)
-    found = search(matcher, Descent(12, 1e-9), Start(), rounds, _rng(), Budget(600))
+    found = search(matcher, Descent(12, 1e-9), Start(), rounds, tiny.generator(), Budget(600))
     for sequence, row in zip(found.tokens, range(2), strict=True):
         words = [sequence[place] for place in matcher.free_places(row)]
         assert words == sorted(words)
@@ -569,28 +565,28 @@ def test_a_start_is_the_best_of_all_samples_and_orders_unless_the_budget_ends_be
     monkeypatch.setattr(matching_engine, "CHUNK_TOKENS", 3 * sum(LENGTHS))
     matcher = Matcher(_seen(), LENGTHS, Objective("cosine"))
     assert matcher.at_once == 3
-    found = _starts(matcher, Start(samples=20, restarts=2), _rng(), Budget(600))
-    drawn = [matcher.random(count, rng) for rng in [_rng()] for count in (1, 3, 3, 3, 3, 3, 3, 1)]
+    found = _starts(matcher, Start(samples=20, restarts=2), tiny.generator(), Budget(600))
+    drawn = [matcher.random(count, rng) for rng in [tiny.generator()] for count in (1, 3, 3, 3, 3, 3, 3, 1)]
     expected = matcher.losses(joined(drawn)).sort().values[:2]
     assert torch.allclose(matcher.losses(found), expected)
-    permuted = _starts(matcher, Start(samples=20, permutations=9), _rng(), Budget(600))
+    permuted = _starts(matcher, Start(samples=20, permutations=9), tiny.generator(), Budget(600))
     assert float(matcher.losses(permuted)) <= float(expected[0]) * (1 + 1e-4)
     spent = Budget(1.0, clock=iter(range(1000)).__next__)
-    assert len(_starts(matcher, Start(samples=20, permutations=9), _rng(), spent).embeddings) == 1
+    assert len(_starts(matcher, Start(samples=20, permutations=9), tiny.generator(), spent).embeddings) == 1
 
 
 def test_labels_that_are_enumerated_are_found() -> None:
     """Each assignment of classes is a restart; the lowest loss wins."""
     matcher = Matcher(_seen(granted=False), LENGTHS, Objective())
     start = Start(labels="enumerate", trial_steps=15)
-    found = search(matcher, Descent(15, 0.5), start, None, _rng(), Budget(600))
+    found = search(matcher, Descent(15, 0.5), start, None, tiny.generator(), Budget(600))
     assert matcher.labels(found.best.label_logits[0]) == [0, 1]
 
 
 def test_under_noise_lengths_must_be_granted() -> None:
     """The reason says what to do."""
     step = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), [TWO[0]], [1])
-    noisy = GaussianNoise(scale=1.0)(step, step.observe(), _rng())
+    noisy = GaussianNoise(scale=1.0)(step, step.observe(), tiny.generator())
     with pytest.raises(AnatomyError, match="grant `lengths`"):
         guess_shape(noisy)
 

@@ -36,10 +36,6 @@ RATE = 0.2
 TABLES = frozenset(f"bert.embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type"))
 
 
-def _rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def _model(dropout: float = RATE, **more: Any) -> nn.Module:
     return tiny.bert(initializer_range=0.1, dropout=dropout, **more)
 
@@ -126,7 +122,7 @@ def test_masks_of_opening_tokens_are_learned_and_those_of_words_stay_at_their_me
     matcher = Matcher(seen, lengths, Objective("cosine"), dropout=True, mask_weight=0.1, mask_places="opening")
     dummy = matcher.of_tokens(_batches([TEXT]), torch.zeros(1, 1, 2))
     still = Descent(100, 1e-9, mask_step=0.05)
-    run = Run(matcher, still, dummy, _rng(), optimise_labels=False)
+    run = Run(matcher, still, dummy, tiny.generator(), optimise_labels=False)
     for _ in range(still.steps):
         run.step()
     assert matcher.gradients.masks is not None
@@ -138,7 +134,7 @@ def test_masks_of_opening_tokens_are_learned_and_those_of_words_stay_at_their_me
     assert learned < 0.5 * mean
     assert float(matcher.mask_losses(dummy.masks)) == pytest.approx(0.0, abs=1e-9)
     everything = Matcher(seen, lengths, Objective("cosine"), dropout=True, mask_weight=0.1)
-    drawn = matcher.drawn_masks(1, _rng())
+    drawn = matcher.drawn_masks(1, tiny.generator())
     for one in (matcher, everything):  # masks as they are drawn cost the weight, however many are learned
         assert float(one.mask_losses(drawn)) == pytest.approx(0.1, rel=0.2)
 
@@ -161,9 +157,11 @@ def test_masks_at_their_mean_are_no_dropout() -> None:
     seen = _seen(TWO)
     lengths = seen.facts.granted.lengths or ()
     with_masks, without = (Matcher(seen, lengths, Objective(), dropout=dropout) for dropout in (True, False))
-    dummy = with_masks.random(2, _rng())
-    assert dummy.masks.shape[1] > 1000 and without.random(2, _rng()).masks.shape == (2, 0)
-    torch.testing.assert_close(with_masks.losses(dummy), without.losses(without.random(2, _rng())), rtol=1e-4, atol=0.0)
+    dummy = with_masks.random(2, tiny.generator())
+    assert dummy.masks.shape[1] > 1000 and without.random(2, tiny.generator()).masks.shape == (2, 0)
+    torch.testing.assert_close(
+        with_masks.losses(dummy), without.losses(without.random(2, tiny.generator())), rtol=1e-4, atol=0.0
+    )
 
 
 def test_the_derivative_by_masks_is_its_finite_difference() -> None:
@@ -172,11 +170,11 @@ def test_the_derivative_by_masks_is_its_finite_difference() -> None:
     seen.model.double()
     seen = dataclasses.replace(seen, update={name: update.double() for name, update in seen.update.items()})
     matcher = Matcher(seen, seen.facts.granted.lengths or (), Objective("cosine"), dropout=True)
-    dummy = matcher.random(3, _rng())
+    dummy = matcher.random(3, tiny.generator())
     dummy = type(dummy)(*(part.double() for part in dummy))
-    dummy = dummy._replace(masks=torch.rand(dummy.masks.shape, generator=_rng(1), dtype=torch.float64))
+    dummy = dummy._replace(masks=torch.rand(dummy.masks.shape, generator=tiny.generator(1), dtype=torch.float64))
     _, slopes = matcher.losses_and_derivatives(dummy)
-    direction = torch.randn(dummy.masks.shape, generator=_rng(2), dtype=torch.float64)
+    direction = torch.randn(dummy.masks.shape, generator=tiny.generator(2), dtype=torch.float64)
     ahead, behind = (matcher.losses(dummy._replace(masks=dummy.masks + sign * 1e-5 * direction)) for sign in (1, -1))
     assert float((slopes.masks * direction).sum()) == pytest.approx(float((ahead - behind).sum()) / 2e-5, rel=1e-4)
 
@@ -193,7 +191,7 @@ def test_learning_recovers_a_known_mask() -> None:
     matcher = Matcher(seen, seen.facts.granted.lengths or (), Objective("cosine"), dropout=True)
     dummy = matcher.of_tokens(_batches([TEXT]), torch.zeros(1, 1, 2))
     still = Descent(400, 1e-9, linear=True, mask_step=0.2)
-    run = Run(matcher, still, dummy, _rng(), optimise_labels=False)
+    run = Run(matcher, still, dummy, tiny.generator(), optimise_labels=False)
     for _ in range(still.steps):
         run.step()
     learned, true = run.best.masks[0], kept[0].flatten()
@@ -261,7 +259,7 @@ def test_a_sweep_without_budget_changes_nothing() -> None:
 def test_a_sentence_behind_dropout_comes_back_where_nothing_is_granted() -> None:
     """Word for word, with its label."""
     seen = _seen(granted=False, model=_model(0.05))
-    guess = Grab(steps=100, n_init=10, labels="enumerate")(seen, _rng(), Budget(600))
+    guess = Grab(steps=100, n_init=10, labels="enumerate")(seen, tiny.generator(), Budget(600))
     assert [g.token_ids for g in guess.sequences or ()] == _ids([TEXT])
     assert guess.label_counts == (0, 1)
     assert guess.diagnostics["hybrid_rounds"] >= 1
@@ -270,7 +268,7 @@ def test_a_sentence_behind_dropout_comes_back_where_nothing_is_granted() -> None
 def test_however_small_the_budget_there_is_a_guess() -> None:
     """Of the right length, and it says why it ended."""
     seen = _seen()
-    guess = Grab(n_init=1)(seen, _rng(), Budget(1e-9))
+    guess = Grab(n_init=1)(seen, tiny.generator(), Budget(1e-9))
     assert [len(g.token_ids) for g in guess.sequences or ()] == list(seen.facts.granted.lengths or ())
     assert guess.stop == "budget"
 
@@ -278,7 +276,7 @@ def test_however_small_the_budget_there_is_a_guess() -> None:
 def test_rounds_end_when_one_brings_nothing() -> None:
     """With steps too small to change anything, the second one."""
     guess = Grab(steps=2, n_init=1, learning_rate=1e-12, mask_step=0.0, sweeps=0, attempts=1)(
-        _seen(), _rng(), Budget(600)
+        _seen(), tiny.generator(), Budget(600)
     )
     assert (guess.stop, guess.diagnostics["hybrid_rounds"], guess.diagnostics["steps"]) == ("converged", 2, 4)
 
@@ -290,7 +288,7 @@ def test_a_search_begins_anew_while_its_end_is_farther_off_than_dropout_explains
     """As often as is allowed."""
     monkeypatch.setattr(matching_hybrid, "PLAUSIBLE", plausible)
     attack = Grab(steps=2, n_init=1, restarts=1, sweeps=0, hybrid_rounds=1, verdict_steps=0, attempts=2)
-    facts = attack(_seen(), _rng(), Budget(600)).diagnostics
+    facts = attack(_seen(), tiny.generator(), Budget(600)).diagnostics
     assert (facts["attempts"], facts["hybrid_rounds"], facts["steps"]) == (attempts, attempts, 2 * attempts)
 
 
@@ -300,11 +298,11 @@ def test_what_dropout_explains_is_the_distance_of_masks_that_are_not_learned() -
     lengths = seen.facts.granted.lengths or ()
     (ids,) = _ids([TEXT])
     without = Matcher(seen, lengths, Objective("cosine"))
-    assert without.losses_by_dropout([ids], still, without.full_masks(1)[0], 3, _rng()) == []
+    assert without.losses_by_dropout([ids], still, without.full_masks(1)[0], 3, tiny.generator()) == []
     found = {}
     for places in ("all", "opening"):
         matcher = Matcher(seen, lengths, Objective("cosine"), dropout=True, mask_places=places)
-        found[places] = matcher.losses_by_dropout([ids], still, matcher.full_masks(1)[0], 3, _rng())
+        found[places] = matcher.losses_by_dropout([ids], still, matcher.full_masks(1)[0], 3, tiny.generator())
     assert max(found["all"]) < 1e-4
     assert len(found["opening"]) == 3 and min(found["opening"]) > 0.01 and max(found["opening"]) < 1.0
 
@@ -312,7 +310,7 @@ def test_what_dropout_explains_is_the_distance_of_masks_that_are_not_learned() -
 def test_an_attack_that_is_not_aware_takes_no_notice_of_a_declared_defence() -> None:
     """The paper's ablation: zeros of a pruned update count as zeros."""
     step = tiny.client_step(_model(), tiny.bert_tokenizer(), [TEXT], [1], training=True, frozen=TABLES)
-    pruned = Prune(share=0.5)(step, step.observe(), _rng()).granting(Granted(labels=(1,), lengths=(7,)))
+    pruned = Prune(share=0.5)(step, step.observe(), tiny.generator()).granting(Granted(labels=(1,), lengths=(7,)))
     assert [Matcher(pruned, (7,), Objective(), aware=aware).objective.masked for aware in (True, False)] == [
         True,
         False,
@@ -378,7 +376,7 @@ def test_every_knob_of_a_preset_is_in_the_papers_table() -> None:
 
 def _noisy() -> Observation:
     step = tiny.client_step(_model(), tiny.bert_tokenizer(), [TEXT], [1])
-    return GaussianNoise(scale=0.5)(step, step.observe(), _rng()).granting(Granted(labels=(1,), lengths=(7,)))
+    return GaussianNoise(scale=0.5)(step, step.observe(), tiny.generator()).granting(Granted(labels=(1,), lengths=(7,)))
 
 
 @pytest.mark.parametrize(
@@ -427,7 +425,9 @@ def test_the_paper_preset_ends_where_the_beam_search_does_not_improve_on_the_ste
     step = tiny.client_step(_model(), tiny.bert_tokenizer(), [TEXT], [1])
     seen = step.observe().granting(Granted(labels=(1,), lengths=(7,)))
     knobs: dict[str, Any] = {"n_init": 2, "n_permutations": 2, "sweeps": 1, "beams": 1}
-    guess = Grab(preset="paper", steps=3, hybrid_rounds=4, learning_rate=1e-12, **knobs)(seen, _rng(), Budget(600))
+    guess = Grab(preset="paper", steps=3, hybrid_rounds=4, learning_rate=1e-12, **knobs)(
+        seen, tiny.generator(), Budget(600)
+    )
     assert guess.diagnostics["steps"] == 3 * guess.diagnostics["hybrid_rounds"]
     assert guess.stop == ("converged" if guess.diagnostics["beamed"] < guess.diagnostics["hybrid_rounds"] else "done")
 
@@ -457,7 +457,7 @@ def test_lengths_follow_the_groups_that_run_together() -> None:
 def test_a_damaged_update_is_not_taken_for_hundreds_of_sequences(defense: Any) -> None:
     """Zeros and signs make ranks of their own, with clear gaps behind them."""
     step = tiny.client_step(_model(0.0), tiny.bert_tokenizer(), TWO, [0, 1])
-    damaged = defense(step, step.observe(), _rng())
+    damaged = defense(step, step.observe(), tiny.generator())
     assert len(guess_shape(damaged).lengths) <= 4
 
 
@@ -465,7 +465,7 @@ def test_a_damaged_update_is_not_taken_for_hundreds_of_sequences(defense: Any) -
 def test_declared_noise_of_any_kind_tells_no_length(noise: str) -> None:
     """Every row of the position table is touched."""
     step = tiny.client_step(_model(0.0), tiny.bert_tokenizer(), [TEXT], [1])
-    noisy = LaplaceNoise(scale=0.1)(step, step.observe(), _rng())
+    noisy = LaplaceNoise(scale=0.1)(step, step.observe(), tiny.generator())
     declared = noisy.facts.model_copy(update={"defenses": (DeclaredDefense(name=noise),)})
     with pytest.raises(AnatomyError, match="grant `lengths`"):
         guess_shape(dataclasses.replace(noisy, facts=declared))

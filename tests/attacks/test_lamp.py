@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import pytest
-import torch
 
 from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.lamp import PRESETS
@@ -23,25 +22,17 @@ from tests.support import tiny
 TEXT = "birds saw the river"
 
 
-def _ids(text: str) -> tuple[int, ...]:
-    return tuple(tiny.bert_tokenizer()(text)["input_ids"])
-
-
 def _seen(**granted: Any) -> Observation:
     model = tiny.bert(initializer_range=0.1)
     return tiny.observe([TEXT], [1], model=model, batch_size_bound=1).granting(Granted(**granted))
-
-
-def _rng() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
 
 
 @pytest.mark.parametrize("kind", [LampCos, LampL1L2])
 def test_a_sentence_comes_back_in_order_without_granted_labels_or_lengths(kind: Any) -> None:
     """Every label is tried, the length is read off, and the guess proves itself."""
     attack = kind(steps=225, n_init=10, n_permutations=0, length_weight=0.01)
-    guess = attack(_seen(), _rng(), Budget(600))
-    assert [(g.token_ids, g.proved) for g in guess.sequences or ()] == [(_ids(TEXT), True)]
+    guess = attack(_seen(), tiny.generator(), Budget(600))
+    assert [(g.token_ids, g.proved) for g in guess.sequences or ()] == [(tiny.ids_of(TEXT), True)]
     assert guess.label_counts == (0, 1)
     assert guess.diagnostics["rounds"] > 0
 
@@ -50,9 +41,9 @@ def test_the_fast_preset_mends_what_its_few_steps_left_over() -> None:
     """Without words to try, as few steps as here leave wrong words; with those of both candidates the guess proves itself."""
     seen = _seen(labels=(1,), lengths=(7,))
     knobs: dict[str, Any] = {"preset": "fast", "steps": 8, "length_weight": 0.01}
-    mended, plain = (LampCos(words=words, **knobs)(seen, _rng(), Budget(600)) for words in (2, 0))
-    assert [(g.token_ids, g.proved) for g in mended.sequences or ()] == [(_ids(TEXT), True)]
-    assert [g.token_ids for g in plain.sequences or ()] != [_ids(TEXT)]
+    mended, plain = (LampCos(words=words, **knobs)(seen, tiny.generator(), Budget(600)) for words in (2, 0))
+    assert [(g.token_ids, g.proved) for g in mended.sequences or ()] == [(tiny.ids_of(TEXT), True)]
+    assert [g.token_ids for g in plain.sequences or ()] != [tiny.ids_of(TEXT)]
 
 
 def test_only_a_cosine_is_taken_in_a_metric() -> None:
@@ -69,7 +60,7 @@ def test_only_a_cosine_is_taken_in_a_metric() -> None:
 def test_ablations_run_as_many_rounds_as_they_say(discrete: Any, rounds: int | None) -> None:
     """One round after every `round_every` steps; as many at the end; none."""
     attack = LampCos(steps=9, n_init=1, n_permutations=0, round_every=3, round_draws=5, discrete=discrete, patience=0)
-    guess = attack(_seen(labels=(1,), lengths=(7,)), _rng(), Budget(600))
+    guess = attack(_seen(labels=(1,), lengths=(7,)), tiny.generator(), Budget(600))
     assert guess.diagnostics.get("rounds") == rounds
 
 
@@ -77,12 +68,12 @@ def test_it_starts_from_what_exact_recovery_read_where_it_is_told_to() -> None:
     """Under noise nothing else tells the length; what was read exactly needs no step at all."""
     model = tiny.wide_bert()
     step = tiny.client_step(model, tiny.bert_tokenizer(), [TEXT], [1], batch_size_bound=1)
-    seen = GaussianNoise(scale=1e-3)(step, step.observe(), _rng())
+    seen = GaussianNoise(scale=1e-3)(step, step.observe(), tiny.generator())
     assert not LampCos().applies(seen)
     attack = LampCos(start="span", steps=3, n_init=1, trial_steps=1)
     assert attack.applies(seen)
-    guess = attack(seen, _rng(), Budget(600))
-    assert [g.token_ids for g in guess.sequences or ()] == [_ids(TEXT)]
+    guess = attack(seen, tiny.generator(), Budget(600))
+    assert [g.token_ids for g in guess.sequences or ()] == [tiny.ids_of(TEXT)]
     assert guess.diagnostics["lengths_from_evidence"] == 1.0
 
 
@@ -90,7 +81,7 @@ def test_drawing_places_anew_begins_another_descent_only_where_the_update_is_not
     """As often as it is allowed to, from the best so far."""
     knobs: dict[str, Any] = {"n_init": 1, "n_permutations": 0, "round_every": 2, "round_draws": 1, "redraw_steps": 2}
     guess = LampCos(steps=2, redraws=2, learning_rate=1e-9, **knobs)(
-        _seen(labels=(1,), lengths=(7,)), _rng(), Budget(600)
+        _seen(labels=(1,), lengths=(7,)), tiny.generator(), Budget(600)
     )
     assert (guess.diagnostics["redrawn"], guess.diagnostics["steps"]) == (2, 6)
 
@@ -107,7 +98,7 @@ def test_it_stops_when_no_token_changes_any_more() -> None:
         seats=False,
         patience=2,
     )
-    guess = attack(_seen(labels=(1,), lengths=(7,)), _rng(), Budget(600))
+    guess = attack(_seen(labels=(1,), lengths=(7,)), tiny.generator(), Budget(600))
     assert guess.stop == "converged"
     assert guess.diagnostics["steps"] < 100
 
@@ -211,7 +202,7 @@ def test_the_paper_preset_takes_every_step_and_every_round(kind: Any) -> None:
     }
     seen = _seen(labels=(1,), lengths=(7,))
     attack = kind(preset="paper", learning_rate=1e-12, **knobs)
-    guess = attack(seen, _rng(), Budget(600))
+    guess = attack(seen, tiny.generator(), Budget(600))
     assert (guess.stop, guess.diagnostics["steps"], guess.diagnostics["rounds"], guess.diagnostics["seated"]) == (
         "done",
         7,
@@ -220,7 +211,7 @@ def test_the_paper_preset_takes_every_step_and_every_round(kind: Any) -> None:
     )
     recipe = attack.recipe(seen, Objective())
     matcher = Matcher(seen, (7,), Objective(), relative=recipe.relative, start_scale=recipe.start_scale)
-    start = matcher.random(200, _rng()).embeddings
+    start = matcher.random(200, tiny.generator()).embeddings
     assert matcher.unit == 1.0
     assert float(start.std()) == pytest.approx(1.0, abs=0.02)
 
@@ -249,7 +240,7 @@ def test_a_distance_without_squares_is_the_papers() -> None:
     """L_tag as printed: the sum of norms, and its derivative moves the same candidate downhill."""
     seen = _seen(labels=(1,), lengths=(7,))
     plain, squared = (Matcher(seen, (7,), Objective("l2", l1=0.01, squared=each)) for each in (False, True))
-    dummy = plain.random(1, _rng())
+    dummy = plain.random(1, tiny.generator())
     pairs = plain.gradients.pairs(plain.placed(dummy), differentiable=False)
     formed = plain.gradients.formed(pairs, 0)
     apart = [seen.update[name] - gradient for name, gradient in formed.items()]

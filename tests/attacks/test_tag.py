@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from leakaudit.algorithms.matching.comparison import Objective
@@ -31,29 +30,21 @@ def _model() -> nn.Module:
     return tiny.bert(initializer_range=0.1)
 
 
-def _ids(text: str) -> tuple[int, ...]:
-    return tuple(tiny.bert_tokenizer()(text)["input_ids"])
-
-
-def _rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 @pytest.mark.parametrize("kind", [Dlg, Tag])
 def test_a_sentence_comes_back_without_granted_labels_or_lengths(kind: type[Dlg | Tag]) -> None:
     """Label and length are found on the way, and the re-simulated guess proves itself."""
     seen = tiny.observe([TEXT], [1], model=_model(), batch_size_bound=1)
-    guess = kind(steps=300, restarts=1)(seen, _rng(), Budget(600))
-    assert [(g.token_ids, g.proved, g.confidence) for g in guess.sequences or ()] == [(_ids(TEXT), True, 1.0)]
+    guess = kind(steps=300, restarts=1)(seen, tiny.generator(), Budget(600))
+    assert [(g.token_ids, g.proved, g.confidence) for g in guess.sequences or ()] == [(tiny.ids_of(TEXT), True, 1.0)]
     assert guess.label_counts == (0, 1)
     assert guess.diagnostics["lengths_granted"] == 0
 
 
 def test_two_sentences_of_different_length_are_guessed_at_their_lengths() -> None:
     """Granted labels are not returned as if they had been found."""
-    lengths = tuple(len(_ids(text)) for text in TWO)
+    lengths = tuple(len(tiny.ids_of(text)) for text in TWO)
     seen = tiny.observe(TWO, [0, 1], model=_model()).granting(Granted(labels=(0, 1), lengths=lengths))
-    guess = Tag(steps=5, trial_steps=2)(seen, _rng(), Budget(600))
+    guess = Tag(steps=5, trial_steps=2)(seen, tiny.generator(), Budget(600))
     assert sorted(len(g.token_ids) for g in guess.sequences or ()) == sorted(lengths)
     assert all(g.token_ids[0] == tiny.VOCABULARY["[CLS]"] and g.token_ids[-1] == 3 for g in guess.sequences or ())
     assert guess.label_counts is None
@@ -62,15 +53,15 @@ def test_two_sentences_of_different_length_are_guessed_at_their_lengths() -> Non
 def test_local_steps_are_taken_for_one_step_on_all_their_sequences() -> None:
     """LAMP, "Attacking FedAvg": at a small learning rate the difference of weights is nearly their mean gradient."""
     texts = (TEXT, "a fish")
-    lengths = tuple(len(_ids(text)) for text in texts)
+    lengths = tuple(len(tiny.ids_of(text)) for text in texts)
     rate: dict[str, Any] = {"view": "delta", "local_steps": 2, "learning_rate": 1e-3}
     parts = [
         tiny.client_step(_model(), tiny.bert_tokenizer(), [t], [k], **rate) for t, k in zip(texts, (1, 0), strict=True)
     ]
     step = dataclasses.replace(parts[0], truth=Truth(tuple(part.truth.micro_batches[0] for part in parts)))
     seen = step.observe().granting(Granted(labels=(1, 0), lengths=lengths))
-    guess = Dlg(steps=600, restarts=1)(seen, _rng(), Budget(600))
-    assert {g.token_ids for g in guess.sequences or ()} == {_ids(TEXT), _ids("a fish")}
+    guess = Dlg(steps=600, restarts=1)(seen, tiny.generator(), Budget(600))
+    assert {g.token_ids for g in guess.sequences or ()} == {tiny.ids_of(TEXT), tiny.ids_of("a fish")}
 
 
 def test_without_position_table_and_attention_updates_lengths_must_be_granted() -> None:
@@ -83,7 +74,7 @@ def test_without_position_table_and_attention_updates_lengths_must_be_granted() 
 def test_under_noise_it_applies_where_lengths_are_granted() -> None:
     """Nothing else tells them."""
     step = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), [TEXT], [1])
-    noisy = GaussianNoise(scale=1.0)(step, step.observe(), _rng())
+    noisy = GaussianNoise(scale=1.0)(step, step.observe(), tiny.generator())
     assert not Tag().applies(noisy)
     assert Tag().applies(noisy.granting(Granted(lengths=(6,))))
 
@@ -105,9 +96,9 @@ def test_an_exposure_that_names_nothing_does_not_apply() -> None:
 def test_frozen_tables_do_not_stop_it() -> None:
     """The rest of the update is enough."""
     step = tiny.client_step(_model(), tiny.bert_tokenizer(), [TEXT], [1], batch_size_bound=1)
-    seen = FreezeEmbeddings()(step, step.observe(), _rng())
-    guess = Tag(steps=5, trial_steps=1)(seen, _rng(), Budget(600))
-    assert [len(g.token_ids) for g in guess.sequences or ()] == [len(_ids(TEXT))]
+    seen = FreezeEmbeddings()(step, step.observe(), tiny.generator())
+    guess = Tag(steps=5, trial_steps=1)(seen, tiny.generator(), Budget(600))
+    assert [len(g.token_ids) for g in guess.sequences or ()] == [len(tiny.ids_of(TEXT))]
 
 
 def _short() -> Observation:
@@ -117,7 +108,7 @@ def _short() -> Observation:
 def test_it_stops_when_nothing_improves() -> None:
     """A step too small to change anything is noticed after `patience` steps."""
     seen = _short().granting(Granted(labels=(1,), lengths=(6,)))
-    guess = Tag(steps=50, learning_rate=1e-12, patience=3, restarts=1)(seen, _rng(), Budget(600))
+    guess = Tag(steps=50, learning_rate=1e-12, patience=3, restarts=1)(seen, tiny.generator(), Budget(600))
     assert guess.stop == "converged"
     assert guess.diagnostics["steps"] < 10
 
@@ -125,7 +116,7 @@ def test_it_stops_when_nothing_improves() -> None:
 def test_it_stops_in_the_middle_when_the_budget_is_used_up() -> None:
     """The clock strikes after some steps, and the best guess so far is returned."""
     ticks = iter(range(10**6))
-    guess = Tag(restarts=1)(_short(), _rng(), Budget(30, clock=lambda: float(next(ticks))))
+    guess = Tag(restarts=1)(_short(), tiny.generator(), Budget(30, clock=lambda: float(next(ticks))))
     assert guess.stop == "budget"
     assert 0 < guess.diagnostics["steps"] < 30
     assert guess.sequences is not None and len(guess.sequences) == 1
@@ -181,7 +172,7 @@ def test_the_large_preset_holds_the_papers_recipe_for_bert_large(kind: type[Dlg 
 def test_the_paper_preset_takes_every_step_from_one_start(kind: type[Dlg | Tag]) -> None:
     """A step too small to change anything does not end it."""
     seen = _short().granting(Granted(labels=(1,), lengths=(6,)))
-    guess = kind(preset="paper", steps=30, learning_rate=1e-12)(seen, _rng(), Budget(600))
+    guess = kind(preset="paper", steps=30, learning_rate=1e-12)(seen, tiny.generator(), Budget(600))
     assert (guess.stop, guess.diagnostics["steps"]) == ("done", 30)
 
 
@@ -190,8 +181,8 @@ def test_labels_move_by_the_papers_step_where_it_is_set() -> None:
     moved = {}
     for step in (0.01, 0.1):
         matcher = Matcher(_short(), (6,), Objective())
-        first = matcher.random(1, _rng())
-        run = Run(matcher, Descent(10, 0.2, decay=0.5, decay_every=1, label_step=step), first, _rng())
+        first = matcher.random(1, tiny.generator())
+        run = Run(matcher, Descent(10, 0.2, decay=0.5, decay_every=1, label_step=step), first, tiny.generator())
         run.step()
         once = run.now.label_logits.clone()
         run.step()

@@ -1,4 +1,4 @@
-"""The active-server scenario: declared, computed anew, never mixed with an honest audit."""
+"""The active-server scenario: declared, computed again, kept apart."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def _snapshot(step: ClientStep) -> Snapshot:
 
 
 def test_the_step_is_that_of_the_same_client_on_the_changed_model() -> None:
-    """Same batch, same recipe; the update has the wide pooler's shape, and the facts say who sent it out."""
+    """The update has the wide pooler's shape, and the facts name the server.
+
+    Batch and recipe are the same.
+    """
     honest = _step(frozen=frozenset({"bert.embeddings.word_embeddings.weight"}))
     step = on_active_server(honest, SERVER)
     assert (step.truth, step.recipe) == (honest.truth, honest.recipe)

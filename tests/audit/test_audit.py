@@ -1,4 +1,4 @@
-"""The battery: what it runs, what it repeats, what it writes when something goes wrong, and what it never writes."""
+"""The audit: what it runs, repeats and writes, and what it never writes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SECRET = "chased-horse-near-river"
 
 @dataclass(frozen=True)
 class _Fake:
-    """What all fake attacks share: the guess of the first sequence that they were told."""
+    """Common part of the fake attacks: they guess the first sequence they were told."""
 
     goal: ClassVar[Literal["text", "words", "labels"]] = "text"
     source: ClassVar[str] = "made for a test"
@@ -139,7 +139,10 @@ class Labels(_Fake):
 
 @dataclass(frozen=True)
 class _Reach:
-    """Everything but one token is a candidate; a sequence passes if it is long enough. Or it raises with private text."""
+    """Every token but one is a candidate; a long enough sequence passes.
+
+    Or it raises an exception with private text.
+    """
 
     raises: bool = False
 
@@ -235,7 +238,10 @@ pytestmark = pytest.mark.usefixtures("_fakes")
 
 @cache
 def _snapshot(step: int = 0, texts: tuple[str, ...] = TEXTS[:1]) -> Snapshot:
-    """Return the snapshot of a step of the tiny BERT; nobody changes it, so one will do for all tests."""
+    """Return the snapshot of a step of the tiny BERT, shared by all tests.
+
+    Nobody changes it.
+    """
     model = tiny.bert(num_labels=3)
     client = tiny.client_step(model, tiny.bert_tokenizer(), list(texts), [1] * len(texts))
     return Snapshot(
@@ -257,7 +263,7 @@ def _attempts(audit: Audit) -> dict[tuple[str, str, str], JournalEntry]:
 
 
 def test_a_policy_with_a_wrong_name_is_an_error_at_the_end_as_well(tmp_path: Path) -> None:
-    """Somebody edited it meanwhile: the results are there, and no verdict is made up by a rule that nothing could decide."""
+    """A policy that was edited meanwhile leaves results and no invented verdict."""
     policy = tmp_path / "policy.yaml"
     rule = "  - {id: red-line, event: exact_sentence, max_count: 0, scope: {attack: spam}}\n"
     policy.write_text(f"schema: leakaudit.policy/1\nname: release\nrules:\n{rule}")
@@ -316,7 +322,7 @@ def test_a_torn_last_line_is_cut_and_its_attempt_repeated(tmp_path: Path) -> Non
 
 
 def test_a_last_line_without_its_newline_is_completed(tmp_path: Path) -> None:
-    """The kill may fall between the line and its end; the next line must not be glued to it."""
+    """A kill may fall inside a line; the next line starts on its own."""
     _audit(tmp_path, "fake-guess").step(_snapshot(0))
     journal = tmp_path / "journal.jsonl"
     journal.write_bytes(journal.read_bytes().rstrip(b"\n"))
@@ -398,7 +404,7 @@ def test_an_attack_that_ran_out_of_budget_is_scored_by_its_best_guess(tmp_path: 
 
 
 def test_a_defense_that_fails_costs_its_own_cells_only(tmp_path: Path) -> None:
-    """Every attack under it is an error; the undefended update was attacked all the same."""
+    """Every attack under it is an error; the undefended update is still attacked."""
     audit = _audit(tmp_path, "fake-guess", "fake-labels", defenses=["fake-broken", "fake-halves"])
     audit.step(_snapshot())
     by_defense: dict[str, set[AttemptStatus]] = {}
@@ -416,7 +422,10 @@ def test_a_defense_that_fails_costs_its_own_cells_only(tmp_path: Path) -> None:
 def test_an_audit_that_a_gpu_has_no_room_for_goes_on_on_the_cpu(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was finished stays, the attempt is repeated, and later steps do not try again; on a CPU it is an error like others."""
+    """Finished attempts stay, the attempt is repeated, later steps use the CPU.
+
+    On a CPU it is an error like others.
+    """
     audit = _audit(tmp_path, "fake-guess", "fake-greedy")
     audit._on_gpu = True
     audit.step(_snapshot())
@@ -480,7 +489,10 @@ def test_real_updates_are_verified_before_they_are_attacked(tmp_path: Path) -> N
 
 
 def _shipping(snapshot: Snapshot, name: str, **knobs: Any) -> Snapshot:
-    """Return the snapshot of a run that ships a defence, as a recorder keeps it: zeros where nothing was sent."""
+    """Return the snapshot of a run that ships a defence.
+
+    A recorder keeps zeros for parameters that were not sent.
+    """
     plugin = defenses.create(name, knobs)
     seen = plugin(ClientStep.of(snapshot), snapshot.observation, torch.Generator().manual_seed(0))
     update = {n: seen.update.get(n, torch.zeros_like(g)) for n, g in snapshot.observation.update.items()}
@@ -503,7 +515,10 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Observation]:
 
 
 def test_tables_that_a_run_withholds_are_not_shown_as_tables_of_zeros(tmp_path: Path, looks: list[Observation]) -> None:
-    """They are frozen, as under a simulated `freeze-embeddings`; the raw view has them again."""
+    """They are frozen, as under a simulated `freeze-embeddings`.
+
+    The raw view has them again.
+    """
     audit = _audit(tmp_path, "fake-guess", defenses=["undefended"])
     audit.step(_shipping(_snapshot(), "freeze-embeddings"))
     (record,) = audit.finish().steps
@@ -516,7 +531,10 @@ def test_tables_that_a_run_withholds_are_not_shown_as_tables_of_zeros(tmp_path: 
 
 
 def test_a_shipped_defence_with_numbers_is_no_contradiction(tmp_path: Path) -> None:
-    """The record names it with the numbers that were declared, and with none that belong to one step alone."""
+    """The record names it with its declared numbers only.
+
+    Numbers that belong to one step are left out.
+    """
     audit = _audit(tmp_path, "fake-guess")
     audit.step(_shipping(_snapshot(), "gaussian-noise", scale=0.001))
     found = audit.finish()
@@ -555,7 +573,10 @@ def test_a_declared_defence_that_nobody_knows_is_said_and_attacked(tmp_path: Pat
 
 
 def test_an_active_server_gets_what_the_run_would_send(tmp_path: Path, looks: list[Observation]) -> None:
-    """On its model the shipped noise is drawn anew, as large as declared; a step without it would promise too much."""
+    """The shipped noise is drawn again on the server's model.
+
+    A step without it would promise too much.
+    """
     server = {"name": "wide-pooler", "options": {"width": 40, "dimension": 8}}
     audit = _audit(tmp_path, "fake-guess", server=server)
     audit.step(_shipping(_snapshot(), "gaussian-noise", scale=1.0))
@@ -568,7 +589,7 @@ def test_an_active_server_gets_what_the_run_would_send(tmp_path: Path, looks: li
 
 
 def test_a_canary_is_recovered_and_does_not_match_the_batch(tmp_path: Path) -> None:
-    """The positive control shows that the audit sees; the negative one, that it does not see what is not there."""
+    """Positive control: attacks work. Negative control: they do not guess."""
     audit = _audit(tmp_path, "embedding-rows", "span", controls=2)
     for step in range(3):
         audit.step(_snapshot(step))
@@ -657,7 +678,10 @@ def test_facts_that_json_cannot_hold_are_left_out(tmp_path: Path) -> None:
 
 
 def test_what_was_in_reach_is_stored_beside_the_scores(tmp_path: Path) -> None:
-    """Asked about the true sequences: eleven words with one that was no candidate, eight that were all; one is long enough."""
+    """The attack says what was in reach of each true sequence.
+
+    Eleven words with one that was no candidate, eight that all were; one sequence is long enough.
+    """
     audit = _audit(tmp_path / "run", "fake-reach")
     audit.step(_snapshot(0, TEXTS))
     found = audit.entries[0].attempt
@@ -707,7 +731,7 @@ def _whole_audit(folder: Path) -> tuple[Path, Results]:
 
 
 def test_results_fit_the_published_schema_and_load_again(finished: tuple[Path, Results]) -> None:
-    """Checked by an independent validator against the schema that `leakaudit schema results` prints."""
+    """An independent validator accepts it by the printed schema."""
     folder, results = finished
     raw = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator(Results.model_json_schema(by_alias=True)).validate(raw)
@@ -724,7 +748,7 @@ def test_results_fit_the_published_schema_and_load_again(finished: tuple[Path, R
 
 
 def test_no_file_of_a_masked_audit_holds_text(finished: tuple[Path, Results]) -> None:
-    """Neither the results nor the journal, verdict, state or report: though both sentences were recovered."""
+    """No output holds the text, although both sentences were recovered."""
     folder, results = finished
     recovered = [s.exact for a in results.attempts if a.attack == "span" and a.defense == "none" for s in a.sequences]
     assert any(recovered)
@@ -813,7 +837,10 @@ def test_text_modes_decide_what_the_journal_keeps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [TextMode.HASH, TextMode.MASKED])
 def test_results_give_parts_of_a_text_and_no_number_of_its_tokens(tmp_path: Path, mode: TextMode) -> None:
-    """A run of tokens beside "exact" would be the length of the text; a strip has sixteen cells whatever the length."""
+    """A strip has sixteen cells whatever the length of the text.
+
+    A run of tokens beside "exact" would give the length.
+    """
     audit = _audit(tmp_path, "fake-guess", text=mode)
     audit.step(_snapshot())
     audit.finish()

@@ -1,4 +1,4 @@
-"""The comparison of two updates by sums: the numbers of the whole vectors, without the memory for them."""
+"""The comparison of two updates by sums equals that of whole vectors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def vector(update: dict[str, Tensor]) -> Tensor:
 
 @pytest.mark.parametrize(("scale", "noise"), [(1.0, 0.0), (1.0, 1e-7), (0.25, 1e-6), (1.0, 2.0), (-3.0, 0.5)])
 def test_sums_give_what_whole_vectors_give(scale: float, noise: float) -> None:
-    """Also where the difference is a ten-millionth of the update, which a difference of squared norms would lose."""
+    """The sums hold for a difference of a ten-millionth of the update.
+
+    A difference of squared norms would lose it.
+    """
     own, other = random_update(0), random_update(1)
     seen = {name: scale * own[name] + noise * other[name] for name in own}
     found, a, b = UpdateComparison.of(seen, own), vector(seen), vector(own)
@@ -57,6 +60,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def test_a_comparison_takes_no_memory_that_grows_with_the_model() -> None:
-    """Two updates of 64 MB each are compared within 32 MB; whole float64 vectors would take 400 MB."""
+    """Two updates of 64 MB each are compared within 64 MB.
+
+    Whole float64 vectors would take 400 MB.
+    """
     out = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
     assert int(out.stdout) < 64 * 1024

@@ -1,4 +1,4 @@
-"""Where the side process computes: out of training's way, and never where nobody asked it to. GPUs are made up here."""
+"""The side process's device does not disturb training; GPUs are made up here."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ def test_without_a_gpu_auto_is_the_cpu_and_cuda_an_error(monkeypatch: pytest.Mon
 
 @pytest.fixture
 def two_cards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
-    """Make two GPUs up; the driver counts them the other way round than torch, and has a third that is not visible."""
+    """Make two GPUs up that the driver counts in another order than torch.
+
+    The driver has a third one that is not visible.
+    """
     tool = tmp_path / "nvidia-smi"
     tool.write_text(
         "#!/bin/sh\necho 'GPU-bbb, 81920, 81000'\necho 'GPU-hidden, 81920, 81900'\necho 'GPU-aaa, 81920, 20480'\n"
@@ -85,7 +88,7 @@ def test_cards_are_known_by_their_uuid(two_cards: dict[str, Any]) -> None:
 
 
 def test_on_the_trainers_gpu_the_audit_runs_out_of_memory_first(two_cards: dict[str, Any]) -> None:
-    """The other card is the trainer's own here, and is shared; torch is told how much of it may be used."""
+    """The trainer's own card is shared, and torch gets a memory limit."""
     assert choose_device("auto", beside="cuda:1", snapshot=GIB) == torch.device("cuda", 1)
     assert two_cards["index"] == 1
     assert two_cards["share"] == pytest.approx(MARGIN * (NEED * GIB + CONTEXT_BYTES) / (80 * GIB))

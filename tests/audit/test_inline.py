@@ -1,4 +1,4 @@
-"""Attacks in the training process: the same results, and training goes on as if nothing had been."""
+"""Attacks in the training process give the same results and change nothing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,10 @@ def local_model(dropout: float = 0.1) -> nn.Module:
 
 
 def train(folder: Path, steps: int = 4, model: nn.Module | None = None, **more: Any) -> tuple[nn.Module, list[Any]]:
-    """Train with random numbers from everywhere; return the model and what the generators say afterwards."""
+    """Train with random numbers of all kinds.
+
+    Return the model and the next numbers of the generators.
+    """
     seed_all(1)
     model, tokenizer = model or local_model(), tiny.bert_tokenizer()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -92,7 +95,7 @@ def train(folder: Path, steps: int = 4, model: nn.Module | None = None, **more: 
 def test_a_model_that_nobody_can_rebuild_is_audited_where_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its steps are verified and attacked, without another process; the user is told how to get out of it, once."""
+    """Its steps are verified and attacked in one process, and the user is told once."""
     assert not can_rebuild(local_model())
     monkeypatch.setattr("subprocess.Popen", lambda *args, **options: pytest.fail("a process was started"))
     train(tmp_path)
@@ -110,7 +113,10 @@ def test_a_model_that_nobody_can_rebuild_is_audited_where_it_is(
 
 
 def test_training_goes_on_as_if_nothing_had_been(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bit by bit the same weights, and every generator where it would be; dropout draws from one of them."""
+    """The weights are equal bit by bit, and so is the state of every generator.
+
+    Dropout draws from one of them.
+    """
     audited, after = train(tmp_path, threads=2)
     assert load_results(tmp_path / "audit").steps
     monkeypatch.setenv("LEAKAUDIT_DISABLED", "1")
@@ -136,7 +142,7 @@ def test_without_inline_such_a_model_is_refused_with_what_to_do(
 
 
 def test_a_copy_has_neither_hooks_nor_gradients_and_the_live_model_keeps_both() -> None:
-    """What hangs on a hook may hold anything, such as a thread's lock, which cannot be copied."""
+    """A hook may hold anything, such as a lock, which cannot be copied."""
     model = local_model(dropout=0.0)
     lock, calls = threading.Lock(), []
     handle = model.register_forward_hook(lambda *_: calls.append(lock.locked()))
@@ -175,7 +181,7 @@ def test_whatever_is_done_undisturbed_leaves_no_trace() -> None:
     seed_all(3)
     before = (torch.get_rng_state(), random.getstate(), torch.get_num_threads())
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        with pytest.raises(ValueError, match="trouble"), undisturbed():
+        with pytest.raises(ValueError, match="trouble"), undisturbed():  # noqa: PT012 - the block raises in its middle
             assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
             torch.rand(3), random.random(), draw()
             torch.set_num_threads(3)

@@ -95,7 +95,10 @@ def put(spool: Spool, number: int, *, deadly: bool) -> None:
 
 
 def poisoned(folder: Path, kind: str, deadly: set[int], steps: int, **more: Any) -> tuple[Spool, SideProcess]:
-    """Return a spool in which some snapshots kill whoever attacks them, and the trainer's side of its worker."""
+    """Return a spool in which some snapshots kill their worker.
+
+    Also return the trainer's side of the worker.
+    """
     attacks = (PluginSpec(name="embedding-rows"), PluginSpec(name="poisoned", options={"kind": kind}))
     spool = make(folder, attacks=attacks, wait_at_end_s=240.0, **more)
     for number in range(steps):
@@ -122,7 +125,7 @@ def test_the_others_are_audited_and_reported_and_the_results_say_what_was_lost(
 
 
 def test_many_deadly_snapshots_do_not_use_up_the_patience_for_the_others(tmp_path: Path, plugin: None) -> None:
-    """Each is charged for its own deaths; a gate counts each as lost and never as clean."""
+    """Each snapshot counts its own deaths; a gate counts it as lost, never as clean."""
     spool, side = poisoned(tmp_path, "exit 1", {0, 2}, 4)
     side.wait_or_detach()
     side.stop()

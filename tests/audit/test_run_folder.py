@@ -1,4 +1,4 @@
-"""`simulate` into a folder that is not empty, stopped by signals, and gone on with."""
+"""`simulate` into a folder that is not empty, interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_other_data_begins_anew(halved: Path, given: tuple[Path, Path], tmp_path
 
 
 def test_resume_insists(halved: Path, given: tuple[Path, Path], tmp_path: Path) -> None:
-    """With nothing to go on with, or something else, it is an error and nothing is touched."""
+    """Without an unfinished audit of the same, it is an error and changes nothing."""
     nothing = _simulate(given, tmp_path / "new", "--resume")
     assert nothing.exit_code == 2 and "holds no unfinished audit" in nothing.stderr
     before = {path.name: path.read_bytes() for path in halved.iterdir()}
@@ -223,7 +223,10 @@ def _attempts(out: Path) -> int:
 def test_a_signal_stops_with_a_report_of_what_is_finished(
     given: tuple[Path, Path], tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    """As a time limit, a container's end and a closed terminal send them; the same command goes on."""
+    """Time limits, containers and closed terminals send these signals.
+
+    The same command resumes the audit.
+    """
     out = tmp_path / "out"
     with _running(_slow(given, out)) as process:
         until(lambda: _attempts(out) >= 3, 120)
@@ -269,7 +272,10 @@ def test_a_signal_before_the_first_attempt_leaves_nothing_behind_to_gate(
 
 
 def test_the_second_signal_ends_at_once(tmp_path: Path) -> None:
-    """Whatever the command is doing by then; one that comes with the first is the same request."""
+    """The second signal ends the command at any point.
+
+    A signal that comes with the first is the same request.
+    """
     code = (
         "import time\n"
         "from leakaudit.cli.stopping import SAME_REQUEST_SECONDS, stop_on_signals\n"
@@ -296,7 +302,7 @@ def test_the_second_signal_ends_at_once(tmp_path: Path) -> None:
 
 
 def test_timeout_stops_it_gently(given: tuple[Path, Path], tmp_path: Path) -> None:
-    """The tool that most nightly jobs use: it sends its signal to the process and to its group."""
+    """`timeout` of most nightly jobs signals the process and its group."""
     out = tmp_path / "out"
     with _running(_slow(given, out), "timeout", "600") as process:
         until(lambda: _attempts(out) >= 1, 120)

@@ -1,4 +1,4 @@
-"""The side process gives every snapshot its turn, loses nothing, and says nothing private."""
+"""The side process audits every snapshot, loses none and logs nothing private."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_every_snapshot_is_audited_in_turn_and_removed(tmp_path: Path) -> None:
 def test_half_a_snapshot_of_a_killed_trainer_is_removed_and_that_of_a_living_one_is_not(
     tmp_path: Path, gone: bool
 ) -> None:
-    """It is private text that nobody would finish; a living trainer is still writing it."""
+    """Half a snapshot of a killed trainer is removed; that of a living one stays."""
     spool = make(tmp_path, 1)
     (spool.root / "000002.tmp").mkdir()
     if gone:
@@ -168,7 +168,10 @@ def test_a_worker_waits_for_a_trainer_that_is_not_through(tmp_path: Path) -> Non
 
 
 def test_a_worker_by_hand_does_not_wait_for_a_dead_trainer(tmp_path: Path) -> None:
-    """A trainer that was killed left no totals: what it kept is audited, and the results say that it was interrupted."""
+    """A killed trainer leaves no totals: the results say "interrupted".
+
+    The steps that it kept are audited.
+    """
     spool = make(tmp_path, 1, finished=False)
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
@@ -182,7 +185,7 @@ def test_a_worker_by_hand_does_not_wait_for_a_dead_trainer(tmp_path: Path) -> No
 def test_a_last_snapshot_that_comes_with_the_end_is_not_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trainer hands it over and says that it is through just after the worker found nothing waiting."""
+    """The last snapshot may arrive just after the worker found none."""
     spool = make(tmp_path, 3, finished=False)
     claim, looks = SnapshotQueue.claim, []
 
@@ -203,7 +206,7 @@ def test_a_last_snapshot_that_comes_with_the_end_is_not_left_behind(
 def test_a_first_snapshot_that_comes_with_the_end_is_not_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker that waits for the first step asks whether training is over before it looks for one."""
+    """A waiting worker asks whether training is over before it looks for a step."""
     spool, audit = make(tmp_path, finished=False), FakeAudit()
     waiting, looks = Spool.waiting, []
 
@@ -220,7 +223,10 @@ def test_a_first_snapshot_that_comes_with_the_end_is_not_left_behind(
 
 
 def test_a_worker_that_was_given_no_step_ends_quietly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It opens no audit, so that the next run in the folder finds none, and says why there is nothing."""
+    """It opens no audit and says why there is nothing to report.
+
+    The next run in the folder then finds none.
+    """
     spool = make(tmp_path)
     assert run_worker(spool.root) == 0
     assert capsys.readouterr().out == "no step was kept: nothing to attack and nothing to report\n"
@@ -270,7 +276,7 @@ def test_a_full_disk_gives_the_snapshot_back(tmp_path: Path, capsys: pytest.Capt
 def test_a_disk_that_fills_up_in_the_middle_of_a_line_leaves_whole_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The half is taken back, or the next result would be written behind it and both be lost."""
+    """A partial line is removed, or it would spoil the next result too."""
     spool, real, lines = make(tmp_path, 1), os.write, []
 
     def full(descriptor: int, data: Any) -> int:
@@ -437,7 +443,7 @@ def test_a_worker_killed_in_the_middle_of_an_attack_repeats_that_attempt_only(tm
 
 
 def test_a_worker_goes_when_its_input_ends(tmp_path: Path) -> None:
-    """A killed trainer closes the pipe; the snapshot stays, and nothing is held against it."""
+    """A killed trainer closes the pipe; the snapshot stays and is not blamed."""
     spool = make(tmp_path, finished=False)
     process = start(spool, **{PARENT_VARIABLE: str(os.getpid())})
     try:

@@ -109,7 +109,7 @@ def peak() -> float:
 
 
 class Written:
-    """Notes what each snapshot takes, and takes it out of the spool as a fast worker would."""
+    """Measures each snapshot's size, and removes it as a fast worker would."""
 
     def __init__(self, watched: Watch) -> None:
         run = watched._run

@@ -64,7 +64,7 @@ def section(title: str, facts: Facts, printed: str) -> str:
 
 
 def with_section(page: str, title: str, written: str) -> str:
-    """Return a page with a section replaced, or appended if the page has no such section."""
+    """Return a page with a section replaced, or appended if it has none."""
     marks = re.compile(rf"<!-- measured: {re.escape(title)} -->.*?<!-- end: {re.escape(title)} -->", re.DOTALL)
     if marks.search(page):
         return marks.sub(lambda _: written, page)
@@ -103,7 +103,7 @@ def facts_of(module: str, arguments: list[str], printed: str) -> Facts:
 
 
 def _without_folders(arguments: list[str]) -> list[str]:
-    """Return arguments with absolute paths cut to their last two parts: where a file lay is nobody's business."""
+    """Return arguments with absolute paths cut to their last two parts."""
     return ["/".join(Path(word).parts[-2:]) if Path(word).is_absolute() else word for word in arguments]
 
 

@@ -1,4 +1,6 @@
-"""Events of every attack under pure noise, against its stated rate: `python -m tests.benchmarks.pure_noise --out FOLDER`.
+"""Events of every attack under pure noise, against its stated rate.
+
+`python -m tests.benchmarks.pure_noise --out FOLDER`
 
 As `tests/house/test_pure_noise.py`, with as many draws for attacks that search as time allows, and with their own knobs where `--full` says so.
 Writes `pure_noise.md`: draws, steps with an event, and the upper bound of the event rate at 95 % (Clopper-Pearson). Not collected by pytest.

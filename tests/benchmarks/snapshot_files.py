@@ -1,4 +1,6 @@
-"""What a snapshot of an encoder with 22.5 million parameters costs on the disk, in clear and encrypted, and the thread that trains.
+"""The cost of a snapshot: disk, time, and what it takes from training.
+
+The encoder has 22.5 million parameters; snapshots are in clear and encrypted.
 
 python -m tests.benchmarks.snapshot_files
 """
@@ -21,7 +23,10 @@ REPEATS = 3
 
 
 def best(folder: Path, action: Callable[[], object]) -> float:
-    """Return the shortest of some repetitions in seconds; the folder is emptied before each."""
+    """Return the shortest of some repetitions in seconds.
+
+    The folder is emptied before each.
+    """
     seconds = []
     for _ in range(REPEATS):
         for path in folder.iterdir():
@@ -33,7 +38,7 @@ def best(folder: Path, action: Callable[[], object]) -> float:
 
 
 def steps_while(going: Callable[[], bool]) -> tuple[float, float]:
-    """Train a little network; return steps a second and the longest step in milliseconds."""
+    """Train a small network; return steps a second and the longest step in ms."""
     network = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(20)))
     batch = torch.randn(32, 256)
     steps, longest, start = 0, 0.0, time.perf_counter()

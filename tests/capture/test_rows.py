@@ -141,7 +141,6 @@ def test_row_8_stacks_agree_on_the_clipped_update(tmp_path: Path) -> None:
         squares = sum(float(g.double().square().sum()) for g in one[step].observation.update.values())
         assert squares**0.5 == pytest.approx(1e-3, rel=1e-2)
         assert distance(one[step].observation.update, two[step].observation.update) < 1e-5
-        assert one[step].observation.facts.stage == "clipped"
 
 
 def test_row_8_a_bound_that_nobody_told_is_named(tmp_path: Path) -> None:
@@ -235,7 +234,6 @@ def test_row_11_what_opacus_sends_is_clipped_and_noised(tmp_path: Path) -> None:
         assert verified.status is VerificationStatus.NOISED
         assert verified.sigma == pytest.approx(1.0 * 1e-3 / 4, rel=0.05)
         facts = snapshot.observation.facts
-        assert facts.stage == "protected"
         assert facts.defenses[0].parameters == {
             "noise_multiplier": 1.0, "max_grad_norm": 1e-3, "expected_batch_size": 4.0
         }  # fmt: skip
@@ -838,7 +836,7 @@ def test_a_module_around_a_model_is_audited_by_the_model_and_says_what_is_beside
             optimizer.step()
             optimizer.zero_grad()
     for snapshot in kept(watched).values():
-        assert snapshot.recipe.outside == 2
+        assert snapshot.recipe.unaudited_parameters == 2
         assert snapshot.truth.labels() is not None
         assert not any(name.startswith("head") for name in snapshot.observation.update)
         assert_verified(snapshot)
@@ -929,7 +927,7 @@ def test_row_13_the_local_view_is_before_clipping_and_without_the_scale_of_a_sca
     case = Case(batches=stacks.classes(), windows=2, clip=0.001, precision="fp16", options={"observe": "local"})
     for snapshot in stacks.torch_loop(tmp_path, case).values():
         facts = snapshot.observation.facts
-        assert (facts.view, facts.stage, facts.max_grad_norm) == ("local", "raw", None)
+        assert (facts.view, facts.max_grad_norm) == ("local", None)
         squares = sum(float(g.double().square().sum()) for g in snapshot.observation.update.values())
         assert squares**0.5 > 0.002
         assert stamp(snapshot).status is VERIFIED

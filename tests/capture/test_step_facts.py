@@ -323,7 +323,7 @@ def test_a_trainer_of_a_module_around_a_model_is_audited_by_that_model(given: st
             return Sentences()
 
     for step, snapshot in assert_undisturbed(tmp_path, make, kind=Own, remove_unused_columns=False).items():
-        assert snapshot.model_recipe.class_name == "BertModel" and snapshot.recipe.outside == 2
+        assert snapshot.model_recipe.class_name == "BertModel" and snapshot.recipe.unaudited_parameters == 2
         assert len(snapshot.truth.sequences()) == 2 and snapshot.provenance.step == step
         assert stamp(snapshot).status is VerificationStatus.VERIFIED
 

@@ -92,7 +92,7 @@ def test_two_packed_rows_are_four_texts() -> None:
 
 
 def test_padding_on_the_left_is_no_text() -> None:
-    """By the mask; with positions as generation counts them; and by the padding token where there is no mask."""
+    """The mask decides, then positions, then the padding token."""
     rows, mask = ids([0, 0, 5, 6], [7, 8, 9, 4]), ids([0, 0, 1, 1], [1, 1, 1, 1])
     true = [(5, 6), (7, 8, 9, 4)]
     positions = ids([1, 1, 0, 1], [0, 1, 2, 3])
@@ -104,7 +104,10 @@ def test_padding_on_the_left_is_no_text() -> None:
 
 
 def test_without_a_mask_padding_is_told_by_its_token() -> None:
-    """The token that also ends a text is left once; inside a text it is a word like any other."""
+    """A padding token that also ends texts is kept once at the end.
+
+    Inside a text it is a word like any other.
+    """
     rows = {"input_ids": ids([5, 0, 6, 0, 0], [7, 8, 9, 4, 0])}
     assert Truth((MicroBatch(rows),), Reading(pad=0)).sequences() == [(5, 0, 6), (7, 8, 9, 4)]
     ending = Reading(pad=0, pad_ends_texts=True)
@@ -113,7 +116,7 @@ def test_without_a_mask_padding_is_told_by_its_token() -> None:
 
 
 def test_masked_words_are_filled_in_from_the_labels() -> None:
-    """103 hides 6, chance put 9 in the place of 8, and 7 is to be predicted although it is shown."""
+    """The id 103 hides 6, chance replaced 8 by 9, and 7 is shown and predicted."""
     batch = {"input_ids": ids([2, 103, 7, 9, 3]), "attention_mask": torch.ones(1, 5)}
     labels = ids([-100, 6, 7, 8, -100])
     (text,) = texts_of(batch, labels, Reading("masked-lm"))
@@ -154,7 +157,10 @@ def test_texts_of_a_multiple_choice_are_read_one_by_one() -> None:
 
 
 def test_a_pass_over_texts_without_labels_adds_none() -> None:
-    """FixMatch: the labels are those of the first pass; an unknown label makes all unknown."""
+    """In FixMatch the labels are those of the first pass.
+
+    An unknown label makes all unknown.
+    """
     labelled = MicroBatch({"input_ids": ids([5, 6], [7, 8])}, withheld_inputs={"labels": torch.tensor([1, 0])})
     without = MicroBatch(
         {"input_ids": ids([9, 9], [4, 4])}, withheld_inputs={"labels": torch.zeros(0, dtype=torch.long)}

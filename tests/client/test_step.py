@@ -1,4 +1,4 @@
-"""How an update comes about, and what its stamp says when it is recomputed; the answers come from closed forms and autograd."""
+"""The client's step and its verification, against closed forms and autograd."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ Update = Mapping[str, Tensor]
 
 
 def step(model: nn.Module | None = None, labels: list[int] | None = None, **more: Any) -> ClientStep:
-    """Return a step of the tiny BERT on two texts of one class, so that its update has a clear direction."""
+    """Return a step of the tiny BERT on two texts of one class.
+
+    Its update has a clear direction.
+    """
     return tiny.client_step(model or tiny.bert(), tiny.bert_tokenizer(), TEXTS, labels or [1, 1], **more)
 
 
@@ -147,15 +150,9 @@ def test_the_model_is_left_as_it_was() -> None:
     assert all(p.grad is None for p in one.model.parameters())
 
 
-def test_label_smoothing_is_the_known_mixture() -> None:
-    """(1 - e) times the usual gradient plus e times that of a uniform target (Szegedy et al. 2016, Sec. 7)."""
-    one = step()
-    recipe = StepRecipe(training=False, loss="label_smoothing", label_smoothing=0.2)
-    found = replace(one, recipe=recipe).update()
-    by_class = [step(labels=[label, label]).update() for label in (0, 1)]
-    for name, value in found.items():
-        uniform = (by_class[0][name] + by_class[1][name]) / 2
-        assert torch.allclose(value, 0.8 * by_class[1][name] + 0.2 * uniform, atol=1e-6)
+def test_the_number_of_unaudited_parameters_keeps_its_name_on_disk() -> None:
+    """Earlier versions wrote it, and read it, as `outside`."""
+    assert StepRecipe(unaudited_parameters=2).model_dump(by_alias=True)["outside"] == 2
 
 
 def test_a_loss_that_cannot_be_replayed_says_so() -> None:
@@ -191,9 +188,7 @@ def test_public_facts_say_what_is_shared_and_what_drops_out() -> None:
     """And what is tied, and which classes there are."""
     model = tiny.bert(num_labels=3, dropout=0.1)
     table = tiny.word_table(model)
-    facts = public_facts(
-        model, tiny.bert_tokenizer(), task="classification", training=True, frozen=frozenset({table}), stage="clipped"
-    )
+    facts = public_facts(model, tiny.bert_tokenizer(), task="classification", training=True, frozen=frozenset({table}))
     assert facts.frozen == (table,) and table not in facts.shared
     assert facts.num_labels == 3 and facts.training_mode
     assert set(facts.dropout.values()) == {0.1}
@@ -268,7 +263,7 @@ def test_dropout_without_its_random_state_is_unverifiable() -> None:
 
 @pytest.mark.parametrize("change", ["compiled", "another device"])
 def test_a_random_state_that_does_not_repeat_the_dropout_is_no_mismatch(change: str) -> None:
-    """Compiled dropout has a generator of its own, and a GPU's masks cannot be drawn on a CPU."""
+    """Compiled dropout has its own generator, and a CPU cannot draw a GPU's masks."""
     _, update = dropped_out()
     one, _ = dropped_out(kept_rng=change != "compiled")
     rng = with_random_state(one.truth.micro_batches[0], 4).rng
@@ -288,7 +283,10 @@ def test_another_dropout_mask_than_the_kept_one_is_a_mismatch() -> None:
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("by", ["scale", "sigma"])
 def test_noise_as_declared_is_noised(scale: float, frozen: bool, by: str) -> None:
-    """Declared in the update's own units or relative to its RMS; with frozen embeddings as well."""
+    """The noise is declared in the update's units or relative to its RMS.
+
+    Also with frozen embeddings.
+    """
     model = tiny.bert()
     one = step(model, frozen=frozenset({tiny.word_table(model)}) if frozen else frozenset())
     update = one.update()
@@ -316,7 +314,7 @@ def test_more_or_less_noise_than_declared_is_a_mismatch(factor: float) -> None:
 
 
 def test_noise_does_not_hide_another_batch() -> None:
-    """Its size is right, but it takes the recomputed update away instead of leaving it there."""
+    """Noise of the right size that removes the recomputed update is a mismatch."""
     one = step()
     update = one.update()
     other = scaled(update, -1.0)

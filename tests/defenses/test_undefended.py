@@ -23,7 +23,7 @@ def test_a_noised_update_is_shown_without_its_noise() -> None:
     noised = clean.under(noise, {name: g + torch.randn_like(g) for name, g in clean.update.items()})
     raw = Undefended()(dataclasses.replace(step, facts=noised.facts), noised, torch.Generator())
     assert distance(raw.update, clean.update) < 1e-6
-    assert raw.facts.defenses == () and raw.facts.stage == "raw"
+    assert raw.facts.defenses == ()
     assert noised.facts.defenses == (noise,)
 
 

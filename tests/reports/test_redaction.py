@@ -183,7 +183,7 @@ def test_full_text_of_a_model_without_text_is_its_class_counts() -> None:
         ({"allow_full": True, "environ": {"CI": "true"}}, "asked for in CI"),
     ],
 )
-def test_full_text_needs_leave(extra: dict[str, Any], message: str) -> None:
+def test_full_text_needs_permission(extra: dict[str, Any], message: str) -> None:
     """From the policy, and again in CI."""
     found, entries = audited()
     verdict = gate.evaluate(found, policy(), now=NOW)

@@ -211,6 +211,23 @@ def test_a_snapshot_of_an_older_schema_is_read_and_checked(tmp_path: Path, schem
         read_snapshot(folder)
 
 
+def test_keys_that_earlier_versions_wrote_are_ignored(tmp_path: Path) -> None:
+    """A step whose loss they described otherwise is read as one that cannot be replayed."""
+    folder = written(tmp_path)
+
+    def age(raw: dict[str, Any]) -> None:
+        raw["facts"]["stage"] = "clipped"
+        raw["recipe"] |= {"label_smoothing": 0.0, "pass_num_items": False, "outside": 2}
+
+    change_manifest(folder, age)
+    recipe = read_snapshot(folder).recipe
+    assert (recipe.loss, recipe.unaudited_parameters) == ("forward", 2)
+    for loss in ({"loss": "label_smoothing", "label_smoothing": 0.2}, {"loss": "forward", "pass_num_items": True}):
+        change_manifest(folder, lambda raw, loss=loss: raw["recipe"].update(loss))
+        recipe = read_snapshot(folder).recipe
+        assert recipe.loss == "unsupported" and "an earlier version recorded its loss" in recipe.note
+
+
 @pytest.mark.parametrize("schema", ["leakaudit.snapshot/2.0", "leakaudit.snapshot/10.0", "something"])
 def test_a_newer_schema_asks_for_an_upgrade(tmp_path: Path, schema: str) -> None:
     """Not guessed at."""

@@ -1,4 +1,7 @@
-"""Trainings of a tiny model that a rebuilt one would not repeat: what the tests of verification in place stand on."""
+"""Trainings of a tiny model that a rebuilt model would not repeat.
+
+The tests of verification in place use them.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ class Training:
     config: dict[str, Any] = field(default_factory=dict)
 
     def run(self, folder: Path) -> tuple[dict[int, Snapshot], dict[str, Tensor]]:
-        """Train with an audit; return what was kept and what the training left: weights, buffers, generators."""
+        """Train with an audit; return the kept steps and the state of training.
+
+        The state is weights, buffers and generators.
+        """
         torch.manual_seed(0)
         model = self.model().train()
         optimizer = self.optimizer([p for p in model.parameters() if p.requires_grad])
@@ -63,7 +69,10 @@ class Training:
 
 @model_factory
 def plain_bert(normed: bool = False, counting: bool = False) -> nn.Module:
-    """Return the tiny BERT, which a live one with another activation is said to be, with the buffers of that activation."""
+    """Return the tiny BERT with the buffers of another activation.
+
+    A live model with that activation claims to be rebuilt by it.
+    """
     model: Any = tiny.bert(dropout=0.1)
     if normed:
         norm = nn.BatchNorm1d(tiny.HIDDEN, affine=False)

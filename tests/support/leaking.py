@@ -1,4 +1,7 @@
-"""Honest results of twenty steps of which one leaks in one way: what the gate must never pass, however it is edited."""
+"""Honest results of twenty steps, of which one leaks in one way.
+
+The gate must never pass them, however they are edited.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ POLICY = {"evidence": {"min_steps": 5, "max_error_share": 0.9, "max_censored": 0
 
 
 def _text(number: int, recall: float, *, passes: bool = False, attack: str = "span", defense: str = "none") -> Attempt:
-    """Build an attack on two texts, of which the second is too short for a sentence; `recall` is of the first."""
+    """Build an attack on two texts; `recall` is of the first.
+
+    The second text is too short for a sentence.
+    """
     first = sequence(f"s-{number:06d}-0", recall).model_copy(update={"passes": passes, "reachable": float(passes)})
     second = sequence(f"s-{number:06d}-1", 0.2, long_enough=False).model_copy(
         update={"passes": False, "reachable": 0.5}

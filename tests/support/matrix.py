@@ -1,4 +1,6 @@
-"""What was tried in which stack, and what came of it: every cell is a training with an audit, none is typed by hand.
+"""The matrix of stacks and features: every cell is a training with an audit.
+
+No cell is typed by hand.
 
     python -m tests.support.matrix          # prints the table
     python -m tests.support.matrix --write  # writes it into docs/capture.md
@@ -67,7 +69,7 @@ def _noisy() -> nn.Module:
 
 
 def lora() -> nn.Module:
-    """Return a classifier with adapters and a trained head, as `get_peft_model` makes it."""
+    """Return a classifier with adapters and a trained head, by `get_peft_model`."""
     import peft
 
     config = peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["query", "value"], lora_dropout=0.1)
@@ -76,7 +78,7 @@ def lora() -> nn.Module:
 
 
 def packed() -> list[stacks.Batch]:
-    """Return batches of one row into which several texts are packed, told apart by their positions only."""
+    """Return batches of one row of packed texts, told apart by positions only."""
     from transformers import DataCollatorWithFlattening
 
     tokenizer = tiny.gpt2_tokenizer()
@@ -191,7 +193,10 @@ def cell(feature: str, stack: str) -> str:
 
 
 def _refused(name: str | None) -> str:
-    """Return whether a strategy is refused; one that a stack does not have, or that is let through, is untested here."""
+    """Return whether a strategy is refused.
+
+    A strategy that a stack does not have, or does not refuse, is untested here.
+    """
     try:
         refuse_strategy(name or "", fsdp2=False)
     except SnapshotError:
@@ -200,7 +205,10 @@ def _refused(name: str | None) -> str:
 
 
 def _weakest(found: dict[int, Snapshot]) -> str:
-    """Return the weakest stamp of some steps; a verified one has to be within the bound."""
+    """Return the weakest stamp of some steps.
+
+    The error of a verified step must be within the bound.
+    """
     if not found:
         return "refused"
     for snapshot in found.values():

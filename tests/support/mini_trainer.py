@@ -1,4 +1,6 @@
-"""A training loop in a process of its own, for tests that kill it, fill its disk or turn back its clock.
+"""A training loop in its own process, for tests of accidents.
+
+Tests kill it, fill its disk or set its clock back.
 
     python -m tests.support.mini_trainer FOLDER STEPS '{"at_end": "detach"}'
 
@@ -73,7 +75,7 @@ def train(
 
 
 def let_pass(audit: Watch) -> None:
-    """Wait until the next step can be kept, seeing to the side process as every step does."""
+    """Wait until the next step can be kept, with the checks of every step."""
     deadline = time.monotonic() + PATIENCE_S
     run = audit._run
     beside = run is not None and run.config.schedule == "beside"  # otherwise nobody takes what waits

@@ -1,4 +1,7 @@
-"""A small text classifier with batch norm that transformers does not have, and how another process makes it."""
+"""A small text classifier with batch norm, made by a function.
+
+Another process makes it by that function, because transformers does not have it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings that an outside tester thought of: models, tasks, losses and loops that no other row here has.
+"""Trainings of an outside tester: other models, tasks, losses and loops.
 
 Each is what somebody would write who does not know how the audit works. `test_other_runs.py` asks three things of all of them:
 nothing kept is wrong without a word, training is the same to the bit, and hardly any is refused.
@@ -54,7 +54,7 @@ SOURCES, TARGETS = TEXTS[:4], TEXTS[4:]
 
 
 def model_of(name: str, head: str, *, dropout: float = 0.0, **more: Any) -> nn.Module:
-    """Return a tiny model of an architecture, such as `Roberta` with `ForSequenceClassification`."""
+    """Return a tiny model of an architecture and a head, such as `Roberta`."""
     rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout, "attention_dropout": dropout}
     rates |= dict.fromkeys(("dropout", "activation_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
     config = getattr(tiny.hf, f"{name}Config")(**(SIZES | rates | more))
@@ -110,7 +110,10 @@ def drawn(source: Any, count: int) -> list[float]:
 
 
 def leaving_out(make: Callable[[], Any]) -> Callable[[Any, Any], None]:
-    """Return what makes a classifier leave out words, by a source of chance or a schedule that no module holds."""
+    """Return a change that makes a classifier leave out words.
+
+    No module holds its randomness or its schedule.
+    """
 
     def hook(model: Any, optimizer: Any) -> None:
         source = make()
@@ -125,7 +128,7 @@ def leaving_out(make: Callable[[], Any]) -> Callable[[Any, Any], None]:
 
 
 def counted_calls(model: Any, optimizer: Any) -> None:
-    """Scale the head's output by the number of calls so far, which stands in a closure."""
+    """Scale the head's output by the number of calls, kept in a closure."""
     calls = iter(range(1, 1000))
 
     def warm(module: nn.Module, args: Any, outputs: Tensor) -> Tensor:
@@ -135,7 +138,7 @@ def counted_calls(model: Any, optimizer: Any) -> None:
 
 
 def module_in_a_hook(model: Any, optimizer: Any) -> None:
-    """Normalise the head's output by a batch norm that a hook holds, and no module of the model."""
+    """Normalise the head's output by a batch norm that only a hook holds."""
     norm = nn.BatchNorm1d(2, affine=False)
     model.classifier.register_forward_hook(lambda module, args, outputs: norm(outputs) + outputs)
 
@@ -380,7 +383,7 @@ def triplet(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def mixed_up(model: Any, batch: Batch) -> Tensor:
-    """Return the loss of embeddings that are mixed with those of the neighbour (mixup)."""
+    """Return the loss of embeddings mixed with those of the next text (mixup)."""
     words = model.get_input_embeddings()(batch["input_ids"])
     mixed = 0.7 * words + 0.3 * words.flip(0)
     logits = model(inputs_embeds=mixed, attention_mask=batch["attention_mask"]).logits
@@ -402,7 +405,10 @@ def penalised_confidence(model: Any, batch: Batch) -> Tensor:
 
 
 def adversarial(model: Any, batch: Batch) -> Tensor:
-    """Return the loss on the batch and on embeddings that were moved against it (virtual adversarial training)."""
+    """Return the loss on the batch and on adversarial embeddings.
+
+    The embeddings are moved to raise the loss (virtual adversarial training).
+    """
     outputs = model(**batch)
     words = model.get_input_embeddings()(batch["input_ids"]).detach()
     moved = words + 0.01 * torch.randn_like(words)
@@ -660,7 +666,10 @@ def zero_in_place(run: Training) -> None:
 
 
 def skipped_batches(run: Training) -> None:
-    """Skip batches on which the forward or the backward pass fails, as loops do that run out of memory."""
+    """Skip batches whose forward or backward pass fails.
+
+    Loops do so when they run out of memory.
+    """
     model = tiny.bert(dropout=0.1).train()
     optimizer = plain_sgd(model)
 
@@ -685,7 +694,7 @@ def skipped_batches(run: Training) -> None:
 
 
 def halved_batches(run: Training) -> None:
-    """Cut a batch in two and try again after the whole one failed halfway through the backward pass."""
+    """Halve a batch and try again after its backward pass failed halfway."""
     model: Any = tiny.bert(dropout=0.1).train()
     optimizer = plain_sgd(model)
 
@@ -708,7 +717,10 @@ def halved_batches(run: Training) -> None:
 
 
 def new_storage(run: Training) -> None:
-    """Put other tensors into the parameters at every step (`p.data = ...`), as weight averaging of one's own does."""
+    """Replace the parameters' tensors at every step (`p.data = ...`).
+
+    Weight averaging by hand does so.
+    """
     model = tiny.bert().train()
     optimizer = plain_sgd(model)
     with run.loop(model, optimizer, tokenizer=tiny.bert_tokenizer()):
@@ -749,7 +761,7 @@ def eval_for_a_batch(run: Training) -> None:
 
 
 def dropped_layers(run: Training) -> None:
-    """Leave out a layer by Python's own random numbers, as LayerDrop of one's own does."""
+    """Leave out a layer by Python's own random numbers, as in LayerDrop."""
     model: Any = tiny.bert(num_hidden_layers=3).train()
     optimizer = plain_sgd(model)
     layer = model.bert.encoder.layer[1]
@@ -768,7 +780,10 @@ def dropped_layers(run: Training) -> None:
 
 
 def alternating(run: Training) -> None:
-    """Train the encoder in every second step only, with an optimizer of its own; the audit is told of the head's."""
+    """Train the encoder in every second step, with its own optimizer.
+
+    The audit is told of the head's optimizer only.
+    """
     model: Any = tiny.bert().train()
     body = torch.optim.SGD(model.bert.parameters(), lr=0.05)
     head = torch.optim.SGD(model.classifier.parameters(), lr=0.1)
@@ -829,7 +844,7 @@ def fabric(precision: Any = "32-true") -> Run:
 
 
 def lightning(schedule: bool = False, **options: Any) -> Run:
-    """Return a Lightning training that validates, with AdamW and a schedule of learning rates."""
+    """Return a Lightning training with validation, AdamW and a schedule."""
 
     def train(run: Training) -> None:
         import lightning.pytorch as pl
@@ -929,7 +944,7 @@ def head_only() -> nn.Module:
 
 
 def mixed_lora() -> nn.Module:
-    """Return a classifier with adapters whose layer norms are trained as well, and which is not at its start."""
+    """Return a classifier with trained adapters and trained layer norms."""
     import peft
 
     torch.manual_seed(0)
@@ -1033,7 +1048,7 @@ def targets(seen: Seen) -> Sequences:
 
 
 def mean_over_batches(model: Any, batches: Iterable[Batch]) -> Tensor:
-    """Return the sum of the batches' mean cross-entropies, as the Trainer adds those of a classifier."""
+    """Return the sum of the batches' mean cross-entropies, as in the Trainer."""
     losses = [functional.cross_entropy(logits_of(model, batch), batch["labels"]) for batch in batches]
     return torch.stack(losses).sum()
 

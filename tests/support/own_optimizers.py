@@ -1,4 +1,7 @@
-"""Optimizers as people write them: private ones, SAM, containers, wrappers. Each says which gradients moved the weights."""
+"""Optimizers as people write them: private ones, SAM, containers, wrappers.
+
+Each says which gradients moved the weights.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class Plain(torch.optim.Optimizer):
 
 
 class Averaged(torch.optim.Optimizer):
-    """Keeps a fast and an averaged iterate, as schedule-free SGD does; weights are a mix of both."""
+    """Mixes a fast and an averaged iterate, as schedule-free SGD does."""
 
     def __init__(self, parameters: Any, lr: float = 0.1) -> None:
         super().__init__(parameters, {"lr": lr})
@@ -91,7 +94,7 @@ class LatelyPrivate(Private):
 
 
 class PrivateChild(torch.optim.SGD):
-    """The usual way to write one: noise in `step`, and the parent's `step` for the rest."""
+    """A usual private optimizer: noise in `step`, then the parent's `step`."""
 
     def step(self, closure: Any = None) -> Any:
         with torch.no_grad():
@@ -103,7 +106,10 @@ class PrivateChild(torch.optim.SGD):
 
 
 class Sam(torch.optim.Optimizer):
-    """Sharpness-aware minimization (Foret et al. 2021) around a base optimizer, in one step with a closure or in two."""
+    """Sharpness-aware minimization (Foret et al. 2021) around a base optimizer.
+
+    It takes one step with a closure, or two steps.
+    """
 
     def __init__(self, parameters: Any, lr: float = 0.1, rho: float = 0.5) -> None:
         super().__init__(parameters, {"lr": lr, "rho": rho})
@@ -153,7 +159,7 @@ class OwnSam(torch.optim.Optimizer):
 
 @torch.no_grad()
 def climb(optimizer: Any) -> None:
-    """Move the weights along the whole gradient, by a step of length rho, and remember where they were."""
+    """Move the weights along the gradient by rho, and store the old ones."""
     moved = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     norm = torch.stack([p.grad.norm() for p in moved]).norm()
     for p in moved:

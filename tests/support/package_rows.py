@@ -1,4 +1,6 @@
-"""What came of trainings with TRL and sentence-transformers, by version: the second table of docs/capture.md.
+"""Results of trainings with TRL and sentence-transformers, by version.
+
+They are the second table of docs/capture.md.
 
     python -m tests.support.package_rows --write                          # the installed versions
     PYTHONPATH=<folder with an older version>:. python -m tests.support.package_rows --write --stamps trl   # one package, no attack
@@ -43,7 +45,9 @@ def runs_of(package: str) -> Sequence[Configuration]:
 
 
 def cell(case: Configuration, *, read: bool = True) -> str:
-    """Train a configuration twice; return its stamp, and how many texts of the last kept step `span` reads word by word.
+    """Train a configuration twice; return its stamp and what `span` reads.
+
+    That is the number of texts of the last kept step that `span` reads word by word.
 
     Args:
         case: the configuration.
@@ -95,7 +99,7 @@ def _numbers(number: str) -> list[int]:
 
 
 def tables(packages: Sequence[str], *, read: bool) -> dict[str, str]:
-    """Return the table of each package that is installed, with the column of its version made anew."""
+    """Return the table of each installed package, its version's column updated."""
     found = {}
     for package in packages:
         number = installed(package)

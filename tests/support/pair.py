@@ -1,4 +1,4 @@
-"""Two processes that trained together, once for all tests that look at what they kept."""
+"""Two processes that trained together, once for all tests of their steps."""
 
 from __future__ import annotations
 

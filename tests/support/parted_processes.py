@@ -1,4 +1,6 @@
-"""One of two processes of which one has no audit, leaves it, or runs out of data; started by `test_parted.py`.
+"""One of two processes, of which one has no audit, leaves it or ends early.
+
+`test_parted.py` starts it.
 
     python -m tests.support.parted_processes FOLDER
 
@@ -125,7 +127,7 @@ def disabled(rank: int) -> Any:
 
 
 def scenarios(rank: int) -> dict[str, Callable[[Path, bool], nn.Module]]:
-    """Return what is trained in both processes: folder, whether with an audit -> model."""
+    """Return the trainings of both processes: folder, with an audit? -> model."""
 
     def within(hindrance: Callable[[int], Any], who: int) -> Callable[[Path, bool], nn.Module]:
         def run(folder: Path, audited: bool) -> nn.Module:

@@ -16,7 +16,9 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Return whether any thread of a process runs; one that only waits to be collected does not.
+    """Return whether any thread of a process runs.
+
+    A process that only waits to be collected does not run.
 
     The first thread may be through while another still holds the files, and with them the locks.
     """

@@ -1,4 +1,7 @@
-"""Raises an exception in chosen functions of this package while somebody trains, and names the functions that a training reaches."""
+"""Raises exceptions in chosen functions of this package during training.
+
+It also names the functions that a training reaches.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ def name_of(code: CodeType) -> str:
 
 @contextmanager
 def _tracing(each_call: Callable[[FrameType], None]) -> Iterator[Callable[[], None]]:
-    """Call something at the beginning of every Python function, in every thread; yield what sets it again after an exception."""
+    """Call something at the beginning of every Python function, in every thread.
+
+    Yield a function that sets it again after an exception.
+    """
 
     def trace(frame: FrameType, event: str, argument: Any) -> None:
         if event == "call":
@@ -53,7 +59,7 @@ def _tracing(each_call: Callable[[FrameType], None]) -> Iterator[Callable[[], No
 
 
 def reached(training: Callable[[Callable[[], None]], object]) -> list[CodeType]:
-    """Return the functions of this package that a training reaches, in the order in which it does."""
+    """Return the functions of this package that a training reaches, in order."""
     found: dict[CodeType, None] = {}
 
     def note(frame: FrameType) -> None:
@@ -67,7 +73,10 @@ def reached(training: Callable[[Callable[[], None]], object]) -> list[CodeType]:
 
 @dataclass
 class Sabotage:
-    """Raises at the beginning of one function, first at its n-th call, then at one of each later training step."""
+    """Raises at the beginning of one function.
+
+    It raises first at the n-th call, then at one call in each later training step.
+    """
 
     target: CodeType
     first: int = 1

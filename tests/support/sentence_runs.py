@@ -1,4 +1,7 @@
-"""Trainings with sentence-transformers, each as a user writes it, on a tiny encoder and pairs of sentences."""
+"""Trainings with sentence-transformers, each as a user writes it.
+
+They use a tiny encoder and pairs of sentences.
+"""
 
 from __future__ import annotations
 

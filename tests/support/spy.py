@@ -1,4 +1,6 @@
-"""Trains a configuration twice, with and without the audit, and compares what was kept with what an own spy saw.
+"""Trains a configuration twice, and compares kept steps with a spy's.
+
+One training is audited, the other is not.
 
 The spy shares no code with the product: it hooks every optimizer of torch and the word embeddings, in the training without the
 audit. Of the product only its public entrances are used (`attach`, `watch`, the Lightning callback), its configuration, and
@@ -112,7 +114,7 @@ class Training:
         return trainer
 
     def loop(self, model: nn.Module, optimizer: Any, **options: Any) -> Any:
-        """Audit a loop of one's own, a context; `core` names the model where the loop calls something around it."""
+        """Audit a training loop; `core` names the model inside a wrapper."""
         self._look_at(options.pop("core", model))
         self.told = optimizer
         if self.audited:
@@ -125,7 +127,10 @@ class Training:
         return [LightningAudit(self.config, **options)] if self.audited else []
 
     def batch(self, batch: Any) -> None:
-        """Tell the spy of a batch; a loop does so before each pass whose gradient is meant to be in the update."""
+        """Give the spy a batch.
+
+        A loop does so before each pass whose gradient belongs to the update.
+        """
         if not self.audited and isinstance(batch, Mapping):
             self._batches.append({k: v.detach().clone() for k, v in batch.items() if isinstance(v, Tensor)})
 
@@ -181,7 +186,10 @@ class Training:
         step.autocast = self._autocast
 
     def _ours(self, optimizer: Optimizer) -> bool:
-        """Return whether an optimizer's step is one of the audit: it moves the model, is no wrapper, and is the one it was told of."""
+        """Return whether an optimizer's step belongs to the audit.
+
+        It moves the model, is not a wrapper, and is the one that the audit was given.
+        """
         mine = {id(p) for p in self.model.parameters()} if self.model is not None else set()
         moved = any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
         layers, told = [self.told], self.told
@@ -193,7 +201,10 @@ class Training:
 
 @contextlib.contextmanager
 def _writers_first() -> Iterator[None]:
-    """Let the audit's writer finish whenever somebody asks for it, so that no step is left out because one is being written."""
+    """Let the audit's writer finish whenever it is asked for.
+
+    So no step is left out because another one is being written.
+    """
     alive = threading.Thread.is_alive
 
     def finished(self: threading.Thread) -> bool:
@@ -229,7 +240,10 @@ def plain(name: str) -> str:
 
 
 def sequences_in(batch: Mapping[str, Tensor]) -> Sequences:
-    """Return the texts of a batch, by masks, or by the positions of what is packed; every name that ends so is one."""
+    """Return the texts of a batch, by masks or by packed positions.
+
+    Every key with such an ending counts.
+    """
     found: Sequences = []
     for name, ids in batch.items():
         if name.endswith("input_ids"):
@@ -251,7 +265,7 @@ def _packed(row: Tensor, positions: Tensor) -> Sequences:
 
 
 def expected_texts(step: Seen, pad: int) -> Sequences:
-    """Return the texts of a step: of its batches, or else of what the word embeddings were given."""
+    """Return the texts of a step: of its batches, or of the embeddings' inputs."""
     if step.batches and all(any(n.endswith("input_ids") for n in batch) for batch in step.batches):
         return [text for batch in step.batches for text in sequences_in(batch)]
     return [tuple(t for t in row.tolist() if t != pad) for rows in step.rows for row in rows]
@@ -459,7 +473,7 @@ def _weights_off(seen: Seen, snapshot: Snapshot) -> float:
 
 
 def _by_formula(case: Configuration, seen: Seen) -> Tensors:
-    """Return the gradient of the configuration's own loss at the weights before the step."""
+    """Return the gradient of the configuration's loss at the old weights."""
     assert case.fresh is not None and case.loss is not None
     model = case.fresh()
     with torch.no_grad():
@@ -478,7 +492,10 @@ def distance(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> float:
 
 
 def stamped(snapshot: Snapshot) -> tuple[str, float]:
-    """Return the stamp that a worker would use, and its relative error: what was checked in place, or else a recomputation."""
+    """Return the stamp that a worker would use, and its relative error.
+
+    It is the check in place, or else a recomputation.
+    """
     from leakaudit.audit.verification import verify
     from leakaudit.client.step import ClientStep
 
@@ -489,7 +506,10 @@ def stamped(snapshot: Snapshot) -> tuple[str, float]:
 
 
 def read_by_span(snapshot: Snapshot, budget_s: float = 60.0) -> tuple[int, int] | None:
-    """Return how many of the kept texts the attack `span` finds word by word, and of how many; None where it does not apply."""
+    """Return how many kept texts `span` finds word by word, and of how many.
+
+    None if `span` does not apply.
+    """
     from leakaudit.plugins.budget import Budget
     from leakaudit.registry import attacks
 

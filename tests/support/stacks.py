@@ -1,4 +1,7 @@
-"""The same tiny training in every stack, audited without a side process: what the tests of capture and its matrix stand on."""
+"""The same tiny training in every stack, audited without a side process.
+
+The tests of capture and the matrix use it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ RATE = 0.1
 
 @dataclass
 class Case:
-    """One training, said once for every stack: four batches of two, unless it says otherwise."""
+    """One training for every stack: by default four batches of two."""
 
     model: Callable[[], nn.Module] = tiny.bert
     tokenizer: Callable[[], Any] = tiny.bert_tokenizer
@@ -75,7 +78,7 @@ Runner = Callable[[Path, Case], dict[int, Snapshot]]
 
 
 def torch_loop(folder: Path, case: Case) -> dict[int, Snapshot]:
-    """A loop of one's own; gradients are zeroed between forward and backward, as some do."""
+    """A plain loop; gradients are zeroed between forward and backward."""
     model = case.model().train()
     called = case.wrap(model)
     optimizer = case.optimizer(model)
@@ -197,7 +200,10 @@ def seq2seq_trainer(folder: Path, case: Case) -> dict[int, Snapshot]:
 def lightning(
     folder: Path, case: Case, *, manual: bool = False, namespace: str = "lightning.pytorch", **options: Any
 ) -> dict[int, Snapshot]:
-    """Lightning with a module around the model; automatic optimisation, or the module's own."""
+    """Lightning with a module around the model, and either optimisation.
+
+    It is automatic, or the module's own.
+    """
     pl: Any = importlib.import_module(namespace)
 
     from leakaudit.callbacks.lightning_trainer import LeakAuditCallback as LightningAudit
@@ -255,7 +261,10 @@ def lightning_manual(folder: Path, case: Case) -> dict[int, Snapshot]:
 
 
 def _precision(name: str) -> dict[str, Any]:
-    """Return Lightning's arguments for a precision; on a CPU it makes no scaler by itself."""
+    """Return Lightning's arguments for a precision.
+
+    On a CPU Lightning makes no scaler by itself.
+    """
     from lightning.pytorch.plugins import MixedPrecision
 
     if name == "fp16":
@@ -266,7 +275,10 @@ def _precision(name: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _quiet_lightning() -> Iterator[None]:
-    """Keep Lightning's advice about loaders and precision out of the tests, where warnings are errors."""
+    """Silence Lightning's advice about loaders and precision.
+
+    Warnings are errors in the tests.
+    """
     levels = {
         name: logging.getLogger(name).level for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning")
     }

@@ -1,4 +1,7 @@
-"""Tiny random-weight models, a tokenizer built in code, and client steps on them, shared by the tests. All offline."""
+"""Tiny models with random weights, a tokenizer, and client steps on them.
+
+All tests share them; nothing is downloaded.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +40,13 @@ __all__ = [
     "client_step",
     "cosine",
     "defended",
+    "generator",
     "gpt2_classifier",
     "gpt2_config",
     "gpt2_lm",
     "gpt2_tokenizer",
     "hf",
+    "ids_of",
     "observe",
     "wide_bert",
     "word_table",
@@ -51,7 +56,9 @@ WIDE = 96
 
 
 def wide_bert(dropout: float = 0.0) -> nn.Module:
-    """Return a BERT classifier of three classes and hidden size 96: wide enough for the span of a few sentences, in eval mode.
+    """Return a BERT classifier of three classes and hidden size 96, in eval mode.
+
+    It is wide enough for the span of a few sentences.
 
     Its weights are as far from zero as trained ones, so that attention is not uniform.
     """
@@ -67,17 +74,30 @@ def gpt2_classifier(num_labels: int = 2, seed: int = 0) -> nn.Module:
     return model
 
 
+def generator(seed: int = 0) -> torch.Generator:
+    """Return a CPU generator with a seed."""
+    return torch.Generator().manual_seed(seed)
+
+
+def ids_of(text: str) -> tuple[int, ...]:
+    """Return the token ids of a text, special ones included, in the tiny BERT's vocabulary."""
+    return tuple(bert_tokenizer()(text)["input_ids"])
+
+
 def observe(
     texts: list[str], labels: list[int] | None = None, *, model: nn.Module | None = None, **more: Any
 ) -> Observation:
-    """Return what an eavesdropper sees of one step of the tiny BERT (or `model`) on `texts`."""
+    """Return the observation of one step of the tiny BERT (or `model`)."""
     return client_step(model or bert(), bert_tokenizer(), texts, labels, **more).observe()
 
 
 def defended(
     defense: Callable[[ClientStep, Observation, torch.Generator], Observation], text: str
 ) -> tuple[Observation, tuple[int, ...]]:
-    """Return what is seen of a step on one text behind a defence, label and length granted, and its token ids."""
+    """Return the observation of a step on one text behind a defence, and its ids.
+
+    Label and length are granted.
+    """
     step = client_step(bert(initializer_range=0.1), bert_tokenizer(), [text], [1])
     ids = step.truth.sequences()[0]
     seen = defense(step, step.observe(), torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""A Trainer on tiny models whose steps are kept without a side process, shared by the callback's tests."""
+"""A Trainer on tiny models whose steps are kept without a side process."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Rows(torch.utils.data.Dataset[dict[str, Any]]):
 
 
 class Probe(TrainerCallback):
-    """Copies what the optimizer is about to get and what it moves, independently of the audit."""
+    """Copies the optimizer's gradients and weights, independently of the audit."""
 
     def __init__(self) -> None:
         self.updates: list[dict[str, Tensor]] = []
@@ -125,7 +125,7 @@ def make_trainer(
     trainer_options: Mapping[str, Any] | None = None,
     **arguments: Any,
 ) -> Any:
-    """Return a Trainer of a tiny BERT on a few texts: plain SGD, batches of two, three steps."""
+    """Return a Trainer of a tiny BERT: plain SGD, batches of two, three steps."""
     tokenizer = tokenizer or tiny.bert_tokenizer()
     options = settings(folder, learning_rate=0.1) | arguments
     return kind(
@@ -141,7 +141,10 @@ def make_trainer(
 
 @contextmanager
 def without_side_process() -> Iterator[None]:
-    """Keep every due step: the writer is waited for, and nobody takes snapshots out of the spool."""
+    """Keep every due step, with no side process.
+
+    Training waits for the writer.
+    """
     with pytest.MonkeyPatch.context() as patch:
 
         def writing(self: BackgroundWriter) -> bool:
@@ -185,14 +188,17 @@ def stamp(snapshot: Snapshot) -> Verification:
 
 
 def distance(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> float:
-    """Return the relative L2 error of `one` against `two`; both must name the same parameters."""
+    """Return the relative L2 error of `one` against `two`.
+
+    Both must name the same parameters.
+    """
     assert set(one) == set(two)
     difference = sum(float((one[n].double() - two[n].double()).square().sum()) for n in two)
     return float((difference / sum(float(two[n].double().square().sum()) for n in two)) ** 0.5)
 
 
 def gradient(model: nn.Module, weights: Mapping[str, Tensor], batches: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the sum of the mean-loss gradients of some batches, by plain autograd and nothing of ours."""
+    """Return the sum of the batches' mean-loss gradients, by plain autograd."""
     model.load_state_dict(dict(weights), strict=False)
     model.train()
     model.zero_grad()

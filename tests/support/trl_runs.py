@@ -1,4 +1,7 @@
-"""Trainings with TRL, each as a user writes it, on a tiny model and a few sentences; for the rows of `test_trl.py` and the matrix."""
+"""Trainings with TRL, each as a user writes it.
+
+They use a tiny model and a few sentences.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +150,7 @@ def dpo(model: Callable[[], nn.Module] = llama, adapters: bool = False, **argume
 
 
 def grpo(model: Callable[[], nn.Module] = llama, **arguments: Any) -> Callable[[Training], None]:
-    """Return a training with `GRPOTrainer`; a completion is worth the sum of its token ids."""
+    """Return a training with `GRPOTrainer`; the reward is the sum of token ids."""
 
     def reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
         return [sum(ids) / 100 for ids in completion_ids]
@@ -204,12 +207,15 @@ def _lora() -> Any:
 
 
 def _generated(seen: Seen) -> Sequences:
-    """Return what the word embeddings were given, without padding: GRPO's batches hold prompts alone."""
+    """Return the inputs of the word embeddings, without padding.
+
+    GRPO's batches hold prompts only.
+    """
     return [tuple(t for t in row.tolist() if t != 0) for rows in seen.rows for row in rows]
 
 
 def _language_model(model: nn.Module, batches: list[dict[str, Tensor]]) -> Tensor:
-    """Return the mean cross-entropy over all labels of a step, as TRL defines its `nll` loss."""
+    """Return the mean cross-entropy over all labels of a step: TRL's `nll` loss."""
     total, items = torch.zeros(()), 0
     for batch in batches:
         given = {n: batch[n] for n in ("input_ids", "attention_mask", "position_ids") if n in batch}

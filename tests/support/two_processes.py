@@ -1,4 +1,6 @@
-"""One of two processes that train together on gloo, with an audit in several ways; started by `test_distributed.py`.
+"""One of two processes that train together on gloo, with an audit.
+
+`test_distributed.py` starts it.
 
     python -m tests.support.two_processes FOLDER
 
@@ -34,14 +36,17 @@ STEPS = 3
 
 
 def batches(rank: int) -> list[stacks.Batch]:
-    """Return what a rank trains on: six micro-batches of two, none of them the other rank's."""
+    """Return six micro-batches of two for a rank; ranks share none."""
     return stacks.classes(count=12)[rank::2][: 2 * STEPS]
 
 
 def train(
     folder: Path, called: nn.Module, model: nn.Module, *, windows: int = 1, **options: Any
 ) -> list[dict[str, Tensor]]:
-    """Train with an audit; return the gradients that this process's optimizer got, whole."""
+    """Train with an audit; return the full gradients of this process.
+
+    They are those that its optimizer got.
+    """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     mine = batches(dist.get_rank())
     updates = []
@@ -60,7 +65,10 @@ def train(
 
 
 def train_hf(folder: Path) -> list[dict[str, Tensor]]:
-    """Train with the Hugging Face Trainer, which shares out the batches itself; return the gradients its optimizer got."""
+    """Train with the Hugging Face Trainer; return its optimizer's gradients.
+
+    The Trainer distributes the batches itself.
+    """
     probe, audit = Probe(), LeakAuditCallback(audit_config(folder))
     trainer = make_trainer(
         folder, probe, audit, model=tiny.bert(dropout=0.1), per_device_train_batch_size=1, max_steps=STEPS,
@@ -73,7 +81,7 @@ def train_hf(folder: Path) -> list[dict[str, Tensor]]:
 
 
 def train_accelerate(folder: Path) -> list[dict[str, Tensor]]:
-    """Train in a loop around `Accelerator`; return the gradients that this process's optimizer got."""
+    """Train in a loop around `Accelerator`; return its optimizer's gradients."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
@@ -94,7 +102,10 @@ def train_accelerate(folder: Path) -> list[dict[str, Tensor]]:
 
 
 def train_lightning(folder: Path) -> list[dict[str, Tensor]]:
-    """Train with Lightning over DDP, every rank on its own batches; return the gradients its optimizer got."""
+    """Train with Lightning over DDP; return its optimizer's gradients.
+
+    Every rank has its own batches.
+    """
     import lightning.pytorch as pl
     from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
@@ -137,7 +148,7 @@ def _whole(gradient: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def busy(rank: int) -> Iterator[None]:
-    """Let one process say at the end of a step that it cannot keep it, after it has said at its beginning that it can."""
+    """Let one process refuse a step at its end that it accepted at its beginning."""
     real = TorchProcessGroup.agree
 
     def agree(self: TorchProcessGroup, topic: str, yes: bool, limit_s: float | None = None) -> bool:

@@ -63,7 +63,7 @@ class Guesses(Protocol):
 
 @dataclass(frozen=True)
 class ScoredSequence:
-    """How much of one true sequence came back."""
+    """How much of one true sequence was recovered."""
 
     pair: Pair
     """The guess side is empty for an attack that guesses a bag of tokens or no text."""
