@@ -26,9 +26,9 @@ from transformers.trainer_callback import ExportableState
 from leakaudit.capture.adapter import Adapter
 from leakaudit.capture.boundary import Ending, around, entry, last_resort
 from leakaudit.capture.context import OFF_SWITCH, Source, StepContext, TrainerContext, configuration
-from leakaudit.capture.distributed import peers_of
+from leakaudit.capture.processes.distributed import peers_of
+from leakaudit.capture.recording.step_facts import loader_bound
 from leakaudit.capture.refusals import auditable, refuse_accelerate, refuse_strategy
-from leakaudit.capture.step_facts import loader_bound
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import SnapshotError
 from leakaudit.models.wrappers import unwrapped

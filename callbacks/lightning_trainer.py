@@ -25,8 +25,8 @@ from leakaudit.capture.adapter import Adapter
 from leakaudit.capture.array_batches import classifier_in, labels_of
 from leakaudit.capture.boundary import entry, last_resort
 from leakaudit.capture.context import Source, StepContext, TrainerContext
-from leakaudit.capture.distributed import peers_of
-from leakaudit.capture.optimizers import base_optimizers
+from leakaudit.capture.observing.optimizers import base_optimizers
+from leakaudit.capture.processes.distributed import peers_of
 from leakaudit.capture.refusals import auditable, optimizers_that_move, refuse_strategy
 from leakaudit.capture.step_counter import StepCounter
 

@@ -33,11 +33,11 @@ from torch import nn
 from leakaudit.capture.adapter import Adapter
 from leakaudit.capture.boundary import entry, last_resort
 from leakaudit.capture.context import Source, StepContext, TrainerContext
-from leakaudit.capture.distributed import peers_of
-from leakaudit.capture.optimizers import base_optimizers, every_layer
+from leakaudit.capture.observing.optimizers import base_optimizers, every_layer
+from leakaudit.capture.processes.distributed import peers_of
+from leakaudit.capture.recording.step_tensors import Observe
 from leakaudit.capture.refusals import auditable, check_plain_sgd, refuse_accelerate, refuse_wrapper
 from leakaudit.capture.step_counter import StepCounter
-from leakaudit.capture.step_tensors import Observe
 from leakaudit.errors import SnapshotError
 
 

@@ -9,11 +9,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.algorithms.labels.counts import whole_counts
-from leakaudit.algorithms.labels.feature_roots import (
-    Roots,
-    find_roots,
-    row_space,
-)
+from leakaudit.algorithms.labels.feature_roots import Roots, find_roots, row_space
 from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss
 from leakaudit.algorithms.labels.output_layer import OutputLayer, bias_gradient, find_output_layer, neutral_inputs
 from leakaudit.models.structure import FeedForward, features_into, find_last_feed_forward, logit_jacobian, run_from

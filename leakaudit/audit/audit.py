@@ -39,14 +39,7 @@ from leakaudit.plugins.attack_protocol import Attack
 from leakaudit.plugins.catalogue import catalogue
 from leakaudit.plugins.defense_protocol import Defense
 from leakaudit.results.journal import JournalEntry
-from leakaudit.results.schema import (
-    AttemptStatus,
-    Overhead,
-    Results,
-    StepRecord,
-    Verification,
-    VerificationStatus,
-)
+from leakaudit.results.schema import AttemptStatus, Overhead, Results, StepRecord, Verification, VerificationStatus
 
 logger = logging.getLogger(__name__)
 

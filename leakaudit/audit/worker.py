@@ -18,14 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from leakaudit.audit.spool_audit import (
-    WorkerOptions,
-    audit_one,
-    open_audit,
-    print_line,
-    record_loss,
-    write_results,
-)
+from leakaudit.audit.spool_audit import WorkerOptions, audit_one, open_audit, print_line, record_loss, write_results
 from leakaudit.errors import ConfigError, LeakAuditError, SnapshotSealedError, type_and_place
 from leakaudit.exit_codes import ExitCode
 from leakaudit.storage.encryption import IDENTITY_VARIABLE

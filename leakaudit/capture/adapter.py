@@ -12,17 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from leakaudit.capture.boundary import entry
-from leakaudit.capture.context import (
-    OFF_SWITCH,
-    Source,
-    StepContext,
-    TrainerContext,
-    configuration,
-    writes,
-)
-from leakaudit.capture.distributed import BEGIN_SECONDS, check_layout, peers_of
+from leakaudit.capture.context import OFF_SWITCH, Source, StepContext, TrainerContext, configuration, writes
 from leakaudit.capture.notify import notify
-from leakaudit.capture.process_group import ProcessGroup
+from leakaudit.capture.processes.distributed import BEGIN_SECONDS, check_layout, peers_of
+from leakaudit.capture.processes.process_group import ProcessGroup
 from leakaudit.capture.run import AuditRun
 from leakaudit.capture.unaudited import folder_of, mark
 from leakaudit.errors import LeakAuditError, PeersError, type_and_place

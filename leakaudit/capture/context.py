@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from leakaudit.capture.process_group import ProcessGroup
-from leakaudit.capture.step_tensors import Observe
+from leakaudit.capture.processes.process_group import ProcessGroup
+from leakaudit.capture.recording.step_tensors import Observe
 from leakaudit.config.audit import AuditConfig, load_config
 
 OFF_SWITCH = "LEAKAUDIT_DISABLED"

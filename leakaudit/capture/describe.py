@@ -11,10 +11,10 @@ from torch import nn
 
 from leakaudit.capture.array_batches import labels_only
 from leakaudit.capture.context import StepContext, TrainerContext
-from leakaudit.capture.entry_sample import own_part
 from leakaudit.capture.fitness import Fit, patched_parts
-from leakaudit.capture.optimizers import base_optimizers, parameters_of
-from leakaudit.capture.private_sgd import PrivateSgd, private_sgd
+from leakaudit.capture.observing.entry_sample import own_part
+from leakaudit.capture.observing.optimizers import base_optimizers, parameters_of
+from leakaudit.capture.observing.private_sgd import PrivateSgd, private_sgd
 from leakaudit.client.array_batches import array_facts
 from leakaudit.client.batches import public_facts
 from leakaudit.client.facts import DeclaredDefense, PublicFacts

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from leakaudit.capture.boundary import Hook
-from leakaudit.capture.kept_step import KeptStep
+from leakaudit.capture.recording.kept_step import KeptStep
 from leakaudit.errors import ModelError, SnapshotError
 from leakaudit.models.lora import rebuild_lora
 from leakaudit.models.rebuilding import blank_model

@@ -12,7 +12,7 @@ from torch import nn
 
 from leakaudit.capture.context import Source, TrainerContext, configuration
 from leakaudit.capture.fitness import check_tensors
-from leakaudit.capture.optimizers import base_optimizers, parameters_of
+from leakaudit.capture.observing.optimizers import base_optimizers, parameters_of
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import ModelError, SnapshotError
 from leakaudit.gate.policy import Policy, default_policy, load_policy

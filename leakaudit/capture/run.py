@@ -12,27 +12,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from leakaudit.capture.announcements import (
-    kept_in_words,
-    not_kept_in_words,
-    nothing_kept_in_words,
-    plan_in_words,
-)
+from leakaudit.capture.announcements import kept_in_words, not_kept_in_words, nothing_kept_in_words, plan_in_words
 from leakaudit.capture.array_batches import for_labels
 from leakaudit.capture.context import StepContext, TrainerContext
 from leakaudit.capture.describe import RunDescription, audited_model, has_fresh_adapters, recipe_of
 from leakaudit.capture.fitness import left_out_in_words
 from leakaudit.capture.missed_steps import MissedSteps
 from leakaudit.capture.notify import notify
-from leakaudit.capture.optimizers import base_optimizers, unmoved
+from leakaudit.capture.observing.optimizers import base_optimizers, unmoved
 from leakaudit.capture.plan import Plan
-from leakaudit.capture.recorder import Recorder
-from leakaudit.capture.recorder_setup import make_recorder
+from leakaudit.capture.recording.recorder import Recorder
+from leakaudit.capture.recording.recorder_setup import make_recorder
 from leakaudit.capture.refusals import check_run, policy_of, unused_private_model
 from leakaudit.capture.remaining_snapshots import remaining_snapshots
 from leakaudit.capture.results_log import ResultsLog
 from leakaudit.capture.unaudited import mark
-from leakaudit.capture.worker_process import SideProcess
+from leakaudit.capture.worker.process import SideProcess
 from leakaudit.client.snapshot import Manifest
 from leakaudit.config.audit import AuditConfig
 from leakaudit.config.invocation import training_command

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from leakaudit.capture.optimizers import base_optimizers
+from leakaudit.capture.observing.optimizers import base_optimizers
 from leakaudit.capture.run import AuditRun
 
 

@@ -76,7 +76,7 @@ class KeptParts(Facts):
     not_kept: tuple[str, ...] = ()
     """Shared parameters with only a sketch of their update.
 
-    See `leakaudit.capture.sketch`.
+    See `leakaudit.capture.recording.sketch`.
     """
 
 

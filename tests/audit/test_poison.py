@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from leakaudit.audit.worker import DIED_OVER
-from leakaudit.capture import worker_restarts
-from leakaudit.capture.worker_process import SideProcess
+from leakaudit.capture.worker import restarts as worker_restarts
+from leakaudit.capture.worker.process import SideProcess
 from leakaudit.client.snapshot import Manifest, Provenance
 from leakaudit.config.audit import PluginSpec
 from leakaudit.gate.evaluate import evaluate

@@ -29,7 +29,7 @@ from leakaudit.audit.audit import Audit
 from leakaudit.audit.verification import verify
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.capture.context import OFF_SWITCH
-from leakaudit.capture.optimizers import base_optimizer
+from leakaudit.capture.observing.optimizers import base_optimizer
 from leakaudit.capture.results_log import ResultsLog
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import MicroBatch, Truth

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch.distributed
 
-from leakaudit.capture.agreement import MEETING, REMEMBERED, Agreement, Settled
+from leakaudit.capture.processes.agreement import MEETING, REMEMBERED, Agreement, Settled
 
 dist: Any = torch.distributed
 """Its stores are missing from its `__all__`."""

@@ -212,7 +212,10 @@ def test_a_defect_is_said_once_with_its_type_and_place_and_what_it_costs(
 ) -> None:
     """One warning for the recorder's part, one for the run's."""
     for name, says in (
-        ("capture/current_step.py::CurrentStep._copy", "stops recording after a SabotageError at sabotage.py"),
+        (
+            "capture/recording/current_step.py::CurrentStep._copy",
+            "stops recording after a SabotageError at sabotage.py",
+        ),
         ("capture/run.py::AuditRun.decide", "is off for this run: SabotageError at sabotage.py"),
     ):
         found = reached(lambda again, name=name: LOOPS["deferred"].train(tmp_path / f"found {name[-4:]}", again))  # type: ignore[misc]

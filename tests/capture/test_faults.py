@@ -151,7 +151,7 @@ def test_two_hundred_snapshots_in_a_row_although_a_worker_is_killed_and_the_cloc
 STARTER = """
 import os, sys, threading, time
 from pathlib import Path
-from leakaudit.capture.worker_process import SideProcess
+from leakaudit.capture.worker.process import SideProcess
 from leakaudit.storage.spool import Spool
 side = SideProcess(Spool.open(Path(sys.argv[1]))[0])
 if sys.argv[2] == "detach":

@@ -19,8 +19,9 @@ from torch.nn import functional
 
 from leakaudit.audit.stamp import stamp_of
 from leakaudit.callbacks.torch_loop import watch
-from leakaudit.capture import copies, in_place, in_place_check
-from leakaudit.capture.repetition import Repetition
+from leakaudit.capture.in_place import check as in_place
+from leakaudit.capture.in_place.repetition import Repetition
+from leakaudit.capture.recording import copies, in_place_check
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.registry import attacks
@@ -499,7 +500,7 @@ def test_nothing_is_left_changed_whatever_happens(
         seen["before"] = _everything(model, optimizer)
         monkeypatch.setenv(CALLED_AGAIN, "1")
         if fails == "comparison":
-            monkeypatch.setattr("leakaudit.capture.in_place.verify", lambda *a, **k: 1 / 0)
+            monkeypatch.setattr("leakaudit.capture.in_place.check.verify", lambda *a, **k: 1 / 0)
         try:
             return real(*args)
         finally:
@@ -614,18 +615,18 @@ def test_what_is_held_is_bounded_for_the_whole_step(
             functional.cross_entropy(model(**batch).logits, labels).backward()
 
     logits = 2 * 2 * 4
-    monkeypatch.setattr("leakaudit.capture.forward_hooks.MOST_BYTES", 7 * logits)
+    monkeypatch.setattr("leakaudit.capture.observing.forward_hooks.MOST_BYTES", 7 * logits)
     found, _ = Training(accumulated).run(tmp_path / "seven")
     assert found == {}
     assert "from outputs of more than" in caplog.text and "MB a step" in caplog.text
-    monkeypatch.setattr("leakaudit.capture.forward_hooks.MOST_BYTES", 8 * logits)
+    monkeypatch.setattr("leakaudit.capture.observing.forward_hooks.MOST_BYTES", 8 * logits)
     found, _ = Training(accumulated).run(tmp_path / "eight")
     assert len(found) == 3
 
 
 def test_what_arrives_at_large_outputs_is_held_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy is on the CPU: a device full of activations has no room for it."""
-    monkeypatch.setattr("leakaudit.capture.forward_hooks.SMALL_BYTES", 0)
+    monkeypatch.setattr("leakaudit.capture.observing.forward_hooks.SMALL_BYTES", 0)
     held: list[Tensor] = []
     real = Tensor.to
 
@@ -648,7 +649,7 @@ def test_a_second_loss_on_large_outputs_is_found_out_and_held_from_then_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Sums of large logits show that there is a second loss; one step is lost."""
-    monkeypatch.setattr("leakaudit.capture.forward_hooks.SMALL_BYTES", 4)
+    monkeypatch.setattr("leakaudit.capture.observing.forward_hooks.SMALL_BYTES", 4)
     found, _ = Training(_distilled).run(tmp_path / "mixed")
     assert list(found) == [1, 2]
     assert_to_the_bit(found)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from leakaudit.callbacks.torch_loop import watch
-from leakaudit.capture import copies
+from leakaudit.capture.recording import copies
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.config.audit import PluginSpec
 from leakaudit.results.schema import VerificationStatus

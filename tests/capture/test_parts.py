@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from leakaudit.audit.worker import run_worker
 from leakaudit.callbacks.torch_loop import watch
-from leakaudit.capture import recorder_setup
-from leakaudit.capture.sketch import distance
+from leakaudit.capture.recording import recorder_setup
+from leakaudit.capture.recording.sketch import distance
 from leakaudit.client.snapshot import BASE, OBSERVED, Snapshot
 from leakaudit.errors import SnapshotDamagedError
 from leakaudit.models.first_blocks import first_parts

@@ -19,9 +19,9 @@ import torch
 
 from leakaudit.callbacks.torch_loop import Watch, watch
 from leakaudit.capture.context import OFF_SWITCH
-from leakaudit.capture.recorder import Recorder
-from leakaudit.capture.step_writer import StepWriter
-from leakaudit.capture.worker_process import SideProcess
+from leakaudit.capture.recording.recorder import Recorder
+from leakaudit.capture.recording.step_writer import StepWriter
+from leakaudit.capture.worker.process import SideProcess
 from leakaudit.config.audit import AuditConfig
 from leakaudit.storage.spool import Spool
 from tests.support import tiny

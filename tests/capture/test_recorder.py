@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leakaudit.capture import copies
-from leakaudit.capture.kept_step import KeptStep
-from leakaudit.capture.optimizers import base_optimizer
-from leakaudit.capture.recorder import Recorder
+from leakaudit.capture.observing.optimizers import base_optimizer
+from leakaudit.capture.recording import copies
+from leakaudit.capture.recording.kept_step import KeptStep
+from leakaudit.capture.recording.recorder import Recorder
 from leakaudit.client.batches import public_facts
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.snapshot import Manifest, Provenance

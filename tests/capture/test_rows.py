@@ -21,7 +21,7 @@ from leakaudit.audit.audit import Audit
 from leakaudit.audit.verification import verify
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.torch_loop import watch
-from leakaudit.capture.recorder import Recorder
+from leakaudit.capture.recording.recorder import Recorder
 from leakaudit.capture.refusals import refuse_strategy
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
@@ -770,7 +770,7 @@ def test_row_29_nothing_that_goes_wrong_in_a_hook_reaches_the_models_forward_or_
     def fail(*args: Any) -> Any:
         raise MemoryError("the old dog chased a cat")
 
-    monkeypatch.setattr(f"leakaudit.capture.forward_hooks.{where}", fail)
+    monkeypatch.setattr(f"leakaudit.capture.observing.forward_hooks.{where}", fail)
     model = tiny.bert().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watched = watch(model, optimizer, tokenizer=tiny.bert_tokenizer(), config=audit_config(tmp_path))
@@ -862,7 +862,7 @@ def test_row_7_a_loss_of_ones_own_over_outputs_too_large_to_hold_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The message says what to do; a loss inside the model is one number and goes on."""
-    monkeypatch.setattr("leakaudit.capture.forward_hooks.MOST_BYTES", 8)
+    monkeypatch.setattr("leakaudit.capture.observing.forward_hooks.MOST_BYTES", 8)
     model = tiny.bert().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watched = watch(model, optimizer, tokenizer=tiny.bert_tokenizer(), config=audit_config(tmp_path))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from leakaudit.capture.sketch import BUCKETS, distance, sketch
+from leakaudit.capture.recording.sketch import BUCKETS, distance, sketch
 
 
 def test_a_sketch_is_linear_and_repeatable() -> None:
@@ -27,7 +27,7 @@ def test_the_length_is_estimated_within_the_stated_standard_error() -> None:
     """Over 200 names: unbiased, and as wide as stated for a dense tensor."""
     a = torch.randn(12 * 64, generator=torch.Generator().manual_seed(1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("leakaudit.capture.sketch.BUCKETS", 64)
+        patch.setattr("leakaudit.capture.recording.sketch.BUCKETS", 64)
         found = torch.tensor([float(sketch(f"w{i}", a).double().square().sum() / a.square().sum()) for i in range(200)])
     assert float(found.mean()) == pytest.approx(1.0, abs=4 * (2 / 64) ** 0.5 / 200**0.5)
     assert 0.5 * (2 / 64) ** 0.5 < float(found.std()) < 1.2 * (2 / 64) ** 0.5

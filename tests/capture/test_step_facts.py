@@ -19,7 +19,7 @@ from leakaudit.attacks.target_tokens import TargetTokens
 from leakaudit.audit.audit import Audit
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.torch_loop import watch
-from leakaudit.capture.step_facts import loader_bound
+from leakaudit.capture.recording.step_facts import loader_bound
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.config.audit import PluginSpec
 from leakaudit.metrics.label_accuracy import LabelAccuracy

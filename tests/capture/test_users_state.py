@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leakaudit.capture.users_state import content_of
+from leakaudit.capture.in_place.users_state import content_of
 from tests.capture.test_in_place import _checkpointed, assert_to_the_bit
 from tests.support import tiny, users_state_helper
 from tests.support.in_place_cases import Training, said_to_be_plain, without_audit

@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from leakaudit.capture import worker_restarts, worker_wait
 from leakaudit.capture.remaining_snapshots import command_to_continue
-from leakaudit.capture.worker_environment import clean_environment
-from leakaudit.capture.worker_process import SideProcess
+from leakaudit.capture.worker import restarts as worker_restarts
+from leakaudit.capture.worker import wait as worker_wait
+from leakaudit.capture.worker.environment import clean_environment
+from leakaudit.capture.worker.process import SideProcess
 from leakaudit.config.audit import AuditConfig
 from leakaudit.storage.encryption import new_identity
 from leakaudit.storage.parent_watch import KEY_VARIABLE, PARENT_VARIABLE

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from leakaudit.capture.outcome import outcome
-from leakaudit.capture.worker_progress import Progress
+from leakaudit.capture.worker.progress import Progress
 from leakaudit.config.audit import AuditConfig
 from leakaudit.files.private_files import write_atomic
 from leakaudit.gate.evaluate import evaluate

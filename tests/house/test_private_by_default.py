@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from leakaudit.capture.worker_process import SideProcess
+from leakaudit.capture.worker.process import SideProcess
 from leakaudit.config.audit import PluginSpec
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.results.files import load_results

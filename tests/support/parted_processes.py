@@ -27,8 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.torch_loop import Watch, watch
-from leakaudit.capture import distributed
 from leakaudit.capture.context import OFF_SWITCH
+from leakaudit.capture.processes import distributed
 from leakaudit.errors import SnapshotError
 from leakaudit.models.wrappers import unwrapped
 from tests.support import matrix, stacks, tiny

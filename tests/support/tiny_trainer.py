@@ -14,9 +14,9 @@ from transformers import DataCollatorWithPadding, Trainer, TrainerCallback, Trai
 
 from leakaudit.audit.verification import verify
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
-from leakaudit.capture import worker_process as side_process
 from leakaudit.capture.adapter import Adapter
-from leakaudit.capture.background_writer import BackgroundWriter
+from leakaudit.capture.recording.background_writer import BackgroundWriter
+from leakaudit.capture.worker import process as side_process
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.config.audit import AuditConfig, PluginSpec

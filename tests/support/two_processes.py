@@ -27,8 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.torch_loop import Watch, watch
-from leakaudit.capture import pass_recorder
-from leakaudit.capture.distributed import TorchProcessGroup
+from leakaudit.capture.processes.distributed import TorchProcessGroup
+from leakaudit.capture.recording import pass_recorder
 from tests.support import stacks, tiny
 from tests.support.tiny_trainer import Probe, audit_config, make_trainer, without_side_process
 

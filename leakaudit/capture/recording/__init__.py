@@ -1,0 +1,27 @@
+"""Recording: what a client transmits in a step, copied before the weights move.
+
+The way of a step: `current_step` has the order of events, `pass_recorder` and `local_gradients` take what `capture.observing` sees,
+`step_keeper` and `step_copier` copy the step, `background_writer` and `step_writer` make a snapshot of it. It may import what
+`capture` may.
+"""
+
+__all__ = [
+    "background_writer",
+    "copies",
+    "current_step",
+    "in_place_check",
+    "kept_step",
+    "live_model",
+    "local_gradients",
+    "part_of_step",
+    "pass_recorder",
+    "recorder",
+    "recorder_setup",
+    "sketch",
+    "step_copier",
+    "step_facts",
+    "step_keeper",
+    "step_recording",
+    "step_tensors",
+    "step_writer",
+]

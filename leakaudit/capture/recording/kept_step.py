@@ -1,0 +1,94 @@
+"""One recorded step, as the writer gets it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from leakaudit.capture.recording.part_of_step import PartOfStep
+from leakaudit.client.observation import check_finite
+from leakaudit.client.snapshot import Manifest
+from leakaudit.client.truth import Truth
+from leakaudit.errors import SnapshotError
+from leakaudit.results.schema import Verification
+from leakaudit.storage.frozen_weights import FrozenWeights
+
+
+@dataclass(frozen=True)
+class KeptStep:
+    """One step, copied to the CPU."""
+
+    step: int
+    update: Mapping[str, Tensor]
+    """Parameter name -> what the optimizer got, the parameter's shape; bfloat16, float16 or float32."""
+    weights: Mapping[str, Tensor]
+    """Name -> trained parameter or persistent buffer before the step."""
+    truth: Truth
+    manifest: Manifest
+    """What the adapter knew of the step when it began."""
+    copy_seconds: float
+    autocast: torch.dtype | None = None
+    """Type in which the forward passes ran under autocast; None where none was seen."""
+    loss_scale: float = 1.0
+    """Factor of a GradScaler while the gradients were computed. The update and the output gradients are without it."""
+    training: bool = True
+    """Whether the model was in training mode during its forward passes."""
+    eval_modules: tuple[str, ...] = ()
+    """Modules in evaluation mode within a model in training mode."""
+    has_output_gradients: bool = False
+    """Whether the batches hold the gradients that the loss sent to the model's outputs."""
+    frozen: FrozenWeights | None = None
+    """Live parameters that no optimizer moves and that are not in `weights`. The writer keeps them once a run."""
+    checked: Verification | None = None
+    """Result of the check in place; None where the step was not repeated."""
+    own_loss: bool | None = None
+    """Whether its loss is the one that the model's class computes, up to a factor; None where it was not repeated."""
+    check_seconds: float = 0.0
+    not_in_place: str = ""
+    """Why the step was not repeated in place; empty where that was not asked for."""
+    part: PartOfStep | None = None
+    """The kept parts of the update; None where `update` is the whole one."""
+    parameters: int = 0
+    """Number of parameters of the whole model, where only parts are kept."""
+    ready: Callable[[], None] = lambda: None
+    """Waits until the copy has arrived; the writer's thread calls it."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of its update and weights, without the frozen ones."""
+        tensors = [*self.update.values(), *self.weights.values()]
+        if self.part is not None:
+            tensors += [
+                *self.part.sketches.values(),
+                *(t for t in (self.part.index, self.part.values) if t is not None),
+            ]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def check_content(self) -> None:
+        """Refuse a step that no attack could be scored on.
+
+        Raises:
+            NonFiniteUpdateError: the update holds NaN or infinity.
+            SnapshotError: there is no gradient, no forward pass, or no token in the batch.
+        """
+        if not self.update and self.part is None:
+            raise SnapshotError(
+                "the optimizer held no gradient when it stepped; optimizers that move the weights during the backward pass "
+                "cannot be audited"
+            )
+        if not self.truth.micro_batches:
+            raise SnapshotError(
+                "the audit saw no forward pass that this update comes from; give the audit the object that the training loop calls"
+            )
+        if any("input_ids" not in batch.inputs for batch in self.truth.micro_batches):
+            raise SnapshotError(
+                "its batch has no `input_ids`; the audit takes models that read token ids, and classifiers of arrays (`num_labels`)"
+            )
+        if not any(batch.inputs.get("inputs", batch.inputs["input_ids"]).numel() for batch in self.truth.micro_batches):
+            raise SnapshotError("its batch was empty")
+        check_finite(self.update)
+        if self.part is not None:
+            check_finite(self.part.sketches)  # every entry is in one: NaN or infinity makes its bucket so

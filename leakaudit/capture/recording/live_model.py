@@ -1,0 +1,60 @@
+"""The model that is trained, and the optimizers that move its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from leakaudit.capture.observing.optimizers import parameters_of
+from leakaudit.models.wrappers import plain_name
+
+
+class LiveModel:
+    """The audited model during training, with its base optimizers."""
+
+    def __init__(self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Hold references to both; nothing is copied."""
+        self.module = module
+        self.optimizers = list(optimizers)
+        self.persistent: frozenset[str] = frozenset()
+        """Names of the buffers that are kept with the weights; empty until `note_persistent`."""
+
+    def note_persistent(self, more: frozenset[str]) -> None:
+        """Note the names in the model's state dict, and some more, as persistent."""
+        self.persistent = more | {plain_name(name) for name in self.module.state_dict()}
+
+    def optimized(self) -> list[nn.Parameter]:
+        """Return the parameters of all optimizers; groups may be added during training."""
+        return [p for optimizer in self.optimizers for p in parameters_of(optimizer)]
+
+    def moving(self) -> list[nn.Parameter]:
+        """Return the parameters that the optimizers move: those that require a gradient."""
+        return [p for p in self.optimized() if p.requires_grad]
+
+    def moving_ids(self) -> set[int]:
+        """Return the identities of the parameters that the optimizers move."""
+        return {id(p) for p in self.moving()}
+
+    def parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Return every parameter of the model with its name, tied ones once."""
+        return [(plain_name(name), p) for name, p in self.module.named_parameters()]
+
+    def trained(self) -> list[tuple[str, nn.Parameter]]:
+        """Return the parameters of the model that the optimizers move, with their names."""
+        moving = self.moving_ids()
+        return [(plain_name(name), p) for name, p in self.module.named_parameters() if id(p) in moving]
+
+    def persistent_buffers(self) -> dict[str, Tensor]:
+        """Return the persistent buffers by name, tied ones once."""
+        buffers = ((plain_name(name), buffer) for name, buffer in self.module.named_buffers())
+        return {name: buffer for name, buffer in buffers if name in self.persistent}
+
+    def state(self) -> dict[str, Tensor]:
+        """Return every parameter and persistent buffer by name; references, not copies."""
+        return {name: p.detach() for name, p in self.parameters()} | self.persistent_buffers()
+
+    def on_gpu(self) -> bool:
+        """Return whether the first parameter is on a GPU."""
+        return next(self.module.parameters()).is_cuda

@@ -1,0 +1,128 @@
+"""What is known of one step while it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from leakaudit.capture.in_place.state_before import StateBefore
+from leakaudit.capture.observing.entry_sample import EntrySample
+from leakaudit.capture.observing.forward_hooks import ForwardPass
+from leakaudit.capture.observing.optimizer_step import OptimizerStep
+from leakaudit.capture.observing.withheld_inputs import assign_labels
+from leakaudit.capture.recording.kept_step import KeptStep
+from leakaudit.client.snapshot import Manifest
+from leakaudit.client.truth import MicroBatch, Truth
+
+
+@dataclass
+class StepRecording:
+    """The step that is being recorded, until it is copied."""
+
+    step: int
+    manifest: Manifest
+    passes: list[ForwardPass] = field(default_factory=list)
+    withheld_inputs: dict[str, Tensor] = field(default_factory=dict)
+    """The whole batch, as the trainer told it before the forward pass."""
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    """Buffers before the first forward pass, which may change them (batch norm); copies."""
+    state: StateBefore | None = None
+    """What the loop calls, before the first forward pass; None where the step is not checked in place."""
+    modes: dict[str, bool] = field(default_factory=dict)
+    """Module -> whether it was in training mode at the first forward pass; some trainers set the mode as late as that."""
+    local: dict[str, Tensor] = field(default_factory=dict)
+    """Gradients of this process before they are summed with those of others; filled where `observe` is `local`."""
+    before: dict[str, Tensor] = field(default_factory=dict)
+    """Copies of the weights before the first local step, where `observe` is `delta`, or at the first forward pass, where the weights
+    were others when the optimizer stepped."""
+    steps_done: int = 0
+    """Local steps that the optimizer has made."""
+    loss_scale: float = 1.0
+    """Factor of a GradScaler: it is in the gradients while the passes are recorded."""
+    parameters: list[tuple[str, nn.Parameter]] = field(default_factory=list)
+    """Parameters of the model by name, as they were when the step was copied."""
+    moving: list[nn.Parameter] = field(default_factory=list)
+    """Parameters that the optimizers moved when the first forward pass began."""
+    seen_weights: list[tuple[ForwardPass, EntrySample]] = field(default_factory=list)
+    """Each forward pass, with a few entries of these parameters when it began."""
+    ignored: set[int] = field(default_factory=set)
+    """Optimizers that stepped before any forward pass of this step: they belong to the step before."""
+    restarts: int = 0
+    """How often passes were left out, because only some of several optimizers had stepped when the next forward pass began."""
+    problem: str = ""
+    """Why the step cannot be kept, where that was seen before its copy."""
+
+    def counted_passes(self) -> list[ForwardPass]:
+        """Return the passes that the update comes from, with their labels.
+
+        Two passes over the same examples are marked as one batch.
+        """
+        passes = [p for p in self.passes if p.backward is not None]
+        for number, seen in enumerate(passes):
+            seen.repeated_pass = any(
+                _same_examples(seen, p)
+                for p in passes[:number]
+                if seen.backward == p.backward is not None or seen.on_other_weights
+            )
+        assign_labels(passes)  # afterwards: two passes over one batch were told the same labels
+        return passes
+
+    def truth(self, passes: list[ForwardPass], convert: Callable[[MicroBatch], MicroBatch]) -> Truth:
+        """Return the batch of some passes.
+
+        Args:
+            passes: those that the update comes from.
+            convert: what is done with each micro-batch; it may refuse the step.
+        """
+        return Truth(tuple(convert(_micro_batch(seen, self.loss_scale)) for seen in passes))
+
+
+@dataclass
+class CopiedStep:
+    """A step that was copied, until all its optimizers have stepped."""
+
+    recording: StepRecording
+    optimizer_steps: dict[int, OptimizerStep] = field(default_factory=dict)
+    """Identity of an optimizer -> what it was given."""
+    kept: KeptStep | None = None
+    """The copy; None where another process writes it."""
+    notes: list[str] = field(default_factory=list)
+    """What cannot be known of the step."""
+    written: bool = False
+    """Whether it is on the disk already, because it is too large for a copy."""
+    entered: set[int] = field(default_factory=set)
+    """Identities of the optimizers whose step has begun."""
+    stepped: set[int] = field(default_factory=set)
+    """Identities of the optimizers whose step is over."""
+
+    def missing(self, optimizers: Sequence[torch.optim.Optimizer]) -> str:
+        """Name the optimizers that have not stepped yet, as the end of a sentence."""
+        left = [type(one).__name__ for one in optimizers if id(one) not in self.stepped]
+        return f"{' and '.join(left)} had stepped"
+
+
+def _same_examples(one: ForwardPass, two: ForwardPass) -> bool:
+    """Return whether two passes are over the same texts with the same labels."""
+    mine, others = (_examples(p) for p in (one, two))
+    return mine.keys() == others.keys() and bool(mine) and all(torch.equal(mine[name], others[name]) for name in mine)
+
+
+def _examples(seen: ForwardPass) -> dict[str, Tensor]:
+    ids = {"input_ids": seen.inputs["input_ids"]} if "input_ids" in seen.inputs else seen.inputs
+    labels = seen.inputs.get("labels", seen.withheld_inputs.get("labels"))
+    return dict(ids) if labels is None else {**ids, "labels": labels}
+
+
+def _micro_batch(seen: ForwardPass, loss_scale: float) -> MicroBatch:
+    return MicroBatch(
+        inputs=seen.inputs,
+        rng=seen.rng,
+        num_items=seen.num_items,
+        options=seen.options,
+        withheld_inputs=seen.withheld_inputs,
+        output_gradients={path: gradient.to("cpu") / loss_scale for path, gradient in seen.output_gradients.items()},
+        repeated_pass=seen.repeated_pass,
+    )

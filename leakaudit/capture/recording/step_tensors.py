@@ -1,0 +1,157 @@
+"""The tensors of a step that are kept, and their size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from leakaudit.capture.observing.optimizers import parameters_of
+from leakaudit.capture.recording.copies import Source, stored_dtype
+from leakaudit.capture.recording.live_model import LiveModel
+from leakaudit.capture.recording.part_of_step import PartOfStep
+from leakaudit.capture.recording.sketch import BUCKETS
+from leakaudit.capture.recording.step_recording import StepRecording
+from leakaudit.models.first_blocks import Parts
+from leakaudit.storage.frozen_weights import FrozenWeights
+
+Observe = Literal["update", "local", "delta"]
+"""What the client sends: the update that the optimizer gets, this process's share of it before processes are summed, or the
+difference of the weights after K local steps."""
+
+
+@dataclass(frozen=True)
+class StepTensors:
+    """The tensors of one step; references until they are copied."""
+
+    update: Mapping[str, Tensor]
+    """Parameter name -> update."""
+    weights: Mapping[str, Tensor]
+    """Name -> trained parameter or persistent buffer before the step."""
+    frozen: FrozenWeights | None
+    scales: Mapping[str, Tensor]
+    """Parameter name -> the factor that a GradScaler left in its gradient; no entry for 1."""
+    part: PartOfStep | None = None
+    """The kept parts of the update; None where `update` is the whole one."""
+
+    def reduced_to(self, parts: Parts) -> StepTensors:
+        """Return the kept parts of these tensors, with sketches of the whole update."""
+        part = PartOfStep.of(parts, self.update, self.scales)
+        frozen = self.frozen
+        return replace(
+            self,
+            update=dict(part.update),
+            weights={name: w for name, w in self.weights.items() if name in parts.weights},
+            frozen=None if frozen is None else frozen.without(frozenset(frozen.tensors) - parts.weights),
+            part=part,
+        )
+
+    def sources(self) -> dict[str, Source]:
+        """Return what is to be copied, by the key of its buffer."""
+        types = {n: torch.float32 if n in self.scales else stored_dtype(g.dtype) for n, g in self.update.items()}
+        found = {f"u/{n}": Source(g, types[n], self.scales.get(n)) for n, g in self.update.items()}
+        found |= {f"w/{name}": Source(w, w.dtype) for name, w in self.weights.items()}
+        if self.part is not None:
+            found |= {f"s/{name}": Source(s, s.dtype) for name, s in self.part.sketches.items()}
+            rows = {"r/index": self.part.index, "r/values": self.part.values}
+            found |= {key: Source(tensor, tensor.dtype) for key, tensor in rows.items() if tensor is not None}
+        return found
+
+    def copied(self, copies: Mapping[str, Tensor]) -> StepTensors:
+        """Return the same step with copies in place of the references."""
+        part = self.part
+        if part is not None:
+            sketches = {name: copies[f"s/{name}"] for name in part.sketches}
+            index, values = copies.get("r/index"), copies.get("r/values")
+            part = replace(part, update={}, sketches=sketches, index=index, values=values)
+        update = {name: copies[f"u/{name}"] for name in self.update}
+        return replace(self, update=update, weights={name: copies[f"w/{name}"] for name in self.weights}, part=part)
+
+
+class TensorSelection:
+    """Selects the update of a step, and the weights that it belongs to."""
+
+    def __init__(self, model: LiveModel, observe: Observe, *, delta_scale: float, holds_copies: bool) -> None:
+        """Prepare.
+
+        Args:
+            model: the live model.
+            observe: what the client sends.
+            delta_scale: what a difference of weights is divided by: the learning rate times the number of local steps.
+            holds_copies: whether this process is the one that keeps the step.
+        """
+        self._model = model
+        self._observe = observe
+        self._delta_scale = delta_scale
+        self._holds_copies = holds_copies
+        self._frozen: FrozenWeights | None = None
+        """Parameters that were in no optimizer at the first kept step and have not changed since."""
+        self.parts: Parts | None = None
+        """What of a step is kept; None for everything."""
+
+    def of(self, recording: StepRecording) -> StepTensors:
+        """Return references to the update and the weights before the step."""
+        moving, parameters = self._model.moving_ids(), recording.parameters
+        if self._observe == "delta":
+            before = recording.before
+            moved = {n: (before[n] - p.detach()).float() / self._delta_scale for n, p in parameters if id(p) in moving}
+            return StepTensors(moved, before, None, self._scales(recording))
+        if self._observe == "local":
+            update = {name: g / recording.loss_scale for name, g in recording.local.items()}
+        else:
+            update = {name: p.grad for name, p in parameters if p.grad is not None and id(p) in moving}
+        frozen = self._still_frozen((name, p) for name, p in parameters if id(p) not in moving)
+        weights = {name: p.detach() for name, p in parameters if name not in frozen.tensors}
+        buffers = {n: b for n, b in recording.buffers.items() if n in self._model.persistent}
+        return StepTensors(update, weights | buffers | recording.before, frozen, self._scales(recording))
+
+    def _scales(self, recording: StepRecording) -> dict[str, Tensor]:
+        """Return the scale that is in the gradients of some parameters, by name.
+
+        A GradScaler leaves it to fused optimizers, which unscale inside their step. Gradients of this process alone are unscaled already.
+        """
+        if self._observe == "local":
+            return {}
+        found = {id(p): getattr(one, "grad_scale", None) for one in self._model.optimizers for p in parameters_of(one)}
+        return {name: scale for name, p in recording.parameters if (scale := found.get(id(p))) is not None}
+
+    def _still_frozen(self, unmoved: Iterable[tuple[str, nn.Parameter]]) -> FrozenWeights:
+        """Return the parameters that have not changed since the first kept step."""
+        if not self._holds_copies:
+            return FrozenWeights({}, {})  # this process writes nothing
+        now = FrozenWeights.of(unmoved)
+        self._frozen = now if self._frozen is None else self._frozen.unchanged_in(now)
+        return self._frozen
+
+    # ------------------------------------------------------------------ sizes
+
+    def expected_sources(self) -> Iterator[tuple[str, Source]]:
+        """Yield what every step copies, except sketches and rows of the word embedding."""
+        parts = self.parts
+        for name, parameter in self._model.trained():
+            if parts is None or name in parts.updates:
+                yield f"u/{name}", Source(parameter, stored_dtype(parameter.dtype))
+            if parts is None or name in parts.weights:
+                yield f"w/{name}", Source(parameter, parameter.dtype)
+        for name, buffer in self._model.persistent_buffers().items():
+            yield f"w/{name}", Source(buffer, buffer.dtype)
+
+    def bytes_of_a_step(self) -> int:
+        """Return the size of the copies of one step, in bytes.
+
+        Copied are trained weights, their update and persistent buffers. Where only parts are kept, rows of the word embedding are not counted: there are as many as different tokens in the batch.
+        """
+        sketches = 0 if self.parts is None else sum(4 * min(BUCKETS, p.numel()) for _, p in self._model.trained())
+        return sketches + sum(source.bytes for _, source in self.expected_sources())
+
+    def bytes_to_write(self) -> int:
+        """Return what the next kept step takes on the disk, in bytes.
+
+        The first one brings the frozen weights with it.
+        """
+        moving = self._model.moving_ids()
+        frozen = sum(p.numel() * p.element_size() for p in self._model.module.parameters() if id(p) not in moving)
+        return self.bytes_of_a_step() + (frozen if self._frozen is None or self._observe == "delta" else 0)

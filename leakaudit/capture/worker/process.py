@@ -1,0 +1,337 @@
+"""The side process: it is started, waited for and ended here.
+
+No framework is imported here, nor torch: what runs in the training process between its steps stays small.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from leakaudit.capture.notify import notify
+from leakaudit.capture.outcome import outcome
+from leakaudit.capture.remaining_snapshots import command_to_continue
+from leakaudit.capture.worker.environment import clean_environment
+from leakaudit.capture.worker.restarts import Restarts
+from leakaudit.capture.worker.wait import wait_for_attacks
+from leakaudit.exit_codes import ExitCode
+from leakaudit.files.private_files import open_to_append
+from leakaudit.storage.parent_watch import KEY_VARIABLE, PARENT_VARIABLE, yield_processor
+from leakaudit.storage.spool import DEVICE_VARIABLE, Spool
+
+GRACE_SECONDS = 60.0
+"""Seconds that a side process which is told to stop may take to write its report. Our choice: results, verdict and page take a few."""
+
+TERMINATED_SECONDS = 10.0
+"""Seconds that the end of the program waits for a side process that was told to stop some time before. Our choice."""
+
+_detached: list[subprocess.Popen[bytes]] = []
+"""Side processes that continue without us; kept so that Python does not warn of processes that still run."""
+
+
+class SideProcess:
+    """Starts `python -m leakaudit worker SPOOL`, and again if it dies.
+
+    Only the training thread calls this. What it is told goes through its standard input: first the key of the run where snapshots
+    are encrypted, then `detach` where it is to outlive the trainer; the end of the input means that the trainer has ended.
+    """
+
+    def __init__(self, spool: Spool, *, trainer_device: str = "cpu", model: Any = None) -> None:
+        """Note what to start; nothing is started.
+
+        Args:
+            spool: as the trainer made it.
+            trainer_device: where training computes, such as `cuda:0`; the side process looks for another place.
+            model: the live one, for `schedule: inline`.
+        """
+        self._spool = spool
+        self._log = spool.root.parent / "worker.log"
+        self._trainer_device = trainer_device
+        self._model = model
+        self._inline: Any = None
+        """The audit in this process, where the configuration asks for it."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._restarts = Restarts()
+        self._owner = os.getpid()
+        self._training = True
+        self._terminated = False
+        self.detached = False
+        """Whether the side process continues without us."""
+        self.given_up = False
+        """Whether no side process is started any more."""
+        self.why_given_up = ""
+        """The reason, in a clause."""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the side process; None where none was started."""
+        return None if self._process is None else self._process.pid
+
+    # ------------------------------------------------------------------ during training
+
+    def begin(self) -> None:
+        """Start the worker before there is anything to attack.
+
+        It imports torch for seconds, and a short training is over by then.
+        """
+        if self._spool.config.schedule == "beside":
+            self.ensure()
+
+    def ensure(self) -> bool:
+        """Start the worker, or start it again if it died.
+
+        A call is cheap where there is nothing to do.
+
+        Returns:
+            Whether a worker runs.
+        """
+        schedule = self._spool.config.schedule
+        if schedule == "inline":
+            self._attack_inline()
+        if schedule == "inline" or (self._training and schedule == "deferred"):
+            return False
+        if self._process is not None and self._process.poll() is None:
+            return True
+        if self.given_up or self._is_through():
+            return False
+        if self._spool.attended():
+            return True  # somebody started one by hand
+        if self._process is not None and not self._restarts.allowed(self._process.returncode, self._spool.abandoned()):
+            return self._give_up(f"the side process died {self._restarts.deaths} times")
+        return self._start()
+
+    def _is_through(self) -> bool:
+        """Return whether the worker that ended is not to be started again, or not yet."""
+        code = None if self._process is None else self._process.returncode
+        if code is not None and self._spool.abandoned():
+            return False  # a worker that ends by itself leaves nothing claimed, whatever its code
+        if code == ExitCode.USAGE:
+            self._give_up("the side process cannot work with this configuration")
+        return self._restarts.through(code)
+
+    def _attack_inline(self) -> None:
+        """Attack what waits in this process, which waits for it."""
+        if self._inline is None:
+            from leakaudit.audit.inline import InlineAudit
+
+            notify(
+                "attacks run in the training process, which waits for them (`schedule: inline`); a model that says how it is made "
+                "(`leakaudit.models.factories.rebuilt_by`) can be attacked beside training"
+            )
+            self._inline = InlineAudit(self._spool, self._model)
+        self._inline.catch_up()
+
+    # ------------------------------------------------------------------ the end of training
+
+    def wait_or_detach(self) -> None:
+        """Do what `at_end` says: wait with a countdown, detach, or leave.
+
+        A Ctrl-C ends the waiting, not the program.
+        """
+        self._training = False
+        self._restarts.allow_retry()
+        self._raise_priority()
+        config = self._spool.config
+        if config.schedule == "inline":
+            self._attack_inline()
+            self._inline.finish()
+        elif config.at_end == "leave":
+            if self._spool.waiting() and self._process is not None:
+                command = command_to_continue(self._spool)
+                notify(f"not waiting for the attacks (`at_end: leave`): {command} runs those that are left")
+            self._end_early()
+        elif config.at_end == "detach":
+            self._detach()
+        else:
+            self._wait(config.wait_at_end_s)
+
+    def continue_detached(self) -> str:
+        """Let kept steps be attacked after training was interrupted.
+
+        This does not wait for the attacks.
+
+        Returns:
+            What becomes of the kept steps, in a clause.
+        """
+        self._training = False
+        self._restarts.allow_retry()
+        config = self._spool.config
+        if config.schedule == "inline":
+            if self._inline is not None:
+                self._inline.finish()
+            return "what was attacked by then is in the report"
+        later = f"{command_to_continue(self._spool)} continues with them"
+        if config.at_end == "leave":
+            self._end_early()
+            return later
+        if config.at_end == "detach":
+            return f"the side process continues with them alone: {self._log}" if self._detach() else later
+        if not self.ensure():
+            return later
+        return f"the side process continues with them for as long as this process lives; later, {later}"
+
+    def terminate(self) -> None:
+        """Ask the worker to write what it has and end.
+
+        This does not wait: training continues, and its audit does not.
+        """
+        self.given_up = self._terminated = True
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+
+    def stop(self) -> None:
+        """Leave no worker behind, whatever ended the training.
+
+        What the worker has finished is on the disk.
+        """
+        atexit.unregister(self.stop)
+        if self._process is None or os.getpid() != self._owner:
+            return  # a fork of the trainer must not end the trainer's audit
+        if self._terminated:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=TERMINATED_SECONDS)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        close_input(self._process)
+
+    def outcome(self) -> list[str]:
+        """Return the verdict and where the report is, a line each.
+
+        If there is no report, the lines say why. Call it after `wait_or_detach`.
+        """
+        report = self._log.with_name("report.html")
+        if self.detached:
+            return [f"report to come: {report}"]
+        if report.is_file():
+            verdict, *unchecked = outcome(report.parent) or ("no verdict",)
+            return [f"{verdict}; report: {report}", *unchecked]
+        return [f"no report: see {self._log}" if self._log.exists() else "no report yet"]
+
+    def _wait(self, seconds: float) -> None:
+        """Wait with a countdown; then ask the worker to write what it has."""
+        if reason := wait_for_attacks(self._spool, self.ensure, seconds):
+            notify(f"{reason}: the report covers what is finished")
+            self._end_early()
+
+    def _raise_priority(self) -> None:
+        """Give the worker the processor that training does not need any more.
+
+        Not every system allows it.
+        """
+        if self._process is not None and self._process.poll() is None:
+            yield_processor(self._process.pid, os.getpid(), 0)
+
+    def _end_early(self) -> None:
+        """Ask the worker to write its report and end; a Ctrl-C meanwhile ends it at once."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.terminate()
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=GRACE_SECONDS)
+        except KeyboardInterrupt:
+            notify(f"the side process ended without a report; {command_to_continue(self._spool)} writes it")
+            self.stop()
+
+    def _detach(self) -> bool:
+        """Let the worker continue when this process has ended, however it ends.
+
+        Returns:
+            Whether there is a worker.
+        """
+        if not self.ensure():
+            return False
+        if self._process is None:
+            return True  # started by hand: it never depended on us
+        try:
+            tell(self._process, "detach")
+        except OSError:
+            notify(f"the side process has died; {command_to_continue(self._spool)} continues with what it left")
+            return False
+        atexit.unregister(self.stop)
+        close_input(self._process)
+        _detached.append(self._process)
+        notify(f"the side process (process {self._process.pid}) continues alone; its log is {self._log}")
+        self._process, self.detached = None, True
+        self.given_up = True  # nothing more is started from here
+        return True
+
+    # ------------------------------------------------------------------ the process
+
+    def _give_up(self, why: str) -> bool:
+        self.given_up = True
+        self.why_given_up = f"{why}: see {self._log}"
+        notify(f"{self.why_given_up}; no more steps are kept")
+        return False
+
+    def _start(self) -> bool:
+        atexit.register(self.stop)
+        self._restarts.started()
+        close_input(self._process)
+        try:
+            self._process = start_worker(self._spool, self._log, self._trainer_device)
+            yield_processor(self._process.pid, os.getpid(), self._spool.config.nice)
+            if self._spool.keys and self._spool.keys.identity:
+                tell(self._process, self._spool.keys.identity)
+        except BrokenPipeError:
+            pass  # it died at once: the next call of `ensure` starts it again
+        except OSError as error:
+            return self._give_up(f"no side process can be started ({error.strerror})")
+        return True
+
+
+def tell(process: subprocess.Popen[bytes], line: str) -> None:
+    """Write a line to a worker.
+
+    Lines are far shorter than a pipe holds, so this never waits.
+
+    Raises:
+        OSError: the worker has ended.
+    """
+    if process.stdin is None:
+        raise BrokenPipeError
+    process.stdin.write(f"{line}\n".encode())
+    process.stdin.flush()
+
+
+def close_input(process: subprocess.Popen[bytes] | None) -> None:
+    """Close the pipe to a worker, if there is one."""
+    if process is not None and process.stdin is not None:
+        with contextlib.suppress(OSError):  # what could not be written any more
+            process.stdin.close()
+
+
+def start_worker(spool: Spool, log: Path, trainer_device: str) -> subprocess.Popen[bytes]:
+    """Start a worker that ends with this process.
+
+    Args:
+        spool: that it attacks.
+        log: file to which its output is appended; no link is followed.
+        trainer_device: where training computes, such as `cuda:0`.
+
+    Raises:
+        OSError: the log cannot be opened, or no process can be started.
+    """
+    environment = clean_environment(spool.config.threads) | {
+        PARENT_VARIABLE: str(os.getpid()),
+        DEVICE_VARIABLE: trainer_device,
+        KEY_VARIABLE: "1" if spool.keys and spool.keys.identity else "",
+    }
+    output = open_to_append(log)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "leakaudit", "worker", str(spool.root)],
+            stdin=subprocess.PIPE,  # its end tells the worker that we have ended
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a Ctrl-C in the terminal reaches the trainer only
+            env=environment,
+        )
+    finally:
+        os.close(output)
