@@ -18,6 +18,7 @@ from leakaudit.audit.worker import DIED_OVER, run_worker
 from leakaudit.client.snapshot import OBSERVED, Manifest, Provenance, Snapshot
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.errors import ConfigError, ResultsError, SpoolError
+from leakaudit.exit_codes import ExitCode
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.tensors import state_of
 from leakaudit.results.files import load_results
@@ -451,7 +452,7 @@ def test_a_worker_goes_when_its_input_ends(tmp_path: Path) -> None:
         began = time.monotonic()
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(timeout=60) == 4
+        assert process.wait(timeout=60) == ExitCode.ORPHANED
         assert time.monotonic() - began < 15.0
     finally:
         end(process)
