@@ -99,7 +99,7 @@ def public_command(shown: Mapping[str, str] | None = None) -> str:
 def _public_words(parameter: click.Parameter, value: Any) -> list[str]:
     """Return one option or argument of the command line as it may be shown."""
     values = value if isinstance(value, tuple) else (value,)
-    shown = [_public_value(parameter.type, one) for one in values]
+    shown = [public_value(parameter.type, one) for one in values]
     if isinstance(parameter, click.Argument):
         return shown
     option = max(parameter.opts, key=len)
@@ -108,7 +108,11 @@ def _public_words(parameter: click.Parameter, value: Any) -> list[str]:
     return [word for one in shown for word in (option, one)]
 
 
-def _public_value(kind: click.ParamType[Any], value: Any) -> str:
+def public_value(kind: click.ParamType[Any], value: Any) -> str:
+    """Return an option's value as it may be shown.
+
+    Numbers and choices stay; paths and texts become placeholders.
+    """
     if isinstance(kind, click.Choice) or (isinstance(value, int | float) and not isinstance(value, str)):
         return str(value)
     return PATH if isinstance(value, Path) else TEXT

@@ -40,7 +40,7 @@ class Check:
 def examine(config_path: Path | None = None) -> list[Check]:
     """Run every check; a check that cannot run says so and fails."""
     checks = [_versions(), _device()]
-    checks += _configuration(config_path)
+    checks += check_configuration(config_path)
     checks.append(_positive_control())
     return checks
 
@@ -67,7 +67,8 @@ def _device() -> Check:
     return Check("ok", f"device: {torch.cuda.get_device_name()}, {free / 2**30:.1f} GiB free")
 
 
-def _configuration(path: Path | None) -> Iterator[Check]:
+def check_configuration(path: Path | None) -> Iterator[Check]:
+    """Yield the checks of a configuration: plugins, plan, keys, folder."""
     from leakaudit.config.audit import AuditConfig, load_config
     from leakaudit.gate.policy import default_policy, load_policy
     from leakaudit.plugins.names import registered_names

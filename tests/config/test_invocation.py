@@ -163,11 +163,11 @@ def test_a_program_is_kept_as_its_interpreter(monkeypatch: pytest.MonkeyPatch, a
 
 def test_every_option_of_the_command_line_has_a_type_that_tells_what_may_be_shown() -> None:
     """Other than numbers, choices and flags there are paths and texts only."""
-    from leakaudit.cli.common import _public_value
+    from leakaudit.cli.common import public_value
 
     commands = [main.commands[name] for name in ("simulate", "run", "worker")]
     for parameter in (parameter for command in commands for parameter in command.params):
         if isinstance(parameter.type, click.Path):
-            assert _public_value(parameter.type, Path(CANARY)) == "<path>"
+            assert public_value(parameter.type, Path(CANARY)) == "<path>"
         elif parameter.type is click.STRING:
-            assert _public_value(parameter.type, CANARY) == "<text>"
+            assert public_value(parameter.type, CANARY) == "<text>"

@@ -32,7 +32,11 @@ def judge(folder: Path, text: str, case: str) -> Status:
     try:
         found, sha256 = read_results(path)
     except ResultsError as error:
-        assert "\n" not in str(error)
+        problem = str(error)
+    else:
+        problem = ""
+    assert "\n" not in problem
+    if problem:
         return Status.ERROR
     return gate.evaluate(found, CASES[case][1], now=NOW, results_sha256=sha256).verdict
 

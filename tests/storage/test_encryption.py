@@ -205,9 +205,9 @@ def test_without_the_extra_an_encrypted_audit_says_what_to_install(tmp_path: Pat
 @pytest.mark.parametrize(("key", "state"), [("", "ok"), ("age1nonsense", "fail")])
 def test_the_doctor_looks_at_the_keys(tmp_path: Path, key: str, state: str) -> None:
     """Before hours of training, not after."""
-    from leakaudit.cli.doctor import _configuration
+    from leakaudit.cli.doctor import check_configuration
 
     (tmp_path / "audit.yaml").write_text(f"out_dir: {tmp_path}/out\nencrypt_to: [{key or new_identity()[0]}]\n")
-    last = list(_configuration(tmp_path / "audit.yaml"))[-1]
+    last = list(check_configuration(tmp_path / "audit.yaml"))[-1]
     assert last.state == state
     assert ("encrypted to 1 public key" if state == "ok" else "is not an age public key") in last.sentence
