@@ -1,4 +1,4 @@
-"""`grab`: gradient matching that learns the client's dropout masks, with a beam search over tokens."""
+"""`grab`: gradient matching with dropout masks, and a beam search over tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Preset = Literal["paper", "fast"]
 
 @dataclass(frozen=True)
 class Settings:
-    """What a preset decides."""
+    """The settings that a preset decides."""
 
     steps: int
     learning_rate: float
@@ -132,30 +132,35 @@ PRESETS: dict[Preset, Settings] = {
 @attack("grab")
 @dataclass(frozen=True)
 class Grab:
-    """Learn embeddings, labels and dropout masks by their gradient, then the tokens' order by beam search, in turns.
+    """Learn embeddings, labels and dropout masks; then search token orders.
 
-    A round makes a distance between gradients small by Adam on the embeddings x, the labels and the masks of every dropout of the model,
-    which are clamped to [0, 1]; takes the nearest tokens; and goes over all places, putting each token of a sequence at each of them and
-    keeping the `beams` batches with the smallest distance. The next round starts from what it found. A knob at None is the preset's.
+    A round has three parts. Adam minimises a distance between gradients over the embeddings x, the labels and the
+    masks of every dropout of the model, which are clamped to [0, 1]. Then the nearest tokens are taken. Then a beam
+    search tries each token of a sequence at all positions, and keeps the `beams` batches with the smallest distance.
+    The next round starts from its result. An option at None is the preset's.
 
-    A mask entry for each feature of a token at each dropout is far more than the update's tokens need to be explained, right or wrong: masks that
-    were learned for wrong words keep them there. But most of what dropout does to an update it does in few places. What the classifier reads is one
-    token, `[CLS]`, and every gradient comes through its masks; with these alone known, three fifths of the distance at the true words are gone (four
-    batches of two training sentences, drawn masks: 0.40 to 0.16 in the mean). So the `fast` preset learns the masks of opening tokens and leaves the others at their
-    mean, 1 - p; `mask_weight` holds what is learned near it. They go with no word, so tokens are scored with them, and the next round begins with
-    them. How far the true words are to be expected is known, because a guess's own gradient can be put behind dropout; a search that ends much farther off begins
-    anew from noise (`attempts`). The best guesses of all rounds compete in the end, each with masks of its own. It also gives embeddings other seats (`matching_seats`).
+    One mask entry for each feature of a token at each dropout is more than enough unknowns to explain an update by
+    wrong tokens: masks learned for wrong words keep these words. But most of the effect of dropout comes from few
+    positions. The classifier reads one token, `[CLS]`, and every gradient passes its masks. So the `fast` preset
+    learns the masks of opening tokens only and leaves the others at their mean, 1 - p; `mask_weight` holds the
+    learned ones near it. These masks belong to no word, so tokens are scored with them, and the next round begins
+    with them. The distance to expect at the true words is known, because a guess's own gradient can be put behind
+    dropout: a search that ends much farther off begins again from a random start (`attempts`). The best guesses of
+    all rounds compete in the end, each with masks of its own. The preset also moves embeddings to other positions
+    (`position_assignment`).
 
-    `preset=paper` is the published attack with these departures. The paper lets a padding token stand at every place, because only the longest length is
-    known; here the number of tokens of the batch is read as a rank, and where sequences end from the span of the first block's inputs
-    (`matching_shape`), so candidates have the right lengths from the start and no place is padding. Line 10 of Algorithm 1, as printed, keeps the worse of two
-    results; here the better one is kept. Tokens are scored with the likeliest labels instead of soft ones. And defences are taken from the protocol,
-    not inferred from norms and zeros.
+    `preset=paper` is the published attack with these departures. The paper lets a padding token stand at every
+    position, because only the longest length is known. Here the number of tokens of the batch is read as a rank, and
+    the lengths from the span of the first block's inputs (`batch_shape`), so candidates have the right lengths from
+    the start and no position is padding. Line 10 of Algorithm 1, as printed, keeps the worse of two results; here the
+    better one is kept. Tokens are scored with the likeliest labels instead of soft ones. Defences are taken from the
+    protocol, not inferred from norms and zeros.
 
-    If the protocol prunes, only non-zero entries are matched (Sec. 5.5.2), or, with `fill`, what was removed is filled in first. If it clips,
-    gradients are compared at the same length; with `noise_rescales` also if it adds noise, as the paper does (Sec. 5.5.1). A cosine needs no length.
-    With `denoise`, declared noise is taken out of matrices as far as their rank tells (`matching_noise`), and a cosine counts by how far what is left
-    can be believed. `aware=false` leaves all of that out.
+    If the protocol prunes, only non-zero entries are matched (Sec. 5.5.2), or, with `fill`, removed entries are
+    filled in first. If it clips, gradients are compared at the same length; with `noise_rescales` also if it adds
+    noise, as in the paper (Sec. 5.5.1). A cosine needs no length. With `denoise`, declared noise is removed from
+    matrices as far as their rank allows (`singular_value_shrinkage`), and a cosine counts by its expected
+    reliability. `aware=false` leaves all of that out.
     """
 
     preset: Preset = "fast"
@@ -259,7 +264,7 @@ class Grab:
     )
 
     def __post_init__(self) -> None:
-        """Refuse knobs that leave nothing to do."""
+        """Refuse options that are out of range."""
         check_knobs(
             self,
             at_least_one=(
@@ -279,15 +284,15 @@ class Grab:
         return Objective(chosen.distance, l1=chosen.alpha, whitened=chosen.whitened, squared=chosen.squared)
 
     def settings(self) -> Settings:
-        """Return the preset with the knobs that were set."""
+        """Return the preset with the options that were set."""
         return with_knobs(PRESETS[self.preset], self)
 
     def applies(self, seen: Observation) -> Applicability:
-        """Say whether there is a gradient to match and a shape to match it with."""
+        """Return whether gradient matching applies to an observation."""
         return can_match(seen, self.exposure, self.start)
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
-        """Take rounds until one brings nothing or the budget is used up."""
+        """Run rounds until one brings no improvement or the budget is used up."""
         chosen = self.settings()
         recipe = Recipe(
             objective=self._objective(),

@@ -1,4 +1,4 @@
-"""`ilrg`: class counts as the solution of a linear system, from the output layer's update and its public weights."""
+"""`ilrg`: class counts by a linear system from the output layer's update."""
 
 from __future__ import annotations
 
@@ -37,19 +37,20 @@ CLASS_TRUST = 0.02
 @attack("ilrg")
 @dataclass(frozen=True)
 class Ilrg(CountsLabels):
-    """Class counts by pseudo-inverse, with the predictions for each class computed from features that the update itself holds.
+    """Class counts by pseudo-inverse, from features that the update itself gives.
 
-    Sequences of one class are taken to have one feature, the mean of theirs (iLRG's class-wise embedding). Row c of the weight's
-    update over entry c of the bias's is such a mean where c outweighs what is predicted of it; head weights turn features into
-    probabilities P, and the shares n / B solve n_i / B = sum_j (n_j / B) P_ji - db_i by pseudo-inverse.
+    All sequences of a class are assumed to have one feature, their mean (iLRG's class-wise embedding). Row c of the
+    weight's update divided by entry c of the bias's update is such a mean, where c is more frequent than predicted.
+    Head weights turn features into probabilities P, and the shares n / B solve n_i / B = sum_j (n_j / B) P_ji - db_i
+    by pseudo-inverse.
 
-    That quotient is 0 / 0 for a class as frequent as it is predicted, and on text it gets 45 of 100 count vectors wrong where none
-    needs to be. So both steps are regularised here. All sequences start from one feature m, from dW = db m^T by least squares, drawn
-    towards what dummy inputs give. Then dW_c = sum_j x_j P_jc mu_j - x_c mu_c, with x = n / B, is solved for the class's own feature
-    mu_c, drawn towards m; P and x follow, a few times.
+    That quotient is 0 / 0 for a class as frequent as it is predicted, so on text many counts would be wrong. So both
+    steps are regularised here. All sequences start from one feature m, from dW = db m^T by least squares, regularised
+    towards the feature of dummy inputs. Then dW_c = sum_j x_j P_jc mu_j - x_c mu_c, with x = n / B, is solved for the
+    class's own feature mu_c, regularised towards m; P and x follow, a few times.
 
-    Features may be negative. It is exact where sequences of a class get nearly the same prediction, as in an untrained model; where
-    predictions differ from sequence to sequence, `feature-labels` reads each one.
+    Features may be negative. It is exact where sequences of a class get nearly the same prediction, as in an
+    untrained model; where predictions differ from sequence to sequence, `feature-labels` reads each one.
     """
 
     dummy: bool = True
@@ -65,7 +66,10 @@ class Ilrg(CountsLabels):
     )
 
     def applies(self, seen: Observation) -> Applicability:
-        """Say whether there is a shared output layer with a bias, trained on one class a sequence."""
+        """Return whether an output layer with a bias is shared and readable.
+
+        It has to be trained on one class a sequence.
+        """
         verdict = can_read(seen)
         if verdict and bias_gradient(seen, find_output_layer(seen)) is None:
             return not_applicable(
@@ -113,7 +117,9 @@ class Ilrg(CountsLabels):
 
 
 def class_features(layer: OutputLayer, weight: Tensor, common: Tensor, features: Tensor, shares: Tensor) -> Tensor:
-    """Return (C, H) features of the classes: what is left of row c once other classes' part in it is taken out.
+    """Return (C, H) features of the classes, from the rows of the update.
+
+    The part of the other classes is subtracted from row c.
 
     Row c is sum_j x_j P_jc mu_j - x_c mu_c, so (x_c - x_c P_cc) mu_c = sum_{j != c} x_j P_jc mu_j - dW_c. A ridge draws the solution
     towards the common feature, where the factor on the left is small.

@@ -1,4 +1,6 @@
-"""`pooler-features`: an active server reads the features going into a wide pooler, and matches them beside the gradient.
+"""`pooler-features`: an active server reads features at a wide pooler.
+
+A search then matches these features and the gradient.
 
 Letters: N candidates, B sequences, T tokens, D hidden size, F features compared.
 """
@@ -71,14 +73,16 @@ PUBLISHED = Reading(read="paper", phase="continuous", feature_words=0, attempts=
 @attack("pooler-features")
 @dataclass(frozen=True)
 class PoolerFeatures(Lamp):
-    """LAMP with the pooler's inputs as a second thing to match.
+    """LAMP that matches the pooler's inputs as well as the gradient.
 
-    The server widened the pooler (`wide-pooler`), so the third moment of its update tells the features of the sequences apart. Candidates
-    have to agree with the gradient, in LAMP's cosine distance, and with the features, one to one, in theirs.
+    The server widened the pooler (`wide-pooler`), so the third moment of its update separates the features of the
+    sequences. Candidates have to agree with the gradient, by LAMP's cosine distance, and with the features, one to
+    one, by cosine.
 
-    Features come in no order and, read as in the paper, without a sign. The paper takes the order from the true features; here it is the one that
-    fits a candidate best, anew for every candidate, and the sign is that of the public model's mean feature of random texts.
-    A knob at None is the preset's: `paper` and `large` read and use features as the paper does, on its LAMP.
+    Features have no order and, read as in the paper, no sign. The paper takes the order from the true features; here
+    it is the order that fits a candidate best, chosen anew for every candidate, and the sign is that of the public
+    model's mean feature of random texts. An option at None is the preset's: `paper` and `large` read and use features
+    as the paper does, on its LAMP.
     """
 
     read: Read | None = None
@@ -109,16 +113,19 @@ class PoolerFeatures(Lamp):
     )
 
     def __post_init__(self) -> None:
-        """Refuse knobs that leave nothing to do."""
+        """Refuse options that are out of range."""
         super().__post_init__()
         check_knobs(self, at_least_one=("attempts",), not_negative=("feature_weight", "feature_words"))
 
     def reading(self) -> Reading:
-        """Return how features are read and used, with the knobs that were set."""
+        """Return how features are read and used, with the options that were set."""
         return with_knobs(PUBLISHED if self.preset in ("paper", "large") else OWN, self)
 
     def applies(self, seen: Observation) -> Applicability:
-        """Say whether the server is this one, its pooler's update is there, and LAMP has what it needs."""
+        """Return whether the server widened the pooler and its update is shared.
+
+        LAMP's own conditions count, too.
+        """
         server = seen.facts.server
         if server is None or server.name != SERVER:
             found = "an honest one" if server is None else repr(server.name)
@@ -163,7 +170,7 @@ class PoolerFeatures(Lamp):
     def _completed(
         self, matcher: FeatureMatcher, recipe: Recipe, attempts: int, rng: torch.Generator, budget: Budget
     ) -> Found:
-        """Return the best of what searches end with, completed by features."""
+        """Return the best of several searches, completed by features."""
         ends: list[tuple[tuple[int, float], Found]] = []
         steps = 0.0
         while len(ends) < attempts:
@@ -183,7 +190,9 @@ class PoolerFeatures(Lamp):
 
 
 def read_features(seen: Observation, sequences: int, read: Read, rng: torch.Generator) -> Features:
-    """Return the features going into the wide pooler, with the signs of the public model's mean feature.
+    """Return the features at the input of the wide pooler.
+
+    Without a solution of their equations, their signs are those of the public model's mean feature.
 
     Args:
         seen: of a step on an active server's model.
@@ -219,7 +228,7 @@ def read_features(seen: Observation, sequences: int, read: Read, rng: torch.Gene
 
 
 class Completed(NamedTuple):
-    """A batch whose sequences were mended by their features."""
+    """A batch whose sequences were refined by their features."""
 
     tokens: list[tuple[int, ...]]
     """(B,)"""
@@ -228,7 +237,7 @@ class Completed(NamedTuple):
 
 
 class FeatureMatcher(Matcher):
-    """Compares candidates with the observed update, and their pooler's inputs with features."""
+    """A matcher of the observed update, and of features at the pooler's input."""
 
     def __init__(
         self,
@@ -239,7 +248,7 @@ class FeatureMatcher(Matcher):
         phase: Phase,
         feature_weight: float,
     ) -> None:
-        """Prepare; nothing of `seen` is changed, now or later.
+        """Prepare the parts; nothing of `seen` is changed, now or later.
 
         Args:
             seen: what to match.
@@ -268,7 +277,7 @@ class FeatureMatcher(Matcher):
         self._discrete = phase in ("discrete", "both") and len(features) > 0
 
     def losses(self, dummy: Candidate) -> Tensor:
-        """Return (N,) what starts and rearrangements are chosen by."""
+        """Return (N,) the losses that choose starts and orders."""
         losses = super().losses(dummy)
         if not self._discrete:
             return losses
@@ -276,7 +285,7 @@ class FeatureMatcher(Matcher):
             return losses + self._feature_losses(dummy.embeddings).to(losses)
 
     def losses_and_derivatives(self, dummy: Candidate) -> tuple[Tensor, Candidate]:
-        """Return (N,) what embeddings are moved by, and the derivatives."""
+        """Return (N,) the losses that move embeddings, and the derivatives."""
         losses, slopes = super().losses_and_derivatives(dummy)
         if not self._continuous:
             return losses, slopes
@@ -287,7 +296,7 @@ class FeatureMatcher(Matcher):
         return losses + found.detach().to(losses), slopes._replace(embeddings=slopes.embeddings + by_features)
 
     def feature_distances(self, row: int, number: int, embeddings: Tensor) -> Tensor:
-        """Return (N,) one minus the cosine of a feature with that of each candidate for one sequence.
+        """Return (N,) the cosine distances of candidates to a feature.
 
         Args:
             row: the sequence.
@@ -299,23 +308,23 @@ class FeatureMatcher(Matcher):
 
     @property
     def features(self) -> int:
-        """How many features there are."""
+        """The number of features."""
         return len(self._features)
 
     def completed(
         self, tokens: Sequence[tuple[int, ...]], label_logits: Tensor, words: int, rng: torch.Generator, budget: Budget
     ) -> Completed:
-        """Return sequences whose features are nearer to those that were read, each mended by its own.
+        """Return the sequences, each refined by its own feature.
 
-        Which feature is whose is the assignment that fits the guesses best. A sequence that does not reproduce its feature is a dead end of the
-        climb, and only stays if the gradient, too, comes nearer.
+        Features are assigned to sequences so that they fit the guesses best. A sequence that does not reproduce its
+        feature is a local minimum of the search, and is only used if it also lowers the distance of the gradient.
 
         Args:
             tokens: (B,) sequences of token ids.
             label_logits: (B, C).
-            words: words a place that are tried.
+            words: words that are tried at each position.
             rng: draws orders.
-            budget: looked at on the way.
+            budget: checked on the way.
         """
         every = range(len(self._features))
         far = [[self._token_distance(row, number, ids) for row, ids in enumerate(tokens)] for number in every]
@@ -336,13 +345,16 @@ class FeatureMatcher(Matcher):
             return float(self.feature_distances(row, number, alone))
 
     def _feature_losses(self, embeddings: Tensor) -> Tensor:
-        """Return (N,) the weight times one minus the mean cosine of features and the sequences they fit best, one to one."""
+        """Return (N,) the weighted distance of features and sequences.
+
+        One minus the mean cosine of each feature with the sequence that it fits best, one to one.
+        """
         own = self._pooler_inputs(embeddings)[..., : self._features.shape[1]]  # (N, B, F)
         cosine = functional.normalize(own, dim=2) @ self._features.T  # (N, B, K)
         return self._weight * (1 - _best_assignment(cosine))
 
     def _pooler_inputs(self, embeddings: Tensor) -> Tensor:
-        """Return (N, B, D) what goes into the pooler."""
+        """Return (N, B, D) the inputs of the pooler."""
         candidates = len(embeddings)
         logits, masks = embeddings.new_zeros(candidates, len(self.lengths), 1), embeddings.new_zeros(candidates, 0)
         placed = self.placed(Candidate(embeddings, logits, masks)).embeddings
@@ -353,7 +365,7 @@ class FeatureMatcher(Matcher):
         return torch.stack([parts[row] for row in range(len(self.lengths))], dim=1)
 
     def _passed(self, embeddings: Tensor) -> Tensor:
-        """Return (n, D) what goes into the pooler for (n, T, D) sequences of one length."""
+        """Return (n, D) the pooler's inputs for (n, T, D) sequences of one length."""
         with _inputs_of(self._dense) as taken:
             self._seen.model(
                 inputs_embeds=embeddings, attention_mask=torch.ones(embeddings.shape[:2], device=embeddings.device)
@@ -362,7 +374,9 @@ class FeatureMatcher(Matcher):
 
 
 def _best_assignment(cosine: Tensor) -> Tensor:
-    """Return (N,) the largest mean of cosines over features, each with a sequence of its own.
+    """Return (N,) the largest mean cosine of features and sequences.
+
+    Each feature has a sequence of its own.
 
     Args:
         cosine: (N, B, K), K at most B.
@@ -385,7 +399,7 @@ def _best_assignment(cosine: Tensor) -> Tensor:
 
 @contextmanager
 def _inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
-    """Keep what a module is given while the block runs."""
+    """Record the inputs of a module while the block runs."""
     taken: list[Tensor] = []
     handle = module.register_forward_pre_hook(lambda _, given: taken.append(given[0]))
     try:
@@ -395,7 +409,7 @@ def _inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def _usual_features(seen: Observation, dense: str, rng: torch.Generator) -> Tensor:
-    """Return (n, D) float64 what random texts put into the pooler."""
+    """Return (n, D) float64 the pooler's inputs for random texts."""
     with _inputs_of(seen.model.get_submodule(dense)) as taken, torch.no_grad():
         seen.model(**neutral_inputs(seen, rng))
     return taken[0].double().cpu()

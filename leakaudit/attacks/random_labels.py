@@ -1,4 +1,4 @@
-"""`random-labels`: the floor under every label attack: a guess that reads nothing."""
+"""`random-labels`: random class counts, the baseline of every label attack."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from leakaudit.plugins import (
 @attack("random-labels")
 @dataclass(frozen=True)
 class RandomLabels(CountsLabels):
-    """One class drawn evenly for every sequence. Whatever beats it by more than chance has read something.
+    """One class drawn evenly for every sequence.
 
-    Where the number of sequences is not known, it guesses one. An exact hit is chance, and no event.
+    An attack that beats it by more than chance has read something. Where the number of sequences is not known, it
+    guesses one. An exact hit is chance, and no event.
     """
 
     label: ClassVar[str] = "random labels"
@@ -39,7 +40,7 @@ class RandomLabels(CountsLabels):
     threat_model: ClassVar[str] = "Sees nothing but the number of classes, and of sequences where that is public."
 
     def applies(self, seen: Observation) -> Applicability:
-        """Say whether sequences have one class each."""
+        """Return whether each sequence has one class."""
         try:
             number_of_classes(seen)
         except AnatomyError as error:

@@ -1,4 +1,7 @@
-"""What a batch is taken to look like before its gradient is matched: how many sequences, how long, which tokens are public."""
+"""The shape of a batch: number of sequences, their lengths, public tokens.
+
+Gradient matching needs the shape before it starts. It is granted, or guessed from the update.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ AGAIN = 0.02
 
 
 class BatchShape(NamedTuple):
-    """What a batch is taken to look like."""
+    """The assumed shape of a batch."""
 
     lengths: tuple[int, ...]
     """(B,) tokens of each sequence, special ones included."""
@@ -47,7 +50,7 @@ class BatchShape(NamedTuple):
 
 
 def guess_shape(seen: Observation) -> BatchShape:
-    """Say how many sequences there are and how long they are, from what an adversary has.
+    """Return the number and lengths of the sequences, granted or guessed.
 
     - B: number of granted lengths or labels, else the protocol's batch size for each local step, else the rank of the last
       feed-forward part's update, which gets one row a sequence, if nothing has damaged it, else 1.
@@ -111,7 +114,9 @@ def _number_of_sequences(seen: Observation) -> int:
 def _lengths_from_ends(
     seen: Observation, basis: Basis, sequences: int, total: int, *, exact: bool
 ) -> tuple[int, ...] | None:
-    """Return the lengths that add up to the number of tokens and at which the last public token lies best in the span.
+    """Return the lengths at which the last public token fits the span best.
+
+    The lengths add up to the number of tokens.
 
     Without dropout that token lies in the span where a sequence ends, and nowhere else; behind a dropout mask it does so by
     the share of its length that was kept, and elsewhere by less. (Own derivation.)
@@ -148,14 +153,20 @@ def _lengths_from_ends(
 
 
 def _repeated(certain: Sequence[int], sequences: int, total: int) -> tuple[int, ...] | None:
-    """Return B of the lengths that are certain, the fewest twice, that come nearest to a total."""
+    """Return B of the certain lengths whose sum is nearest to a total.
+
+    A length may occur more than once; among equal sums, the choice with the fewest repetitions wins.
+    """
     choices = itertools.islice(itertools.combinations_with_replacement(certain, sequences), MOST_CHOICES)
     best = min(choices, key=lambda chosen: (abs(sum(chosen) - total), -len(set(chosen))), default=None)
     return None if best is None else tuple(sorted(best, reverse=True))
 
 
 def _summing(shares: Mapping[int, float], sequences: int, total: int) -> tuple[int, ...] | None:
-    """Return B lengths that add up to a total, with the highest sum of their shares, longest first."""
+    """Return B lengths that add up to a total, with the highest sum of shares.
+
+    The longest comes first.
+    """
     best: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {(0, 0): (0.0, ())}
     for length, share in shares.items():
         for (count, whole), (value, lengths) in list(best.items()):
@@ -169,7 +180,7 @@ def _summing(shares: Mapping[int, float], sequences: int, total: int) -> tuple[i
 
 
 def _touched_positions(seen: Observation) -> int:
-    """Return the number of positions that got any update, 0 where no position table is shared.
+    """Return the number of positions with an update; 0 without a shared table.
 
     A position table is an embedding with at least one row for each position and no row for each token.
     """
@@ -185,7 +196,10 @@ def _touched_positions(seen: Observation) -> int:
 
 
 def public_tokens(vocabulary: Vocabulary, length: int) -> Mapping[int, int]:
-    """Return place -> token id for the tokens that the tokenizer puts around a text of `length` tokens in all."""
+    """Return position -> token id of the tokens that the tokenizer adds.
+
+    `length` is the length of the whole sequence, these tokens included.
+    """
     start = {place: token for place, token in enumerate(vocabulary.starts_with[:length])}
     room = length - len(start)
     end = vocabulary.ends_with[max(0, len(vocabulary.ends_with) - room) :] if room else ()

@@ -1,11 +1,13 @@
-"""Gradients of many candidate batches at once, without forming a single weight matrix's gradient.
+"""Gradients of many candidate batches in one pass, kept as factors.
 
-A linear layer's weight gradient is a sum over the tokens of a batch, G = sum_t d_t x_t^T, with x_t what the layer is given and d_t
-the loss's gradient by what it makes. So a candidate's gradient is kept as its pairs (x_t, d_t): candidates stand side by side in one
-forward and one backward pass over activations, and each owns the tokens of its own rows. An embedding table is a linear layer
-of one-hot inputs. Biases and the gains of normalisations have small gradients, which are formed.
+A linear layer's weight gradient is a sum over the tokens of a batch, G = sum_t d_t x_t^T, with x_t the layer's input
+and d_t the gradient of the loss by the layer's output. So a candidate's gradient is kept as its pairs (x_t, d_t), and
+the matrix is never formed. Candidates run side by side in one forward and one backward pass; each owns the tokens of
+its own rows. An embedding table is a linear layer of one-hot inputs. Biases and the gains of normalisations have
+small gradients, which are formed.
 
-Letters: N candidates, B sequences, T tokens, M tokens of a whole candidate that a layer sees, D hidden size, C classes, P entries of dropout masks.
+Letters: N candidates, B sequences, T tokens, M tokens of a whole candidate at a layer, D hidden size, C classes, P
+entries of dropout masks.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ def joined(parts: Sequence[Candidate]) -> Candidate:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A parameter whose gradient is kept as pairs."""
+    """A parameter whose gradient is kept as pairs of inputs and output gradients."""
 
     name: str
     """Parameter name."""
@@ -104,7 +106,7 @@ class _Layer:
 
 
 class _Record(NamedTuple):
-    """What a layer was given and made in a forward pass, call by call."""
+    """Inputs and outputs of a layer in a forward pass, call by call."""
 
     given: list[Tensor]
     made: list[Tensor]
@@ -116,7 +118,9 @@ class CandidateGradients:
     def __init__(
         self, seen: Observation, lengths: Sequence[int], exposure: Sequence[str] = ("*",), *, dropout: bool = False
     ) -> None:
-        """Find the parameters whose gradients can be told apart by candidate; nothing of `seen` is changed, now or later.
+        """Find the parameters whose gradients can be separated by candidate.
+
+        Nothing of `seen` is changed, now or later.
 
         Args:
             seen: model, shared update, granted labels.
@@ -203,7 +207,10 @@ class CandidateGradients:
         return result if differentiable else Pairs(*([tensor.detach() for tensor in part] for part in result))
 
     def _pulled(self, dummy: Candidate, differentiable: bool) -> Iterator[tuple[_Layer, _Record, Tensor]]:
-        """Run forward and backward, and yield each layer with what it saw and the loss's gradient by what it made, (N, M, out)."""
+        """Run forward and backward; yield layer, record and output gradient.
+
+        The output gradient, (N, M, out), is the gradient of the loss by the layer's output.
+        """
         candidates = len(dummy.embeddings)
         if not dummy.embeddings.requires_grad:
             dummy = dummy._replace(embeddings=dummy.embeddings.detach().requires_grad_())
@@ -215,7 +222,7 @@ class CandidateGradients:
             yield layer, record, _joined([next(found) for _ in record.made], candidates)
 
     def _dropping(self, masks: Tensor, rows: Sequence[int]) -> AbstractContextManager[None]:
-        """Let the model drop what these sequences' masks say, if dropout is modelled."""
+        """Apply the dropout masks of these sequences, if dropout is modelled."""
         if self.masks is None:
             return nullcontext()
         return dropping(self._drops_in, masked_by(self.masks.of(masks, rows)))
@@ -228,7 +235,9 @@ class CandidateGradients:
         )
 
     def direct(self, dummy: Candidate, names: Sequence[str]) -> list[Tensor | None]:
-        """Return one candidate's gradients by automatic differentiation, as the plain definition has it.
+        """Return one candidate's gradients by automatic differentiation.
+
+        They are the reference for the gradients from pairs.
 
         Args:
             dummy: one candidate.
@@ -254,7 +263,10 @@ class CandidateGradients:
         return found | {v.name: each[number] for v, each in zip(self.vectors, pairs.vectors, strict=True)}
 
     def _find(self, wanted: set[str], probe: Candidate) -> list[_Layer]:
-        """List the modules that run and look like linear layers, tables or normalisations, with their wanted parameters."""
+        """List the layers that run, with their wanted parameters.
+
+        A layer is a module that looks like a linear layer, a small table or a normalisation.
+        """
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         owners = [m for m in self._model.modules() if isinstance(getattr(m, "weight", None), nn.Parameter)]
         with torch.no_grad(), _recording(owners, 1, lambda: self._running) as records:
@@ -278,8 +290,9 @@ class CandidateGradients:
     def _agreeing(self, probe: Candidate) -> list[_Layer]:
         """Return the layers without the parameters that cannot be compared.
 
-        Those whose true gradients the pairs do not give (layers that do more than they seem to, weights that are used twice), and
-        those whose gradient is rounding: a key's bias moves no attention.
+        Two kinds are left out: parameters whose true gradients the pairs do not reproduce (layers that do more than
+        they seem to, weights that are used twice), and parameters whose gradient is only rounding, such as a key's
+        bias, which does not change attention.
         """
         formed = self.formed(self.pairs(probe, differentiable=False), 0)
         true = dict(zip(formed, self.direct(probe, list(formed)), strict=True))
@@ -315,10 +328,10 @@ class CandidateGradients:
 
 @contextmanager
 def _recording(modules: Sequence[nn.Module], candidates: int, running: Callable[[], int]) -> Iterator[list[_Record]]:
-    """Keep what modules are given and make while the block runs.
+    """Record inputs and outputs of modules while the block runs.
 
-    What is made once for all sequences, such as the vectors of positions, is spread over the candidates' rows, so that each
-    has a gradient of its own.
+    A module may run once for all sequences, as a position table does. Its output is expanded to the candidates' rows,
+    so that each has a gradient of its own.
     """
     records = [_Record([], []) for _ in modules]
 
@@ -352,7 +365,7 @@ def _joined(tensors: Sequence[Tensor], candidates: int) -> Tensor:
 
 
 def _inputs(module: nn.Module, record: _Record) -> list[Tensor]:
-    """Return what a layer was given, call by call; one-hot rows for a table."""
+    """Return a layer's inputs, call by call; one-hot rows for a table."""
     if not isinstance(module, nn.Embedding):
         return record.given
     return [
@@ -362,7 +375,7 @@ def _inputs(module: nn.Module, record: _Record) -> list[Tensor]:
 
 
 def _plain(module: nn.Module, made: Tensor) -> Tensor:
-    """Return what a normalisation made before gain and shift."""
+    """Return the output of a normalisation before gain and shift."""
     gain: Any = module.weight
     shift: Any = getattr(module, "bias", None)
     plain: Tensor = (made if shift is None else made - shift) / gain
@@ -370,7 +383,10 @@ def _plain(module: nn.Module, made: Tensor) -> Tensor:
 
 
 def _matrix(name: str, module: nn.Module, record: _Record) -> Matrix | None:
-    """Return the module's weight as a matrix if the module is a linear layer or a small table."""
+    """Return the module's weight as a `Matrix`, or None.
+
+    It is one if the module is a linear layer or a small table.
+    """
     weight: Any = module.weight
     if isinstance(module, nn.Embedding):
         return Matrix(name, input_first=True) if module.num_embeddings <= MOST_ROWS else None

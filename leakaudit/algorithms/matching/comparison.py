@@ -1,6 +1,7 @@
-"""How far candidates' gradients g are from the observed one G: the objectives of DLG, TAG and LAMP, and their derivatives.
+"""Distances between candidates' gradients g and the observed gradient G.
 
-Every objective but the L1 term is a function of two numbers a parameter, <G, g> and |g|^2. From pairs (x_t, d_t) they are
+The objectives of DLG, TAG and LAMP, and their derivatives. Every objective but the L1 term depends on two numbers for
+each parameter, <G, g> and |g|^2. From pairs (x_t, d_t) they are
 
     <G, g> = sum_t d_t . G x_t,      |g|^2 = sum_{s,t} (x_s . x_t)(d_s . d_t),
 
@@ -8,11 +9,12 @@ and with a = dL/d<G, g> and b = dL/d|g|^2 the objective's derivatives are
 
     by d_t:  a G x_t + 2 b sum_s (x_s . x_t) d_s,      by x_t:  a G^T d_t + 2 b sum_s (d_s . d_t) x_s,
 
-so no gradient of a weight matrix is formed. (Own derivation; the second identity is the "ghost norm" of Goodfellow, "Efficient
-Per-Example Gradient Computations", 2015.) An L1 term needs the matrices: they are formed one at a time, small enough for a processor's cache.
-So does a pruned update of which only the entries that are left count (`masked`), in the rows and columns that are not empty.
+so no gradient of a weight matrix is formed. (Own derivation; the second identity is the "ghost norm" of Goodfellow,
+"Efficient Per-Example Gradient Computations", 2015.) An L1 term needs the matrices: they are formed one at a time,
+small enough for a processor's cache. A pruned update of which only the remaining entries count (`masked`) needs them
+too, in the rows and columns that are not empty.
 
-Letters: N candidates, K parameters, M tokens a layer sees of a candidate.
+Letters: N candidates, K parameters, M tokens of a candidate at a layer.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ update makes. Our choice: at a tenth of that noise, and at 75 % pruned, training
 
 @dataclass(frozen=True)
 class Objective:
-    """Which distance between gradients is made small."""
+    """The distance between gradients that a search minimises."""
 
     kind: Literal["l2", "cosine"] = "l2"
     """L2 distance or one minus the cosine (LAMP, Sec. 4.2, L_cos)."""
@@ -70,7 +72,10 @@ class Objective:
     it is noise, the more a cosine counts by its expected square between what is left and the clean update: noise of one size drowns small gradients."""
 
     def __post_init__(self) -> None:
-        """Refuse a metric where there is none: an L1 distance and single entries have no singular values."""
+        """Refuse a metric for an L1 distance or for single entries.
+
+        These have no singular values.
+        """
         if self.whitened and (self.kind != "cosine" or self.l1 or self.masked):
             raise ValueError(
                 f"whitened compares cosines of whole updates; got kind={self.kind!r}, l1={self.l1}, masked={self.masked}"
@@ -96,7 +101,7 @@ class Comparison:
         update: Mapping[str, Tensor],
         tokens: int,
     ) -> None:
-        """Lay the update out as pairs are.
+        """Arrange the observed update in the layout of pairs.
 
         Args:
             objective: the distance.
@@ -191,7 +196,7 @@ class Comparison:
         return Compared(losses, Pairs(inputs, output_gradients, self._by_vectors(flat, a, b, scale)))
 
     def _sights(self, pairs: Pairs) -> Iterator[_Part]:
-        """Yield what candidates look like beside the matrices' updates, some matrices at a time."""
+        """Yield the products of candidates with updates, some matrices at a time."""
         if self._blocks is not None:
             for part, (block, given, pull) in enumerate(
                 zip(self._blocks, pairs.inputs, pairs.output_gradients, strict=True)
@@ -248,7 +253,10 @@ class Comparison:
         return (scale[:, None].float() * flat - self._flat).abs().sum(dim=1, dtype=torch.float64)
 
     def _by_grams(self, parts: Sequence[_Part], a: Tensor, b: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the derivatives by inputs and output_gradients where the distance needs no formed matrix."""
+        """Return the derivatives where the distance needs no formed matrix.
+
+        They are by inputs and by output gradients.
+        """
         found: dict[int, tuple[Tensor, Tensor]] = {}
         for numbers, target, seen in parts:
             assert target is not None and isinstance(seen, Sight)
@@ -259,7 +267,7 @@ class Comparison:
     def _by_forming(
         self, pairs: Pairs, a: Tensor, b: Tensor, scale: Tensor
     ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """Return the same where there is an L1 term, and the matrices' L1 distances (N,).
+        """Return the derivatives with an L1 term, and the (N,) L1 distances.
 
         With S = a G + b g + alpha s sign(s g - G): by x_t, S^T d_t, by d_t, S x_t.
         """
@@ -286,7 +294,10 @@ class Comparison:
     def _by_blocks(
         self, pairs: Pairs, parts: Sequence[_Part], a: Tensor, b: Tensor, scale: Tensor
     ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """Return the same for a pruned update; S is zero where an entry was pruned."""
+        """Return the derivatives for a pruned update, and the L1 distances.
+
+        In the notation of `_by_forming`, S is zero where an entry was pruned.
+        """
         assert self._blocks is not None
         inputs, output_gradients = [], []
         absolute = torch.zeros(len(scale), dtype=torch.float64, device=scale.device)
@@ -320,7 +331,10 @@ class Comparison:
         return list(found.split(self._sizes, dim=1))
 
     def _formed(self, pairs: Pairs, part: int, number: int) -> Tensor:
-        """Return one candidate's gradient of one matrix, (out, in) or where it is compared."""
+        """Return one candidate's gradient of one matrix.
+
+        (out, in), or only the block that is compared.
+        """
         given, pull = pairs.inputs[part][number], pairs.output_gradients[part][number]
         if self._blocks is not None:
             return self._blocks[part].formed(given[None], pull[None])[0]
@@ -340,7 +354,7 @@ class Comparison:
 
 
 class _Formed(NamedTuple):
-    """What candidates look like in the block of a pruned matrix."""
+    """Products of candidates with the block of a pruned matrix."""
 
     inner: Tensor
     """(1, N) <G, g>, float64."""
@@ -351,7 +365,7 @@ class _Formed(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What candidates look like beside some of the matrices."""
+    """Products of candidates with some of the matrices."""
 
     numbers: tuple[int, ...]
     """Which."""
@@ -373,11 +387,14 @@ class _Block(NamedTuple):
     """(R, C) one where G was not pruned, else zero."""
 
     def formed(self, given: Tensor, pull: Tensor) -> Tensor:
-        """Return (N, R, C) candidates' gradients where G was not pruned, from (N, M, in) inputs and (N, M, out) output_gradients."""
+        """Return (N, R, C) candidates' gradients, zero where G was pruned.
+
+        They are formed from (N, M, in) inputs and (N, M, out) output gradients.
+        """
         return (pull[..., self.rows].transpose(1, 2) @ given[..., self.columns]).mul_(self.mask)
 
     def sight(self, given: Tensor, pull: Tensor) -> _Formed:
-        """Return what candidates look like, from the same."""
+        """Return the products of candidates with the block, from the same."""
         formed = self.formed(given, pull)
         inner = formed.flatten(1) @ self.target.flatten()
         return _Formed(inner.double()[None], formed.square().sum(dim=(1, 2)).double()[None], formed)
@@ -391,7 +408,10 @@ def _block(matrix: Tensor) -> _Block:
 
 
 def _alike(numbers: Sequence[int], pairs: Pairs) -> Iterator[tuple[int, ...]]:
-    """Split matrices into runs that see equally many tokens, and that are few enough to be compared together."""
+    """Split matrices into runs that can be compared together.
+
+    The matrices of a run have equally many tokens, and a run is small enough for `STACKED`.
+    """
     for shape, run in itertools.groupby(numbers, lambda number: pairs.inputs[number].shape):
         alike = tuple(run)
         at_once = max(1, STACKED // max(shape.numel(), pairs.output_gradients[alike[0]].numel()))
@@ -404,12 +424,12 @@ def _powers(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _ratio(part: Tensor, whole: Tensor) -> Tensor:
-    """Return part / whole, and zero of nothing."""
+    """Return part / whole, and zero where the whole is zero."""
     return torch.where(whole > 0, part / whole.clamp_min(TINY), 0.0)
 
 
 class _Restored(NamedTuple):
-    """An update as far as it can be restored, and what was done to it."""
+    """An update after restoration, and the damage that was found."""
 
     matrices: list[Tensor]
     power: Tensor
@@ -429,7 +449,7 @@ def _restored(
     update: Mapping[str, Tensor],
     tokens: int,
 ) -> _Restored:
-    """Fill in what was pruned and take noise out, where the objective says so.
+    """Fill in pruned entries and remove noise, where the objective says so.
 
     Args:
         objective: says so.
@@ -457,7 +477,9 @@ def _restored(
 
 
 def _weights(restored: _Restored, groups: Tensor) -> Tensor:
-    """Return (groups,) what the cosine of each counts for in the mean; they add up to 1, unless no parameter has an update.
+    """Return (groups,) the weight of each group's cosine in the mean.
+
+    The weights add up to 1, unless no parameter has an update.
 
     Args:
         restored: the update that is compared.

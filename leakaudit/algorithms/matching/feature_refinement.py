@@ -1,8 +1,9 @@
-"""Sequences as tokens, mended one at a time by their own features.
+"""Refinement of one sequence's tokens by its own feature.
 
-A batch's gradient is a mean over its sequences, so what it says of a word drowns in the others' words; a feature belongs to one sequence
-alone. And it takes only a forward pass over that sequence to compare with: neither a backward pass nor the rest of the batch. So thousands of
-neighbours of a guess can be looked at. (Own derivation; the paper matches features during LAMP's two phases only.)
+A batch's gradient is a mean over its sequences, so other sequences hide what it says about a word. A feature belongs
+to one sequence alone. To compare with it takes only a forward pass over that sequence: no backward pass, and not the
+rest of the batch. So thousands of neighbours of a guess can be tried. (Own derivation; the paper matches features
+only during LAMP's two phases.)
 
 Letters: N candidates, B sequences, T tokens, D hidden size, V vocabulary.
 """
@@ -49,7 +50,7 @@ Tokens = tuple[int, ...]
 
 
 class Compared(Protocol):
-    """What a climb asks of a matcher."""
+    """The parts of a matcher that this search uses."""
 
     table: Tensor
     """(V, D) word embeddings."""
@@ -60,11 +61,14 @@ class Compared(Protocol):
         """Return the places of a sequence whose tokens are not public."""
 
     def feature_distances(self, row: int, number: int, embeddings: Tensor) -> Tensor:
-        """Return (N,) one minus the cosine of a feature with that of each of (N, T, D) candidates for a sequence."""
+        """Return (N,) cosine distances of candidates to a feature.
+
+        One minus the cosine of the feature with that of each of (N, T, D) candidates for a sequence.
+        """
 
 
 class Climbed(NamedTuple):
-    """Where a climb ended."""
+    """The result of a search: tokens, and their distance."""
 
     tokens: Tokens
     distance: float
@@ -79,7 +83,9 @@ class Climbed(NamedTuple):
 def climb(
     matcher: Compared, row: int, number: int, guess: Tokens, words: int, rng: torch.Generator, budget: Budget
 ) -> Climbed:
-    """Return the tokens nearest in feature that beam searches over neighbours find from a guess: a narrow one, and then a wide one.
+    """Return the nearest tokens that beam searches from a guess find.
+
+    "Nearest" is by feature. A narrow search comes first, then a wide one.
 
     Neighbours have one other word, two words exchanged, or one of LAMP's transformations. The other words are those to which the derivative
     points (HotFlip, Ebrahimi et al. 2018, Eq. 10).
@@ -112,7 +118,7 @@ def climb(
 
 
 def _distances(matcher: Compared, row: int, number: int, tokens: Sequence[Tokens]) -> list[float]:
-    """Return how far each guess is in feature; infinity where that is no number."""
+    """Return the feature distance of each guess; infinity instead of NaN."""
     found: list[float] = []
     with torch.no_grad():
         for start in range(0, len(tokens), AT_ONCE):
@@ -137,7 +143,7 @@ def _neighbours(
 
 
 def _promising(matcher: Compared, row: int, number: int, tokens: Tokens, words: int) -> list[list[int]]:
-    """Return (T, words) the words at each place to which the derivative points."""
+    """Return (T, words) the words at each position that the derivative suggests."""
     with torch.enable_grad():
         live = matcher.table[torch.tensor([tokens], device=matcher.table.device)].detach().requires_grad_()
         (slope,) = torch.autograd.grad(matcher.feature_distances(row, number, live).sum(), live)

@@ -1,7 +1,8 @@
-"""GRAB's search: rounds of steps on embeddings, labels and dropout masks, each followed by a beam search over the tokens they gave.
+"""GRAB's search: descents on embeddings and masks, beam searches on tokens.
 
-GRAB (Feng et al., CCS 2024), Algorithms 1 to 3. Line 10 of Algorithm 1, as printed, keeps the tokens of the steps where their loss is
-the *higher* one; here the lower one wins, and it is compared as tokens on both sides.
+GRAB (Feng et al., CCS 2024), Algorithms 1 to 3. A round is a descent on embeddings, labels and dropout masks,
+followed by a beam search over the tokens that it gave. Line 10 of Algorithm 1, as printed, keeps the tokens of the
+descent where their loss is the *higher* one. Here the lower one wins, and both sides are compared as tokens.
 
 Letters: B sequences, T tokens, C classes, P mask entries.
 """
@@ -26,7 +27,7 @@ from leakaudit.plugins.budget import Budget
 
 @dataclass(frozen=True)
 class Hybrid:
-    """The rounds."""
+    """The settings of GRAB's rounds."""
 
     rounds: int
     """n_h."""
@@ -88,12 +89,15 @@ class _Guess:
 def hybrid_search(
     matcher: Matcher, descent: Descent, start: Start, hybrid: Hybrid, rng: torch.Generator, budget: Budget
 ) -> Found:
-    """Find tokens whose gradient is nearest to the observed one; at least one guess comes back, however small the budget."""
+    """Find tokens whose gradient is nearest to the observed one.
+
+    At least one guess is returned, however small the budget.
+    """
     return _Search(matcher, descent, start, hybrid, rng, budget).run()
 
 
 class _Search:
-    """Attempts, each of them rounds from noise on, and a competition of what they found."""
+    """Attempts of several rounds from random starts, and a final comparison."""
 
     def __init__(
         self, matcher: Matcher, descent: Descent, start: Start, hybrid: Hybrid, rng: torch.Generator, budget: Budget
@@ -124,7 +128,7 @@ class _Search:
         return Found(best.candidate, tokens, best.likeness, self._stop, facts)
 
     def _attempt(self) -> _Guess:
-        """Take rounds from noise on until one brings nothing."""
+        """Run rounds from a random start until one brings no improvement."""
         matcher, hybrid, facts, budget = self._matcher, self._hybrid, self._facts, self._budget
         run = begun(matcher, self._descent, self._start, self._rng, budget)
         guess: _Guess | None = None
@@ -168,7 +172,11 @@ class _Search:
         return guess
 
     def _plausible(self, guess: _Guess) -> bool:
-        """Say whether a guess is as near as the true words may be, from what dropout does to its own gradient; yes where that is not known."""
+        """Return whether a guess is as near as the true words would be.
+
+        The expected distance is that of the guess's own gradient behind drawn dropout masks. True where it is not
+        known.
+        """
         if self._matcher.explained_by(guess.loss):
             return True
         masks = guess.candidate.masks[0]
@@ -177,7 +185,7 @@ class _Search:
         return not losses or guess.loss <= PLAUSIBLE * median(losses)
 
     def _judged(self, label_logits: Tensor) -> Batch:
-        """Return which of the finalists explains the update best once each has learned masks of its own."""
+        """Return the finalist that explains the update best with masks of its own."""
         matcher, steps = self._matcher, self._hybrid.verdict_steps
         batches = sorted(self._finalists, key=lambda batch: self._finalists[batch])[:FINALISTS]
         certain = matcher.certain(label_logits).expand(len(batches), -1, -1)
@@ -196,7 +204,7 @@ class _Search:
 def _sequenced(
     matcher: Matcher, one: Candidate, known: Sequence[Batch], hybrid: Hybrid, rng: torch.Generator, budget: Budget
 ) -> Beams:
-    """Return the discrete part of a round (Algorithm 3) at its end."""
+    """Return the result of a round's discrete part (Algorithm 3)."""
     logits = one.label_logits[0]
     beams = Beams(matcher, logits, one.masks[0] if hybrid.keep_masks else None, hybrid.beams)
     beams.offer([*known, *_orders(matcher, known[0], hybrid.permutations, rng)])
@@ -213,7 +221,9 @@ def _sequenced(
 
 
 def search_apart(beams: Beams, sweeps: int, budget: Budget) -> None:
-    """Search from each kept batch X_j for itself, over its own words T_j (Algorithm 3, lines 2 to 8), and offer what comes out.
+    """Search from each kept batch separately, and offer the results.
+
+    Batch X_j is searched over its own words T_j (Algorithm 3, lines 2 to 8).
 
     A sweep that changes no X_j would be repeated as it is, so it is the last.
     """
@@ -242,10 +252,13 @@ def _orders(matcher: Matcher, tokens: Batch, count: int, rng: torch.Generator) -
 
 
 class Beams:
-    """The n_b batches of tokens with the smallest distance (Algorithm 3); none is scored twice."""
+    """The n_b token batches with the smallest distance (Algorithm 3).
+
+    Each batch is scored once.
+    """
 
     def __init__(self, matcher: Matcher, label_logits: Tensor, masks: Tensor | None, width: int) -> None:
-        """Start without any.
+        """Create an empty set of beams.
 
         Args:
             matcher: scores.
@@ -268,11 +281,11 @@ class Beams:
 
     @property
     def ranked(self) -> list[tuple[Batch, float]]:
-        """What is kept, with its distance, best first."""
+        """The kept batches with their distances, best first."""
         return [(batch, self._losses[batch]) for batch in self._kept]
 
     def offer(self, batches: Sequence[Batch]) -> None:
-        """Score what is new, and keep the best."""
+        """Score the batches that are new, and keep the best."""
         new = [batch for batch in dict.fromkeys(batches) if batch not in self._losses]
         if new:
             losses = self._matcher.token_losses(new, self._logits, self._masks)
@@ -284,7 +297,7 @@ class Beams:
         self._kept = sorted(everything, key=lambda batch: self._losses[batch])[: self._width]
 
     def words(self, batch: Batch) -> Batch:
-        """Return the different tokens of each sequence of a batch, without those that are public."""
+        """Return the different non-public tokens of each sequence of a batch."""
         places = map(self._matcher.free_places, range(len(batch)))
         return tuple(
             tuple(dict.fromkeys(sequence[place] for place in free))
@@ -292,14 +305,16 @@ class Beams:
         )
 
     def alone(self, batch: Batch) -> Beams:
-        """Return beams that begin with one batch and know what was scored so far."""
+        """Return beams with only one batch, and with all scores so far."""
         one = Beams(self._matcher, self._logits, self._masks, self._width)
         one._losses = self._losses
         one.offer([batch])
         return one
 
     def sweep(self, budget: Budget, words: Batch | None = None) -> bool:
-        """Go over all places once, putting each token of a sequence there, and say whether the best batch changed.
+        """Try each token of a sequence at all positions, once.
+
+        Returns whether the best batch changed.
 
         Args:
             budget: looked at before every place.

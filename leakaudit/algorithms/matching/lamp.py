@@ -1,4 +1,4 @@
-"""Knobs and course of LAMP, which `lamp-cos` and `lamp-l1l2` give their objectives."""
+"""LAMP's settings, presets and attack; `lamp-cos` and `lamp-l1l2` use them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STAND_IN = "ngram"
 
 @dataclass(frozen=True)
 class Settings:
-    """What a preset decides."""
+    """The settings that a preset decides."""
 
     steps: int
     n_init: int
@@ -216,7 +216,7 @@ class Lamp:
     )
 
     def __post_init__(self) -> None:
-        """Refuse knobs that leave nothing to do."""
+        """Refuse settings that are out of range."""
         check_knobs(
             self,
             at_least_one=("steps", "n_init", "round_every", "round_draws", "redraw_steps", "restarts", "trial_steps"),
@@ -239,11 +239,11 @@ class Lamp:
 
     @property
     def prior_facts(self) -> dict[str, float]:
-        """What an attempt says of a prior that stands in for the paper's."""
+        """The diagnostic of an attempt whose prior stands in for the paper's."""
         return {"prior_stand_in": 1.0} if self.stands_in else {}
 
     def applies(self, seen: Observation) -> Applicability:
-        """Say whether there is a gradient to match, a shape to match it with, and the prior that was asked for."""
+        """Return whether gradient, batch shape and prior are available."""
         chosen = self.settings()
         if chosen.prior:
             try:

@@ -1,9 +1,9 @@
-"""Losses, derivatives, tokens and starts of candidate batches: what every attack by gradient matching is made of.
+"""Losses, derivatives, tokens and random starts of candidate batches.
 
-`Matcher` puts together the parts: `CandidateGradients` (which gradients candidates have), `Comparison` (how far they are from the
-observed one), the public tokens, the regulariser.
+Every attack by gradient matching uses a `Matcher`. It combines `CandidateGradients` (the gradients of candidates),
+`Comparison` (their distance to the observed one), the public tokens and the regulariser.
 
-Letters: N candidates, B sequences, T tokens, D hidden size, V vocabulary, C classes.
+Letters: N candidates, B sequences, T tokens, D hidden size, V vocabulary, C classes, P entries of dropout masks.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Matcher:
         denoise: bool = True,
         noise_rescales: bool = False,
     ) -> None:
-        """Prepare; nothing of `seen` is changed, now or later.
+        """Prepare the parts; nothing of `seen` is changed, now or later.
 
         Args:
             seen: what to match.
@@ -135,7 +135,10 @@ class Matcher:
 
     @property
     def at_once(self) -> int:
-        """How many candidates run at once; making more than that at a time only fills the memory."""
+        """The number of candidates that run at once.
+
+        More candidates only need more memory.
+        """
         return self._chunk
 
     @property
@@ -149,7 +152,9 @@ class Matcher:
         return self.gradients.classes
 
     def random(self, candidates: int, rng: torch.Generator) -> Candidate:
-        """Draw candidates, normal: N(0, I) as in LAMP (Sec. 5), or with rows as long as the word embedding's in the mean.
+        """Draw normal candidates.
+
+        Their entries are N(0, I), as in LAMP (Sec. 5), or as large as the word embedding's rows on average.
 
         For a word embedding whose rows have length 1 those of N(0, I) are twenty times longer, and drown the positions that
         are added to them.
@@ -162,7 +167,10 @@ class Matcher:
         )
 
     def full_masks(self, candidates: int) -> Tensor:
-        """Return (N, P) masks at what they are in the mean, 1 - p, with which a pass is one without dropout."""
+        """Return (N, P) masks at their mean, 1 - p.
+
+        A pass with them is one without dropout.
+        """
         layout = self.gradients.masks
         rates = torch.zeros(0) if layout is None else layout.rates
         return (1 - rates).to(self.table.device).expand(candidates, -1).clone()
@@ -190,7 +198,9 @@ class Matcher:
         return Candidate(self.table[ids.to(self.table.device)], label_logits, dropped.expand(len(batches), -1))
 
     def rearranged(self, dummy: Candidate, row: int, order: Permutation) -> Candidate:
-        """Return candidates with the tokens of one sequence in another order, dropout masks with them; a copy.
+        """Return a copy with one sequence's tokens in another order.
+
+        Dropout masks move with their tokens.
 
         Args:
             dummy: N candidates, or what has their shape.
@@ -204,7 +214,9 @@ class Matcher:
         return dummy._replace(embeddings=embeddings, masks=masks)
 
     def hold(self, tokens: Mapping[int, tuple[int, ...]]) -> None:
-        """Take some sequences for known from now on: their tokens stand like public ones, whatever a candidate's embeddings are.
+        """Treat some sequences as known from now on.
+
+        Their tokens then count like public ones, whatever a candidate's embeddings are.
 
         Args:
             tokens: number of a sequence -> its token ids; none is held that is not among them.
@@ -223,16 +235,21 @@ class Matcher:
         return public_tokens(self._vocabulary, self.lengths[row]) if held is None else dict(enumerate(held))
 
     def losses(self, dummy: Candidate) -> Tensor:
-        """Return (N,) float64 the objective and the regulariser of each candidate, however many there are."""
+        """Return (N,) float64 objective plus regulariser of each candidate."""
         return torch.cat(list(self._in_chunks(dummy, self._losses)))
 
     def losses_and_derivatives(self, dummy: Candidate) -> tuple[Tensor, Candidate]:
-        """Return (N,) the same, and the derivatives of their sum by the dummy; zero for labels that are granted."""
+        """Return (N,) losses and the derivatives of their sum by the candidates.
+
+        The derivatives are zero for labels that are granted.
+        """
         losses, slopes = zip(*self._in_chunks(dummy, self._losses_and_derivatives), strict=True)
         return torch.cat(losses), joined(slopes)
 
     def explain(self, tokens: Sequence[Sequence[int]], label_logits: Tensor) -> bool:
-        """Say whether a guess, as tokens with their likeliest labels, has the observed gradient, as far as the objective shows.
+        """Return whether a guess has the observed gradient.
+
+        The guess is tokens with their likeliest labels. The answer is as good as the objective is.
 
         Args:
             tokens: (B,) sequences of token ids.
@@ -241,13 +258,18 @@ class Matcher:
         return self.explained_by(self.token_losses([tokens], label_logits)[0])
 
     def explained_by(self, loss: float) -> bool:
-        """Say whether a distance of tokens is that of the true ones, as far as the objective shows."""
+        """Return whether a distance is as small as that of the true tokens.
+
+        The answer is as good as the objective is.
+        """
         return loss <= EXPLAINED * self._comparison.of_nothing
 
     def token_losses(
         self, batches: Sequence[Sequence[Sequence[int]]], label_logits: Tensor, masks: Tensor | None = None
     ) -> list[float]:
-        """Return the distance of each of N batches of tokens with their likeliest labels, without the regulariser.
+        """Return the distances of N batches of tokens, without the regulariser.
+
+        Each batch has its likeliest labels.
 
         Args:
             batches: N batches of B sequences of token ids.
@@ -262,7 +284,11 @@ class Matcher:
     def losses_by_dropout(
         self, tokens: Sequence[Sequence[int]], label_logits: Tensor, masks: Tensor, draws: int, rng: torch.Generator
     ) -> list[float]:
-        """Return how far a batch of tokens is from its own gradients behind drawn masks, if it knows those that are learned.
+        """Return the distances between a guess and itself behind drawn masks.
+
+        The masks that are learned are known to both. The result estimates the distance at which the true batch is to
+        be expected from the observed update, once its masks are learned. It is empty without dropout, and where noise
+        or pruning are accounted for as well, because nothing is known then.
 
         That is about the distance at which the true batch is to be expected from the observed update, once its masks are learned. Nothing is known
         where there is no dropout, or noise or pruning are made use of as well: then nothing is returned.
@@ -289,14 +315,16 @@ class Matcher:
         return found
 
     def certain(self, label_logits: Tensor) -> Tensor:
-        """Return (B, C) logits that are sure of the likeliest labels."""
+        """Return (B, C) logits with all probability on the likeliest labels."""
         return functional.one_hot(label_logits.argmax(dim=1), self.classes).to(label_logits) * CERTAIN
 
     def _first_order(self, placed: Candidate) -> Pairs:
         return self.gradients.pairs(placed, differentiable=False)
 
     def tokens(self, embeddings: Tensor) -> tuple[list[tuple[int, ...]], list[float]]:
-        """Return the nearest token at each place by cosine (LAMP, Algorithm 1), and their mean cosine for each sequence.
+        """Return the nearest token at each position, and mean cosines.
+
+        The nearest is by cosine (LAMP, Algorithm 1). There is one mean cosine for each sequence.
 
         Special tokens stand where the tokenizer puts them and nowhere else; the unknown-word token may.
 
@@ -313,13 +341,13 @@ class Matcher:
         return found, likeness
 
     def nearest(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (B, T) the cosine with the nearest word at each place, and (B, T) which it is."""
+        """Return (B, T) cosines with the nearest words, and (B, T) their ids."""
         found = (functional.normalize(embeddings.flatten(0, 1), dim=1) @ self.directions.T).max(dim=1)
         values, ids = (each.view(embeddings.shape[:2]) for each in found)
         return values, ids
 
     def labels(self, label_logits: Tensor) -> list[int]:
-        """Return (B,) the granted labels, or the likeliest ones of one candidate's (B, C) logits."""
+        """Return (B,) the granted labels, or the likeliest of (B, C) logits."""
         known = self.gradients.labels
         return [int(label) for label in (label_logits.argmax(dim=1) if known is None else known)]
 
@@ -364,7 +392,10 @@ class Matcher:
         return losses, derivatives._replace(masks=derivatives.masks * self._learned)
 
     def mask_losses(self, masks: Tensor) -> Tensor:
-        """Return (N,) float64 mask_weight times the mean of (m - (1 - p))^2 / (p (1 - p)) over entries m that are learned: 1 for masks as drawn.
+        """Return (N,) float64 the penalty on learned masks.
+
+        It is mask_weight times the mean of (m - (1 - p))^2 / (p (1 - p)) over learned entries m. The mean is 1 for
+        masks as dropout draws them.
 
         Args:
             masks: (N, P).
@@ -377,7 +408,7 @@ class Matcher:
         return self.mask_weight * (off.sum(dim=1) / self._learned.sum()).double()
 
     def _learned_masks(self, places: MaskPlaces) -> Tensor:
-        """Return (P,) one for mask entries that are learned, zero for those that stay where they are."""
+        """Return (P,) one for mask entries that are learned, zero for the others."""
         layout = self.gradients.masks
         if layout is None:
             return torch.zeros(0, device=self.table.device)
@@ -386,7 +417,10 @@ class Matcher:
         return (torch.ones(layout.entries) if everything else chosen.float()).to(self.table.device)
 
     def _length_loss(self, placed: Tensor) -> Tensor:
-        """Return (N,) alpha_reg (mean token norm - mean norm of the word embedding's rows)^2 (LAMP, L_reg)."""
+        """Return (N,) the regulariser of embedding lengths (LAMP, L_reg).
+
+        alpha_reg (mean token norm - mean norm of the word embedding's rows)^2.
+        """
         norms = placed.square().sum(dim=3).clamp_min(1e-12).sqrt() * self._inside[..., 0]  # (N, B, T)
         mean = norms.sum(dim=(1, 2)) / sum(self.lengths)
         return self.length_weight * (mean - self.mean_length).square()
@@ -396,7 +430,10 @@ class Matcher:
         return dummy._replace(embeddings=torch.where(self._fixed, self._public, dummy.embeddings))
 
     def _public_embeddings(self) -> tuple[Tensor, Tensor]:
-        """Return (B, T, 1) booleans for the places of known tokens, and (B, T, D) their embeddings."""
+        """Return the positions of known tokens, and their embeddings.
+
+        (B, T, 1) booleans and (B, T, D).
+        """
         shape = (len(self.lengths), max(self.lengths))
         fixed = torch.zeros(*shape, 1, dtype=torch.bool, device=self.table.device)
         embeddings = torch.zeros(*shape, self.table.shape[1], device=self.table.device)
@@ -420,7 +457,7 @@ class Matcher:
             start += len(part.embeddings)
 
     def _halve(self, error: RuntimeError) -> None:
-        """Run half as many candidates at once from now on, if memory ran out and there is anything to halve.
+        """Run half as many candidates at once from now on, if memory ran out.
 
         Raises:
             RuntimeError: `error`, if it is about anything else.

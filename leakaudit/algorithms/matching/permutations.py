@@ -1,7 +1,8 @@
-"""LAMP's discrete transformations (Balunovic et al., NeurIPS 2022, Sec. 4.3): new orders of a sequence's tokens.
+"""LAMP's discrete transformations: new orders of a sequence's tokens.
 
-All four only rearrange, so a candidate is a permutation: entry p says which place the token at p comes from. Tokens and their
-optimizer's state are then moved alike, and candidates that are the same are scored once.
+Balunovic et al., NeurIPS 2022, Sec. 4.3. All four only rearrange, so a candidate is a permutation: entry p is the
+position from which the token at p comes. Tokens and the optimizer's state move alike, and equal candidates are scored
+once.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def move_token(order: Permutation, i: int, j: int) -> Permutation:
 
 
 def move_subsequence(order: Permutation, i: int, j: int, p: int) -> Permutation:
-    """Move the tokens at places i to j, both included, behind the one at place p, which lies outside.
+    """Move the tokens at positions i to j behind the one at position p.
+
+    Both ends are included, and p lies outside.
 
     >>> move_subsequence((0, 1, 2, 3, 4), 0, 1, 3)
     (2, 3, 0, 1, 4)
@@ -83,7 +86,9 @@ TRANSFORMS: tuple[Callable[[Permutation, torch.Generator], Permutation], ...] = 
 
 
 def draw_orders(places: Sequence[int], length: int, draws: int, rng: torch.Generator) -> list[Permutation]:
-    """Return the different new orders among some random transformations, each of the four as often.
+    """Return the different new orders among random transformations.
+
+    Each of the four kinds is drawn equally often.
 
     Args:
         places: of the tokens that may move.
@@ -111,7 +116,7 @@ def draw_orders(places: Sequence[int], length: int, draws: int, rng: torch.Gener
 
 
 def shuffled(places: Sequence[int], length: int, rng: torch.Generator) -> Permutation:
-    """Return a random order of the tokens that may move, the others staying where they are."""
+    """Return a random order of the free positions; the others stay."""
     order = list(range(length))
     for place, source in zip(places, torch.randperm(len(places), generator=rng).tolist(), strict=True):
         order[place] = places[source]
@@ -119,5 +124,5 @@ def shuffled(places: Sequence[int], length: int, rng: torch.Generator) -> Permut
 
 
 def _places(count: int, number: int, rng: torch.Generator) -> list[int]:
-    """Return that many different places, or as many as there are."""
+    """Return `number` different positions, or all if there are fewer."""
     return torch.randperm(count, generator=rng)[:number].tolist()

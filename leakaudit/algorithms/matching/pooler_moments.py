@@ -1,7 +1,7 @@
-"""Features going into a wide pooler, read out of its update: moments by Stein's lemma, and their decomposition.
+"""Features at the input of a wide pooler, by moments of its update.
 
-The new outputs j = 1..m of the pooler have weights w_j = s v_j with v_j normal, activation f and no bias; every one of them goes into class c's
-logit with the same constant. So the update of w_j is (paper 002, Appendix B, Eq. 7)
+The new outputs j = 1..m of the pooler have weights w_j = s v_j with v_j normal, activation f and no bias. Each of
+them enters class c's logit with the same constant. So the update of w_j is (paper 002, Appendix B, Eq. 7)
 
     g_j = sum_i r_i f'(w_j . x_i) x_i,        r_i = (1 / B) sum_c (p_i(c) - y_i(c)) c / m
 
@@ -9,7 +9,8 @@ with x_i the feature of sequence i, and by Stein's lemma (Eq. 8 to 12)
 
     sum_j g_j (x) (v_j (x) v_j - I)  ->  m s^2 sum_i r_i E[f'''(s v . x_i)] x_i (x) x_i (x) x_i,
 
-a symmetric tensor whose decomposition names the x_i up to their lengths. Three readings of it, each better than the one before:
+a symmetric tensor whose decomposition gives the x_i up to their lengths. There are three estimates, each more exact
+than the one before:
 
 - `paper`: the tensor over the d' features that the new outputs look at, symmetrised (Appendix B), decomposed.
 - `span` (ours): the g_j are combinations of the B features, exactly. So the features' span is known without an error, and the tensor is formed in
@@ -18,7 +19,7 @@ a symmetric tensor whose decomposition names the x_i up to their lengths. Three 
 - `solve` (ours): starting there, the equations for g_j themselves are solved for x_i and r_i by least squares. They hold exactly, so lengths and
   signs come with them.
 
-Letters: B sequences, D features, d' of them looked at, m new outputs.
+Letters: B sequences, D features, d' of them used by the new outputs, m new outputs.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ CHUNK = 2048
 
 @dataclass(frozen=True)
 class PoolerUpdate:
-    """What the update of a wide pooler says."""
+    """The update of a wide pooler."""
 
     gradients: Tensor
     """(m, D) float64 of the new outputs' weights."""
@@ -79,7 +80,9 @@ class Features:
 
 
 def third_moment(gradients: Tensor, normals: Tensor) -> Tensor:
-    """Return (K, K, K) the symmetrised mean of g_j (x) (v_j (x) v_j - I) over j (paper 002, Eq. 8 and the end of Appendix B.1).
+    """Return (K, K, K) the symmetrised third moment of the update.
+
+    The mean of g_j (x) (v_j (x) v_j - I) over j (paper 002, Eq. 8 and the end of Appendix B.1).
 
     Args:
         gradients: (m, K).
@@ -130,14 +133,14 @@ def decompose(tensor: Tensor, components: int, rng: torch.Generator) -> tuple[Te
 
 
 def features_by_tensor(seen: PoolerUpdate, sequences: int, rng: torch.Generator) -> Features:
-    """Read as the paper does: (B, d') directions."""
+    """Return (B, d') directions, by the paper's method."""
     moment = third_moment(seen.gradients[:, : seen.looked_at], seen.weights / seen.deviation)
     rows, explained = decompose(moment, min(sequences, seen.looked_at), rng)
     return Features(rows, explained)
 
 
 def features_in_span(seen: PoolerUpdate, sequences: int, rng: torch.Generator) -> Features:
-    """Read in the coordinates of the span: (B, D) directions."""
+    """Return (B, D) directions, by moments in the coordinates of the span."""
     short = seen.gradients[:, : seen.looked_at]
     strengths, vectors = torch.linalg.eigh(short.T @ short)
     kept = min(sequences, _rank(strengths))
@@ -153,7 +156,7 @@ def features_in_span(seen: PoolerUpdate, sequences: int, rng: torch.Generator) -
 def features_solved(
     seen: PoolerUpdate, start: Features, slope: Slope, lengths: Tensor, reference: Tensor
 ) -> Features | None:
-    """Solve the equations g_j = sum_i r_i f'(w_j . x_i) x_i, starting at directions.
+    """Solve the equations g_j = sum_i r_i f'(w_j . x_i) x_i from given directions.
 
     Args:
         seen: the update.
@@ -202,7 +205,7 @@ def features_solved(
 
 
 def signed(rows: Tensor, reference: Tensor) -> Tensor:
-    """Return rows with the sign that makes their inner product with a reference positive."""
+    """Return rows with the sign of their inner product with a reference."""
     along = rows @ reference
     return torch.where(along < 0, -1.0, 1.0)[:, None] * rows
 
@@ -213,19 +216,28 @@ def _unpacked(flat: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _rank(eigenvalues: Tensor) -> int:
-    """Return the number of eigenvalues of a Gram matrix of float32 rows that are no rounding; at least 1."""
+    """Return the number of eigenvalues above rounding; at least 1.
+
+    They are of a Gram matrix of float32 rows.
+    """
     return max(1, int((eigenvalues > 1e-12 * eigenvalues[-1]).sum()))
 
 
 def _core(tensor: Tensor, components: int) -> tuple[Tensor, Tensor]:
-    """Return (components,) * 3 the tensor in the main directions of its unfolding, and (K, components) these directions."""
+    """Return the tensor in the main directions of its unfolding.
+
+    (components,) * 3, and (K, components) these directions.
+    """
     unfolded = tensor.flatten(1)
     basis = torch.linalg.eigh(unfolded @ unfolded.T).eigenvectors[:, -components:]
     return torch.einsum("abc,ai,bj,ck->ijk", tensor, basis, basis, basis), basis
 
 
 def _jennrich(target: NDArray[np.float64], rng: torch.Generator) -> NDArray[np.float64] | None:
-    """Return (B, B) rows whose third powers add up to the tensor, from two random contractions; None where they are singular."""
+    """Return (B, B) rows whose third powers add up to the tensor.
+
+    They come from two random contractions; None where these are singular.
+    """
     a, b = torch.randn(2, len(target), generator=rng, dtype=torch.float64).numpy()
     try:
         columns = np.linalg.eig(target @ a @ np.linalg.inv(target @ b)).eigenvectors.real
@@ -245,5 +257,5 @@ def _sum_of_cubes(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _misfit(rows: NDArray[np.float64], target: NDArray[np.float64]) -> float:
-    """Return the squared error, the tensor's own square being 1."""
+    """Return the squared error, relative to the tensor's own square of 1."""
     return float(((_sum_of_cubes(rows) - target) ** 2).sum())

@@ -1,4 +1,6 @@
-"""From an observation to a reconstruction by gradient matching: what `dlg`, `tag` and both variants of LAMP do alike.
+"""Gradient matching from an observation to a reconstruction.
+
+`dlg`, `tag`, both variants of LAMP and `grab` share it. A `Recipe` holds their differences.
 
 Letters: B sequences, C classes.
 """
@@ -51,7 +53,7 @@ PROBE_LENGTH = 4
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that tells one attack by gradient matching from another."""
+    """All settings of one attack by gradient matching."""
 
     objective: Objective
     descent: Descent
@@ -93,7 +95,7 @@ class Recipe:
 
 
 def can_match(seen: Observation, exposure: str, evidence: Evidence = "none") -> Applicability:
-    """Say whether there is a gradient to match and a shape to match it with."""
+    """Return whether gradient matching applies: gradient and shape are known."""
     if "inputs_embeds" not in inspect.signature(seen.model.forward).parameters:
         return not_applicable(f"{type(seen.model).__name__} takes no `inputs_embeds`, so no dummy can be optimised")
     if seen.facts.own_loss is False:
@@ -119,7 +121,7 @@ def can_match(seen: Observation, exposure: str, evidence: Evidence = "none") -> 
 
 
 def match(seen: Observation, recipe: Recipe, rng: torch.Generator, budget: Budget) -> Reconstruction:
-    """Search for a batch with the observed gradient and say what was found.
+    """Search for a batch with the observed gradient, and return the result.
 
     Raises:
         AnatomyError: the batch's shape cannot be guessed, or no parameter can be matched.
@@ -156,7 +158,7 @@ def match(seen: Observation, recipe: Recipe, rng: torch.Generator, budget: Budge
 
 
 def _fitting(guesses: Sequence[tuple[int, ...]], lengths: Sequence[int]) -> tuple[tuple[int, ...] | None, ...]:
-    """Return for each length a guess that has it, each guess once."""
+    """Return for each length a guess of that length, or None; each guess once."""
     left = list(guesses)
     found: list[tuple[int, ...] | None] = []
     for length in lengths:
@@ -168,7 +170,9 @@ def _fitting(guesses: Sequence[tuple[int, ...]], lengths: Sequence[int]) -> tupl
 
 
 def reconstruct(seen: Observation, matcher: Matcher, shape: BatchShape, found: Found, budget: Budget) -> Reconstruction:
-    """Turn what a search found into sequences and class counts, and mark it as proved if the simulated step is the observed one.
+    """Return the sequences and class counts of a search's result.
+
+    They are marked as proved if the simulated step is the observed one.
 
     Labels that were granted are not returned as if they had been found.
     """
@@ -200,7 +204,7 @@ def reconstruct(seen: Observation, matcher: Matcher, shape: BatchShape, found: F
 def check_knobs(
     attack: object, *, at_least_one: Sequence[str] = (), not_negative: Sequence[str] = (), positive: Sequence[str] = ()
 ) -> None:
-    """Refuse knobs that leave nothing to do; one at None is the preset's.
+    """Refuse options that are out of range; an option at None is the preset's.
 
     Raises:
         ValueError: names the knob.
@@ -218,7 +222,10 @@ def check_knobs(
 
 
 def with_knobs(preset: Settings, attack: object) -> Settings:
-    """Return a preset, a dataclass, with the knobs of the same names that are set in an attack, which are not None."""
+    """Return a preset with the options that are set in an attack.
+
+    The preset is a dataclass. An option that is None keeps the preset's value.
+    """
     given = {field.name: getattr(attack, field.name) for field in fields(preset)}
     return replace(preset, **{name: value for name, value in given.items() if value is not None})
 
@@ -228,7 +235,7 @@ PlainPreset = Literal["improved", "paper", "large"]
 
 @dataclass(frozen=True)
 class PlainSettings:
-    """What a preset of DLG or TAG decides."""
+    """The settings that a preset of DLG or TAG decides."""
 
     steps: int
     learning_rate: float
@@ -288,7 +295,10 @@ PLAIN_PRESETS: dict[PlainPreset, PlainSettings] = {
 
 @dataclass(frozen=True)
 class PlainMatching:
-    """Knobs and course of DLG and TAG: normal starts, Adam, nearest tokens at the end. A knob at None is the preset's."""
+    """DLG and TAG: normal starts, Adam, nearest tokens at the end.
+
+    An option at None is the preset's.
+    """
 
     preset: PlainPreset = "improved"
     """`paper` is the attack as LAMP compares with it on BERT-base, `large` on BERT-large; `improved` is our tuning."""
@@ -335,7 +345,7 @@ class PlainMatching:
     )
 
     def __post_init__(self) -> None:
-        """Refuse knobs that leave nothing to do."""
+        """Refuse options that are out of range."""
         check_knobs(
             self,
             at_least_one=("steps", "n_init", "restarts", "trial_steps"),
@@ -348,7 +358,7 @@ class PlainMatching:
         return with_knobs(self.presets[self.preset], self)
 
     def applies(self, seen: Observation) -> Applicability:
-        """Say whether there is a gradient to match and a shape to match it with."""
+        """Return whether gradient matching applies to an observation."""
         return can_match(seen, self.exposure)
 
     def recipe(self, objective: Objective) -> Recipe:

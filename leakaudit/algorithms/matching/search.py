@@ -1,7 +1,7 @@
-"""The search that DLG, TAG and LAMP share: starts, Adam, restarts, LAMP's discrete rounds, and when to stop.
+"""The search that DLG, TAG and LAMP share.
 
-LAMP (Balunovic et al., NeurIPS 2022), Algorithm 1, is the whole of it; DLG and TAG are what is left without the discrete rounds, the
-prior and the regulariser.
+LAMP (Balunovic et al., NeurIPS 2022), Algorithm 1: starts, Adam, restarts, discrete rounds, and when to stop. DLG and
+TAG are the same search without the discrete rounds, the prior and the regulariser.
 
 Letters: N candidates, B sequences, T tokens, D hidden size, C classes.
 """
@@ -47,7 +47,7 @@ Keep = Literal["best", "last"]
 
 @dataclass(frozen=True)
 class Descent:
-    """The continuous part."""
+    """Settings of the continuous part."""
 
     steps: int
     learning_rate: float
@@ -87,7 +87,7 @@ class Descent:
 
 @dataclass(frozen=True)
 class Start:
-    """How the first candidate comes about."""
+    """Settings of the first candidate."""
 
     samples: int = 1
     """n_init: normal samples that are scored."""
@@ -106,7 +106,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Rounds:
-    """The discrete part."""
+    """Settings of the discrete part."""
 
     every: int
     """n_c: steps between two rounds."""
@@ -131,17 +131,20 @@ class Rounds:
     """Steps of each of these descents."""
 
     def count(self, steps: int) -> int:
-        """Return how many rounds belong to so many steps: one after every `every`, and one after what is left."""
+        """Return the number of rounds that belong to so many steps.
+
+        There is one after every `every` steps, and one after the remaining steps.
+        """
         return math.ceil(steps / self.every)
 
     @property
     def seats_every(self) -> int:
-        """Steps after which restarts that go side by side get other places; 0 for never."""
+        """Steps after which parallel restarts get other positions; 0 for never."""
         return self.every if self.seats and self.when == "alternate" else 0
 
 
 class Found(NamedTuple):
-    """What a search ends with."""
+    """The result of a search."""
 
     best: Candidate
     """One candidate."""
@@ -161,7 +164,10 @@ def search(
     rng: torch.Generator,
     budget: Budget,
 ) -> Found:
-    """Find embeddings whose gradient is the observed one; at least one candidate comes back, however small the budget."""
+    """Find embeddings whose gradient is the observed one.
+
+    At least one candidate is returned, however small the budget.
+    """
     run = begun(matcher, descent, start, rng, budget, seats_every=0 if rounds is None else rounds.seats_every)
     shuffles = None if rounds is None else _Shuffler(matcher, rounds, rng)
     if shuffles is not None and start.given:
@@ -190,7 +196,7 @@ def search(
 def _mended(
     matcher: Matcher, candidates: Sequence[Candidate], most: int, rng: torch.Generator, budget: Budget
 ) -> list[tuple[int, ...]]:
-    """Return the nearest of some candidates as tokens, mended with the words of all.
+    """Return the nearest of some candidates as tokens, refined with all words.
 
     Args:
         matcher: compares.
@@ -211,7 +217,9 @@ def _mended(
 def begun(
     matcher: Matcher, descent: Descent, start: Start, rng: torch.Generator, budget: Budget, *, seats_every: int = 0
 ) -> Run:
-    """Return a run of the candidate that is best after `trial_steps` steps of all that start side by side.
+    """Return a run of the best candidate after a trial of all starts.
+
+    The trial takes `trial_steps` steps of all candidates side by side.
 
     Args:
         matcher: compares.
@@ -240,7 +248,7 @@ def begun(
 
 
 def advance(run: Run, shuffles: _Shuffler | None, budget: Budget) -> Stop:
-    """Take the remaining steps, with rounds in between, and say why they ended."""
+    """Take the remaining steps, with rounds in between; return why they ended."""
     while run.taken_now < run.descent.steps:
         if budget.exhausted():
             return "budget"
@@ -256,7 +264,9 @@ def advance(run: Run, shuffles: _Shuffler | None, budget: Budget) -> Stop:
 
 
 def _starts(matcher: Matcher, start: Start, rng: torch.Generator, budget: Budget) -> Candidate:
-    """Return the `restarts` best of `samples` random candidates, permuted or with every labelling, best first.
+    """Return the `restarts` best of `samples` random candidates, best first.
+
+    The best is permuted, or repeated with every labelling, if asked for.
 
     At least one comes back, however small the budget is. Candidates are made a portion at a time, as many as run at once.
     """
@@ -276,7 +286,7 @@ def _starts(matcher: Matcher, start: Start, rng: torch.Generator, budget: Budget
 
 
 def _drawn(matcher: Matcher, start: Start, count: int, rng: torch.Generator) -> Candidate:
-    """Return random candidates, with the tokens that are given in their places."""
+    """Return random candidates, with the given tokens at their positions."""
     drawn = matcher.random(count, rng)
     if start.masks == "bernoulli":
         drawn = drawn._replace(masks=matcher.drawn_masks(count, rng))
@@ -287,7 +297,7 @@ def _drawn(matcher: Matcher, start: Start, count: int, rng: torch.Generator) -> 
 
 
 def permuted(matcher: Matcher, found: Candidate, permutations: int, rng: torch.Generator, budget: Budget) -> Candidate:
-    """Return the candidates with the first in the best of some random orders."""
+    """Return the candidates, the first one in the best of some random orders."""
     first = found.take([0])
     best, losses = first, matcher.losses(first)
     for count in _portions(permutations, matcher):
@@ -303,7 +313,7 @@ def permuted(matcher: Matcher, found: Candidate, permutations: int, rng: torch.G
 
 
 def _portions(total: int, matcher: Matcher) -> Iterator[int]:
-    """Yield how many candidates to make at a time until there are `total`."""
+    """Yield how many candidates to make at a time, up to `total` in all."""
     while total > 0:
         count = min(total, matcher.at_once)
         yield count
@@ -317,7 +327,10 @@ def _best(candidates: Candidate, losses: Tensor, count: int) -> tuple[Candidate,
 
 
 def _with_every_labelling(one: Candidate) -> Candidate:
-    """Return a candidate once for each assignment of classes to its sequences, as far as they are few."""
+    """Return a candidate once for each assignment of classes to sequences.
+
+    There are at most `MOST_LABELLINGS`.
+    """
     _, sequences, classes = one.label_logits.shape
     labellings = list(itertools.islice(itertools.product(range(classes), repeat=sequences), MOST_LABELLINGS))
     certain = torch.nn.functional.one_hot(torch.tensor(labellings), classes) * CERTAIN
@@ -329,7 +342,7 @@ def _with_every_labelling(one: Candidate) -> Candidate:
 
 
 class Run:
-    """Candidates that Adam moves side by side, and the best each has seen."""
+    """Candidates that Adam moves side by side, and the best state of each."""
 
     def __init__(
         self,
@@ -376,7 +389,10 @@ class Run:
         return (self.best if self.descent.keep == "best" else self.now).detached()
 
     def facts(self, loss: float) -> dict[str, float]:
-        """Return what a report says of the run, and of the loss of what it ends with, if that is a number."""
+        """Return the diagnostics of the run.
+
+        The loss of the result is among them if it is finite.
+        """
         facts = {
             "steps": float(self.taken),
             "restarted": float(self.restarted),
@@ -385,7 +401,7 @@ class Run:
         return facts | ({"loss": loss} if math.isfinite(loss) else {})
 
     def step(self) -> None:
-        """Take one step, and keep the candidates from before it that were their best so far."""
+        """Take one step, and keep candidates from before it that were the best yet."""
         losses, slopes = self._matcher.losses_and_derivatives(self.now)
         losses = losses.cpu()
         finite = losses.isfinite() & slopes.embeddings.flatten(1).isfinite().all(dim=1).cpu()
@@ -404,7 +420,7 @@ class Run:
             self._draw_anew((~finite).nonzero().flatten())
 
     def begin(self, descent: Descent, first: Candidate, *, forget: bool = False) -> None:
-        """Begin another descent, with an optimizer that remembers nothing.
+        """Begin another descent with a fresh optimizer state.
 
         Args:
             descent: its settings.
@@ -420,7 +436,7 @@ class Run:
         self._ages = torch.zeros_like(self._ages)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with some candidates only."""
+        """Continue with some candidates only."""
         index = torch.tensor(rows, device=self.now.embeddings.device)
         others = [row for row in range(len(self.best_losses)) if row not in rows]
         if others:
@@ -435,13 +451,16 @@ class Run:
         return [int(number) for number in self.best_losses.argsort()]
 
     def rearrange(self, row: int, order: Permutation, number: int = 0) -> None:
-        """Give the tokens of one sequence of a candidate another order, and the optimizer's moments with them."""
+        """Give the tokens of one sequence another order, with Adam's moments."""
         for parts in (self.now, self.means, self.squares):
             for part, moved in zip(parts, self._matcher.rearranged(parts.take([number]), row, order), strict=True):
                 part[number] = moved[0]
 
     def seat(self, row: int, number: int = 0) -> bool:
-        """Give a candidate's embeddings the places at which they are nearest to words, if the gradient stays as it was."""
+        """Assign a candidate's embeddings to other positions, if they are nearer there.
+
+        Nearer to words, that is. The move is taken back if the gradient changes. Returns whether it was taken.
+        """
         matcher = self._matcher
         length, places = matcher.lengths[row], matcher.free_places(row)
         if matcher.positions is None or not places:
@@ -462,17 +481,20 @@ class Run:
         return True
 
     def explained(self, number: int = 0) -> bool:
-        """Say whether a candidate's tokens have the observed gradient."""
+        """Return whether a candidate's tokens have the observed gradient."""
         tokens, _ = self._matcher.tokens(self.now.embeddings[number])
         return self._matcher.explain(tokens, self.now.label_logits[number])
 
     def settle(self) -> None:
-        """Go back to the best of the present descent, unless the last is kept."""
+        """Return to the best state of the present descent, unless the last is kept."""
         if self.descent.keep == "best" and bool(self.best_losses.isfinite().all()):
             self.now = self.best.detached()
 
     def _adam(self, slopes: Candidate) -> None:
-        """Adam, Kingma and Ba 2015, Algorithm 1, with its default constants; a candidate's age is its own."""
+        """Take a step of Adam (Kingma and Ba 2015, Algorithm 1).
+
+        The constants are the paper's defaults. Each candidate counts its own steps.
+        """
         self._ages += 1
         rate = self.descent.rate(self.taken_now) * self._matcher.unit
         by_embeddings = slopes.embeddings
@@ -495,7 +517,7 @@ class Run:
         self.now.masks.clamp_(0.0, 1.0)  # GRAB, Algorithm 2, line 6
 
     def _draw_anew(self, rows: Tensor) -> None:
-        """Replace candidates whose loss is no number."""
+        """Replace candidates whose loss is not finite."""
         self.restarted += len(rows)
         fresh = self._matcher.random(len(rows), self._rng)
         rows = rows.to(self.now.embeddings.device)
@@ -507,7 +529,10 @@ class Run:
 
 
 class _Shuffler:
-    """LAMP's discrete rounds on the only candidate of a run (Algorithm 1, lines 7 to 18)."""
+    """LAMP's discrete rounds on the only candidate of a run.
+
+    Algorithm 1, lines 7 to 18.
+    """
 
     def __init__(self, matcher: Matcher, rounds: Rounds, rng: torch.Generator) -> None:
         self.rounds = rounds
@@ -522,11 +547,14 @@ class _Shuffler:
 
     @property
     def settled(self) -> bool:
-        """Whether there is nothing left to find, or nothing has changed for as many rounds as patience lasts."""
+        """Whether the tokens explain the update, or patience is used up.
+
+        Patience counts rounds in a row that changed nothing.
+        """
         return self.explained or 0 < self.rounds.patience <= self._still
 
     def shuffle(self, run: Run, budget: Budget) -> None:
-        """Try new orders of each sequence in turn, and take the best if it beats the present one."""
+        """Try new orders of each sequence in turn; take the best if it is better."""
         tokens, _ = self._matcher.tokens(run.now.embeddings[0])
         moved = False
         unlikely = 0.0  # L_lm summed over the sequences that have had their turn, so that the last one's loss is the whole batch's
@@ -560,19 +588,25 @@ class _Shuffler:
         self._last = tokens
 
     def look(self, run: Run) -> None:
-        """See whether the present candidate's tokens have the observed gradient: then it is the best there can be."""
+        """Keep the present candidate as the best if its tokens explain the update."""
         if self.rounds.stop_early and run.explained():
             self.explained = True
             self._best = (-math.inf, run.now.detached())
 
     def _losses(self, one: Candidate, row: int, orders: Sequence[Permutation]) -> Tensor:
-        """Return (N,) the losses of the only candidate in each order of one of its sequences, made a portion at a time."""
+        """Return (N,) losses of the only candidate in each order of a sequence.
+
+        Candidates are made a portion at a time.
+        """
         at_once = self._matcher.at_once
         parts = (orders[start : start + at_once] for start in range(0, len(orders), at_once))
         return torch.cat([self._matcher.losses(_with_orders(one, row, part)) for part in parts])
 
     def best(self, run: Run, budget: Budget) -> Candidate:
-        """Return what the search ends with, after the rounds that are still owed: all of them at the end, or one for the last few steps."""
+        """Return the result of the search, after the remaining rounds.
+
+        With `at-end` all rounds remain; otherwise one, if steps followed the last round.
+        """
         at_end = self.rounds.when == "at-end"
         if at_end:
             run.now = run.end
@@ -586,11 +620,15 @@ class _Shuffler:
         return run.best.detached() if self._best is None else self._best[1]
 
     def _unshuffled(self, run: Run) -> bool:
-        """Say whether the run has taken steps since the last round."""
+        """Return whether the run has taken steps since the last round."""
         return run.taken_now % self.rounds.every > 0
 
     def redrawn(self, best: Candidate) -> Candidate:
-        """Return a candidate with the places anew that are furthest from any word: where two places share a word, or none found one."""
+        """Return a candidate with its least certain positions drawn again.
+
+        These are the positions whose embeddings are furthest from any word: two positions share a word there, or none
+        was found.
+        """
         fresh = self._matcher.random(1, self._rng)
         likeness, _ = self._matcher.nearest(best.embeddings[0])
         changed = best.detached()

@@ -1,19 +1,22 @@
-"""Updates G of weight matrices, as candidates are compared with them: <G, g> and |g|^2 of pairs (x_t, d_t), and their derivatives.
+"""Products of candidates with the observed updates of weight matrices.
 
-An update of few tokens has few singular vectors l_i, r_i, and products with these are all that a comparison takes:
+From pairs (x_t, d_t) a comparison takes <G, g>, |g|^2 and their derivatives. An update of few tokens has few
+singular vectors l_i, r_i, and products with these are enough:
 
     <G, g> = sum_i s_i sum_t (r_i . x_t) (l_i . d_t).
 
-In a metric, where g is seen as U g V (`matching_metric`), these directions count w_i and all others w_0, so it takes no others there:
+In a metric, where g is seen as U g V (`whitening`), these directions have weights w_i and all others have w_0, so no
+other directions are needed there either:
 
     <U G V, U g V> = sum_i s_i w_i^2 sum_t (r_i . x_t) (l_i . d_t),
     x_s . V^2 x_t = w_0 x_s . x_t - sum_i (w_0 - w_i) (r_i . x_s) (r_i . x_t),
 
 and U^2 likewise. Without factors, G is its own r_i, with l_i = e_i and s_i = 1.
 
-Matrices of one shape are compared together: a step has two dozen small operations for each, and beginning them takes as long as what they compute.
+Matrices of one shape are compared together: each needs two dozen small operations, and starting them takes as long as
+computing them.
 
-Letters: K matrices of one shape, N candidates, M tokens a layer sees of a candidate, r directions.
+Letters: K matrices of one shape, N candidates, M tokens of a candidate at a layer, r directions.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ FACTORED = 1e-5
 
 
 class Sight(NamedTuple):
-    """What candidates look like beside a target, and what derivatives take of it."""
+    """Products of candidates with a target, kept for the derivatives."""
 
     inner: Tensor
     """(K, N) <G, g>, float64."""
@@ -72,7 +75,9 @@ class Target(NamedTuple):
 
     @classmethod
     def of(cls, matrix: Tensor, tokens: int, *, whitened: bool, sigma: float = 0.0) -> Target:
-        """Return one matrix's update, factored where that makes products cheaper or where there is to be a metric.
+        """Return the update of one matrix.
+
+        It is factored where that makes products cheaper, or where there is a metric.
 
         Args:
             matrix: (out, in).
@@ -95,7 +100,7 @@ class Target(NamedTuple):
 
     @property
     def shape(self) -> tuple[torch.Size | None, ...]:
-        """What targets that are compared together have in common."""
+        """The shapes that targets must share to be compared together."""
         return tuple(None if part is None else part.shape[1:] for part in self)
 
     def some(self, which: slice) -> Target:
@@ -104,7 +109,7 @@ class Target(NamedTuple):
         return Target(self.right[which], left, self.values[which], self.power[which], self.absent[which], less)
 
     def sight(self, given: Tensor, pull: Tensor) -> Sight:
-        """Return what candidates look like.
+        """Return the products of candidates with the target.
 
         Args:
             given: (K, N, M, in): x_t.
@@ -121,7 +126,7 @@ class Target(NamedTuple):
         return Sight(inner, power, given, pull, given_along, pull_along, of_inputs, of_pulls)
 
     def derivatives(self, seen: Sight, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (K, N, M, in) and (K, N, M, out): the derivatives by x_t and d_t of what has these by <G, g> and by |g|^2.
+        """Return the derivatives by x_t, (K, N, M, in), and d_t, (K, N, M, out).
 
         Args:
             seen: the candidates.
@@ -153,7 +158,10 @@ def together(targets: Sequence[Target]) -> Target:
 
 
 def _product(rows: Tensor, matrices: Tensor) -> Tensor:
-    """Return (K, N, M, q) from (K, N, M, p) and (K, p, q), without a copy of the matrices for each candidate."""
+    """Return (K, N, M, q) from (K, N, M, p) and (K, p, q).
+
+    The matrices are not copied for each candidate.
+    """
     return (rows.flatten(1, 2) @ matrices).view(*rows.shape[:3], -1)
 
 
@@ -174,7 +182,9 @@ class Factors(NamedTuple):
 
 
 def _factors(matrix: Tensor, rank: int, *, whitened: bool) -> Factors | None:
-    """Return a matrix's strongest directions, if products with them are cheaper and they make up the matrix, or if there is to be a metric; else None.
+    """Return a matrix's strongest directions, or None.
+
+    None unless products with them are cheaper and they make up the matrix, or there is to be a metric.
 
     A gradient is a sum over tokens, so few tokens leave one of low rank: its range is that of a few random combinations of its columns
     (Halko et al. 2011, Algorithms 4.1 and 5.1).

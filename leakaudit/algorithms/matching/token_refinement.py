@@ -1,11 +1,12 @@
-"""Mends a guess word by word: which neighbours of the guess, as tokens, have a gradient nearer to the observed one?
+"""Refinement of a guess as tokens: other words and other orders.
 
-Steps on embeddings find most words soon and the last ones slowly; as tokens, one right word more is a jump in the distance. So the
-nearest few words at each place, those that other candidates ended with there, and new orders are tried as tokens, all in a few passes. Candidates
-differ in what they miss: one has a word twice and another not at all. The published attacks take the nearest word and
-stop. Such a climb tends to end with a word missing, another there twice and those between one place off: so words that stand twice are moved
-anywhere. Words that the derivative points to are not tried: the right one was hundreds to thousands of ranks down there (training sentences, by hand),
-and a half of the passes went to them for the same texts. (Own; as in `span_refine`, and like GRAB's beam search a discrete step after the continuous one.)
+Steps on embeddings find most words soon and the last ones slowly; as tokens, one more right word changes the distance
+at once. So three kinds of neighbours of a guess are tried: the nearest few words at each position, the words of other
+candidates there, and other orders. Candidates miss different words: one has a word twice that another lacks. The
+published attacks take the nearest word and stop. A local search tends to end with one word missing, another one
+twice, and those between one position off, so words that occur twice are moved anywhere. Words that the derivative
+suggests are not tried; docs/decisions/matching.md says why. (Own; like GRAB's beam search, a discrete step after the
+continuous one.)
 
 Letters: B sequences, T tokens, D hidden size, V vocabulary.
 """
@@ -42,7 +43,10 @@ MOST_SWEEPS = 8
 
 
 def nearest_words(matcher: Matcher, embeddings: Tensor, most: int) -> list[dict[int, list[int]]]:
-    """Return for each sequence place -> the nearest words by cosine, nearest first, at the places that are not public.
+    """Return for each sequence: position -> the nearest words by cosine.
+
+    Nearest first, at the positions that are not public. A certain position has one near word; an uncertain one has
+    many.
 
     A place that is sure of its word has no other near it; one that found none has many.
 
@@ -62,7 +66,10 @@ def nearest_words(matcher: Matcher, embeddings: Tensor, most: int) -> list[dict[
 
 
 def pooled(found: Sequence[list[dict[int, list[int]]]]) -> list[dict[int, list[int]]]:
-    """Return for each sequence place -> all words that several candidates have there, those of the first candidates first."""
+    """Return for each sequence: position -> the words of several candidates.
+
+    Those of the first candidates come first.
+    """
     return [
         {place: list(dict.fromkeys(itertools.chain(*(words[row][place] for words in found)))) for place in places}
         for row, places in enumerate(found[0])
@@ -77,7 +84,10 @@ def mend(
     rng: torch.Generator,
     budget: Budget,
 ) -> Batch:
-    """Climb from a guess to the best of its neighbours until none is better: other words, the best of these together, other orders.
+    """Return a guess after a local search over its neighbours.
+
+    Neighbours have one other word, the best of these changes together, or another order. The search moves to the best
+    neighbour until none is better.
 
     Args:
         matcher: compares.
@@ -118,7 +128,10 @@ def _neighbours(
 
 
 def _orders(matcher: Matcher, row: int, sequence: tuple[int, ...], rng: torch.Generator) -> list[Permutation]:
-    """Return every exchange of neighbours, some moves of words that stand there twice, and some random transformations."""
+    """Return some orders of a sequence, to try.
+
+    Every exchange of neighbours, some moves of words that occur twice, and some random transformations.
+    """
     places, present = matcher.free_places(row), tuple(range(matcher.lengths[row]))
     exchanges = [swap(present, one, two) for one, two in itertools.pairwise(places)]
     count = Counter(sequence[place] for place in places)
@@ -129,14 +142,16 @@ def _orders(matcher: Matcher, row: int, sequence: tuple[int, ...], rng: torch.Ge
 
 
 def _moved(order: Permutation, one: int, other: int) -> Permutation:
-    """Return the order with the token of one place at another, and those between one place on."""
+    """Return the order with one token moved, and those between shifted by one."""
     if one < other:
         return move_token(order, one, other)
     return move_subsequence(order, other, one - 1, one)  # what stood from there on goes behind it
 
 
 def _together(tried: Sequence[Batch], losses: Sequence[float]) -> list[Batch]:
-    """Return what gains by itself applied together: the best two, the best three, and so on, of those that change no place in common.
+    """Return the improving changes applied together: the best two, three, ...
+
+    Changes of the same position are not combined.
 
     Args:
         tried: a batch, and neighbours of it.
@@ -154,7 +169,7 @@ def _together(tried: Sequence[Batch], losses: Sequence[float]) -> list[Batch]:
 
 
 def _changes(batch: Batch, other: Batch) -> dict[tuple[int, int], int]:
-    """Return (row, place) -> word where another batch has another word."""
+    """Return (row, position) -> word where another batch has another word."""
     return {
         (row, place): word
         for row, (sequence, changed) in enumerate(zip(batch, other, strict=True))
@@ -164,7 +179,7 @@ def _changes(batch: Batch, other: Batch) -> dict[tuple[int, int], int]:
 
 
 def _changed(batch: Batch, changes: Mapping[tuple[int, int], int]) -> Batch:
-    """Return a batch with other words at some (row, place)."""
+    """Return a batch with other words at some (row, position)."""
     changed = [list(sequence) for sequence in batch]
     for (row, place), word in changes.items():
         changed[row][place] = word

@@ -1,12 +1,14 @@
-"""A metric for cosines in which weak tokens count: what the strong ones leave of a distance is otherwise too flat to find them by.
+"""A metric for cosines in which weak tokens count.
 
-A weight's update G is a sum over tokens, and few of them make up most of it: a cosine of 0.99 says nothing about the others. Its singular
-values s_i and vectors l_i, r_i tell which directions are strong, without naming a token. So gradients are compared as U g V, with
+A weight's update G is a sum over tokens, and few of them make up most of it: a cosine of 0.99 says nothing about the
+others. The singular values s_i and vectors l_i, r_i of G tell which directions are strong, without naming a token. So
+gradients are compared as U g V, with
 
     U = (G G^T)^(-1/4),   V = (G^T G)^(-1/4),
 
-up to a factor, and no singular value taken for smaller than a floor. Where there is noise, no direction is taken for weaker than what noise makes by
-itself. U G V has all its larger singular values alike, and a token that lies outside of what G spans counts most. (Own. Shampoo, Gupta et al., ICML 2018, preconditions updates by the same two factors.)
+up to a factor, and no singular value below a floor. Under noise, no direction counts as weaker than what noise
+produces by itself. U G V has equal larger singular values, and a token outside of the span of G counts most. (Own.
+Shampoo, Gupta et al., ICML 2018, preconditions updates by the same two factors.)
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ scale 1, `fast`: R-L 69.5 with it, 56.3 at `FLOOR` alone and 59.6 at twice of it
 
 
 class Metric(NamedTuple):
-    """Eigenvalues of U^2 and of V^2, which are the same; the strongest direction has 1."""
+    """Eigenvalues of U^2 and V^2, which are equal; the strongest is 1."""
 
     absent: float
     """Of all directions that the update does not have."""
