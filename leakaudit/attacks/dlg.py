@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from leakaudit.algorithms.matching.comparison import Objective
-from leakaudit.algorithms.matching.run import PlainMatching, match
+from leakaudit.algorithms.matching.run import PlainMatching, reconstruct_by_matching
 from leakaudit.plugins import Budget, Observation, Reconstruction, attack
 
 
@@ -28,4 +28,4 @@ class Dlg(PlainMatching):
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
         """Match gradients until nothing improves or steps or budget are used up."""
-        return match(seen, self.recipe(Objective("l2")), rng, budget)
+        return reconstruct_by_matching(seen, self.recipe(Objective("l2")), rng, budget)

@@ -8,10 +8,18 @@ from typing import ClassVar, Literal
 import torch
 
 from leakaudit.algorithms.matching.comparison import Objective
+from leakaudit.algorithms.matching.descent import Descent, Keep
 from leakaudit.algorithms.matching.hybrid_search import Hybrid
 from leakaudit.algorithms.matching.matcher import MaskPlaces
-from leakaudit.algorithms.matching.run import Evidence, Recipe, can_match, check_knobs, match, with_knobs
-from leakaudit.algorithms.matching.search import Descent, Keep, Start
+from leakaudit.algorithms.matching.run import (
+    Recipe,
+    StartSource,
+    can_match,
+    check_knobs,
+    reconstruct_by_matching,
+    with_knobs,
+)
+from leakaudit.algorithms.matching.starts import Start
 from leakaudit.plugins import FALSE_EVENTS, Applicability, Budget, Goal, Observation, Reconstruction, attack
 
 Preset = Literal["paper", "fast"]
@@ -125,8 +133,8 @@ PRESETS: dict[Preset, Settings] = {
         noise_rescales=False,
     ),
 }
-"""`paper`: GRAB, Sec. 5.1 (the weight decay of AdamW is PyTorch's default, as the paper names none).
-`fast`: our tuning on training sentences (CoLA), where the distance and the regulariser are those of LAMP_cos."""
+"""`paper`: GRAB, Sec. 5.1 (the weight decay of AdamW is PyTorch's default, as the paper names none). `fast`: chosen on
+training sentences (CoLA); distance and regulariser are those of LAMP_cos."""
 
 
 @attack("grab")
@@ -164,9 +172,9 @@ class Grab:
     """
 
     preset: Preset = "fast"
-    """`paper` (hours a sentence on a CPU) or `fast`."""
+    """`paper` (hours for a sentence on a CPU) or `fast`."""
     hybrid_rounds: int = 5
-    """n_h: rounds; the search ends before if one brings nothing."""
+    """n_h: rounds; the search ends earlier if one brings no improvement."""
     steps: int | None = None
     """n_c: continuous steps of a round."""
     learning_rate: float | None = None
@@ -174,61 +182,68 @@ class Grab:
     relative: bool | None = None
     """Take steps in units of the root mean square of the word embedding's entries. False in the paper."""
     start_scale: float | None = None
-    """Standard deviation of the entries of normal starts: 1 in the paper, N(0, I); 0 makes rows as long as the word embedding's in the mean."""
+    """Standard deviation of the entries of normal starts: 1 in the paper, N(0, I); 0 makes rows as long as the word
+    embedding's on average."""
     decay: float | None = None
-    """Factor on it every 50 steps."""
+    """Factor on the step every 50 steps."""
     linear: bool | None = None
-    """Let it fall to zero on a straight line in each round instead."""
+    """Let the step fall to zero on a straight line in each round instead."""
     weight_decay: float | None = None
-    """Of AdamW, on embeddings."""
+    """Weight decay of AdamW, on embeddings."""
     n_init: int | None = None
     """n_e: normal samples that are scored before the start."""
     n_permutations: int | None = None
     """n_p: random orders that are scored before the steps and before the beam search of each round."""
     sweeps: int | None = None
-    """n_d: beam searches over all places in a round."""
+    """n_d: beam searches over all positions in a round."""
     beams: int | None = None
-    """n_b: batches that are kept at each place."""
+    """n_b: batches that are kept at each position."""
     apart: bool | None = None
-    """Search from each of the `beams` best orders for itself, as in the paper (Algorithm 3), instead of once from all together."""
+    """Search from each of the `beams` best orders separately, as in the paper (Algorithm 3), instead of once from all
+    together."""
     distance: Literal["l2", "cosine"] | None = None
     """Distance between gradients, of each parameter: L2, or one minus the cosine."""
     squared: bool | None = None
     """Square L2 distances. False in the paper as printed (Eq. 1)."""
     alpha: float | None = None
-    """Weight of the L1 distance beside it (Eq. 1)."""
+    """Weight of the additional L1 distance (Eq. 1)."""
     length_weight: float | None = None
     """alpha_reg of LAMP's regulariser; 0 in the paper."""
     masks: bool = True
     """Learn dropout masks. False models a client without dropout: the paper's ablation."""
     mask_step: float = 0.01
-    """Adam's step for masks, in absolute terms (Sec. 5.1, lambda); it falls with the other."""
+    """Adam's step for masks, in absolute terms (Sec. 5.1, lambda); it falls with that of the embeddings."""
     label_step: float | None = None
-    """Adam's step for labels that are optimised, in absolute terms; it falls with the other. The paper's is lambda (Algorithm 2, line 5)."""
+    """Adam's step for labels that are optimised, in absolute terms; it falls with that of the embeddings. The paper's
+    is lambda (Algorithm 2, line 5)."""
     mask_start: Literal["mean", "bernoulli"] | None = None
     """Masks at the start: all at 1 - p, or drawn (Algorithm 1, line 1)."""
     mask_weight: float | None = None
-    """What holds masks at their mean: weight of their mean squared distance from it, in units of a drawn mask's variance, beside the gradient
-    distance. 0 in the paper."""
+    """Weight of the masks' mean squared distance from their mean, in units of a drawn mask's variance, beside the
+    gradient distance. 0 in the paper."""
     mask_places: MaskPlaces | None = None
-    """Whose masks are learned: `all` tokens', as in the paper, or those of `opening` tokens, which stand before every text, and of no token."""
+    """The masks that are learned: of `all` tokens, as in the paper, or of `opening` tokens, which stand before every
+    text, and of no token."""
     restarts: int | None = None
-    """Best samples that get `trial_steps` steps side by side at the start; the one with the lowest loss then goes on. 1 in the paper."""
+    """Best samples that get `trial_steps` steps side by side at the start; the search continues with the one of the
+    lowest loss. 1 in the paper."""
     keep_masks: bool | None = None
     """Keep learned masks between rounds and score tokens with them, as the paper does."""
     seats: bool | None = None
     """Move embeddings together with their positions after the steps of a round. Not in the paper."""
     attempts: int | None = None
-    """Searches from noise. Another begins while the best guess is farther from the update than dropout explains, as far as the guess tells. 1 in the paper."""
+    """Searches from random starts. Another begins while the best guess is farther from the update than dropout
+    explains, as far as the guess can show. 1 in the paper."""
     verdict_steps: int | None = None
-    """Steps on masks alone in which the best guesses of all rounds compete at the end. Not in the paper."""
+    """Steps on masks alone for the final comparison of the best guesses of all rounds. Not in the paper."""
     fill: bool | None = None
-    """Fill in what pruning removed, as far as a low rank tells it (`matching_pruned`), instead of masking it as the paper does."""
+    """Fill in removed entries of pruned updates, as far as a low rank allows (`low_rank_completion`), instead of
+    masking them as the paper does."""
     whitened: bool | None = None
-    """Take cosines in a metric in which weak tokens count (`matching_metric`); with `distance=cosine` only. Pays for a
-    single sentence behind dropout (README). Not in the paper."""
+    """Take cosines in a metric in which weak tokens count (`whitening`); with `distance=cosine` only. It helps for a
+    single sentence under dropout. Not in the paper."""
     words: int = 0
-    """Nearest words at each place that are tried after the beam search (`matching_words`). Not in the paper."""
+    """Nearest words at each position that are tried after the beam search (`token_refinement`). Not in the paper."""
     patience: int | None = None
     """Steps without a lower loss after which those of a round end; 0 for never, as in the paper."""
     stop_early: bool | None = None
@@ -236,7 +251,7 @@ class Grab:
     keep: Keep | None = None
     """Return the `best` guess of all rounds, or the `last`, as the paper does; rounds then end where the beam search does not improve on the steps."""
     denoise: bool | None = None
-    """Take declared noise out of the update. Not in the paper."""
+    """Remove declared noise from the update. Not in the paper."""
     noise_rescales: bool | None = None
     """Compare gradients at the same length under declared noise, too, as the paper does (Sec. 5.5.1); an L2 distance only."""
     labels: Literal["joint", "enumerate"] = "joint"
@@ -244,9 +259,10 @@ class Grab:
     trial_steps: int = 75
     """Steps in which restarts, or labellings, compete. Our choice."""
     aware: bool = True
-    """Make use of the defences that the protocol declares."""
-    start: Evidence = "none"
-    """`span`: start from what exact recovery reads instead of noise, and at the lengths that it finds. Not in the paper."""
+    """Use the defences that the protocol declares."""
+    start: StartSource = "none"
+    """`span`: start from the sequences that exact recovery reads instead of noise, and at their lengths. Not in the
+    paper."""
     exposure: str = "*"
     """Parameters whose update is matched: patterns of names, joined by `+`, such as `*.layer.0.*`."""
 
@@ -331,7 +347,7 @@ class Grab:
             ),
             length_weight=chosen.length_weight,
             exposure=self.exposure,
-            evidence=self.start,
+            start_source=self.start,
             dropout=self.masks and seen.facts.training_mode,
             mask_weight=chosen.mask_weight,
             mask_places=chosen.mask_places,
@@ -342,4 +358,4 @@ class Grab:
             relative=chosen.relative,
             start_scale=chosen.start_scale,
         )
-        return match(seen, recipe, rng, budget)
+        return reconstruct_by_matching(seen, recipe, rng, budget)

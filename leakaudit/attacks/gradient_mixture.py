@@ -22,11 +22,12 @@ from leakaudit.algorithms.labels.output_layer import OutputLayer, find_output_la
 from leakaudit.plugins import Applicability, Budget, Observation, Reconstruction, attack
 
 RIDGE = 1e-3
-"""Weight of the sum of squared weights against the share of the update that stays unexplained. Our choice: on trained digits anything
-from 0.0001 to 0.1 does the same; more costs a fresh model's large batches."""
+"""Weight of the squared distance between the sum of all weights and 1. Our choice: the sum should be 1 whatever the
+update is."""
 
 WHOLE = 10.0
-"""Weight of the squared distance of the sum of all weights from 1. Our choice: nothing in the update is worth leaving 1 for."""
+"""Weight of the squared distance between the sum of all weights and 1. Our choice: the sum should be 1 whatever the
+update is."""
 
 
 @attack("gradient-mixture")
@@ -125,11 +126,11 @@ def _gradients(own: Auxiliary, loss: HeadLoss, layer: OutputLayer) -> tuple[Tens
     """
     classes = own.probabilities.shape[1]
     target = torch.eye(classes, dtype=torch.float64, device=own.labels.device)[own.labels]
-    pulled = own.probabilities - (1 - loss.smoothing) * target - loss.smoothing / classes  # (N, C)
+    output_gradients = own.probabilities - (1 - loss.smoothing) * target - loss.smoothing / classes  # (N, C)
     features = own.features
     if layer.bias is not None:
         features = torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
-    return pulled, features
+    return output_gradients, features
 
 
 def mixture(states: Sequence[tuple[Tensor, Tensor]], update: Tensor, *, whole: bool = True) -> Tensor:

@@ -24,14 +24,14 @@ from leakaudit.algorithms.labels.output_layer import (
 from leakaudit.plugins import Applicability, Budget, Observation, Reconstruction, attack, not_applicable
 
 TURNS = 8
-"""Times that shares and class features are refined in turn. Our choice: shares settle after five or six."""
+"""Number of turns that refine shares and class features. Our choice: shares settle after five or six."""
 
 COMMON_TRUST = 0.05
-"""Squared length of db at which the update and the dummy inputs are believed alike about the common feature. Tuned on train texts of
-AG News and MTS-Dialog: anything from 0.02 to 0.1 does the same."""
+"""Squared length of db at which the update and the dummy inputs have equal weight in the common feature. Chosen on
+train texts of AG News and MTS-Dialog: all values from 0.02 to 0.1 do the same."""
 
 CLASS_TRUST = 0.02
-"""The same for a class's own feature, as the square of the share that is not predicted already. Tuned likewise."""
+"""The same for a class's own feature: the square of the share that is not predicted already. Chosen likewise."""
 
 
 @attack("ilrg")
@@ -98,7 +98,7 @@ class Ilrg(CountsLabels):
         start = torch.zeros_like(weight[0]) if neutral is None else neutral.features.double().mean(dim=0)
         trust = COMMON_TRUST if self.dummy else 1e-30
         rest = bias @ (weight - torch.outer(bias, start))
-        # What the update says of features drowns in noise before what it says of counts does.
+        # Noise hides what the update says about features before it hides the counts.
         noisy = self.dummy and seen.noise_sigma > 0.0
         scale = 1.0
         if not scale_is_known(seen):
@@ -121,8 +121,8 @@ def class_features(layer: OutputLayer, weight: Tensor, common: Tensor, features:
 
     The part of the other classes is subtracted from row c.
 
-    Row c is sum_j x_j P_jc mu_j - x_c mu_c, so (x_c - x_c P_cc) mu_c = sum_{j != c} x_j P_jc mu_j - dW_c. A ridge draws the solution
-    towards the common feature, where the factor on the left is small.
+    Row c is sum_j x_j P_jc mu_j - x_c mu_c, so (x_c - x_c P_cc) mu_c = sum_{j != c} x_j P_jc mu_j - dW_c. A ridge regularises
+    the solution towards the common feature, where the factor on the left is small.
 
     Args:
         layer: the output layer, for its weights.

@@ -35,7 +35,7 @@ class Llg(CountsLabels):
     """
 
     read: Read = "auto"
-    """What is read as the gradient g of a class."""
+    """The gradient g of a class: row sums of the weight's update, or the gradient of the logits."""
 
     label: ClassVar[str] = "LLG"
     meaning: ClassVar[str] = (

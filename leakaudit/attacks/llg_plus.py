@@ -42,7 +42,7 @@ class LlgPlus(CountsLabels):
     auxiliary: Path | None = None
     """Labelled data, as `leakaudit.models.save_auxiliary` writes it. Granted: printed with every score."""
     read: Read = "auto"
-    """What is read as the gradient g of a class."""
+    """The gradient g of a class: row sums of the weight's update, or the gradient of the logits."""
 
     label: ClassVar[str] = "LLG+"
     meaning: ClassVar[str] = (
@@ -98,10 +98,10 @@ def _from_row_sums(gradient: Tensor, sequences: int, own: Auxiliary) -> tuple[in
     """
     classes = len(gradient)
     sums = own.features.sum(dim=1)  # (N,)
-    pull = own.by_class(
+    full_batch = own.by_class(
         own.probabilities * sums[:, None]
-    )  # (C, C): g_i of a batch full of label j, but for its own label
-    label = own.by_class(sums)  # (C,): what its own label takes off
-    impact = float((pull.diagonal() - label).sum()) / (classes * sequences) * (1 + 1 / classes)
-    offsets = (pull.sum(dim=0) - pull.diagonal()) / (classes - 1)  # (C,)
+    )  # (C, C): g_i of a batch of label j, without its own label's part
+    label = own.by_class(sums)  # (C,): its own label's part
+    impact = float((full_batch.diagonal() - label).sum()) / (classes * sequences) * (1 + 1 / classes)
+    offsets = (full_batch.sum(dim=0) - full_batch.diagonal()) / (classes - 1)  # (C,)
     return extract_labels(gradient, sequences, impact, offsets)

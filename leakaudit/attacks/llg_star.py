@@ -43,9 +43,9 @@ class LlgStar(CountsLabels):
     """
 
     read: Read = "auto"
-    """What is read as the gradient g of a class."""
+    """The gradient g of a class: row sums of the weight's update, or the gradient of the logits."""
     dummy: NeutralInputs = "random"
-    """NeutralInputs pictures; the paper takes zeros for MNIST. Text is always random words."""
+    """Dummy pictures; the paper takes zeros for MNIST. Text is always random words."""
 
     label: ClassVar[str] = "LLG*"
     meaning: ClassVar[str] = "Reads the label counts as LLG does, with its constants estimated on dummy inputs."

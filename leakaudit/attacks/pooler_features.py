@@ -22,7 +22,7 @@ from leakaudit.algorithms.labels.output_layer import check_gradient, neutral_inp
 from leakaudit.algorithms.matching.batch_shape import equal_lengths, guess_shape
 from leakaudit.algorithms.matching.candidate_gradients import Candidate
 from leakaudit.algorithms.matching.comparison import Objective
-from leakaudit.algorithms.matching.feature_refinement import climb
+from leakaudit.algorithms.matching.feature_refinement import search_tokens
 from leakaudit.algorithms.matching.lamp import COSINE_PRESETS, Lamp, Preset, Settings
 from leakaudit.algorithms.matching.matcher import Matcher
 from leakaudit.algorithms.matching.pooler_moments import (
@@ -46,11 +46,11 @@ SERVER = "wide-pooler"
 """The active server that this attack belongs to."""
 
 MOST_ASSIGNED = 5
-"""Sequences up to which every assignment of features to sequences is tried; above, the best pair is taken again and again. Our choice:
-120 assignments."""
+"""Most sequences for which every assignment of features to sequences is tried; with more, the best pair is taken
+repeatedly. Our choice: 120 assignments."""
 
 LENGTHS = (1.0, 0.8, 1.25)
-"""Lengths that the equations' solution starts at, relative to the mean feature's of other texts. Our choice."""
+"""Lengths at which the solution of the equations starts, relative to the mean feature's of other texts. Our choice."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class Reading:
 
 
 OWN = Reading(read="solve", phase="words", feature_words=32, attempts=3)
-"""Of the presets of our own."""
+"""Reading of our own presets."""
 
 PUBLISHED = Reading(read="paper", phase="continuous", feature_words=0, attempts=1)
-"""Of `preset=paper` and `large`: paper 002, Sec. 4.2 and 4.3 ("in the optimization stage"), App. B."""
+"""Reading of `preset=paper` and `large`: paper 002, Sec. 4.2 and 4.3 ("in the optimization stage"), App. B."""
 
 
 @attack("pooler-features")
@@ -86,19 +86,23 @@ class PoolerFeatures(Lamp):
     """
 
     read: Read | None = None
-    """How features are read: `paper` decomposes the moment; `span` does so within what the update is known to span; `solve` goes on from there
-    and solves for them (`pooler_features_moments`). Where solving fails, as under dropout, it is `span`."""
+    """How features are read: `paper` decomposes the moment; `span` does so within the known span of the update; `solve`
+    continues from there and solves for them (`pooler_moments`). Where solving fails, as under dropout, `solve` is
+    `span`."""
     phase: Phase | None = None
-    """Where features count: `continuous` moves embeddings by them, `discrete` chooses starts and orders by them (paper 002, Table 2), `both`
-    does both; `words` (ours) leaves the search to the gradient, and features complete what it ends with; `none` is LAMP."""
+    """Where features count: `continuous` moves embeddings by them, `discrete` chooses starts and orders by them (paper
+    002, Table 2), `both` does both; `words` (ours) leaves the search to the gradient, and features complete its result;
+    `none` is LAMP."""
     feature_weight: float = 1.0
-    """Of one minus the features' mean cosine, beside a gradient distance between 0 and 2. The paper gives no figure; our choice."""
+    """Weight of one minus the features' mean cosine, beside a gradient distance between 0 and 2. The paper gives no
+    figure; our choice."""
     feature_words: int | None = None
-    """Words a place that are tried in the end by features alone, each sequence for itself (`pooler_features_words`); 0 for none, as in the
-    paper. Nothing is tried with `phase=none`."""
+    """Words at each position that are tried in the end by features alone, for each sequence separately
+    (`feature_refinement`); 0 for none, as in the paper. Nothing is tried with `phase=none`."""
     attempts: int | None = None
-    """Searches at most. A sequence that reproduces its feature is right, so it is held, and while there are others the next search begins
-    from noise again. Not in the paper, and only where features were solved for and complete what a search ends with."""
+    """Most searches. A sequence that reproduces its feature is right, so it is fixed; while there are others, the next
+    search begins from a random start. Not in the paper, and only where features were solved for and complete a search's
+    result."""
 
     presets: ClassVar[Mapping[Preset, Settings]] = COSINE_PRESETS
     label: ClassVar[str] = "pooler features"
@@ -154,14 +158,14 @@ class PoolerFeatures(Lamp):
         features = read_features(single, len(shape.lengths), reading.read, rng)
         matcher = FeatureMatcher(single, shape.lengths, recipe, features.rows, reading.phase, self.feature_weight)
         if reading.feature_words and reading.phase != "none" and matcher.features:
-            attempts = reading.attempts if features.solved else 1  # a feature with an error is reproduced by no words
+            attempts = reading.attempts if features.solved else 1  # no words reproduce a feature with an error
             found = self._completed(matcher, recipe, attempts, rng, budget)
         else:
             found = search(matcher, recipe.descent, recipe.start, recipe.rounds, rng, budget)
         guess = reconstruct(seen, matcher, shape, found, budget)
         facts = {
             "features": float(len(features.rows)),
-            # A matrix's place in memory decides the last digits of a product with it; what is left is the same in every run.
+            # The last digits of a product depend on the matrix's place in memory; the rounded value is the same in every run.
             "features_explain": round(features.explained, 9),
             "features_solved": float(features.solved),
         } | self.prior_facts
@@ -223,7 +227,7 @@ def read_features(seen: Observation, sequences: int, read: Read, rng: torch.Gene
         found = features_solved(update, found, lambda z: _slope(activation, z), lengths, mean) or found
     if not found.solved:
         found = Features(signed(found.rows, mean[: found.rows.shape[1]]), found.explained)
-    # A sequence whose label is certain has no gradient. If all are, the update is zero and holds nothing.
+    # A sequence whose label is certain has no gradient. If all are certain, the update is zero and says nothing.
     return replace(found, rows=found.rows[found.rows.norm(dim=1) > 0])
 
 
@@ -233,7 +237,7 @@ class Completed(NamedTuple):
     tokens: list[tuple[int, ...]]
     """(B,)"""
     right: set[int]
-    """Numbers of those that reproduce a feature."""
+    """Numbers of the sequences that reproduce a feature."""
 
 
 class FeatureMatcher(Matcher):
@@ -330,12 +334,12 @@ class FeatureMatcher(Matcher):
         far = [[self._token_distance(row, number, ids) for row, ids in enumerate(tokens)] for number in every]
         found, right = list(tokens), set[int]()
         for number, row in zip(*linear_sum_assignment(far), strict=True):
-            climbed = climb(self, int(row), int(number), found[row], words, rng, budget)
-            changed = [*found[:row], climbed.tokens, *found[row + 1 :]]
+            result = search_tokens(self, int(row), int(number), found[row], words, rng, budget)
+            changed = [*found[:row], result.tokens, *found[row + 1 :]]
             before, after = self.token_losses([found, changed], label_logits)
-            if after < before or climbed.found:
+            if after < before or result.found:
                 found = changed
-            if climbed.found:
+            if result.found:
                 right.add(int(row))
         return Completed(found, right)
 

@@ -47,7 +47,7 @@ class Rlu(CountsLabels):
     auxiliary: Path | None = None
     """Labelled data, as `leakaudit.models.save_auxiliary` writes it. Granted: printed with every score. None: dummy inputs."""
     dummy: NeutralInputs = "random"
-    """NeutralInputs pictures where there are no auxiliary data; text is always random words."""
+    """Dummy pictures where there are no auxiliary data; text is always random words."""
 
     label: ClassVar[str] = "RLU"
     meaning: ClassVar[str] = (
@@ -85,7 +85,7 @@ class Rlu(CountsLabels):
             with moved(seen.model, seen.update, seen.facts.learning_rate * steps):
                 rng.set_state(state)  # the same dummy inputs again
                 _, after, _ = self._outputs(seen, layer, rng)
-        ways = torch.arange(steps, dtype=torch.float64) / steps  # the k-th step is taken k / K of the way
+        ways = torch.arange(steps, dtype=torch.float64) / steps  # step k of K starts at k / K of the way
         logits = [(1 - float(way)) * before + float(way) * after for way in ways]
         predicted = torch.stack([z.softmax(dim=1) for z in logits]).mean(dim=0)  # (N, C)
 

@@ -15,7 +15,7 @@ from leakaudit.algorithms.matching.run import (
     PlainPreset,
     PlainSettings,
     check_knobs,
-    match,
+    reconstruct_by_matching,
 )
 from leakaudit.plugins import Budget, Observation, Reconstruction, attack
 
@@ -58,4 +58,4 @@ class Tag(PlainMatching):
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
         """Match gradients until nothing improves or steps or budget are used up."""
-        return match(seen, self.recipe(Objective("l2", l1=self.alpha)), rng, budget)
+        return reconstruct_by_matching(seen, self.recipe(Objective("l2", l1=self.alpha)), rng, budget)

@@ -17,7 +17,9 @@ from leakaudit.algorithms.matching import token_refinement as matching_words
 from leakaudit.algorithms.matching.batch_shape import guess_shape, public_tokens
 from leakaudit.algorithms.matching.candidate_gradients import Candidate, joined
 from leakaudit.algorithms.matching.comparison import Objective
+from leakaudit.algorithms.matching.descent import Descent, Run
 from leakaudit.algorithms.matching.matcher import Matcher
+from leakaudit.algorithms.matching.permutation_rounds import Rounds
 from leakaudit.algorithms.matching.permutations import (
     draw_orders,
     move_prefix,
@@ -26,10 +28,11 @@ from leakaudit.algorithms.matching.permutations import (
     shuffled,
     swap,
 )
-from leakaudit.algorithms.matching.position_assignment import seat
-from leakaudit.algorithms.matching.search import Descent, Rounds, Run, Start, _starts, search
+from leakaudit.algorithms.matching.position_assignment import assign_positions
+from leakaudit.algorithms.matching.search import search
 from leakaudit.algorithms.matching.singular_value_shrinkage import denoised
-from leakaudit.algorithms.matching.token_refinement import mend, nearest_words, pooled
+from leakaudit.algorithms.matching.starts import Start, draw_starts
+from leakaudit.algorithms.matching.token_refinement import nearest_words, pooled, refine_tokens
 from leakaudit.algorithms.matching.whitening import FLOOR, metric_of
 from leakaudit.client.facts import Granted
 from leakaudit.client.observation import Observation
@@ -351,10 +354,10 @@ def test_seats_undo_an_exchange_of_places_that_no_gradient_shows() -> None:
     mixed = true.clone()
     mixed[1] = true[3] + positions[3] - positions[1]
     mixed[3] = true[1] + positions[1] - positions[3]
-    seated = seat(mixed, [1, 2, 3], positions, words)
-    assert seated.order == (0, 3, 2, 1, 4)
-    assert torch.allclose(seated.embeddings, true, atol=1e-6)
-    assert seated.gain > 0
+    assigned = assign_positions(mixed, [1, 2, 3], positions, words)
+    assert assigned.order == (0, 3, 2, 1, 4)
+    assert torch.allclose(assigned.embeddings, true, atol=1e-6)
+    assert assigned.gain > 0
 
 
 def test_moving_embeddings_with_their_positions_leaves_an_encoders_gradient_as_it_was() -> None:
@@ -408,7 +411,7 @@ def test_a_guess_is_mended_as_tokens(damage: str) -> None:
     matcher = Matcher(seen, LENGTHS, Objective("cosine"))
     nothing = torch.zeros(2, matcher.classes)
     words = nearest_words(matcher, matcher.of_tokens([true], nothing[None]).embeddings[0], 2)
-    assert mend(matcher, [true[0], tuple(wrong)], nothing, words, _rng(), Budget(600)) == true
+    assert refine_tokens(matcher, [true[0], tuple(wrong)], nothing, words, _rng(), Budget(600)) == true
 
 
 @pytest.mark.parametrize("doubles", [0, matching_words.DOUBLES])
@@ -423,7 +426,7 @@ def test_a_word_is_found_where_another_stands_twice_and_those_between_one_place_
     words[0][1].append(ids[1])
     monkeypatch.setattr(matching_words, "ORDERS", 0)
     monkeypatch.setattr(matching_words, "DOUBLES", doubles)
-    found = mend(matcher, [guess], torch.zeros(1, matcher.classes), words, _rng(), Budget(600))
+    found = refine_tokens(matcher, [guess], torch.zeros(1, matcher.classes), words, _rng(), Budget(600))
     assert (found == (ids,)) == bool(doubles)
 
 
@@ -453,7 +456,7 @@ def test_a_sequence_that_is_held_stands_whatever_the_embeddings_are() -> None:
     tokens, _ = matcher.tokens(noise.embeddings[0])
     assert tokens[1] == true[1] and tokens[0] != true[0]
     run = Run(matcher, Descent(1, 0.1), noise, _rng())
-    assert not run.seat(1)
+    assert not run.assign_positions(1)
     matcher.hold(dict(enumerate(true)))
     assert matcher.losses(noise).item() < 1e-5
     assert not bool(matcher.losses_and_derivatives(noise)[1].embeddings.any())
@@ -486,7 +489,7 @@ def test_one_of_several_candidates_is_seated_with_its_own_moments() -> None:
     run.means.embeddings.copy_(torch.randn(run.means.embeddings.shape, generator=_rng(1)))
     before, moments = run.now.embeddings[0].clone(), run.means.embeddings.clone()
     assert not run.explained(1)
-    assert run.seat(0, 1)
+    assert run.assign_positions(0, 1)
     assert run.explained(1) and not run.explained(0)
     assert matcher.tokens(run.now.embeddings[1])[0] == [ids]
     assert torch.equal(run.now.embeddings[0], before)
@@ -505,12 +508,12 @@ def test_a_word_that_only_a_fallen_candidate_has_found_completes_the_best() -> N
     run = Run(matcher, Descent(1, 1e-9), joined(halves), _rng())
     run.step()
     run.keep(run.order()[:1])
-    (fallen,) = run.fallen
-    words = [nearest_words(matcher, one.embeddings[0], 1) for one in (run.now, fallen)]
+    (dropped,) = run.dropped
+    words = [nearest_words(matcher, one.embeddings[0], 1) for one in (run.now, dropped)]
     guess, _ = matcher.tokens(run.now.embeddings[0])
     logits = run.now.label_logits[0]
-    assert mend(matcher, guess, logits, pooled(words[:1]), _rng(), Budget(600)) != (ids,)
-    assert mend(matcher, guess, logits, pooled(words), _rng(), Budget(600)) == (ids,)
+    assert refine_tokens(matcher, guess, logits, pooled(words[:1]), _rng(), Budget(600)) != (ids,)
+    assert refine_tokens(matcher, guess, logits, pooled(words), _rng(), Budget(600)) == (ids,)
 
 
 def test_a_step_is_adams() -> None:
@@ -569,14 +572,14 @@ def test_a_start_is_the_best_of_all_samples_and_orders_unless_the_budget_ends_be
     monkeypatch.setattr(matching_engine, "CHUNK_TOKENS", 3 * sum(LENGTHS))
     matcher = Matcher(_seen(), LENGTHS, Objective("cosine"))
     assert matcher.at_once == 3
-    found = _starts(matcher, Start(samples=20, restarts=2), _rng(), Budget(600))
+    found = draw_starts(matcher, Start(samples=20, restarts=2), _rng(), Budget(600))
     drawn = [matcher.random(count, rng) for rng in [_rng()] for count in (1, 3, 3, 3, 3, 3, 3, 1)]
     expected = matcher.losses(joined(drawn)).sort().values[:2]
     assert torch.allclose(matcher.losses(found), expected)
-    permuted = _starts(matcher, Start(samples=20, permutations=9), _rng(), Budget(600))
+    permuted = draw_starts(matcher, Start(samples=20, permutations=9), _rng(), Budget(600))
     assert float(matcher.losses(permuted)) <= float(expected[0]) * (1 + 1e-4)
     spent = Budget(1.0, clock=iter(range(1000)).__next__)
-    assert len(_starts(matcher, Start(samples=20, permutations=9), _rng(), spent).embeddings) == 1
+    assert len(draw_starts(matcher, Start(samples=20, permutations=9), _rng(), spent).embeddings) == 1
 
 
 def test_labels_that_are_enumerated_are_found() -> None:

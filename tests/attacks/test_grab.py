@@ -14,10 +14,10 @@ from torch.nn import functional
 from leakaudit.algorithms.matching import hybrid_search as matching_hybrid
 from leakaudit.algorithms.matching.batch_shape import equal_lengths, guess_shape
 from leakaudit.algorithms.matching.comparison import Objective
+from leakaudit.algorithms.matching.descent import Descent, Run
 from leakaudit.algorithms.matching.dropout_masks import Drop, MaskLayout, dropping, masked_by
 from leakaudit.algorithms.matching.hybrid_search import Beams, search_apart
 from leakaudit.algorithms.matching.matcher import Matcher
-from leakaudit.algorithms.matching.search import Descent, Run
 from leakaudit.attacks.grab import PRESETS, Grab
 from leakaudit.client.facts import DeclaredDefense, Granted
 from leakaudit.client.observation import Observation

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from leakaudit.algorithms.matching.comparison import Objective
-from leakaudit.algorithms.matching.feature_refinement import Climbed
+from leakaudit.algorithms.matching.descent import Descent
+from leakaudit.algorithms.matching.feature_refinement import SearchResult
 from leakaudit.algorithms.matching.pooler_moments import (
     PoolerUpdate,
     decompose,
@@ -24,7 +25,8 @@ from leakaudit.algorithms.matching.pooler_moments import (
     third_moment,
 )
 from leakaudit.algorithms.matching.run import Recipe
-from leakaudit.algorithms.matching.search import Descent, Found, Start
+from leakaudit.algorithms.matching.search import Found
+from leakaudit.algorithms.matching.starts import Start
 from leakaudit.attacks import pooler_features
 from leakaudit.attacks.pooler_features import FeatureMatcher, PoolerFeatures, Reading, _best_assignment, read_features
 from leakaudit.audit.active_server import WidePooler, on_active_server
@@ -292,7 +294,9 @@ def test_a_dead_end_of_a_climb_only_stays_if_the_gradient_comes_nearer(monkeypat
     matcher = FeatureMatcher(granted(step), tuple(map(len, true)), RECIPE, features, "continuous", 1.0)
     wrong = [(*ids[:1], ids[2], *ids[2:]) for ids in true]
     for ends, guess, expected in ((wrong, true, true), (true, wrong, true)):
-        monkeypatch.setattr(pooler_features, "climb", lambda _, row, *__, ends=ends: Climbed(ends[row], 0.1))
+        monkeypatch.setattr(
+            pooler_features, "search_tokens", lambda _, row, *__, ends=ends: SearchResult(ends[row], 0.1)
+        )
         assert matcher.completed(guess, torch.zeros(3, matcher.classes), 8, rng(), Budget(600)).tokens == expected
 
 
@@ -348,11 +352,11 @@ def test_a_sequence_that_reproduces_its_feature_is_held_while_others_are_searche
         free.append([bool(matcher.free_places(row)) for row in range(2)])
         return Found(matcher.random(1, rng()), next(ends), [1.0, 1.0], "done", {"steps": 5.0})
 
-    def climbed(_: Any, row: int, number: int, guess: tuple[int, ...], *__: Any) -> Climbed:
-        return Climbed(guess, 0.0 if guess in true else 0.1)
+    def climbed(_: Any, row: int, number: int, guess: tuple[int, ...], *__: Any) -> SearchResult:
+        return SearchResult(guess, 0.0 if guess in true else 0.1)
 
     monkeypatch.setattr(pooler_features, "search", ended)
-    monkeypatch.setattr(pooler_features, "climb", climbed)
+    monkeypatch.setattr(pooler_features, "search_tokens", climbed)
     guess = PoolerFeatures(**SMALL, attempts=attempts)(granted(step), rng(), Budget(600))
     assert guess.sequences is not None
     assert sum(sequence.token_ids in true for sequence in guess.sequences) == right

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from leakaudit.algorithms.matching.comparison import Objective
+from leakaudit.algorithms.matching.descent import LABEL_STEP, Descent, Run
 from leakaudit.algorithms.matching.matcher import Matcher
-from leakaudit.algorithms.matching.search import LABEL_STEP, Descent, Run
 from leakaudit.attacks.dlg import Dlg
 from leakaudit.attacks.tag import Tag
 from leakaudit.client.facts import Granted

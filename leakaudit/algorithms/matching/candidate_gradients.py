@@ -30,15 +30,16 @@ from leakaudit.errors import AnatomyError
 from leakaudit.models.structure import word_embedding
 
 AGREES = 1e-3
-"""Relative error up to which a parameter's gradient from pairs counts as its true gradient, tried once on random input. Our choice:
-float32 leaves 1e-6; a layer that is more than W x + b is off by far more."""
+"""Relative error up to which a parameter's gradient from pairs counts as its true gradient, tested once on random
+input. Our choice: float32 leaves 1e-6; a layer that is more than W x + b is off by far more."""
 
 CANCELS = 1e-4
-"""A vector's gradient that is smaller than this share of its summands is what rounding left of a sum of zero. Our choice: float32
-leaves 1e-7 of them; a dozen tokens that happen to cancel, far more."""
+"""A vector's gradient below this share of its summands counts as the rounding of a sum that is zero. Our choice:
+float32 leaves 1e-7 of them; a dozen tokens that happen to cancel, far more."""
 
 MOST_ROWS = 4096
-"""Rows that a table may have and still be matched as a linear layer of one-hot inputs. Our choice: positions, not words."""
+"""Largest number of rows of a table that is matched as a linear layer of one-hot inputs. Our choice: positions, not
+words."""
 
 
 class Candidate(NamedTuple):
@@ -47,7 +48,7 @@ class Candidate(NamedTuple):
     embeddings: Tensor
     """(N, B, T, D), T the longest length."""
     label_logits: Tensor
-    """(N, B, C) of soft labels; not looked at where labels are granted."""
+    """(N, B, C) of soft labels; unused where labels are granted."""
     masks: Tensor
     """(N, P) of dropout, in [0, 1], as `MaskLayout` lays them out; P = 0 where dropout is not modelled."""
 
@@ -132,7 +133,7 @@ class CandidateGradients:
             AnatomyError: there is nothing to match.
         """
         self.lengths = tuple(lengths)
-        self._running = 1  # rows of the pass that is on
+        self._running = 1  # rows of the present pass
         weights = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in seen.model.parameters()}
         self._model = self._drops_in = copy.deepcopy(seen.model, weights).eval()
         labels = seen.facts.granted.labels
@@ -168,8 +169,8 @@ class CandidateGradients:
     def losses(self, dummy: Candidate) -> Tensor:
         """Return (N,) each candidate's mean cross-entropy.
 
-        Sequences of equal length run together and without padding, because some classifiers find their last token by looking
-        for padding ids, which a dummy given as embeddings does not have.
+        Sequences of equal length run together and without padding, because some classifiers find their last token by
+        padding ids, which a candidate given as embeddings does not have.
         """
         candidates = len(dummy.embeddings)
         total = dummy.embeddings.new_zeros(candidates)
@@ -191,22 +192,26 @@ class CandidateGradients:
         """Return the gradients of all candidates.
 
         Args:
-            dummy: N candidates; public tokens already in place.
-            differentiable: keep the graph, so that a derivative by the dummy can be taken through what is returned.
+            dummy: N candidates; public tokens already at their positions.
+            differentiable: keep the graph, so that the result can be differentiated by the candidates.
         """
         candidates = len(dummy.embeddings)
         result = Pairs([], [], [])
         with torch.enable_grad():
-            for layer, record, pull in self._pulled(dummy, differentiable):
+            for layer, record, output_gradient in self._output_gradients(dummy, differentiable):
                 if layer.matrix is not None:
                     result.inputs.append(_joined(_inputs(layer.module, record), candidates))
-                    result.output_gradients.append(pull)
+                    result.output_gradients.append(output_gradient)
                 for vector in layer.vectors:
-                    each = pull * _plain(layer.module, _joined(record.made, candidates)) if vector.gain else pull
+                    each = (
+                        output_gradient * _plain(layer.module, _joined(record.made, candidates))
+                        if vector.gain
+                        else output_gradient
+                    )
                     result.vectors.append(each.sum(dim=1))
         return result if differentiable else Pairs(*([tensor.detach() for tensor in part] for part in result))
 
-    def _pulled(self, dummy: Candidate, differentiable: bool) -> Iterator[tuple[_Layer, _Record, Tensor]]:
+    def _output_gradients(self, dummy: Candidate, differentiable: bool) -> Iterator[tuple[_Layer, _Record, Tensor]]:
         """Run forward and backward; yield layer, record and output gradient.
 
         The output gradient, (N, M, out), is the gradient of the loss by the layer's output.
@@ -257,8 +262,8 @@ class CandidateGradients:
     def formed(self, pairs: Pairs, number: int) -> dict[str, Tensor]:
         """Return parameter name -> gradient of one candidate, formed from its pairs."""
         found = {}
-        for matrix, given, pull in zip(self.matrices, pairs.inputs, pairs.output_gradients, strict=True):
-            gradient = pull[number].T @ given[number]  # (out, in)
+        for matrix, given, output_gradient in zip(self.matrices, pairs.inputs, pairs.output_gradients, strict=True):
+            gradient = output_gradient[number].T @ given[number]  # (out, in)
             found[matrix.name] = gradient.T if matrix.input_first else gradient
         return found | {v.name: each[number] for v, each in zip(self.vectors, pairs.vectors, strict=True)}
 
@@ -298,8 +303,8 @@ class CandidateGradients:
         true = dict(zip(formed, self.direct(probe, list(formed)), strict=True))
         right = {name for name, gradient in formed.items() if _same(gradient, true[name])}
         with torch.enable_grad():
-            for layer, _, pull in self._pulled(probe, False):
-                weight = float(pull.detach().norm())
+            for layer, _, output_gradient in self._output_gradients(probe, False):
+                weight = float(output_gradient.detach().norm())
                 right -= {
                     vector.name
                     for vector in layer.vectors
@@ -336,10 +341,10 @@ def _recording(modules: Sequence[nn.Module], candidates: int, running: Callable[
     records = [_Record([], []) for _ in modules]
 
     def recorder(record: _Record) -> Any:
-        def record_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Tensor) -> Tensor:
+        def record_call(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Tensor) -> Tensor:
             if made.shape[0] % candidates:
                 made = made.expand(running(), *made.shape[1:])
-            if torch.is_grad_enabled() and not made.requires_grad:  # a table knows nothing of the dummy
+            if torch.is_grad_enabled() and not made.requires_grad:  # a table does not depend on the candidate
                 made = made.detach().requires_grad_()
             record.given.append(next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)))
             record.made.append(made)

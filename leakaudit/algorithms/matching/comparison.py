@@ -31,18 +31,19 @@ from torch import Tensor
 from leakaudit.algorithms.matching.candidate_gradients import Matrix, Pairs, Vector
 from leakaudit.algorithms.matching.low_rank_completion import completed
 from leakaudit.algorithms.matching.singular_value_shrinkage import denoised
-from leakaudit.algorithms.matching.target_factors import Sight, Target, together
+from leakaudit.algorithms.matching.target_factors import Products, Target, stacked
 from leakaudit.algorithms.span.subspace import smallest_kept
 
 TINY = 1e-30
 """Keeps quotients finite."""
 
 STACKED = 2**20
-"""Entries of what the matrices of one shape were given up to which they are compared together. Our choice: some megabytes."""
+"""Most entries of the inputs of matrices that are compared together. Our choice: some megabytes."""
 
 HARM = 2.0
-"""How fast weights of cosines part with the share of an update's power that is noise or was pruned: fully from a half on, which noise as large as the
-update makes. Our choice: at a tenth of that noise, and at 75 % pruned, training sentences came out better with all alike."""
+"""How fast cosines get weights of their own with the share of an update's power that is noise or was pruned: completely
+from a half on, which noise as large as the update gives. Our choice: with less damage, equal weights did better on
+training sentences; see docs/decisions/matching.md."""
 
 
 @dataclass(frozen=True)
@@ -50,26 +51,28 @@ class Objective:
     """The distance between gradients that a search minimises."""
 
     kind: Literal["l2", "cosine"] = "l2"
-    """L2 distance or one minus the cosine (LAMP, Sec. 4.2, L_cos)."""
+    """L2 distance, or one minus the cosine (LAMP, Sec. 4.2, L_cos)."""
     squared: bool = True
     """Square the L2 distance of each parameter, as DLG does (Zhu et al. 2019); LAMP (L_tag) and GRAB (Eq. 1) print it without the square."""
     per: Literal["parameter", "layer", "whole"] = "parameter"
-    """What a cosine is taken of, before the mean: each parameter tensor, all parameters of a block, or the whole update. The L2
-    distance is the same for all."""
+    """The unit of a cosine, before the mean: each parameter tensor, all parameters of a block, or the whole update. The
+    L2 distance is the same for all."""
     whitened: bool = False
-    """Take cosines of matrices in a metric in which weak tokens count (`matching_metric`)."""
+    """Take cosines of matrices in a metric in which weak tokens count (`whitening`)."""
     l1: float = 0.0
-    """Weight of the L1 distance beside it (TAG)."""
+    """Weight of the additional L1 distance (TAG)."""
     match_norm: bool = False
-    """Give every candidate's gradient the norm of the observed one first: for updates whose length says nothing."""
+    """Scale every candidate's gradient to the norm of the observed one first: for updates whose length is unknown."""
     masked: bool = False
     """Compare only where the observed update is not zero (GRAB, Sec. 5.5.2): for pruned updates."""
     filled: bool = False
-    """For pruned updates, too: fill in first what a low rank tells of the removed entries (`matching_pruned`), and compare everywhere. The
-    more of it was pruned, the more a cosine counts by how long its update is, because pruning takes most of the short ones. Vectors are compared where they are not zero."""
+    """For pruned updates, too: fill in removed entries by the low rank first (`low_rank_completion`), and compare
+    everywhere. The more was pruned, the more a cosine counts by the length of its update, because pruning removes most
+    of the short ones. Vectors are compared where they are not zero."""
     sigma: float = 0.0
-    """Standard deviation of noise on every entry. It is taken out of matrices as far as their rank tells (`matching_noise`), and the more of
-    it is noise, the more a cosine counts by its expected square between what is left and the clean update: noise of one size drowns small gradients."""
+    """Standard deviation of noise on every entry. It is removed from matrices as far as their rank allows
+    (`singular_value_shrinkage`). The more of the update is noise, the more a cosine counts by its expected square
+    between the denoised and the clean update: noise of one size hides small gradients."""
 
     def __post_init__(self) -> None:
         """Refuse a metric for an L1 distance or for single entries.
@@ -108,14 +111,14 @@ class Comparison:
             matrices: parameters whose gradients come as pairs, in their order.
             vectors: parameters whose gradients come formed, in their order.
             update: parameter name -> observed gradient.
-            tokens: M, of a whole candidate: the rank that an update without damage has.
+            tokens: M, of a whole candidate: the rank of an update without damage.
         """
         self.objective = objective
         observed = [
             (update[matrix.name].T if matrix.input_first else update[matrix.name]).contiguous() for matrix in matrices
         ]
         self._blocks = [_block(matrix) for matrix in observed] if objective.masked else None
-        """Where pruned matrices are compared; None for everywhere."""
+        """Blocks where pruned matrices are compared; None for everywhere."""
         if self._blocks is not None:
             observed = [block.target for block in self._blocks]
         parts = [update[vector.name] for vector in vectors]
@@ -125,7 +128,7 @@ class Comparison:
         self._power = restored.power.clone()
         """(K,) |G|^2."""
         self._targets: list[tuple[tuple[int, ...], Target]] = []
-        """Matrices of one shape, and what they are compared with where that is everywhere."""
+        """Matrices of one shape and their targets, where they are compared everywhere."""
         if not objective.masked:
             targets = [
                 Target.of(matrix, tokens, whitened=objective.whitened, sigma=objective.sigma)
@@ -134,20 +137,20 @@ class Comparison:
             self._power[: len(targets)] = torch.cat([target.power for target in targets])
             for shape in dict.fromkeys(target.shape for target in targets):
                 alike = tuple(number for number, target in enumerate(targets) if target.shape == shape)
-                self._targets.append((alike, together([targets[number] for number in alike])))
+                self._targets.append((alike, stacked([targets[number] for number in alike])))
         names = [*(matrix.name for matrix in matrices), *(vector.name for vector in vectors)]
         self._groups = _groups(names, objective.per).to(self._power)
-        """(K, groups) which parameters one cosine is of."""
+        """(K, groups) one where a parameter belongs to a cosine's group."""
         self._weights = _weights(restored, self._groups)
-        """(groups,) what each cosine counts for; they add up to 1."""
+        """(groups,) the weight of each cosine; they add up to 1."""
         self._sizes = [len(part) for part in parts]
         device = next(iter(update.values())).device
         self._flat = torch.cat(parts) if parts else torch.zeros(0, device=device)
-        """(P,): all vectors side by side, so that one product serves them all."""
+        """(P,): all vectors side by side, so that one product is enough."""
         self._owner = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor(self._sizes, dtype=torch.long)).to(
             device
         )
-        """(P,) which vector an entry is of."""
+        """(P,) the number of the vector that an entry belongs to."""
 
     @property
     def of_nothing(self) -> float:
@@ -162,7 +165,7 @@ class Comparison:
     def losses(self, pairs: Pairs) -> Tensor:
         """Return (N,) the distances, float64."""
         flat = self._flattened(pairs)
-        inner, power = self._statistics(self._sights(pairs), flat)
+        inner, power = self._statistics(self._products(pairs), flat)
         losses = self._value(inner, power)
         if self.objective.l1:
             losses = losses + self.objective.l1 * self._l1(pairs, flat, self._scale(power))[0]
@@ -172,7 +175,7 @@ class Comparison:
     def compare(self, pairs: Pairs) -> Compared:
         """Return the distances and their derivatives."""
         flat = self._flattened(pairs)
-        parts = list(self._sights(pairs))
+        parts = list(self._products(pairs))
         inner, power = self._statistics(parts, flat)
         with torch.enable_grad():
             statistics = (inner.requires_grad_(), power.requires_grad_())
@@ -195,26 +198,26 @@ class Comparison:
             inputs, output_gradients = self._by_grams(parts, a, b)
         return Compared(losses, Pairs(inputs, output_gradients, self._by_vectors(flat, a, b, scale)))
 
-    def _sights(self, pairs: Pairs) -> Iterator[_Part]:
+    def _products(self, pairs: Pairs) -> Iterator[_Part]:
         """Yield the products of candidates with updates, some matrices at a time."""
         if self._blocks is not None:
-            for part, (block, given, pull) in enumerate(
+            for part, (block, given, output_gradient) in enumerate(
                 zip(self._blocks, pairs.inputs, pairs.output_gradients, strict=True)
             ):
-                yield _Part((part,), None, block.sight(given, pull))
+                yield _Part((part,), None, block.products(given, output_gradient))
         for numbers, target in self._targets:
             for some in _alike(numbers, pairs):
                 chosen = target.some(slice(numbers.index(some[0]), numbers.index(some[-1]) + 1))
-                given, pull = (
+                given, output_gradient = (
                     torch.stack([of[number] for number in some]) for of in (pairs.inputs, pairs.output_gradients)
                 )
-                yield _Part(some, chosen, chosen.sight(given, pull))
+                yield _Part(some, chosen, chosen.products(given, output_gradient))
 
     def _statistics(self, parts: Iterable[_Part], flat: Tensor) -> tuple[Tensor, Tensor]:
         """Return <G, g> and |g|^2, (N, K) float64 each."""
         inner, power = (torch.empty(len(flat), len(self._matrices)).to(self._power) for _ in range(2))
-        for numbers, _, sight in parts:
-            inner[:, numbers], power[:, numbers] = sight.inner.T, sight.power.T
+        for numbers, _, products in parts:
+            inner[:, numbers], power[:, numbers] = products.inner.T, products.power.T
         by_vector = (self._by_owner(flat * self._flat), self._by_owner(flat.square()))
         return torch.cat([inner, by_vector[0]], dim=1), torch.cat([power, by_vector[1]], dim=1)
 
@@ -259,9 +262,9 @@ class Comparison:
         """
         found: dict[int, tuple[Tensor, Tensor]] = {}
         for numbers, target, seen in parts:
-            assert target is not None and isinstance(seen, Sight)
-            by_input, by_pull = target.derivatives(seen, a[:, numbers].T, b[:, numbers].T)
-            found |= dict(zip(numbers, zip(by_input, by_pull, strict=True), strict=True))
+            assert target is not None and isinstance(seen, Products)
+            by_input, by_gradient = target.derivatives(seen, a[:, numbers].T, b[:, numbers].T)
+            found |= dict(zip(numbers, zip(by_input, by_gradient, strict=True), strict=True))
         return [found[part][0] for part in range(len(found))], [found[part][1] for part in range(len(found))]
 
     def _by_forming(
@@ -273,10 +276,10 @@ class Comparison:
         """
         inputs, output_gradients = [], []
         absolute = torch.zeros(len(scale), dtype=torch.float64, device=scale.device)
-        for part, (target, given, pull) in enumerate(
+        for part, (target, given, output_gradient) in enumerate(
             zip(self._matrices, pairs.inputs, pairs.output_gradients, strict=True)
         ):
-            by_input, by_pull = torch.empty_like(given), torch.empty_like(pull)
+            by_input, by_gradient = torch.empty_like(given), torch.empty_like(output_gradient)
             for number in range(len(given)):
                 formed = self._formed(pairs, part, number)
                 size = float(scale[number])
@@ -285,10 +288,10 @@ class Comparison:
                 absolute[number] += torch.linalg.vector_norm(residual, 1)
                 slope.add_(residual.sign_(), alpha=self.objective.l1 * size)
                 slope.add_(target, alpha=float(a[number, part]))
-                by_input[number] = pull[number] @ slope
-                by_pull[number] = given[number] @ slope.T
+                by_input[number] = output_gradient[number] @ slope
+                by_gradient[number] = given[number] @ slope.T
             inputs.append(by_input)
-            output_gradients.append(by_pull)
+            output_gradients.append(by_gradient)
         return inputs, output_gradients, absolute
 
     def _by_blocks(
@@ -301,10 +304,10 @@ class Comparison:
         assert self._blocks is not None
         inputs, output_gradients = [], []
         absolute = torch.zeros(len(scale), dtype=torch.float64, device=scale.device)
-        for part, (block, given, pull) in enumerate(
+        for part, (block, given, output_gradient) in enumerate(
             zip(self._blocks, pairs.inputs, pairs.output_gradients, strict=True)
         ):
-            seen = parts[part].sight
+            seen = parts[part].products
             assert isinstance(seen, _Formed)
             formed = seen.gradient
             slope = b[:, part, None, None] * formed + a[:, part, None, None] * block.target
@@ -313,11 +316,11 @@ class Comparison:
                 residual = size * formed - block.target
                 absolute += residual.abs().sum(dim=(1, 2), dtype=torch.float64)
                 slope += self.objective.l1 * size * residual.sign_() * block.mask
-            by_input, by_pull = torch.zeros_like(given), torch.zeros_like(pull)
-            by_input[..., block.columns] = pull[..., block.rows] @ slope
-            by_pull[..., block.rows] = given[..., block.columns] @ slope.transpose(1, 2)
+            by_input, by_gradient = torch.zeros_like(given), torch.zeros_like(output_gradient)
+            by_input[..., block.columns] = output_gradient[..., block.rows] @ slope
+            by_gradient[..., block.rows] = given[..., block.columns] @ slope.transpose(1, 2)
             inputs.append(by_input)
-            output_gradients.append(by_pull)
+            output_gradients.append(by_gradient)
         return inputs, output_gradients, absolute
 
     def _by_vectors(self, flat: Tensor, a: Tensor, b: Tensor, scale: Tensor) -> list[Tensor]:
@@ -335,10 +338,10 @@ class Comparison:
 
         (out, in), or only the block that is compared.
         """
-        given, pull = pairs.inputs[part][number], pairs.output_gradients[part][number]
+        given, output_gradient = pairs.inputs[part][number], pairs.output_gradients[part][number]
         if self._blocks is not None:
-            return self._blocks[part].formed(given[None], pull[None])[0]
-        return pull.T @ given
+            return self._blocks[part].formed(given[None], output_gradient[None])[0]
+        return output_gradient.T @ given
 
     def _flattened(self, pairs: Pairs) -> Tensor:
         """Return (N, P) the formed vectors side by side, where they are compared."""
@@ -368,10 +371,10 @@ class _Part(NamedTuple):
     """Products of candidates with some of the matrices."""
 
     numbers: tuple[int, ...]
-    """Which."""
+    """The numbers of these matrices."""
     target: Target | None
     """Their updates; None for a pruned one."""
-    sight: Sight | _Formed
+    products: Products | _Formed
 
 
 class _Block(NamedTuple):
@@ -386,16 +389,16 @@ class _Block(NamedTuple):
     mask: Tensor
     """(R, C) one where G was not pruned, else zero."""
 
-    def formed(self, given: Tensor, pull: Tensor) -> Tensor:
+    def formed(self, given: Tensor, output_gradient: Tensor) -> Tensor:
         """Return (N, R, C) candidates' gradients, zero where G was pruned.
 
         They are formed from (N, M, in) inputs and (N, M, out) output gradients.
         """
-        return (pull[..., self.rows].transpose(1, 2) @ given[..., self.columns]).mul_(self.mask)
+        return (output_gradient[..., self.rows].transpose(1, 2) @ given[..., self.columns]).mul_(self.mask)
 
-    def sight(self, given: Tensor, pull: Tensor) -> _Formed:
+    def products(self, given: Tensor, output_gradient: Tensor) -> _Formed:
         """Return the products of candidates with the block, from the same."""
-        formed = self.formed(given, pull)
+        formed = self.formed(given, output_gradient)
         inner = formed.flatten(1) @ self.target.flatten()
         return _Formed(inner.double()[None], formed.square().sum(dim=(1, 2)).double()[None], formed)
 
@@ -452,11 +455,11 @@ def _restored(
     """Fill in pruned entries and remove noise, where the objective says so.
 
     Args:
-        objective: says so.
+        objective: its `filled` and `sigma`.
         matrices: observed.
         vectors: observed; they have no rank and stay as they are.
-        update: all of it, whose smallest entry says what was pruned.
-        tokens: the rank that matrices have without damage.
+        update: the whole update; its smallest entry bounds what was pruned.
+        tokens: the rank of matrices without damage.
     """
     power = observed = _powers([*matrices, *vectors])
     if objective.filled:
@@ -467,10 +470,12 @@ def _restored(
     noise, left = objective.sigma**2 * entries, power
     if objective.sigma and not objective.masked:
         without = [denoised(matrix, tokens, objective.sigma) for matrix in matrices]
-        if any(bool(matrix.any()) for matrix in without):  # else nothing stands out: what is there is the best guess
+        if any(
+            bool(matrix.any()) for matrix in without
+        ):  # else no singular value is above noise: the noisy update is the best guess
             matrices, left = without, _powers([*without, *vectors])
     clean = (power - noise).clamp_min(0.0)  # expected |G|^2
-    # Noise adds to <G, G> and not to <G, g>, and shrinkage makes both alike: either way the smaller over the larger is cos^2.
+    # Noise adds to <G, G> and not to <G, g>; shrinkage makes both equal. In both cases the smaller over the larger is cos^2.
     sure = _ratio(torch.minimum(clean, left), torch.maximum(clean, left))
     shares = (float(harm.clamp_min(0.0).sum() / power.sum().clamp_min(TINY)) for harm in (noise, power - observed))
     return _Restored(matrices, left, sure, *shares)
@@ -486,7 +491,7 @@ def _weights(restored: _Restored, groups: Tensor) -> Tensor:
         groups: (K, groups) one where a parameter belongs to a group.
     """
     power, sure = restored.power, restored.sure
-    if not bool((power * sure).any()):  # where all is noise, none is better than another
+    if not bool((power * sure).any()):  # all is noise: no parameter is better than another
         sure = torch.ones_like(sure)
     by_group = power @ groups
     believed = _ratio((power * sure) @ groups, by_group) ** min(1.0, HARM * restored.noise)
@@ -497,7 +502,7 @@ def _weights(restored: _Restored, groups: Tensor) -> Tensor:
 def _groups(names: Sequence[str], per: Literal["parameter", "layer", "whole"]) -> Tensor:
     """Return (K, groups) one where a parameter belongs to a group.
 
-    A layer is a block, by the first number in a parameter's name; what stands outside the blocks goes by module.
+    A layer is a block, by the first number in a parameter's name; parameters outside the blocks are grouped by module.
     """
     keys = list(names)
     if per == "whole":

@@ -27,11 +27,11 @@ class Drop(NamedTuple):
     """One dropout of a forward pass, for sequences of one length."""
 
     rate: float
-    """p: the share that is dropped; what is kept is divided by 1 - p."""
+    """p: the share that is dropped; kept entries are divided by 1 - p."""
     shape: tuple[int, ...]
-    """Of one sequence's mask."""
+    """Shape of one sequence's mask."""
     places: tuple[int, ...]
-    """Which of its dimensions run over the tokens."""
+    """The dimensions that run over the tokens."""
 
     @property
     def size(self) -> int:
@@ -85,8 +85,6 @@ class MaskLayout:
         Masks between the pooler and the head, for example, belong to no token. An attention weight counts as an entry
         of the query's token.
 
-        What attention gives to a token is taken for the token's that looks.
-
         Args:
             places: for each sequence.
         """
@@ -106,7 +104,7 @@ class MaskLayout:
         Args:
             masks: (N, P).
             row: the sequence.
-            order: which place the token at each place comes from.
+            order: the position from which the token at each position comes.
         """
         moved = masks.clone()
         index = torch.tensor(order, device=masks.device)
@@ -134,12 +132,12 @@ def layout_of(
     """Find the dropouts of a model by running it.
 
     Args:
-        model: in whatever mode; it is put back.
+        model: in any mode, which is restored.
         groups: (sequences, length) as they will run together.
         run: makes a pass over one sequence of a length.
 
     Returns:
-        The layout; None where nothing is dropped, or passes of one length do not all drop at the same places.
+        The layout; None where nothing is dropped, or passes of different lengths have different numbers of dropouts.
     """
     drops: dict[int, list[Drop]] = {}
     for _, length in groups:
@@ -157,7 +155,7 @@ def _drops(model: nn.Module, run: Callable[[int], object], length: int) -> list[
     """Return rate and shape of every dropout of one sequence's pass."""
     found: list[tuple[float, tuple[int, ...]]] = []
 
-    def note(number: int, given: Tensor, rate: float) -> Tensor:
+    def note(_number: int, given: Tensor, rate: float) -> Tensor:
         found.append((rate, tuple(given.shape[1:])))
         return given
 
@@ -171,8 +169,8 @@ def dropping(model: nn.Module, drop: Callable[[int, Tensor, float], Tensor]) -> 
     """Run a model in training mode, with `drop` in the place of its dropouts.
 
     Args:
-        model: whose dropouts they are; modules and calls of `torch.nn.functional.dropout` alike.
-        drop: takes the number of the dropout in its pass, what it is given and its rate, and returns what it makes.
+        model: the model; its dropouts may be modules or calls of `torch.nn.functional.dropout`.
+        drop: takes the dropout's number in its pass, its input and its rate, and returns its output.
     """
     before = model.training
     model.train()
@@ -189,7 +187,7 @@ def masked_by(masks: Sequence[Tensor]) -> Callable[[int, Tensor, float], Tensor]
     An input without a mask of its shape passes unchanged.
     """
 
-    def drop(number: int, given: Tensor, rate: float) -> Tensor:
+    def drop(number: int, given: Tensor, _rate: float) -> Tensor:
         return given * masks[number] if number < len(masks) and given.shape == masks[number].shape else given
 
     return drop

@@ -22,16 +22,17 @@ from leakaudit.algorithms.matching.permutations import draw_orders, swap
 from leakaudit.plugins.budget import Budget
 
 BEAMS = (2, 6)
-"""Guesses whose neighbours are looked at in each turn: first a narrow beam, and a wide one if that ended elsewhere. Our choice."""
+"""Guesses that are expanded in each turn: first a narrow beam, then a wide one if the first did not reach the feature.
+Our choice."""
 
 FIRST_WORDS = 8
-"""Words a place that the narrow beam tries. Our choice."""
+"""Words that the narrow beam tries at each position. Our choice."""
 
 MOST_EXCHANGES = 150
 """Exchanges of two words that a turn tries; all of them up to 18 words. Our choice."""
 
 ORDERS = 40
-"""Random transformations of LAMP's that a turn tries beside them. Our choice."""
+"""Random transformations of LAMP's that a turn tries in addition. Our choice."""
 
 AT_ONCE = 64
 """Candidates in one forward pass. Our choice: it bounds the memory."""
@@ -40,10 +41,12 @@ FOUND = 1e-6
 """One minus the cosine at which a feature counts as reproduced. Our choice: float32 leaves 1e-7, one wrong word 1e-2."""
 
 MOST = 10_000
-"""Guesses that a climb looks at before it ends. Our choice: a minute and a half for a sentence of 20 tokens on one core (MiniLM)."""
+"""Guesses after which a search ends. Our choice: a minute and a half for a sentence of 20 tokens on one core
+(MiniLM)."""
 
 TURNS = 3
-"""Turns for each place after which a climb ends. Our choice: the climbs that were looked at ended before, with nothing left to expand."""
+"""Turns for each position after which a search ends. Our choice: on training sentences searches ended earlier, with
+nothing left to expand."""
 
 Tokens = tuple[int, ...]
 """Token ids of one sequence."""
@@ -55,7 +58,7 @@ class Compared(Protocol):
     table: Tensor
     """(V, D) word embeddings."""
     directions: Tensor
-    """(V, D); zero where no such word stands in a text."""
+    """(V, D) at norm 1; zero for words that never occur in a text."""
 
     def free_places(self, row: int) -> list[int]:
         """Return the places of a sequence whose tokens are not public."""
@@ -67,7 +70,7 @@ class Compared(Protocol):
         """
 
 
-class Climbed(NamedTuple):
+class SearchResult(NamedTuple):
     """The result of a search: tokens, and their distance."""
 
     tokens: Tokens
@@ -80,24 +83,24 @@ class Climbed(NamedTuple):
         return self.distance <= FOUND
 
 
-def climb(
+def search_tokens(
     matcher: Compared, row: int, number: int, guess: Tokens, words: int, rng: torch.Generator, budget: Budget
-) -> Climbed:
+) -> SearchResult:
     """Return the nearest tokens that beam searches from a guess find.
 
     "Nearest" is by feature. A narrow search comes first, then a wide one.
 
-    Neighbours have one other word, two words exchanged, or one of LAMP's transformations. The other words are those to which the derivative
-    points (HotFlip, Ebrahimi et al. 2018, Eq. 10).
+    Neighbours have one other word, two words exchanged, or one of LAMP's transformations. The other words are those
+    that the derivative suggests (HotFlip, Ebrahimi et al. 2018, Eq. 10).
 
     Args:
         matcher: compares.
         row: the sequence.
-        number: the feature that is its own.
+        number: the feature that belongs to it.
         guess: where to start.
-        words: words a place that are tried.
+        words: words that are tried at each position.
         rng: draws orders.
-        budget: looked at before every turn.
+        budget: checked before every turn.
     """
     known = dict(zip([guess], _distances(matcher, row, number, [guess]), strict=True))
     for beams, tried in zip(BEAMS, (min(FIRST_WORDS, words), words), strict=True):
@@ -114,7 +117,7 @@ def climb(
             known |= zip(new, _distances(matcher, row, number, new), strict=True)
             expanded |= set(fresh)
     nearest = min(known, key=lambda each: known[each])
-    return Climbed(nearest, known[nearest])
+    return SearchResult(nearest, known[nearest])
 
 
 def _distances(matcher: Compared, row: int, number: int, tokens: Sequence[Tokens]) -> list[float]:

@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from leakaudit.algorithms.matching.candidate_gradients import Candidate
+from leakaudit.algorithms.matching.descent import Descent, Keep, Run
 from leakaudit.algorithms.matching.matcher import Matcher
 from leakaudit.algorithms.matching.permutations import shuffled
-from leakaudit.algorithms.matching.search import Descent, Found, Keep, Run, Start, Stop, advance, begun, permuted
-from leakaudit.algorithms.matching.token_refinement import Batch, mend, nearest_words
+from leakaudit.algorithms.matching.search import Found, Stop, advance, start_run
+from leakaudit.algorithms.matching.starts import Start, permuted
+from leakaudit.algorithms.matching.token_refinement import Batch, nearest_words, refine_tokens
 from leakaudit.plugins.budget import Budget
 
 
@@ -34,25 +36,27 @@ class Hybrid:
     permutations: int
     """n_p: random orders that are scored before the steps and before the beam search of a round."""
     sweeps: int
-    """n_d: beam searches over all places in a round; they end when one changes nothing."""
+    """n_d: beam searches over all positions in a round; they end when one changes nothing."""
     beams: int
-    """n_b: batches that are kept at each place."""
+    """n_b: batches that are kept at each position."""
     words: int = 0
-    """Nearest words at each place that are tried after the beam search (`matching_words`); 0 for none, as in the paper."""
+    """Nearest words at each position that are tried after the beam search (`token_refinement`); 0 for none, as in the
+    paper."""
     keep_masks: bool = False
-    """Score tokens, and begin the next round, with the masks that the steps learned, as the paper does; otherwise with masks at their
+    """Score tokens, and begin the next round, with the learned masks, as the paper does; otherwise with masks at their
     mean."""
     seats: bool = True
-    """Move embeddings together with their positions before they become tokens (`matching_seats`)."""
+    """Move embeddings together with their positions before the nearest tokens are taken (`position_assignment`)."""
     attempts: int = 1
-    """Searches from noise, while the best guess is farther off than dropout explains."""
+    """Searches from random starts, while the best guess is farther off than dropout explains."""
     verdict_steps: int = 0
-    """Steps on masks alone that the best guesses of all rounds get in the end, each from masks at their mean; 0 for none."""
+    """Steps on masks alone for the best guesses of all rounds in the end, each from masks at their mean; 0 for none."""
     apart: bool = False
-    """Search from each of the `beams` best orders for itself, as Algorithm 3 is printed, instead of once from all together."""
+    """Search from each of the `beams` best orders separately, as Algorithm 3 is printed, instead of once from all
+    together."""
     keep: Keep = "best"
-    """End with the best guess of all rounds, which every round begins with, too; or with the `last` round's, and stop when the beam search does
-    not improve on the steps, as the paper does (Sec. 5.1)."""
+    """End with the best guess of all rounds, from which every round begins, too; or with the `last` round's, and stop
+    when the beam search does not improve on the steps, as the paper does (Sec. 5.1)."""
     stop_early: bool = True
     """End as soon as the tokens explain the update."""
 
@@ -61,18 +65,18 @@ FINALISTS = 4
 """Guesses that compete in the end. Our choice: side by side they take about twice the time of one."""
 
 PLAUSIBLE = 1.5
-"""How far beyond the expected distance a guess may be that is not given up. Our choice: on four batches of two training sentences, searches that found 86 %
-of the words and more ended at 1.0 to 1.3 of it."""
+"""Factor of the expected distance up to which a guess is accepted. Our choice: on training sentences, searches that
+found most words ended at 1.0 to 1.3 of the expected distance."""
 
 DRAWS = 4
-"""Draws of dropout masks from which that distance is expected. Our choice: they differ by a tenth."""
+"""Draws of dropout masks that estimate this distance. Our choice: they differ by a tenth."""
 
 VERDICT_MASK_STEP = 0.03
-"""Adam's step for masks in that competition. Tuned on a training sentence: in 40 steps the true words end at 0.014, with one of 8 wrong
-at 0.036."""
+"""Adam's step for masks in the final comparison. Chosen on a training sentence: right words end clearly below wrong
+ones."""
 
 STILL = 1e-12
-"""Adam's step for embeddings that are not to move."""
+"""Adam's step for embeddings that must not move."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ class _Search:
     def _attempt(self) -> _Guess:
         """Run rounds from a random start until one brings no improvement."""
         matcher, hybrid, facts, budget = self._matcher, self._hybrid, self._facts, self._budget
-        run = begun(matcher, self._descent, self._start, self._rng, budget)
+        run = start_run(matcher, self._descent, self._start, self._rng, budget)
         guess: _Guess | None = None
         self._stop = "done"
         for _ in range(hybrid.rounds):
@@ -143,7 +147,7 @@ class _Search:
             run.settle()
             if hybrid.seats:
                 for row in range(len(matcher.lengths)):
-                    run.seat(row)
+                    run.assign_positions(row)
             tokens, likeness = matcher.tokens(run.now.embeddings[0])
             known = [tuple(tokens)]
             if guess is not None and hybrid.keep == "best":
@@ -168,7 +172,7 @@ class _Search:
         facts["attempts"] += 1
         facts["steps"] += run.taken
         facts["restarted"] += run.restarted
-        facts["seated"] += run.seated
+        facts["seated"] += run.position_moves
         return guess
 
     def _plausible(self, guess: _Guess) -> bool:
@@ -216,7 +220,7 @@ def _sequenced(
                 break
     if hybrid.words and not budget.exhausted():
         words = nearest_words(matcher, one.embeddings[0], hybrid.words)
-        beams.offer([mend(matcher, beams.best[0], logits, words, rng, budget)])
+        beams.offer([refine_tokens(matcher, beams.best[0], logits, words, rng, budget)])
     return beams
 
 
@@ -225,7 +229,7 @@ def search_apart(beams: Beams, sweeps: int, budget: Budget) -> None:
 
     Batch X_j is searched over its own words T_j (Algorithm 3, lines 2 to 8).
 
-    A sweep that changes no X_j would be repeated as it is, so it is the last.
+    A sweep that changes no X_j would only be repeated, so it is the last.
     """
     starts = [batch for batch, _ in beams.ranked]
     words = [beams.words(start) for start in starts]
@@ -317,8 +321,8 @@ class Beams:
         Returns whether the best batch changed.
 
         Args:
-            budget: looked at before every place.
-            words: of each sequence, to put there; those that the kept batches have now by default.
+            budget: checked before every place.
+            words: tokens of each sequence to try; by default those of the kept batches.
         """
         before = self._kept[0]
         for row in range(len(self._matcher.lengths)):

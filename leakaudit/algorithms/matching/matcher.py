@@ -29,11 +29,12 @@ CHUNK_TOKENS = 1024
 model stay below half a gigabyte."""
 
 EXPLAINED = 1e-4
-"""Distance of tokens, as a share of that of a zero gradient, up to which the search is over. Measured (cosine, MiniLM,
-one CoLA training sentence of 8 tokens): 1e-5 for the true one, 0.04 and more for 43 other orders of its words. Whether the guess is right is for `prove` to say."""
+"""Distance of tokens, as a share of a zero gradient's, up to which the search is over. Measured (cosine, MiniLM, one
+CoLA training sentence of 8 tokens): 1e-5 for the true one, 0.04 and more for 43 other orders of its words. Whether the
+guess is right is for `prove` to decide."""
 
 CERTAIN = 30.0
-"""Logit of a class that is taken for certain: the others keep 1e-13."""
+"""Logit of a class that is taken as certain: the others keep 1e-13."""
 
 MaskPlaces = Literal["all", "opening"]
 
@@ -70,14 +71,14 @@ class Matcher:
             length_weight: alpha_reg, weight of the embedding-length regulariser (LAMP, Sec. 4.2).
             exposure: patterns of parameter names that are matched; all but the word embedding by default.
             dropout: give candidates dropout masks of their own (GRAB, Sec. 4.3).
-            mask_weight: of learned masks' mean squared distance from their mean, in units of a drawn mask's variance. Not in GRAB.
+            mask_weight: weight of learned masks' mean squared distance from their mean, in units of a drawn mask's variance. Not in GRAB.
             mask_places: learn masks of all tokens, as GRAB does, or those of opening tokens, such as `[CLS]`, and of no token only.
-            aware: match norms, take out noise, mask entries and weigh parameters where the protocol declares clipping, noise or pruning.
-            fill: where it declares pruning and `aware` is on, fill entries in (`matching_pruned`) instead of masking them.
+            aware: match norms, remove noise, mask entries and weigh parameters where the protocol declares clipping, noise or pruning.
+            fill: where it declares pruning and `aware` is on, fill entries in (`low_rank_completion`) instead of masking them.
             relative: take steps in units of the root mean square of the word embedding's entries.
             start_scale: standard deviation of the entries of random candidates: 1 for N(0, I), as LAMP prints them (Algorithm 1); 0 makes rows as long
-                as the word embedding's in the mean.
-            denoise: where it declares noise and `aware` is on, take it out and weigh parameters by what is left (`matching_noise`).
+                as the word embedding's on average.
+            denoise: where it declares noise and `aware` is on, remove it and weigh parameters by the rest (`singular_value_shrinkage`).
             noise_rescales: match norms where it declares noise, too, as GRAB does (Sec. 5.5.1), not only where it clips.
 
         Raises:
@@ -87,7 +88,7 @@ class Matcher:
         self.length_weight = length_weight
         self.mask_weight = mask_weight
         self.halvings = 0
-        """How often memory ran out and half as many candidates were run at once from then on."""
+        """How often memory ran out and half as many candidates ran at once from then on."""
         self.gradients = CandidateGradients(seen, lengths, exposure, dropout=dropout)
         pruned = aware and seen.zeroed
         sigma = seen.noise_sigma if aware else 0.0
@@ -107,15 +108,15 @@ class Matcher:
         )
         self._vocabulary = seen.facts.vocabulary
         self.positions = position_vectors(seen, max(self.lengths))
-        """(T, D) what the model adds to an embedding at each place; None where it does not just add."""
+        """(T, D) the vectors that the model adds to embeddings at each position; None where it does not just add."""
         self.table = seen.model.get_input_embeddings().weight.detach()  # type: ignore[operator]
         """(V, D) the word embedding."""
         self.directions = functional.normalize(self.table, dim=1)
-        """(V, D) its rows at norm 1, zero where a token can stand at no free place."""
+        """(V, D) its rows at norm 1, zero for tokens that stand at no free position."""
         unknown = self._vocabulary.special.get("unk", -1)
         self.directions[sorted(self._vocabulary.special_ids - {unknown})] = 0.0
         self.unit = float(self.table.square().mean().sqrt()) if relative else 1.0
-        """Of Adam's step: the root mean square of the word embedding's entries, or 1."""
+        """Unit of Adam's step: the root mean square of the word embedding's entries, or 1."""
         self.mean_length = float(self.table.norm(dim=1).mean())
         """Mean norm of the word embedding's rows."""
         self.start_scale = start_scale or self.mean_length / self.table.shape[1] ** 0.5
@@ -156,8 +157,8 @@ class Matcher:
 
         Their entries are N(0, I), as in LAMP (Sec. 5), or as large as the word embedding's rows on average.
 
-        For a word embedding whose rows have length 1 those of N(0, I) are twenty times longer, and drown the positions that
-        are added to them.
+        For a word embedding whose rows have length 1 those of N(0, I) are twenty times longer, and hide the position vectors
+        that are added to them.
         """
         rows, longest = self._fixed.shape[:2]
         drawn = torch.randn(candidates, rows, longest, self.table.shape[1], generator=rng)
@@ -205,7 +206,7 @@ class Matcher:
         Args:
             dummy: N candidates, or what has their shape.
             row: the sequence.
-            order: which place the token at each place comes from.
+            order: the position from which the token at each position comes.
         """
         embeddings = dummy.embeddings.clone()
         embeddings[:, row, : len(order)] = dummy.embeddings[:, row, list(order)]
@@ -219,7 +220,7 @@ class Matcher:
         Their tokens then count like public ones, whatever a candidate's embeddings are.
 
         Args:
-            tokens: number of a sequence -> its token ids; none is held that is not among them.
+            tokens: number of a sequence -> its token ids; all others are unknown again.
         """
         self._held = dict(tokens)
         self._fixed, self._public = self._public_embeddings()
@@ -290,14 +291,11 @@ class Matcher:
         be expected from the observed update, once its masks are learned. It is empty without dropout, and where noise
         or pruning are accounted for as well, because nothing is known then.
 
-        That is about the distance at which the true batch is to be expected from the observed update, once its masks are learned. Nothing is known
-        where there is no dropout, or noise or pruning are made use of as well: then nothing is returned.
-
         Args:
             tokens: (B,) sequences of token ids.
             label_logits: (B, C).
-            masks: (P,) of which those are kept that are learned.
-            draws: how often the others are drawn.
+            masks: (P,) of which the learned ones are kept.
+            draws: number of draws of the others.
             rng: draws.
         """
         damaged = self.objective.masked or self.objective.filled or self.objective.sigma > 0
@@ -326,7 +324,7 @@ class Matcher:
 
         The nearest is by cosine (LAMP, Algorithm 1). There is one mean cosine for each sequence.
 
-        Special tokens stand where the tokenizer puts them and nowhere else; the unknown-word token may.
+        Special tokens stand where the tokenizer puts them and nowhere else, except the unknown-word token.
 
         Args:
             embeddings: (B, T, D) of one candidate.
@@ -361,7 +359,7 @@ class Matcher:
     def _losses_and_derivatives(self, dummy: Candidate) -> tuple[Tensor, Candidate]:
         """Return the losses of some candidates and the derivatives of their sum.
 
-        The objective's derivatives by the pairs have a closed form and are handed to one backward pass through them.
+        The objective's derivatives by the pairs have a closed form; one backward pass continues from them.
         """
         live = Candidate(*(part.detach().requires_grad_() for part in dummy))
         with torch.enable_grad():
@@ -413,7 +411,7 @@ class Matcher:
         if layout is None:
             return torch.zeros(0, device=self.table.device)
         chosen = layout.of_places([range(len(self._vocabulary.starts_with)) for _ in self.lengths])
-        everything = places == "all" or not bool(chosen.any())  # nothing stands before a text, as in a decoder
+        everything = places == "all" or not bool(chosen.any())  # a decoder has no token before a text
         return (torch.ones(layout.entries) if everything else chosen.float()).to(self.table.device)
 
     def _length_loss(self, placed: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ Permutation = tuple[int, ...]
 
 
 def swap(order: Permutation, i: int, j: int) -> Permutation:
-    """Exchange the tokens at places i and j.
+    """Exchange the tokens at positions i and j.
 
     >>> swap((0, 1, 2, 3), 0, 2)
     (2, 1, 0, 3)
@@ -26,7 +26,7 @@ def swap(order: Permutation, i: int, j: int) -> Permutation:
 
 
 def move_token(order: Permutation, i: int, j: int) -> Permutation:
-    """Move the token at place i behind the one at place j.
+    """Move the token at position i behind the one at position j.
 
     >>> move_token((0, 1, 2, 3), 0, 2)
     (1, 2, 0, 3)
@@ -48,7 +48,7 @@ def move_subsequence(order: Permutation, i: int, j: int, p: int) -> Permutation:
 
 
 def move_prefix(order: Permutation, i: int) -> Permutation:
-    """Move everything up to place i, included, to the end.
+    """Move all tokens up to position i, included, to the end.
 
     >>> move_prefix((0, 1, 2, 3), 1)
     (2, 3, 0, 1)
@@ -82,7 +82,7 @@ TRANSFORMS: tuple[Callable[[Permutation, torch.Generator], Permutation], ...] = 
     _draw_move_subsequence,
     _draw_move_prefix,
 )
-"""Each draws its places uniformly."""
+"""Each draws its positions uniformly."""
 
 
 def draw_orders(places: Sequence[int], length: int, draws: int, rng: torch.Generator) -> list[Permutation]:
@@ -91,13 +91,13 @@ def draw_orders(places: Sequence[int], length: int, draws: int, rng: torch.Gener
     Each of the four kinds is drawn equally often.
 
     Args:
-        places: of the tokens that may move.
+        places: positions of the tokens that may move.
         length: T of the sequence.
         draws: n_d.
-        rng: draws the places.
+        rng: draws the positions.
 
     Returns:
-        Orders of the whole sequence, the present one not among them.
+        Orders of the whole sequence, without the present one.
     """
     present = tuple(range(len(places)))
     found: dict[Permutation, None] = {}

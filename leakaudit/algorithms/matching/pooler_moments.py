@@ -12,12 +12,12 @@ with x_i the feature of sequence i, and by Stein's lemma (Eq. 8 to 12)
 a symmetric tensor whose decomposition gives the x_i up to their lengths. There are three estimates, each more exact
 than the one before:
 
-- `paper`: the tensor over the d' features that the new outputs look at, symmetrised (Appendix B), decomposed.
-- `span` (ours): the g_j are combinations of the B features, exactly. So the features' span is known without an error, and the tensor is formed in
-  its B coordinates only: what the finite m leaves of noise outside of it is gone. Features come back in all D coordinates, because
-  what combines the first d' of them combines the others as well.
-- `solve` (ours): starting there, the equations for g_j themselves are solved for x_i and r_i by least squares. They hold exactly, so lengths and
-  signs come with them.
+- `paper`: the tensor over the d' features that the new outputs use is symmetrised (Appendix B) and decomposed.
+- `span` (ours): the g_j are exact combinations of the B features. So the features' span is known without an error, and
+  the tensor is formed in its B coordinates only, which removes the noise of a finite m outside of the span. Features
+  have all D coordinates, because the combination of the first d' of them holds for the others as well.
+- `solve` (ours): from there, the equations for g_j themselves are solved for x_i and r_i by least squares. They hold
+  exactly, so they give lengths and signs, too.
 
 Letters: B sequences, D features, d' of them used by the new outputs, m new outputs.
 """
@@ -37,18 +37,18 @@ Slope = Callable[[Tensor], Tensor]
 """f', elementwise."""
 
 TRIALS = 32
-"""Pairs of random contractions that the decomposition starts from; the one that explains the tensor best goes on. Our choice: they
-cost nothing, and a few of them are ill-conditioned."""
+"""Pairs of random contractions that the decomposition tries; the best start is refined. Our choice: they cost nothing,
+and a few of them are ill-conditioned."""
 
 ROWS = 4096
-"""Outputs whose equations are solved. Our choice: there are B (B + 1) unknowns in B times so many equations."""
+"""Outputs whose equations are solved. Our choice: there are B (B + 1) unknowns in B equations for each output."""
 
 EXPLAINS = 0.1
-"""Relative error of the equations up to which their solution counts. Our choice: a right one is exact to rounding, and dropout behind
-the pooler leaves more than 0.3."""
+"""Relative error of the equations up to which their solution counts. Our choice: a right one is exact to rounding, and
+dropout after the pooler leaves more than 0.3."""
 
 CHUNK = 2048
-"""Outputs a step when the paper's tensor is summed up. Our choice, for memory."""
+"""Outputs in each step of the sum of the paper's tensor. Our choice, for memory."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class PoolerUpdate:
     gradients: Tensor
     """(m, D) float64 of the new outputs' weights."""
     weights: Tensor
-    """(m, d') float64 of the new outputs themselves."""
+    """(m, d') float64 weights of the new outputs."""
     deviation: float
     """s."""
 
@@ -103,9 +103,10 @@ def third_moment(gradients: Tensor, normals: Tensor) -> Tensor:
 def decompose(tensor: Tensor, components: int, rng: torch.Generator) -> tuple[Tensor, float]:
     """Write a symmetric tensor as a sum of that many third powers of vectors.
 
-    The tensor is brought into the `components` main directions of its unfolding. There two random contractions T(., ., a) and T(., ., b)
-    are Z diag Z^T with one and the same Z, whose columns are the eigenvectors of the one times the inverse of the other (Harshman 1970; known
-    as Jennrich's algorithm). Least squares on the tensor itself then takes out what noise has done to them.
+    The tensor is projected on the `components` main directions of its unfolding. There two random contractions
+    T(., ., a) and T(., ., b) are Z diag Z^T with the same Z, whose columns are the eigenvectors of the first times the
+    inverse of the second (Harshman 1970; known as Jennrich's algorithm). Least squares on the tensor itself then reduces
+    the error that noise causes.
 
     Args:
         tensor: (K, K, K), symmetric.
@@ -148,7 +149,7 @@ def features_in_span(seen: PoolerUpdate, sequences: int, rng: torch.Generator) -
     coordinates, explained = decompose(
         third_moment(short @ basis, seen.weights @ basis / seen.deviation), kept, rng
     )  # (K, K)
-    # The update is P S basis^T in the features looked at and P (P^T G) in all of them: a row z basis^T of the first is z S^-1 P^T G of the second.
+    # The update is P S basis^T in the used features and P (P^T G) in all: a row z basis^T there is z S^-1 P^T G here.
     whole = (short @ basis / strengths).T @ seen.gradients  # (K, D) = P^T G
     return Features((coordinates / strengths) @ whole, explained)
 

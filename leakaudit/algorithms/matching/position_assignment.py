@@ -28,15 +28,15 @@ TINY = 1e-12
 """Keeps quotients finite."""
 
 
-class Seated(NamedTuple):
+class AssignedPositions(NamedTuple):
     """One sequence with its embeddings at other positions."""
 
     order: Permutation
-    """Which place the embedding at each place comes from."""
+    """The position from which the embedding at each position comes."""
     embeddings: Tensor
-    """(T, D) after the move: the same sums with positions, another split."""
+    """(T, D) after the move: the same sums with positions, split differently."""
     gain: float
-    """By how much the mean cosine with the nearest words rose."""
+    """The rise of the mean cosine with the nearest words."""
 
 
 def position_vectors(seen: Observation, longest: int) -> Tensor | None:
@@ -54,7 +54,7 @@ def position_vectors(seen: Observation, longest: int) -> Tensor | None:
     return stage.position_vectors[:longest].to(table) if stage.position_vectors.shape[1] == table.shape[1] else None
 
 
-def seat(embeddings: Tensor, places: Sequence[int], positions: Tensor, words: Tensor) -> Seated:
+def assign_positions(embeddings: Tensor, places: Sequence[int], positions: Tensor, words: Tensor) -> AssignedPositions:
     """Return the assignment to positions with the highest mean cosine.
 
     The cosine is that of an embedding with the nearest word.
@@ -72,11 +72,11 @@ def seat(embeddings: Tensor, places: Sequence[int], positions: Tensor, words: Te
     of_sums, of_positions = sums @ words.T, positions[index] @ words.T
     nearest = torch.stack([(products - of_positions).amax(dim=1) for products in of_sums])
     likeness = nearest / split.norm(dim=2).clamp_min(TINY)
-    sources, seats = linear_sum_assignment(likeness.double().cpu().numpy(), maximize=True)
+    sources, targets = linear_sum_assignment(likeness.double().cpu().numpy(), maximize=True)
     order = list(range(len(embeddings)))
     moved = embeddings.clone()
-    for source, target in zip(sources.tolist(), seats.tolist(), strict=True):
+    for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
         order[places[target]] = places[source]
         moved[places[target]] = split[source, target]
-    gain = float(likeness[sources, seats].mean() - likeness.diagonal().mean())
-    return Seated(tuple(order), moved, gain)
+    gain = float(likeness[sources, targets].mean() - likeness.diagonal().mean())
+    return AssignedPositions(tuple(order), moved, gain)

@@ -16,14 +16,15 @@ def denoised(matrix: Tensor, rank: int, sigma: float) -> Tensor:
 
     It has at most the given rank, and is zero if no singular value is above noise.
 
-    Singular values are shrunk as is optimal for the squared error (Gavish and Donoho, "Optimal Shrinkage of Singular Values", IEEE Trans. Inf.
-    Theory 2017, Frobenius loss): with y in units of sigma sqrt(n) for n rows or columns, whichever are more, and beta <= 1 the ratio of the two numbers,
+    Singular values are shrunk optimally for the squared error (Gavish and Donoho, "Optimal Shrinkage of Singular
+    Values", IEEE Trans. Inf. Theory 2017, Frobenius loss). With y in units of sigma sqrt(n), n the larger of the numbers of
+    rows and columns, and beta <= 1 the ratio of the smaller to the larger,
 
         y -> sqrt((y^2 - beta - 1)^2 - 4 beta) / y    where y > 1 + sqrt(beta), else 0.
 
     Args:
         matrix: (rows, columns).
-        rank: how many tokens there are.
+        rank: number of tokens.
         sigma: standard deviation of the noise on every entry, above 0.
     """
     short, long = sorted(matrix.shape)

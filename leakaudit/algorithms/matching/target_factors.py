@@ -33,10 +33,11 @@ SPARE = 8
 """Columns beyond the expected rank with which an update is factored. Our choice (Halko et al. 2011, Sec. 4.2, take 5 to 10)."""
 
 FACTORED = 1e-5
-"""Relative error up to which a factored update stands for it. Our choice: float32 products are that exact; noise and pruning leave far more."""
+"""Relative error up to which factors replace an update. Our choice: float32 products are that exact; noise and pruning
+leave far more."""
 
 
-class Sight(NamedTuple):
+class Products(NamedTuple):
     """Products of candidates with a target, kept for the derivatives."""
 
     inner: Tensor
@@ -45,15 +46,15 @@ class Sight(NamedTuple):
     """(K, N) |g|^2, float64."""
     given: Tensor
     """(K, N, M, in): x_t."""
-    pull: Tensor
+    output_gradient: Tensor
     """(K, N, M, out): d_t."""
     given_along: Tensor
     """(K, N, M, r): r_i . x_t."""
-    pull_along: Tensor
+    gradient_along: Tensor
     """(K, N, M, r): l_i . d_t."""
     of_inputs: Tensor
     """(K, N, M, M): x_s . x_t, in the metric."""
-    of_pulls: Tensor
+    of_gradients: Tensor
     """(K, N, M, M): d_s . d_t, in the metric."""
 
 
@@ -81,8 +82,8 @@ class Target(NamedTuple):
 
         Args:
             matrix: (out, in).
-            tokens: M of a whole candidate: the rank that an update without damage has. In a metric, what else it has is left out.
-            whitened: compare in the metric that it gives.
+            tokens: M of a whole candidate: the rank of an update without damage. In a metric, all other directions are left out.
+            whitened: compare in the metric of the update.
             sigma: standard deviation of noise on every entry, as far as it is known.
         """
         factors = _factors(matrix, tokens + SPARE, whitened=whitened)
@@ -108,24 +109,24 @@ class Target(NamedTuple):
         left, less = (None if part is None else part[which] for part in (self.left, self.less))
         return Target(self.right[which], left, self.values[which], self.power[which], self.absent[which], less)
 
-    def sight(self, given: Tensor, pull: Tensor) -> Sight:
+    def products(self, given: Tensor, output_gradient: Tensor) -> Products:
         """Return the products of candidates with the target.
 
         Args:
             given: (K, N, M, in): x_t.
-            pull: (K, N, M, out): d_t.
+            output_gradient: (K, N, M, out): d_t.
         """
         given_along = _product(given, self.right.transpose(1, 2))
-        pull_along = pull if self.left is None else _product(pull, self.left.transpose(1, 2))
-        of_inputs, of_pulls = given @ given.transpose(2, 3), pull @ pull.transpose(2, 3)
+        gradient_along = output_gradient if self.left is None else _product(output_gradient, self.left.transpose(1, 2))
+        of_inputs, of_gradients = given @ given.transpose(2, 3), output_gradient @ output_gradient.transpose(2, 3)
         if self.less is not None:
             of_inputs = self.absent * of_inputs - (given_along * self.less) @ given_along.transpose(2, 3)
-            of_pulls = self.absent * of_pulls - (pull_along * self.less) @ pull_along.transpose(2, 3)
-        inner = (given_along * self.values * pull_along).sum(dim=(2, 3), dtype=torch.float64)
-        power = (of_inputs * of_pulls).sum(dim=(2, 3), dtype=torch.float64)
-        return Sight(inner, power, given, pull, given_along, pull_along, of_inputs, of_pulls)
+            of_gradients = self.absent * of_gradients - (gradient_along * self.less) @ gradient_along.transpose(2, 3)
+        inner = (given_along * self.values * gradient_along).sum(dim=(2, 3), dtype=torch.float64)
+        power = (of_inputs * of_gradients).sum(dim=(2, 3), dtype=torch.float64)
+        return Products(inner, power, given, output_gradient, given_along, gradient_along, of_inputs, of_gradients)
 
-    def derivatives(self, seen: Sight, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    def derivatives(self, seen: Products, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """Return the derivatives by x_t, (K, N, M, in), and d_t, (K, N, M, out).
 
         Args:
@@ -134,18 +135,20 @@ class Target(NamedTuple):
             b: (K, N) twice that by |g|^2.
         """
         along, own = a[..., None, None] * self.values, b[..., None, None]
-        of_pulls, of_inputs = own * seen.of_pulls, own * seen.of_inputs  # (K, N, M, M)
-        by_given_along, by_pull_along = along * seen.pull_along, along * seen.given_along
+        of_gradients, of_inputs = own * seen.of_gradients, own * seen.of_inputs  # (K, N, M, M)
+        by_given_along, by_gradient_along = along * seen.gradient_along, along * seen.given_along
         if self.less is not None:
-            by_given_along = by_given_along - of_pulls @ (seen.given_along * self.less)
-            by_pull_along = by_pull_along - of_inputs @ (seen.pull_along * self.less)
-            of_pulls, of_inputs = self.absent * of_pulls, self.absent * of_inputs
-        by_given = of_pulls @ seen.given + _product(by_given_along, self.right)
-        by_pull = of_inputs @ seen.pull
-        return by_given, by_pull + (by_pull_along if self.left is None else _product(by_pull_along, self.left))
+            by_given_along = by_given_along - of_gradients @ (seen.given_along * self.less)
+            by_gradient_along = by_gradient_along - of_inputs @ (seen.gradient_along * self.less)
+            of_gradients, of_inputs = self.absent * of_gradients, self.absent * of_inputs
+        by_given = of_gradients @ seen.given + _product(by_given_along, self.right)
+        by_gradient = of_inputs @ seen.output_gradient
+        return by_given, by_gradient + (
+            by_gradient_along if self.left is None else _product(by_gradient_along, self.left)
+        )
 
 
-def together(targets: Sequence[Target]) -> Target:
+def stacked(targets: Sequence[Target]) -> Target:
     """Return targets of one shape as one."""
     return Target(
         torch.cat([target.right for target in targets]),
@@ -186,8 +189,8 @@ def _factors(matrix: Tensor, rank: int, *, whitened: bool) -> Factors | None:
 
     None unless products with them are cheaper and they make up the matrix, or there is to be a metric.
 
-    A gradient is a sum over tokens, so few tokens leave one of low rank: its range is that of a few random combinations of its columns
-    (Halko et al. 2011, Algorithms 4.1 and 5.1).
+    A gradient is a sum over tokens, so few tokens give it a low rank. Its range is that of a few random combinations of
+    its columns (Halko et al. 2011, Algorithms 4.1 and 5.1).
     """
     rows, columns = matrix.shape
     cheaper = 2 * rank * (rows + columns) <= rows * columns

@@ -28,18 +28,17 @@ from leakaudit.plugins.budget import Budget
 Batch = tuple[tuple[int, ...], ...]
 
 ORDERS = 8
-"""Random transformations of each sequence that a sweep tries, beside every exchange of neighbours. Our choice: with three times as many, six training
-sentences that were climbed for came out no nearer."""
+"""Random transformations of each sequence in a sweep, besides every exchange of neighbours. Our choice: three times as
+many gave nothing more on training sentences; see docs/decisions/matching.md."""
 
 DOUBLES = 24
-"""Moves of words that a sequence has twice that a sweep tries, drawn from all. Our choice: of nine training sentences that were climbed for, two came out
-with 24 random transformations and four with all moves and `ORDERS`; of eleven others two with all moves, and three with 24 of them and a sixth less to score."""
+"""Moves of repeated words in a sweep, drawn from all. Chosen on training sentences; see docs/decisions/matching.md."""
 
 LIKELY = 0.6
-"""Share of the nearest word's cosine that another's must have to be tried. Our choice."""
+"""Words are tried if their cosine is at least this share of the nearest word's. Our choice."""
 
 MOST_SWEEPS = 8
-"""Sweeps after which mending ends. Our choice: most end before, because nothing helps any more."""
+"""Most sweeps of one refinement. Our choice: most end earlier, because no neighbour is better."""
 
 
 def nearest_words(matcher: Matcher, embeddings: Tensor, most: int) -> list[dict[int, list[int]]]:
@@ -48,12 +47,10 @@ def nearest_words(matcher: Matcher, embeddings: Tensor, most: int) -> list[dict[
     Nearest first, at the positions that are not public. A certain position has one near word; an uncertain one has
     many.
 
-    A place that is sure of its word has no other near it; one that found none has many.
-
     Args:
         matcher: whose vocabulary it is.
         embeddings: (B, T, D) of one candidate.
-        most: words a place.
+        most: most words at each position.
     """
     cosine = functional.normalize(embeddings, dim=2) @ matcher.directions.T  # (B, T, V)
     near, ids = cosine.topk(most, dim=2)
@@ -76,7 +73,7 @@ def pooled(found: Sequence[list[dict[int, list[int]]]]) -> list[dict[int, list[i
     ]
 
 
-def mend(
+def refine_tokens(
     matcher: Matcher,
     guess: Sequence[tuple[int, ...]],
     label_logits: Tensor,
@@ -93,9 +90,9 @@ def mend(
         matcher: compares.
         guess: (B,) sequences of token ids.
         label_logits: (B, C).
-        words: for each sequence place -> words to try there.
+        words: for each sequence: position -> words to try there.
         rng: draws orders.
-        budget: looked at before every sweep.
+        budget: checked before every sweep.
     """
     best: Batch = tuple(guess)
     for _ in range(MOST_SWEEPS):
@@ -145,7 +142,7 @@ def _moved(order: Permutation, one: int, other: int) -> Permutation:
     """Return the order with one token moved, and those between shifted by one."""
     if one < other:
         return move_token(order, one, other)
-    return move_subsequence(order, other, one - 1, one)  # what stood from there on goes behind it
+    return move_subsequence(order, other, one - 1, one)  # the tokens from there on follow it
 
 
 def _together(tried: Sequence[Batch], losses: Sequence[float]) -> list[Batch]:
