@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from leakaudit.algorithms.matching.comparison import Objective
+from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.algorithms.matching.run import PlainMatching, reconstruct_by_matching
 from leakaudit.plugins import Budget, Observation, Reconstruction, attack
 

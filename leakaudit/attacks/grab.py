@@ -7,10 +7,10 @@ from typing import ClassVar, Literal
 
 import torch
 
-from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.descent import Descent, Keep
 from leakaudit.algorithms.matching.hybrid_search import Hybrid
-from leakaudit.algorithms.matching.matcher import MaskPlaces
+from leakaudit.algorithms.matching.learned_masks import MaskPlaces
+from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.algorithms.matching.run import (
     Recipe,
     StartSource,

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.lamp import COSINE_PRESETS, Lamp, Preset, Settings
+from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.plugins import Budget, Observation, Reconstruction, attack
 
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.lamp import PRESETS, Lamp, Preset, Settings
+from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.algorithms.matching.run import check_knobs
 from leakaudit.models.structure import word_embedding
 from leakaudit.plugins import Budget, Observation, Reconstruction, attack

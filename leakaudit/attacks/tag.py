@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from leakaudit.algorithms.matching.comparison import Objective
+from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.algorithms.matching.run import (
     PLAIN_PRESETS,
     PlainMatching,

@@ -1,4 +1,4 @@
-"""Mending sequences by their features alone: against a feature with a known answer, and on a tiny model's wide pooler."""
+"""Refinement of sequences by their features alone, with known answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def rng() -> torch.Generator:
 
 
 class Toy:
-    """Its feature is a sum of words, each turned by its place; the first and the last token are public, words below 5 never stand in a text."""
+    """A matcher whose feature is a sum of words, each turned by its position.
+
+    The first and the last token are public; words below 5 occur in no text.
+    """
 
     def __init__(self) -> None:
         self.table = torch.randn(VOCABULARY, HIDDEN, generator=rng())
@@ -44,7 +47,7 @@ class Toy:
     [(0, 7, 11, 23, 9, 31, 1), (0, 7, 23, 11, 9, 30, 1), (0, 11, 23, 9, 30, 7, 1), (0, 7, 12, 23, 30, 9, 1)],
     ids=["a word", "two exchanged", "a word moved", "both"],
 )
-def test_a_damaged_sequence_is_mended_by_its_feature(guess: tuple[int, ...]) -> None:
+def test_a_damaged_sequence_is_refined_by_its_feature(guess: tuple[int, ...]) -> None:
     """Public tokens stay, and words that stand in no text are never tried."""
     assert search_tokens(Toy(), 0, 0, guess, 4, rng(), Budget(600)).tokens == TRUE
 

@@ -13,9 +13,8 @@ entries of dropout masks.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -24,66 +23,28 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from leakaudit.algorithms.matching.batch_shape import equal_lengths
+from leakaudit.algorithms.matching.candidates import Candidate
 from leakaudit.algorithms.matching.dropout_masks import dropping, layout_of, masked_by
+from leakaudit.algorithms.matching.layers import (
+    AGREES,
+    Layer,
+    Matrix,
+    Record,
+    Vector,
+    before_gain,
+    is_gain,
+    layer_inputs,
+    matrix_of,
+    recording,
+    tokens_joined,
+)
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.models.structure import word_embedding
 
-AGREES = 1e-3
-"""Relative error up to which a parameter's gradient from pairs counts as its true gradient, tested once on random
-input. Our choice: float32 leaves 1e-6; a layer that is more than W x + b is off by far more."""
-
 CANCELS = 1e-4
 """A vector's gradient below this share of its summands counts as the rounding of a sum that is zero. Our choice:
 float32 leaves 1e-7 of them; a dozen tokens that happen to cancel, far more."""
-
-MOST_ROWS = 4096
-"""Largest number of rows of a table that is matched as a linear layer of one-hot inputs. Our choice: positions, not
-words."""
-
-
-class Candidate(NamedTuple):
-    """N candidate batches: what is optimised."""
-
-    embeddings: Tensor
-    """(N, B, T, D), T the longest length."""
-    label_logits: Tensor
-    """(N, B, C) of soft labels; unused where labels are granted."""
-    masks: Tensor
-    """(N, P) of dropout, in [0, 1], as `MaskLayout` lays them out; P = 0 where dropout is not modelled."""
-
-    def take(self, rows: Tensor | Sequence[int] | slice) -> Candidate:
-        """Return some of the candidates."""
-        return Candidate(*(part[rows] for part in self))
-
-    def detached(self) -> Candidate:
-        """Return a copy without history."""
-        return Candidate(*(part.detach().clone() for part in self))
-
-
-def joined(parts: Sequence[Candidate]) -> Candidate:
-    """Return all candidates as one."""
-    return Candidate(*(torch.cat(each) for each in zip(*parts, strict=True)))
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """A parameter whose gradient is kept as pairs of inputs and output gradients."""
-
-    name: str
-    """Parameter name."""
-    input_first: bool
-    """Stored as (in, out)."""
-
-
-@dataclass(frozen=True)
-class Vector:
-    """A parameter whose gradient is formed."""
-
-    name: str
-    """Parameter name."""
-    gain: bool
-    """A normalisation's gain, not a bias."""
 
 
 class Pairs(NamedTuple):
@@ -95,22 +56,6 @@ class Pairs(NamedTuple):
     """Of each matrix (N, M, out): the gradient of a candidate's loss by what the layer makes."""
     vectors: list[Tensor]
     """Of each vector (N, size)."""
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """A module that owns matrices or vectors."""
-
-    module: nn.Module
-    matrix: Matrix | None
-    vectors: tuple[Vector, ...]
-
-
-class _Record(NamedTuple):
-    """Inputs and outputs of a layer in a forward pass, call by call."""
-
-    given: list[Tensor]
-    made: list[Tensor]
 
 
 class CandidateGradients:
@@ -200,18 +145,18 @@ class CandidateGradients:
         with torch.enable_grad():
             for layer, record, output_gradient in self._output_gradients(dummy, differentiable):
                 if layer.matrix is not None:
-                    result.inputs.append(_joined(_inputs(layer.module, record), candidates))
+                    result.inputs.append(tokens_joined(layer_inputs(layer.module, record), candidates))
                     result.output_gradients.append(output_gradient)
                 for vector in layer.vectors:
                     each = (
-                        output_gradient * _plain(layer.module, _joined(record.made, candidates))
+                        output_gradient * before_gain(layer.module, tokens_joined(record.made, candidates))
                         if vector.gain
                         else output_gradient
                     )
                     result.vectors.append(each.sum(dim=1))
         return result if differentiable else Pairs(*([tensor.detach() for tensor in part] for part in result))
 
-    def _output_gradients(self, dummy: Candidate, differentiable: bool) -> Iterator[tuple[_Layer, _Record, Tensor]]:
+    def _output_gradients(self, dummy: Candidate, differentiable: bool) -> Iterator[tuple[Layer, Record, Tensor]]:
         """Run forward and backward; yield layer, record and output gradient.
 
         The output gradient, (N, M, out), is the gradient of the loss by the layer's output.
@@ -219,12 +164,12 @@ class CandidateGradients:
         candidates = len(dummy.embeddings)
         if not dummy.embeddings.requires_grad:
             dummy = dummy._replace(embeddings=dummy.embeddings.detach().requires_grad_())
-        with _recording([layer.module for layer in self._layers], candidates, lambda: self._running) as records:
+        with recording([layer.module for layer in self._layers], candidates, lambda: self._running) as records:
             loss = self.losses(dummy).sum()
         made = [tensor for record in records for tensor in record.made]
         found = iter(torch.autograd.grad(loss, made, create_graph=differentiable))
         for layer, record in zip(self._layers, records, strict=True):
-            yield layer, record, _joined([next(found) for _ in record.made], candidates)
+            yield layer, record, tokens_joined([next(found) for _ in record.made], candidates)
 
     def _dropping(self, masks: Tensor, rows: Sequence[int]) -> AbstractContextManager[None]:
         """Apply the dropout masks of these sequences, if dropout is modelled."""
@@ -267,32 +212,32 @@ class CandidateGradients:
             found[matrix.name] = gradient.T if matrix.input_first else gradient
         return found | {v.name: each[number] for v, each in zip(self.vectors, pairs.vectors, strict=True)}
 
-    def _find(self, wanted: set[str], probe: Candidate) -> list[_Layer]:
+    def _find(self, wanted: set[str], probe: Candidate) -> list[Layer]:
         """List the layers that run, with their wanted parameters.
 
         A layer is a module that looks like a linear layer, a small table or a normalisation.
         """
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         owners = [m for m in self._model.modules() if isinstance(getattr(m, "weight", None), nn.Parameter)]
-        with torch.no_grad(), _recording(owners, 1, lambda: self._running) as records:
+        with torch.no_grad(), recording(owners, 1, lambda: self._running) as records:
             self.losses(probe)
         layers = []
         for module, record in zip(owners, records, strict=True):
             if not record.made:
                 continue
             name = names.get(id(module.weight), "")
-            matrix = _matrix(name, module, record) if name in wanted else None
+            matrix = matrix_of(name, module, record) if name in wanted else None
             vectors = []
-            if name in wanted and _is_gain(module, record):
+            if name in wanted and is_gain(module, record):
                 vectors.append(Vector(name, gain=True))
             bias = names.get(id(getattr(module, "bias", None)), "")
             if bias in wanted:
                 vectors.append(Vector(bias, gain=False))
             if matrix is not None or vectors:
-                layers.append(_Layer(module, matrix, tuple(vectors)))
+                layers.append(Layer(module, matrix, tuple(vectors)))
         return layers
 
-    def _agreeing(self, probe: Candidate) -> list[_Layer]:
+    def _agreeing(self, probe: Candidate) -> list[Layer]:
         """Return the layers without the parameters that cannot be compared.
 
         Two kinds are left out: parameters whose true gradients the pairs do not reproduce (layers that do more than
@@ -311,7 +256,7 @@ class CandidateGradients:
                     if float(formed[vector.name].detach().norm()) <= CANCELS * weight
                 }
         kept = [
-            _Layer(
+            Layer(
                 layer.module,
                 layer.matrix if layer.matrix is not None and layer.matrix.name in right else None,
                 tuple(vector for vector in layer.vectors if vector.name in right),
@@ -329,88 +274,6 @@ class CandidateGradients:
         logits = torch.randn(*shape[:2], self.classes, generator=rng)
         masks = torch.zeros(1, 0) if self.masks is None else (1 - self.masks.rates)[None]
         return Candidate(*(part.to(table.device) for part in (embeddings, logits, masks)))
-
-
-@contextmanager
-def _recording(modules: Sequence[nn.Module], candidates: int, running: Callable[[], int]) -> Iterator[list[_Record]]:
-    """Record inputs and outputs of modules while the block runs.
-
-    A module may run once for all sequences, as a position table does. Its output is expanded to the candidates' rows,
-    so that each has a gradient of its own.
-    """
-    records = [_Record([], []) for _ in modules]
-
-    def recorder(record: _Record) -> Any:
-        def record_call(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Tensor) -> Tensor:
-            if made.shape[0] % candidates:
-                made = made.expand(running(), *made.shape[1:])
-            if torch.is_grad_enabled() and not made.requires_grad:  # a table does not depend on the candidate
-                made = made.detach().requires_grad_()
-            record.given.append(next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)))
-            record.made.append(made)
-            return made
-
-        return record_call
-
-    handles = [
-        module.register_forward_hook(recorder(record), with_kwargs=True)
-        for module, record in zip(modules, records, strict=True)
-    ]
-    try:
-        yield records
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _joined(tensors: Sequence[Tensor], candidates: int) -> Tensor:
-    """Return (N, M, features): the tokens of each candidate over all calls."""
-    parts = [tensor.reshape(candidates, -1, tensor.shape[-1]) for tensor in tensors]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-
-def _inputs(module: nn.Module, record: _Record) -> list[Tensor]:
-    """Return a layer's inputs, call by call; one-hot rows for a table."""
-    if not isinstance(module, nn.Embedding):
-        return record.given
-    return [
-        functional.one_hot(ids.expand(made.shape[:-1]), module.num_embeddings).to(made.dtype)
-        for ids, made in zip(record.given, record.made, strict=True)
-    ]
-
-
-def _plain(module: nn.Module, made: Tensor) -> Tensor:
-    """Return the output of a normalisation before gain and shift."""
-    gain: Any = module.weight
-    shift: Any = getattr(module, "bias", None)
-    plain: Tensor = (made if shift is None else made - shift) / gain
-    return plain
-
-
-def _matrix(name: str, module: nn.Module, record: _Record) -> Matrix | None:
-    """Return the module's weight as a `Matrix`, or None.
-
-    It is one if the module is a linear layer or a small table.
-    """
-    weight: Any = module.weight
-    if isinstance(module, nn.Embedding):
-        return Matrix(name, input_first=True) if module.num_embeddings <= MOST_ROWS else None
-    given, made = record.given[0], record.made[0]
-    if weight.dim() != 2 or not given.is_floating_point():
-        return None
-    bias: Any = getattr(module, "bias", None)
-    plain = made if bias is None else made - bias
-    for input_first in (False, True):
-        matrix = weight if input_first else weight.T
-        fits = matrix.shape == (given.shape[-1], made.shape[-1])
-        if fits and float((given @ matrix - plain).abs().max()) <= AGREES * float(plain.abs().max()):
-            return Matrix(name, input_first)
-    return None
-
-
-def _is_gain(module: nn.Module, record: _Record) -> bool:
-    weight: Any = module.weight
-    return weight.dim() == 1 and record.given[0].shape == record.made[0].shape and bool((weight.abs() > 1e-6).all())
 
 
 def _same(gradient: Tensor, true: Tensor | None) -> bool:

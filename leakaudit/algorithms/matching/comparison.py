@@ -22,67 +22,21 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.matching.candidate_gradients import Matrix, Pairs, Vector
-from leakaudit.algorithms.matching.low_rank_completion import completed
-from leakaudit.algorithms.matching.singular_value_shrinkage import denoised
+from leakaudit.algorithms.matching.candidate_gradients import Pairs
+from leakaudit.algorithms.matching.layers import Matrix, Vector
+from leakaudit.algorithms.matching.objective import Objective
+from leakaudit.algorithms.matching.pruned_blocks import Formed, block_of
+from leakaudit.algorithms.matching.restoration import TINY, restore, weights_of
 from leakaudit.algorithms.matching.target_factors import Products, Target, stacked
-from leakaudit.algorithms.span.subspace import smallest_kept
-
-TINY = 1e-30
-"""Keeps quotients finite."""
+from leakaudit.algorithms.matching.vector_target import VectorTarget
 
 STACKED = 2**20
 """Most entries of the inputs of matrices that are compared together. Our choice: some megabytes."""
-
-HARM = 2.0
-"""How fast cosines get weights of their own with the share of an update's power that is noise or was pruned: completely
-from a half on, which noise as large as the update gives. Our choice: with less damage, equal weights did better on
-training sentences; see docs/decisions/matching.md."""
-
-
-@dataclass(frozen=True)
-class Objective:
-    """The distance between gradients that a search minimises."""
-
-    kind: Literal["l2", "cosine"] = "l2"
-    """L2 distance, or one minus the cosine (LAMP, Sec. 4.2, L_cos)."""
-    squared: bool = True
-    """Square the L2 distance of each parameter, as DLG does (Zhu et al. 2019); LAMP (L_tag) and GRAB (Eq. 1) print it without the square."""
-    per: Literal["parameter", "layer", "whole"] = "parameter"
-    """The unit of a cosine, before the mean: each parameter tensor, all parameters of a block, or the whole update. The
-    L2 distance is the same for all."""
-    whitened: bool = False
-    """Take cosines of matrices in a metric in which weak tokens count (`whitening`)."""
-    l1: float = 0.0
-    """Weight of the additional L1 distance (TAG)."""
-    match_norm: bool = False
-    """Scale every candidate's gradient to the norm of the observed one first: for updates whose length is unknown."""
-    masked: bool = False
-    """Compare only where the observed update is not zero (GRAB, Sec. 5.5.2): for pruned updates."""
-    filled: bool = False
-    """For pruned updates, too: fill in removed entries by the low rank first (`low_rank_completion`), and compare
-    everywhere. The more was pruned, the more a cosine counts by the length of its update, because pruning removes most
-    of the short ones. Vectors are compared where they are not zero."""
-    sigma: float = 0.0
-    """Standard deviation of noise on every entry. It is removed from matrices as far as their rank allows
-    (`singular_value_shrinkage`). The more of the update is noise, the more a cosine counts by its expected square
-    between the denoised and the clean update: noise of one size hides small gradients."""
-
-    def __post_init__(self) -> None:
-        """Refuse a metric for an L1 distance or for single entries.
-
-        These have no singular values.
-        """
-        if self.whitened and (self.kind != "cosine" or self.l1 or self.masked):
-            raise ValueError(
-                f"whitened compares cosines of whole updates; got kind={self.kind!r}, l1={self.l1}, masked={self.masked}"
-            )
 
 
 class Compared(NamedTuple):
@@ -117,12 +71,12 @@ class Comparison:
         observed = [
             (update[matrix.name].T if matrix.input_first else update[matrix.name]).contiguous() for matrix in matrices
         ]
-        self._blocks = [_block(matrix) for matrix in observed] if objective.masked else None
+        self._blocks = [block_of(matrix) for matrix in observed] if objective.masked else None
         """Blocks where pruned matrices are compared; None for everywhere."""
         if self._blocks is not None:
             observed = [block.target for block in self._blocks]
         parts = [update[vector.name] for vector in vectors]
-        restored = _restored(objective, observed, parts, update, tokens)
+        restored = restore(objective, observed, parts, update, tokens)
         self._matrices = restored.matrices
         """(out, in) each."""
         self._power = restored.power.clone()
@@ -130,41 +84,30 @@ class Comparison:
         self._targets: list[tuple[tuple[int, ...], Target]] = []
         """Matrices of one shape and their targets, where they are compared everywhere."""
         if not objective.masked:
-            targets = [
-                Target.of(matrix, tokens, whitened=objective.whitened, sigma=objective.sigma)
-                for matrix in self._matrices
-            ]
+            targets = _targets(objective, self._matrices, tokens)
             self._power[: len(targets)] = torch.cat([target.power for target in targets])
-            for shape in dict.fromkeys(target.shape for target in targets):
-                alike = tuple(number for number, target in enumerate(targets) if target.shape == shape)
-                self._targets.append((alike, stacked([targets[number] for number in alike])))
+            self._targets = _stacked_by_shape(targets)
         names = [*(matrix.name for matrix in matrices), *(vector.name for vector in vectors)]
         self._groups = _groups(names, objective.per).to(self._power)
         """(K, groups) one where a parameter belongs to a cosine's group."""
-        self._weights = _weights(restored, self._groups)
+        self._weights = weights_of(restored, self._groups)
         """(groups,) the weight of each cosine; they add up to 1."""
-        self._sizes = [len(part) for part in parts]
         device = next(iter(update.values())).device
-        self._flat = torch.cat(parts) if parts else torch.zeros(0, device=device)
-        """(P,): all vectors side by side, so that one product is enough."""
-        self._owner = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor(self._sizes, dtype=torch.long)).to(
-            device
-        )
-        """(P,) the number of the vector that an entry belongs to."""
+        self._vectors = VectorTarget(parts, device, kept_only=objective.masked or objective.filled)
 
     @property
     def of_nothing(self) -> float:
         """The distance of a zero gradient."""
         if self.objective.kind == "cosine":
             return 1.0
-        absolute = sum(float(part.abs().sum()) for part in (*self._matrices, self._flat))
+        absolute = sum(float(part.abs().sum()) for part in (*self._matrices, self._vectors.flat))
         apart = self._power if self.objective.squared else self._power.sqrt()
         return float(apart.sum()) + self.objective.l1 * absolute
 
     @torch.no_grad()
     def losses(self, pairs: Pairs) -> Tensor:
         """Return (N,) the distances, float64."""
-        flat = self._flattened(pairs)
+        flat = self._vectors.flattened(pairs)
         inner, power = self._statistics(self._products(pairs), flat)
         losses = self._value(inner, power)
         if self.objective.l1:
@@ -174,7 +117,7 @@ class Comparison:
     @torch.no_grad()
     def compare(self, pairs: Pairs) -> Compared:
         """Return the distances and their derivatives."""
-        flat = self._flattened(pairs)
+        flat = self._vectors.flattened(pairs)
         parts = list(self._products(pairs))
         inner, power = self._statistics(parts, flat)
         with torch.enable_grad():
@@ -190,13 +133,13 @@ class Comparison:
         a, b = by_inner.float(), 2 * by_power.float()  # (N, K) each; d|g|^2 is 2 g
         if self._blocks is not None:
             inputs, output_gradients, absolute = self._by_blocks(pairs, parts, a, b, scale)
-            losses = losses + self.objective.l1 * (absolute + self._flat_l1(flat, scale))
+            losses = losses + self.objective.l1 * (absolute + self._vectors.l1(flat, scale))
         elif self.objective.l1:
             inputs, output_gradients, absolute = self._by_forming(pairs, a, b, scale)
-            losses = losses + self.objective.l1 * (absolute + self._flat_l1(flat, scale))
+            losses = losses + self.objective.l1 * (absolute + self._vectors.l1(flat, scale))
         else:
             inputs, output_gradients = self._by_grams(parts, a, b)
-        return Compared(losses, Pairs(inputs, output_gradients, self._by_vectors(flat, a, b, scale)))
+        return Compared(losses, Pairs(inputs, output_gradients, self._vector_derivatives(flat, a, b, scale)))
 
     def _products(self, pairs: Pairs) -> Iterator[_Part]:
         """Yield the products of candidates with updates, some matrices at a time."""
@@ -218,7 +161,7 @@ class Comparison:
         inner, power = (torch.empty(len(flat), len(self._matrices)).to(self._power) for _ in range(2))
         for numbers, _, products in parts:
             inner[:, numbers], power[:, numbers] = products.inner.T, products.power.T
-        by_vector = (self._by_owner(flat * self._flat), self._by_owner(flat.square()))
+        by_vector = self._vectors.statistics(flat)
         return torch.cat([inner, by_vector[0]], dim=1), torch.cat([power, by_vector[1]], dim=1)
 
     def _value(self, inner: Tensor, power: Tensor) -> Tensor:
@@ -240,8 +183,8 @@ class Comparison:
 
     def _l1(self, pairs: Pairs, flat: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Return (N,) the L1 distances and (N,) their derivatives by the scale."""
-        total = self._flat_l1(flat, scale)
-        along = ((scale[:, None].float() * flat - self._flat).sign() * flat).sum(dim=1, dtype=torch.float64)
+        total = self._vectors.l1(flat, scale)
+        along = self._vectors.l1_by_scale(flat, scale)
         for part, target in enumerate(self._matrices):
             for number in range(len(total)):
                 formed = self._formed(pairs, part, number)
@@ -250,10 +193,6 @@ class Comparison:
                 if self.objective.match_norm:
                     along[number] += (difference.sign_() * formed).sum(dtype=torch.float64)
         return total, along
-
-    def _flat_l1(self, flat: Tensor, scale: Tensor) -> Tensor:
-        """Return (N,) the L1 distances of the vectors."""
-        return (scale[:, None].float() * flat - self._flat).abs().sum(dim=1, dtype=torch.float64)
 
     def _by_grams(self, parts: Sequence[_Part], a: Tensor, b: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Return the derivatives where the distance needs no formed matrix.
@@ -308,7 +247,7 @@ class Comparison:
             zip(self._blocks, pairs.inputs, pairs.output_gradients, strict=True)
         ):
             seen = parts[part].products
-            assert isinstance(seen, _Formed)
+            assert isinstance(seen, Formed)
             formed = seen.gradient
             slope = b[:, part, None, None] * formed + a[:, part, None, None] * block.target
             if self.objective.l1:
@@ -323,15 +262,9 @@ class Comparison:
             output_gradients.append(by_gradient)
         return inputs, output_gradients, absolute
 
-    def _by_vectors(self, flat: Tensor, a: Tensor, b: Tensor, scale: Tensor) -> list[Tensor]:
+    def _vector_derivatives(self, flat: Tensor, a: Tensor, b: Tensor, scale: Tensor) -> list[Tensor]:
         first = len(self._matrices)
-        found = a[:, first:][:, self._owner] * self._flat + b[:, first:][:, self._owner] * flat  # (N, P)
-        if self.objective.l1:
-            size = scale[:, None].float()
-            found = found + self.objective.l1 * size * (size * flat - self._flat).sign()
-        if self.objective.masked or self.objective.filled:
-            found = found * (self._flat != 0)
-        return list(found.split(self._sizes, dim=1))
+        return self._vectors.derivatives(flat, a[:, first:], b[:, first:], scale, self.objective.l1)
 
     def _formed(self, pairs: Pairs, part: int, number: int) -> Tensor:
         """Return one candidate's gradient of one matrix.
@@ -343,29 +276,6 @@ class Comparison:
             return self._blocks[part].formed(given[None], output_gradient[None])[0]
         return output_gradient.T @ given
 
-    def _flattened(self, pairs: Pairs) -> Tensor:
-        """Return (N, P) the formed vectors side by side, where they are compared."""
-        if not pairs.vectors:
-            return self._flat.new_zeros(len(pairs.inputs[0]), 0)
-        flat = torch.cat(pairs.vectors, dim=1).detach()
-        return flat * (self._flat != 0) if self.objective.masked or self.objective.filled else flat
-
-    def _by_owner(self, entries: Tensor) -> Tensor:
-        """Return (N, vectors) sums of (N, P) entries over each vector, float64."""
-        sums = torch.zeros(len(entries), len(self._sizes), dtype=torch.float64, device=entries.device)
-        return sums.index_add_(1, self._owner, entries.double())
-
-
-class _Formed(NamedTuple):
-    """Products of candidates with the block of a pruned matrix."""
-
-    inner: Tensor
-    """(1, N) <G, g>, float64."""
-    power: Tensor
-    """(1, N) |g|^2, float64."""
-    gradient: Tensor
-    """(N, R, C): g."""
-
 
 class _Part(NamedTuple):
     """Products of candidates with some of the matrices."""
@@ -374,40 +284,21 @@ class _Part(NamedTuple):
     """The numbers of these matrices."""
     target: Target | None
     """Their updates; None for a pruned one."""
-    products: Products | _Formed
+    products: Products | Formed
 
 
-class _Block(NamedTuple):
-    """The rows and columns in which a pruned matrix is compared."""
-
-    rows: Tensor
-    """(R,) indices."""
-    columns: Tensor
-    """(C,) indices."""
-    target: Tensor
-    """(R, C): G there."""
-    mask: Tensor
-    """(R, C) one where G was not pruned, else zero."""
-
-    def formed(self, given: Tensor, output_gradient: Tensor) -> Tensor:
-        """Return (N, R, C) candidates' gradients, zero where G was pruned.
-
-        They are formed from (N, M, in) inputs and (N, M, out) output gradients.
-        """
-        return (output_gradient[..., self.rows].transpose(1, 2) @ given[..., self.columns]).mul_(self.mask)
-
-    def products(self, given: Tensor, output_gradient: Tensor) -> _Formed:
-        """Return the products of candidates with the block, from the same."""
-        formed = self.formed(given, output_gradient)
-        inner = formed.flatten(1) @ self.target.flatten()
-        return _Formed(inner.double()[None], formed.square().sum(dim=(1, 2)).double()[None], formed)
+def _targets(objective: Objective, matrices: Sequence[Tensor], tokens: int) -> list[Target]:
+    """Return the target of each matrix, (out, in)."""
+    return [Target.of(each, tokens, whitened=objective.whitened, sigma=objective.sigma) for each in matrices]
 
 
-def _block(matrix: Tensor) -> _Block:
-    """Return the block of a pruned matrix's rows and columns that are not empty."""
-    rows, columns = ((matrix != 0).any(dim=dim).nonzero().flatten() for dim in (1, 0))
-    target = matrix[rows][:, columns].contiguous()
-    return _Block(rows, columns, target, (target != 0).to(target))
+def _stacked_by_shape(targets: Sequence[Target]) -> list[tuple[tuple[int, ...], Target]]:
+    """Return the targets of each shape as one, with their numbers."""
+    found = []
+    for shape in dict.fromkeys(target.shape for target in targets):
+        alike = tuple(number for number, target in enumerate(targets) if target.shape == shape)
+        found.append((alike, stacked([targets[number] for number in alike])))
+    return found
 
 
 def _alike(numbers: Sequence[int], pairs: Pairs) -> Iterator[tuple[int, ...]]:
@@ -419,84 +310,6 @@ def _alike(numbers: Sequence[int], pairs: Pairs) -> Iterator[tuple[int, ...]]:
         alike = tuple(run)
         at_once = max(1, STACKED // max(shape.numel(), pairs.output_gradients[alike[0]].numel()))
         yield from (alike[start : start + at_once] for start in range(0, len(alike), at_once))
-
-
-def _powers(parts: Sequence[Tensor]) -> Tensor:
-    """Return (K,) float64 the squared norms of some gradients."""
-    return torch.stack([part.double().square().sum() for part in parts])
-
-
-def _ratio(part: Tensor, whole: Tensor) -> Tensor:
-    """Return part / whole, and zero where the whole is zero."""
-    return torch.where(whole > 0, part / whole.clamp_min(TINY), 0.0)
-
-
-class _Restored(NamedTuple):
-    """An update after restoration, and the damage that was found."""
-
-    matrices: list[Tensor]
-    power: Tensor
-    """(K,) |G|^2 of every parameter as it is compared, vectors last."""
-    sure: Tensor
-    """(K,) the squared cosine that each parameter's update is expected to have with that before noise."""
-    noise: float
-    """Share of the observed update's power that was noise."""
-    pruned: float
-    """Share of it that was pruned and has been filled in."""
-
-
-def _restored(
-    objective: Objective,
-    matrices: list[Tensor],
-    vectors: Sequence[Tensor],
-    update: Mapping[str, Tensor],
-    tokens: int,
-) -> _Restored:
-    """Fill in pruned entries and remove noise, where the objective says so.
-
-    Args:
-        objective: its `filled` and `sigma`.
-        matrices: observed.
-        vectors: observed; they have no rank and stay as they are.
-        update: the whole update; its smallest entry bounds what was pruned.
-        tokens: the rank of matrices without damage.
-    """
-    power = observed = _powers([*matrices, *vectors])
-    if objective.filled:
-        smallest = smallest_kept(update)
-        matrices = [completed(matrix, tokens, smallest) for matrix in matrices]
-        power = _powers([*matrices, *vectors])
-    entries = torch.tensor([part.numel() for part in (*matrices, *vectors)]).to(power)
-    noise, left = objective.sigma**2 * entries, power
-    if objective.sigma and not objective.masked:
-        without = [denoised(matrix, tokens, objective.sigma) for matrix in matrices]
-        if any(
-            bool(matrix.any()) for matrix in without
-        ):  # else no singular value is above noise: the noisy update is the best guess
-            matrices, left = without, _powers([*without, *vectors])
-    clean = (power - noise).clamp_min(0.0)  # expected |G|^2
-    # Noise adds to <G, G> and not to <G, g>; shrinkage makes both equal. In both cases the smaller over the larger is cos^2.
-    sure = _ratio(torch.minimum(clean, left), torch.maximum(clean, left))
-    shares = (float(harm.clamp_min(0.0).sum() / power.sum().clamp_min(TINY)) for harm in (noise, power - observed))
-    return _Restored(matrices, left, sure, *shares)
-
-
-def _weights(restored: _Restored, groups: Tensor) -> Tensor:
-    """Return (groups,) the weight of each group's cosine in the mean.
-
-    The weights add up to 1, unless no parameter has an update.
-
-    Args:
-        restored: the update that is compared.
-        groups: (K, groups) one where a parameter belongs to a group.
-    """
-    power, sure = restored.power, restored.sure
-    if not bool((power * sure).any()):  # all is noise: no parameter is better than another
-        sure = torch.ones_like(sure)
-    by_group = power @ groups
-    believed = _ratio((power * sure) @ groups, by_group) ** min(1.0, HARM * restored.noise)
-    counted = (by_group > 0) * (believed * by_group.sqrt() ** min(1.0, HARM * restored.pruned))
-    return counted / counted.sum().clamp_min(TINY)
 
 
 def _groups(names: Sequence[str], per: Literal["parameter", "layer", "whole"]) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.matching.candidate_gradients import Candidate, joined
+from leakaudit.algorithms.matching.candidates import Candidate, joined
 from leakaudit.algorithms.matching.matcher import Matcher
 from leakaudit.algorithms.matching.permutations import Permutation
 from leakaudit.algorithms.matching.position_assignment import assign_positions
@@ -129,7 +129,7 @@ class Run:
         facts = {
             "steps": float(self.taken),
             "restarted": float(self.restarted),
-            "halved": float(self._matcher.halvings),
+            "halved": float(self._matcher.chunks.halvings),
         }
         return facts | ({"loss": loss} if math.isfinite(loss) else {})
 
@@ -186,7 +186,9 @@ class Run:
     def rearrange(self, row: int, order: Permutation, number: int = 0) -> None:
         """Give the tokens of one sequence another order, with Adam's moments."""
         for parts in (self.now, self.means, self.squares):
-            for part, moved in zip(parts, self._matcher.rearranged(parts.take([number]), row, order), strict=True):
+            for part, moved in zip(
+                parts, self._matcher.candidates.rearranged(parts.take([number]), row, order), strict=True
+            ):
                 part[number] = moved[0]
 
     def assign_positions(self, row: int, number: int = 0) -> bool:
@@ -204,7 +206,7 @@ class Run:
         )
         if assigned.gain <= 0 or assigned.order == tuple(range(length)):
             return False
-        moved = matcher.rearranged(one, row, assigned.order)
+        moved = matcher.candidates.rearranged(one, row, assigned.order)
         moved.embeddings[0, row, :length] = assigned.embeddings
         before, after = matcher.losses(joined([one, moved])).tolist()
         # if both gradients agree with the observed one up to rounding, their difference is only rounding
@@ -254,7 +256,7 @@ class Run:
     def _draw_anew(self, rows: Tensor) -> None:
         """Replace candidates whose loss is not finite."""
         self.restarted += len(rows)
-        fresh = self._matcher.random(len(rows), self._rng)
+        fresh = self._matcher.candidates.random(len(rows), self._rng)
         rows = rows.to(self.now.embeddings.device)
         if not self._optimise_labels:
             fresh = fresh._replace(label_logits=self.now.label_logits[rows])

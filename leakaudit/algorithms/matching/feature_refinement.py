@@ -55,10 +55,13 @@ Tokens = tuple[int, ...]
 class Compared(Protocol):
     """The parts of a matcher that this search uses."""
 
-    table: Tensor
-    """(V, D) word embeddings."""
-    directions: Tensor
-    """(V, D) at norm 1; zero for words that never occur in a text."""
+    @property
+    def table(self) -> Tensor:
+        """(V, D) word embeddings."""
+
+    @property
+    def directions(self) -> Tensor:
+        """(V, D) at norm 1; zero for words that never occur in a text."""
 
     def free_places(self, row: int) -> list[int]:
         """Return the places of a sequence whose tokens are not public."""

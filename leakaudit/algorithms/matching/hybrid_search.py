@@ -17,8 +17,9 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.matching.candidate_gradients import Candidate
+from leakaudit.algorithms.matching.candidates import Candidate
 from leakaudit.algorithms.matching.descent import Descent, Keep, Run
+from leakaudit.algorithms.matching.dropout_distance import distances_by_dropout
 from leakaudit.algorithms.matching.matcher import Matcher
 from leakaudit.algorithms.matching.permutations import shuffled
 from leakaudit.algorithms.matching.search import Found, Stop, advance, start_run
@@ -127,7 +128,7 @@ class _Search:
         if self._hybrid.verdict_steps and masked and not self._matcher.explained_by(best.loss):
             tokens = list(self._judged(best.candidate.label_logits[0]))
             self._facts["overruled"] = float(tuple(tokens) != best.tokens)
-        facts = self._facts | {"halved": float(self._matcher.halvings)}
+        facts = self._facts | {"halved": float(self._matcher.chunks.halvings)}
         facts |= {"loss": best.loss} if math.isfinite(best.loss) else {}
         return Found(best.candidate, tokens, best.likeness, self._stop, facts)
 
@@ -140,7 +141,7 @@ class _Search:
         for _ in range(hybrid.rounds):
             if guess is not None:
                 masks = run.now.masks[0] if hybrid.keep_masks else None
-                again = matcher.of_tokens([guess.tokens], run.now.label_logits, masks)
+                again = matcher.candidates.of_tokens([guess.tokens], run.now.label_logits, masks)
                 again = permuted(matcher, again, hybrid.permutations, self._rng, budget)
                 run.begin(self._descent, again, forget=True)
             advance(run, None, budget)
@@ -185,7 +186,7 @@ class _Search:
             return True
         masks = guess.candidate.masks[0]
         logits = guess.candidate.label_logits[0]
-        losses = self._matcher.losses_by_dropout(guess.tokens, logits, masks, DRAWS, self._rng)
+        losses = distances_by_dropout(self._matcher, guess.tokens, logits, masks, DRAWS, self._rng)
         return not losses or guess.loss <= PLAUSIBLE * median(losses)
 
     def _judged(self, label_logits: Tensor) -> Batch:
@@ -194,10 +195,10 @@ class _Search:
         batches = sorted(self._finalists, key=lambda batch: self._finalists[batch])[:FINALISTS]
         certain = matcher.certain(label_logits).expand(len(batches), -1, -1)
         descent = Descent(steps, STILL, mask_step=VERDICT_MASK_STEP)
-        run = Run(matcher, descent, matcher.of_tokens(batches, certain), self._rng, optimise_labels=False)
+        run = Run(matcher, descent, matcher.candidates.of_tokens(batches, certain), self._rng, optimise_labels=False)
         while run.taken < steps and not self._budget.exhausted():
             run.step()
-        held = matcher.mask_losses(run.now.masks).tolist()
+        held = matcher.masks.penalty(run.now.masks).tolist()
         losses = [
             matcher.token_losses([batch], label_logits, masks)[0] + loss
             for batch, masks, loss in zip(batches, run.now.masks, held, strict=True)

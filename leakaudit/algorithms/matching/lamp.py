@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 import torch
 
-from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.descent import Descent, Keep
+from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.algorithms.matching.permutation_rounds import Rounds
 from leakaudit.algorithms.matching.run import (
     Recipe,

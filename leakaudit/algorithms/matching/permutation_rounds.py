@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.matching.candidate_gradients import Candidate
+from leakaudit.algorithms.matching.candidates import Candidate
 from leakaudit.algorithms.matching.descent import Run
 from leakaudit.algorithms.matching.matcher import Matcher
 from leakaudit.algorithms.matching.permutations import Permutation, draw_orders
@@ -167,8 +167,8 @@ class PermutationRounds:
         These are the positions whose embeddings are furthest from any word: two positions share a word there, or none
         was found.
         """
-        fresh = self._matcher.random(1, self._rng)
-        likeness, _ = self._matcher.nearest(best.embeddings[0])
+        fresh = self._matcher.candidates.random(1, self._rng)
+        likeness, _ = self._matcher.words.nearest(best.embeddings[0])
         changed = best.detached()
         for row in range(len(self._matcher.lengths)):
             places = sorted(self._matcher.free_places(row), key=lambda place: float(likeness[row, place]))

@@ -17,10 +17,11 @@ import torch
 from leakaudit.algorithms.labels.output_layer import number_of_classes
 from leakaudit.algorithms.matching.batch_shape import BatchShape, guess_shape
 from leakaudit.algorithms.matching.candidate_gradients import CandidateGradients
-from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.descent import Descent, Keep
 from leakaudit.algorithms.matching.hybrid_search import Hybrid, hybrid_search
-from leakaudit.algorithms.matching.matcher import MaskPlaces, Matcher
+from leakaudit.algorithms.matching.learned_masks import MaskPlaces
+from leakaudit.algorithms.matching.matcher import Matcher
+from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.algorithms.matching.permutation_rounds import Rounds
 from leakaudit.algorithms.matching.search import Found, search
 from leakaudit.algorithms.matching.starts import Start

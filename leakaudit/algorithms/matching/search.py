@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from leakaudit.algorithms.matching.candidate_gradients import Candidate
+from leakaudit.algorithms.matching.candidates import Candidate
 from leakaudit.algorithms.matching.descent import Descent, Run
 from leakaudit.algorithms.matching.matcher import Matcher
 from leakaudit.algorithms.matching.permutation_rounds import PermutationRounds, Rounds

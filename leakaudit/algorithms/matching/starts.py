@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.matching.candidate_gradients import Candidate, joined
+from leakaudit.algorithms.matching.candidates import Candidate, joined
 from leakaudit.algorithms.matching.matcher import CERTAIN, Matcher
 from leakaudit.algorithms.matching.permutations import Permutation, shuffled
 from leakaudit.plugins.budget import Budget
@@ -67,9 +67,9 @@ def draw_starts(matcher: Matcher, start: Start, rng: torch.Generator, budget: Bu
 
 def _drawn(matcher: Matcher, start: Start, count: int, rng: torch.Generator) -> Candidate:
     """Return random candidates, with the given tokens at their positions."""
-    drawn = matcher.random(count, rng)
+    drawn = matcher.candidates.random(count, rng)
     if start.masks == "bernoulli":
-        drawn = drawn._replace(masks=matcher.drawn_masks(count, rng))
+        drawn = drawn._replace(masks=matcher.masks.drawn(count, rng))
     for row, ids in enumerate(start.given):
         if ids is not None:
             drawn.embeddings[:, row, : len(ids)] = matcher.table[list(ids)]
