@@ -7,18 +7,19 @@ from typing import ClassVar
 
 import torch
 
-from leakaudit.algorithms.matching.comparison import Objective
-from leakaudit.algorithms.matching.run import PlainMatching, match
+from leakaudit.algorithms.matching.objective import Objective
+from leakaudit.algorithms.matching.run import PlainMatching, reconstruct_by_matching
 from leakaudit.plugins import Budget, Observation, Reconstruction, attack
 
 
 @attack("dlg")
 @dataclass(frozen=True)
 class Dlg(PlainMatching):
-    """Find embeddings x and soft labels y whose gradient g is the observed one G, then take the nearest tokens.
+    """Search for embeddings x and soft labels y with the observed gradient G.
 
-    Minimises sum_i ||G_i - g_i(x, y)||_2^2 over the shared parameters i. The published attack runs L-BFGS; LAMP compares with it under
-    Adam with TAG's loss and learning rate, at alpha = 0, and so does `preset=paper`, whose norms are not squared. What else is assumed is `tag`'s.
+    Minimises sum_i ||G_i - g_i(x, y)||_2^2 over the shared parameters i, then takes the nearest tokens. The
+    published attack runs L-BFGS. LAMP compares with it under Adam, with TAG's loss and learning rate, at alpha = 0.
+    `preset=paper` does the same; its norms are not squared. Everything else is as in `tag`.
     """
 
     label: ClassVar[str] = "DLG"
@@ -26,5 +27,5 @@ class Dlg(PlainMatching):
     source: ClassVar[str] = "DLG (Zhu et al. 2019) as in LAMP (Balunovic et al. 2022), Sec. 5 and App. D"
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
-        """Match gradients until nothing improves, the steps are used up or the budget is."""
-        return match(seen, self.recipe(Objective("l2")), rng, budget)
+        """Match gradients until nothing improves or steps or budget are used up."""
+        return reconstruct_by_matching(seen, self.recipe(Objective("l2")), rng, budget)

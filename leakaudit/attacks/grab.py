@@ -1,4 +1,4 @@
-"""`grab`: gradient matching that learns the client's dropout masks, with a beam search over tokens."""
+"""`grab`: gradient matching with dropout masks, and a beam search over tokens."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ from typing import ClassVar, Literal
 
 import torch
 
-from leakaudit.algorithms.matching.comparison import Objective
+from leakaudit.algorithms.matching.descent import Descent, Keep
 from leakaudit.algorithms.matching.hybrid_search import Hybrid
-from leakaudit.algorithms.matching.matcher import MaskPlaces
-from leakaudit.algorithms.matching.run import Evidence, Recipe, can_match, check_knobs, match, with_knobs
-from leakaudit.algorithms.matching.search import Descent, Keep, Start
+from leakaudit.algorithms.matching.learned_masks import MaskPlaces
+from leakaudit.algorithms.matching.objective import Objective
+from leakaudit.algorithms.matching.run import (
+    Recipe,
+    StartSource,
+    can_match,
+    check_knobs,
+    reconstruct_by_matching,
+    with_knobs,
+)
+from leakaudit.algorithms.matching.starts import Start
 from leakaudit.plugins import FALSE_EVENTS, Applicability, Budget, Goal, Observation, Reconstruction, attack
 
 Preset = Literal["paper", "fast"]
@@ -19,7 +27,7 @@ Preset = Literal["paper", "fast"]
 
 @dataclass(frozen=True)
 class Settings:
-    """What a preset decides."""
+    """The settings that a preset decides."""
 
     steps: int
     learning_rate: float
@@ -125,43 +133,48 @@ PRESETS: dict[Preset, Settings] = {
         noise_rescales=False,
     ),
 }
-"""`paper`: GRAB, Sec. 5.1 (the weight decay of AdamW is PyTorch's default, as the paper names none).
-`fast`: our tuning on training sentences (CoLA), where the distance and the regulariser are those of LAMP_cos."""
+"""`paper`: GRAB, Sec. 5.1 (the weight decay of AdamW is PyTorch's default, as the paper names none). `fast`: chosen on
+training sentences (CoLA); distance and regulariser are those of LAMP_cos."""
 
 
 @attack("grab")
 @dataclass(frozen=True)
 class Grab:
-    """Learn embeddings, labels and dropout masks by their gradient, then the tokens' order by beam search, in turns.
+    """Learn embeddings, labels and dropout masks; then search token orders.
 
-    A round makes a distance between gradients small by Adam on the embeddings x, the labels and the masks of every dropout of the model,
-    which are clamped to [0, 1]; takes the nearest tokens; and goes over all places, putting each token of a sequence at each of them and
-    keeping the `beams` batches with the smallest distance. The next round starts from what it found. A knob at None is the preset's.
+    A round has three parts. Adam minimises a distance between gradients over the embeddings x, the labels and the
+    masks of every dropout of the model, which are clamped to [0, 1]. Then the nearest tokens are taken. Then a beam
+    search tries each token of a sequence at all positions, and keeps the `beams` batches with the smallest distance.
+    The next round starts from its result. An option at None is the preset's.
 
-    A mask entry for each feature of a token at each dropout is far more than the update's tokens need to be explained, right or wrong: masks that
-    were learned for wrong words keep them there. But most of what dropout does to an update it does in few places. What the classifier reads is one
-    token, `[CLS]`, and every gradient comes through its masks; with these alone known, three fifths of the distance at the true words are gone (four
-    batches of two training sentences, drawn masks: 0.40 to 0.16 in the mean). So the `fast` preset learns the masks of opening tokens and leaves the others at their
-    mean, 1 - p; `mask_weight` holds what is learned near it. They go with no word, so tokens are scored with them, and the next round begins with
-    them. How far the true words are to be expected is known, because a guess's own gradient can be put behind dropout; a search that ends much farther off begins
-    anew from noise (`attempts`). The best guesses of all rounds compete in the end, each with masks of its own. It also gives embeddings other seats (`matching_seats`).
+    One mask entry for each feature of a token at each dropout is more than enough unknowns to explain an update by
+    wrong tokens: masks learned for wrong words keep these words. But most of the effect of dropout comes from few
+    positions. The classifier reads one token, `[CLS]`, and every gradient passes its masks. So the `fast` preset
+    learns the masks of opening tokens only and leaves the others at their mean, 1 - p; `mask_weight` holds the
+    learned ones near it. These masks belong to no word, so tokens are scored with them, and the next round begins
+    with them. The distance to expect at the true words is known, because a guess's own gradient can be put behind
+    dropout: a search that ends much farther off begins again from a random start (`attempts`). The best guesses of
+    all rounds compete in the end, each with masks of its own. The preset also moves embeddings to other positions
+    (`position_assignment`).
 
-    `preset=paper` is the published attack with these departures. The paper lets a padding token stand at every place, because only the longest length is
-    known; here the number of tokens of the batch is read as a rank, and where sequences end from the span of the first block's inputs
-    (`matching_shape`), so candidates have the right lengths from the start and no place is padding. Line 10 of Algorithm 1, as printed, keeps the worse of two
-    results; here the better one is kept. Tokens are scored with the likeliest labels instead of soft ones. And defences are taken from the protocol,
-    not inferred from norms and zeros.
+    `preset=paper` is the published attack with these departures. The paper lets a padding token stand at every
+    position, because only the longest length is known. Here the number of tokens of the batch is read as a rank, and
+    the lengths from the span of the first block's inputs (`batch_shape`), so candidates have the right lengths from
+    the start and no position is padding. Line 10 of Algorithm 1, as printed, keeps the worse of two results; here the
+    better one is kept. Tokens are scored with the likeliest labels instead of soft ones. Defences are taken from the
+    protocol, not inferred from norms and zeros.
 
-    If the protocol prunes, only non-zero entries are matched (Sec. 5.5.2), or, with `fill`, what was removed is filled in first. If it clips,
-    gradients are compared at the same length; with `noise_rescales` also if it adds noise, as the paper does (Sec. 5.5.1). A cosine needs no length.
-    With `denoise`, declared noise is taken out of matrices as far as their rank tells (`matching_noise`), and a cosine counts by how far what is left
-    can be believed. `aware=false` leaves all of that out.
+    If the protocol prunes, only non-zero entries are matched (Sec. 5.5.2), or, with `fill`, removed entries are
+    filled in first. If it clips, gradients are compared at the same length; with `noise_rescales` also if it adds
+    noise, as in the paper (Sec. 5.5.1). A cosine needs no length. With `denoise`, declared noise is removed from
+    matrices as far as their rank allows (`singular_value_shrinkage`), and a cosine counts by its expected
+    reliability. `aware=false` leaves all of that out.
     """
 
     preset: Preset = "fast"
-    """`paper` (hours a sentence on a CPU) or `fast`."""
+    """`paper` (hours for a sentence on a CPU) or `fast`."""
     hybrid_rounds: int = 5
-    """n_h: rounds; the search ends before if one brings nothing."""
+    """n_h: rounds; the search ends earlier if one brings no improvement."""
     steps: int | None = None
     """n_c: continuous steps of a round."""
     learning_rate: float | None = None
@@ -169,61 +182,68 @@ class Grab:
     relative: bool | None = None
     """Take steps in units of the root mean square of the word embedding's entries. False in the paper."""
     start_scale: float | None = None
-    """Standard deviation of the entries of normal starts: 1 in the paper, N(0, I); 0 makes rows as long as the word embedding's in the mean."""
+    """Standard deviation of the entries of normal starts: 1 in the paper, N(0, I); 0 makes rows as long as the word
+    embedding's on average."""
     decay: float | None = None
-    """Factor on it every 50 steps."""
+    """Factor on the step every 50 steps."""
     linear: bool | None = None
-    """Let it fall to zero on a straight line in each round instead."""
+    """Let the step fall to zero on a straight line in each round instead."""
     weight_decay: float | None = None
-    """Of AdamW, on embeddings."""
+    """Weight decay of AdamW, on embeddings."""
     n_init: int | None = None
     """n_e: normal samples that are scored before the start."""
     n_permutations: int | None = None
     """n_p: random orders that are scored before the steps and before the beam search of each round."""
     sweeps: int | None = None
-    """n_d: beam searches over all places in a round."""
+    """n_d: beam searches over all positions in a round."""
     beams: int | None = None
-    """n_b: batches that are kept at each place."""
+    """n_b: batches that are kept at each position."""
     apart: bool | None = None
-    """Search from each of the `beams` best orders for itself, as in the paper (Algorithm 3), instead of once from all together."""
+    """Search from each of the `beams` best orders separately, as in the paper (Algorithm 3), instead of once from all
+    together."""
     distance: Literal["l2", "cosine"] | None = None
     """Distance between gradients, of each parameter: L2, or one minus the cosine."""
     squared: bool | None = None
     """Square L2 distances. False in the paper as printed (Eq. 1)."""
     alpha: float | None = None
-    """Weight of the L1 distance beside it (Eq. 1)."""
+    """Weight of the additional L1 distance (Eq. 1)."""
     length_weight: float | None = None
     """alpha_reg of LAMP's regulariser; 0 in the paper."""
     masks: bool = True
     """Learn dropout masks. False models a client without dropout: the paper's ablation."""
     mask_step: float = 0.01
-    """Adam's step for masks, in absolute terms (Sec. 5.1, lambda); it falls with the other."""
+    """Adam's step for masks, in absolute terms (Sec. 5.1, lambda); it falls with that of the embeddings."""
     label_step: float | None = None
-    """Adam's step for labels that are optimised, in absolute terms; it falls with the other. The paper's is lambda (Algorithm 2, line 5)."""
+    """Adam's step for labels that are optimised, in absolute terms; it falls with that of the embeddings. The paper's
+    is lambda (Algorithm 2, line 5)."""
     mask_start: Literal["mean", "bernoulli"] | None = None
     """Masks at the start: all at 1 - p, or drawn (Algorithm 1, line 1)."""
     mask_weight: float | None = None
-    """What holds masks at their mean: weight of their mean squared distance from it, in units of a drawn mask's variance, beside the gradient
-    distance. 0 in the paper."""
+    """Weight of the masks' mean squared distance from their mean, in units of a drawn mask's variance, beside the
+    gradient distance. 0 in the paper."""
     mask_places: MaskPlaces | None = None
-    """Whose masks are learned: `all` tokens', as in the paper, or those of `opening` tokens, which stand before every text, and of no token."""
+    """The masks that are learned: of `all` tokens, as in the paper, or of `opening` tokens, which stand before every
+    text, and of no token."""
     restarts: int | None = None
-    """Best samples that get `trial_steps` steps side by side at the start; the one with the lowest loss then goes on. 1 in the paper."""
+    """Best samples that get `trial_steps` steps side by side at the start; the search continues with the one of the
+    lowest loss. 1 in the paper."""
     keep_masks: bool | None = None
     """Keep learned masks between rounds and score tokens with them, as the paper does."""
     seats: bool | None = None
     """Move embeddings together with their positions after the steps of a round. Not in the paper."""
     attempts: int | None = None
-    """Searches from noise. Another begins while the best guess is farther from the update than dropout explains, as far as the guess tells. 1 in the paper."""
+    """Searches from random starts. Another begins while the best guess is farther from the update than dropout
+    explains, as far as the guess can show. 1 in the paper."""
     verdict_steps: int | None = None
-    """Steps on masks alone in which the best guesses of all rounds compete at the end. Not in the paper."""
+    """Steps on masks alone for the final comparison of the best guesses of all rounds. Not in the paper."""
     fill: bool | None = None
-    """Fill in what pruning removed, as far as a low rank tells it (`matching_pruned`), instead of masking it as the paper does."""
+    """Fill in removed entries of pruned updates, as far as a low rank allows (`low_rank_completion`), instead of
+    masking them as the paper does."""
     whitened: bool | None = None
-    """Take cosines in a metric in which weak tokens count (`matching_metric`); with `distance=cosine` only. Pays for a
-    single sentence behind dropout (README). Not in the paper."""
+    """Take cosines in a metric in which weak tokens count (`whitening`); with `distance=cosine` only. It helps for a
+    single sentence under dropout. Not in the paper."""
     words: int = 0
-    """Nearest words at each place that are tried after the beam search (`matching_words`). Not in the paper."""
+    """Nearest words at each position that are tried after the beam search (`token_refinement`). Not in the paper."""
     patience: int | None = None
     """Steps without a lower loss after which those of a round end; 0 for never, as in the paper."""
     stop_early: bool | None = None
@@ -231,7 +251,7 @@ class Grab:
     keep: Keep | None = None
     """Return the `best` guess of all rounds, or the `last`, as the paper does; rounds then end where the beam search does not improve on the steps."""
     denoise: bool | None = None
-    """Take declared noise out of the update. Not in the paper."""
+    """Remove declared noise from the update. Not in the paper."""
     noise_rescales: bool | None = None
     """Compare gradients at the same length under declared noise, too, as the paper does (Sec. 5.5.1); an L2 distance only."""
     labels: Literal["joint", "enumerate"] = "joint"
@@ -239,9 +259,10 @@ class Grab:
     trial_steps: int = 75
     """Steps in which restarts, or labellings, compete. Our choice."""
     aware: bool = True
-    """Make use of the defences that the protocol declares."""
-    start: Evidence = "none"
-    """`span`: start from what exact recovery reads instead of noise, and at the lengths that it finds. Not in the paper."""
+    """Use the defences that the protocol declares."""
+    start: StartSource = "none"
+    """`span`: start from the sequences that exact recovery reads instead of noise, and at their lengths. Not in the
+    paper."""
     exposure: str = "*"
     """Parameters whose update is matched: patterns of names, joined by `+`, such as `*.layer.0.*`."""
 
@@ -259,7 +280,7 @@ class Grab:
     )
 
     def __post_init__(self) -> None:
-        """Refuse knobs that leave nothing to do."""
+        """Refuse options that are out of range."""
         check_knobs(
             self,
             at_least_one=(
@@ -279,15 +300,15 @@ class Grab:
         return Objective(chosen.distance, l1=chosen.alpha, whitened=chosen.whitened, squared=chosen.squared)
 
     def settings(self) -> Settings:
-        """Return the preset with the knobs that were set."""
+        """Return the preset with the options that were set."""
         return with_knobs(PRESETS[self.preset], self)
 
     def applies(self, seen: Observation) -> Applicability:
-        """Say whether there is a gradient to match and a shape to match it with."""
+        """Return whether gradient matching applies to an observation."""
         return can_match(seen, self.exposure, self.start)
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
-        """Take rounds until one brings nothing or the budget is used up."""
+        """Run rounds until one brings no improvement or the budget is used up."""
         chosen = self.settings()
         recipe = Recipe(
             objective=self._objective(),
@@ -326,7 +347,7 @@ class Grab:
             ),
             length_weight=chosen.length_weight,
             exposure=self.exposure,
-            evidence=self.start,
+            start_source=self.start,
             dropout=self.masks and seen.facts.training_mode,
             mask_weight=chosen.mask_weight,
             mask_places=chosen.mask_places,
@@ -337,4 +358,4 @@ class Grab:
             relative=chosen.relative,
             start_scale=chosen.start_scale,
         )
-        return match(seen, recipe, rng, budget)
+        return reconstruct_by_matching(seen, recipe, rng, budget)

@@ -1,4 +1,4 @@
-"""`gradient-mixture`: class counts as the mixture of known examples' gradients that explains the output layer's update."""
+"""`gradient-mixture`: class counts as a mixture of known examples' gradients."""
 
 from __future__ import annotations
 
@@ -22,25 +22,27 @@ from leakaudit.algorithms.labels.output_layer import OutputLayer, find_output_la
 from leakaudit.plugins import Applicability, Budget, Observation, Reconstruction, attack
 
 RIDGE = 1e-3
-"""Weight of the sum of squared weights against the share of the update that stays unexplained. Our choice: on trained digits anything
-from 0.0001 to 0.1 does the same; more costs a fresh model's large batches."""
+"""Weight of the squared distance between the sum of all weights and 1. Our choice: the sum should be 1 whatever the
+update is."""
 
 WHOLE = 10.0
-"""Weight of the squared distance of the sum of all weights from 1. Our choice: nothing in the update is worth leaving 1 for."""
+"""Weight of the squared distance between the sum of all weights and 1. Our choice: the sum should be 1 whatever the
+update is."""
 
 
 @attack("gradient-mixture")
 @dataclass(frozen=True)
 class GradientMixture(CountsLabels):
-    """Class counts by an adversary who has labelled examples like the client's, for models that are trained already.
+    """Class counts from labelled examples like the client's, for trained models.
 
-    A trained model is sure of most examples and wrong about a few, so the update is made by those few, and the mean prediction of
-    a class, which `llg-plus` goes by, says little of them. But the update is sum_k d(k) a(k)^T / B with d(k) = p(k) - y(k) and features
-    a(k), and each known example e leaves such a matrix V_e, too. Weights w_e >= 0 that explain the update, by least squares, tell
-    what kinds of examples it is made of; those of a class add up to its share. What they leave of 1 belongs to examples that the model is
-    sure of, which leave nothing behind: it is spread evenly over the classes.
+    A trained model is sure of most examples and wrong about a few. These few make up the update, and a class's mean
+    prediction, which `llg-plus` uses, says little about them. But the update is sum_k d(k) a(k)^T / B with d(k) =
+    p(k) - y(k) and features a(k), and each known example e has such a matrix V_e, too. Weights w_e >= 0 that explain
+    the update by least squares tell which kinds of examples it contains; the weights of a class add up to its share.
+    If they add up to less than 1, the rest belongs to examples that the model is sure of, whose gradients are zero:
+    it is spread evenly over the classes.
 
-    Over several local steps V_e is the mean of what it is before them and after.
+    Over several local steps V_e is the mean of its values before and after them.
     """
 
     auxiliary: Path | None = None
@@ -56,7 +58,10 @@ class GradientMixture(CountsLabels):
     )
 
     def applies(self, seen: Observation) -> Applicability:
-        """Say whether there are auxiliary data and a shared output layer trained on one class a sequence."""
+        """Return whether auxiliary data and a readable output layer are there.
+
+        Its update has to be shared, and it is trained on one class a sequence.
+        """
         return can_read(seen) and can_use(self.auxiliary, seen)
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
@@ -81,7 +86,10 @@ class GradientMixture(CountsLabels):
         gradients: Sequence[tuple[Tensor, Tensor]],
         labels: Tensor,
     ) -> Reconstruction:
-        """Explain the update by examples of these labels, whose gradients are given as in `mixture`."""
+        """Explain the update by examples of these labels.
+
+        Their gradients are given as in `mixture`.
+        """
         known = batch_size(seen, self.data_count)
         update = seen.update[layer.weight].double()  # (C, H)
         if layer.bias is not None:
@@ -98,7 +106,10 @@ class GradientMixture(CountsLabels):
         return self.counted(shares, seen, layer, loss, explained_weight=explained)
 
     def _states(self, seen: Observation, layer: OutputLayer) -> list[Auxiliary]:
-        """Return the auxiliary data under the weights before the client's steps and, if there were several, after them."""
+        """Return the auxiliary data before the client's steps, and after them.
+
+        That is, under the weights then; "after" only if there were several steps.
+        """
         path = self.auxiliary or Path()
         found = [auxiliary_outputs(seen, layer, path)]
         rate, steps = seen.facts.learning_rate, seen.facts.local_steps
@@ -109,22 +120,26 @@ class GradientMixture(CountsLabels):
 
 
 def _gradients(own: Auxiliary, loss: HeadLoss, layer: OutputLayer) -> tuple[Tensor, Tensor]:
-    """Return what each example leaves in the layer's update as the factors of a matrix of rank one: (N, C) and (N, H or H + 1)."""
+    """Return (N, C) and (N, H or H + 1): factors of each example's gradient.
+
+    Its gradient of the layer is a matrix of rank one.
+    """
     classes = own.probabilities.shape[1]
     target = torch.eye(classes, dtype=torch.float64, device=own.labels.device)[own.labels]
-    pulled = own.probabilities - (1 - loss.smoothing) * target - loss.smoothing / classes  # (N, C)
+    output_gradients = own.probabilities - (1 - loss.smoothing) * target - loss.smoothing / classes  # (N, C)
     features = own.features
     if layer.bias is not None:
         features = torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
-    return pulled, features
+    return output_gradients, features
 
 
 def mixture(states: Sequence[tuple[Tensor, Tensor]], update: Tensor, *, whole: bool = True) -> Tensor:
-    """Return (N,) weights w >= 0 that minimise |sum_e w_e V_e - G|^2 / |G|^2 + RIDGE |w|^2, on the CPU.
+    """Return (N,) the weights w >= 0 that explain the update best, on the CPU.
 
-    With s >= 0 for the examples that leave nothing, they minimise that and WHOLE (sum_e w_e + s - 1)^2; without it a small V_e would be
-    taken many times over for what another one explains better. Only inner products of the V_e are needed, and those of matrices
-    of rank one are products: <d a^T, d' a'^T> = (d . d') (a . a').
+    They minimise |sum_e w_e V_e - G|^2 / |G|^2 + RIDGE |w|^2. With s >= 0 for the examples whose gradients are
+    zero, they minimise that and WHOLE (sum_e w_e + s - 1)^2; without this term a small V_e would get a large weight
+    for what another one explains better. Only inner products of the V_e are needed, and those of matrices of rank one
+    are products: <d a^T, d' a'^T> = (d . d') (a . a').
 
     Args:
         states: factors (N, C) and (N, H) of the V_e; of several states V_e is the mean.

@@ -33,14 +33,14 @@ from leakaudit.plugins import (
 @attack("idlg")
 @dataclass(frozen=True)
 class Idlg:
-    """The one class whose logit has a negative gradient.
+    """The class whose logit has a negative gradient: the label of one sequence.
 
-    With one sequence of class y, d_c = p_c - [c = y] (LLG, Eq. 9 with B = 1): negative for y and positive for all others,
-    whatever the weights are. The bias update is d itself, so its smallest entry is the label, always.
+    With one sequence of class y, d_c = p_c - [c = y] (LLG, Eq. 9 with B = 1): negative for y and positive for all
+    others, whatever the weights are. The bias update is d itself, so its smallest entry is always the label.
 
-    Without a bias only the rows d_c a are seen. Since d sums to 0, |d_y| is the sum of all other |d_c|, so y has the longest
-    row: exact for three classes or more. With two classes both rows are equally long, and the sign is taken from the mean
-    feature of neutral inputs (see `output_layer`), which may be wrong.
+    Without a bias only the rows d_c a are known. Since d sums to 0, |d_y| is the sum of all other |d_c|, so y has
+    the longest row: exact for three classes or more. With two classes both rows are equally long, and the sign is
+    taken from the mean feature of neutral inputs (see `output_layer`), which may be wrong.
 
     It always names exactly one label: for larger batches use the counting attacks.
     """
@@ -57,7 +57,10 @@ class Idlg:
     )
 
     def applies(self, seen: Observation) -> Applicability:
-        """Say whether there is a shared output layer trained on one class a sequence."""
+        """Return whether a shared output layer can be read.
+
+        It has to be trained on one class a sequence.
+        """
         try:
             find_output_layer(seen)
         except AnatomyError as error:
@@ -65,7 +68,7 @@ class Idlg:
         return APPLIES
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
-        """Name the label.
+        """Return the label.
 
         Raises:
             AnatomyError: there is no output layer to read.
@@ -76,7 +79,7 @@ class Idlg:
         return count_in_noise(seen, layer, rng, lambda noisy: self._label(noisy, layer, neutral))
 
     def _label(self, seen: Observation, layer: OutputLayer, neutral: Neutral | None) -> Reconstruction:
-        """Name the label; `neutral` is there for two classes without a bias."""
+        """Return the label; `neutral` is given for two classes without a bias."""
         gradient = bias_gradient(seen, layer)  # (C,)
         from_bias = gradient is not None
         rows = seen.update[layer.weight].norm(dim=1)  # (C,)

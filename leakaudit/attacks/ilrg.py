@@ -1,4 +1,4 @@
-"""`ilrg`: class counts as the solution of a linear system, from the output layer's update and its public weights."""
+"""`ilrg`: class counts by a linear system from the output layer's update."""
 
 from __future__ import annotations
 
@@ -24,32 +24,33 @@ from leakaudit.algorithms.labels.output_layer import (
 from leakaudit.plugins import Applicability, Budget, Observation, Reconstruction, attack, not_applicable
 
 TURNS = 8
-"""Times that shares and class features are refined in turn. Our choice: shares settle after five or six."""
+"""Number of turns that refine shares and class features. Our choice: shares settle after five or six."""
 
 COMMON_TRUST = 0.05
-"""Squared length of db at which the update and the dummy inputs are believed alike about the common feature. Tuned on train texts of
-AG News and MTS-Dialog: anything from 0.02 to 0.1 does the same."""
+"""Squared length of db at which the update and the dummy inputs have equal weight in the common feature. Chosen on
+train texts of AG News and MTS-Dialog: all values from 0.02 to 0.1 do the same."""
 
 CLASS_TRUST = 0.02
-"""The same for a class's own feature, as the square of the share that is not predicted already. Tuned likewise."""
+"""The same for a class's own feature: the square of the share that is not predicted already. Chosen likewise."""
 
 
 @attack("ilrg")
 @dataclass(frozen=True)
 class Ilrg(CountsLabels):
-    """Class counts by pseudo-inverse, with the predictions for each class computed from features that the update itself holds.
+    """Class counts by pseudo-inverse, from features that the update itself gives.
 
-    Sequences of one class are taken to have one feature, the mean of theirs (iLRG's class-wise embedding). Row c of the weight's
-    update over entry c of the bias's is such a mean where c outweighs what is predicted of it; head weights turn features into
-    probabilities P, and the shares n / B solve n_i / B = sum_j (n_j / B) P_ji - db_i by pseudo-inverse.
+    All sequences of a class are assumed to have one feature, their mean (iLRG's class-wise embedding). Row c of the
+    weight's update divided by entry c of the bias's update is such a mean, where c is more frequent than predicted.
+    Head weights turn features into probabilities P, and the shares n / B solve n_i / B = sum_j (n_j / B) P_ji - db_i
+    by pseudo-inverse.
 
-    That quotient is 0 / 0 for a class as frequent as it is predicted, and on text it gets 45 of 100 count vectors wrong where none
-    needs to be. So both steps are regularised here. All sequences start from one feature m, from dW = db m^T by least squares, drawn
-    towards what dummy inputs give. Then dW_c = sum_j x_j P_jc mu_j - x_c mu_c, with x = n / B, is solved for the class's own feature
-    mu_c, drawn towards m; P and x follow, a few times.
+    That quotient is 0 / 0 for a class as frequent as it is predicted, so on text many counts would be wrong. So both
+    steps are regularised here. All sequences start from one feature m, from dW = db m^T by least squares, regularised
+    towards the feature of dummy inputs. Then dW_c = sum_j x_j P_jc mu_j - x_c mu_c, with x = n / B, is solved for the
+    class's own feature mu_c, regularised towards m; P and x follow, a few times.
 
-    Features may be negative. It is exact where sequences of a class get nearly the same prediction, as in an untrained model; where
-    predictions differ from sequence to sequence, `feature-labels` reads each one.
+    Features may be negative. It is exact where sequences of a class get nearly the same prediction, as in an
+    untrained model; where predictions differ from sequence to sequence, `feature-labels` reads each one.
     """
 
     dummy: bool = True
@@ -65,7 +66,10 @@ class Ilrg(CountsLabels):
     )
 
     def applies(self, seen: Observation) -> Applicability:
-        """Say whether there is a shared output layer with a bias, trained on one class a sequence."""
+        """Return whether an output layer with a bias is shared and readable.
+
+        It has to be trained on one class a sequence.
+        """
         verdict = can_read(seen)
         if verdict and bias_gradient(seen, find_output_layer(seen)) is None:
             return not_applicable(
@@ -94,7 +98,7 @@ class Ilrg(CountsLabels):
         start = torch.zeros_like(weight[0]) if neutral is None else neutral.features.double().mean(dim=0)
         trust = COMMON_TRUST if self.dummy else 1e-30
         rest = bias @ (weight - torch.outer(bias, start))
-        # What the update says of features drowns in noise before what it says of counts does.
+        # Noise hides what the update says about features before it hides the counts.
         noisy = self.dummy and seen.noise_sigma > 0.0
         scale = 1.0
         if not scale_is_known(seen):
@@ -113,10 +117,12 @@ class Ilrg(CountsLabels):
 
 
 def class_features(layer: OutputLayer, weight: Tensor, common: Tensor, features: Tensor, shares: Tensor) -> Tensor:
-    """Return (C, H) features of the classes: what is left of row c once other classes' part in it is taken out.
+    """Return (C, H) features of the classes, from the rows of the update.
 
-    Row c is sum_j x_j P_jc mu_j - x_c mu_c, so (x_c - x_c P_cc) mu_c = sum_{j != c} x_j P_jc mu_j - dW_c. A ridge draws the solution
-    towards the common feature, where the factor on the left is small.
+    The part of the other classes is subtracted from row c.
+
+    Row c is sum_j x_j P_jc mu_j - x_c mu_c, so (x_c - x_c P_cc) mu_c = sum_{j != c} x_j P_jc mu_j - dW_c. A ridge regularises
+    the solution towards the common feature, where the factor on the left is small.
 
     Args:
         layer: the output layer, for its weights.

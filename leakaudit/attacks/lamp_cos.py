@@ -8,21 +8,21 @@ from typing import ClassVar
 
 import torch
 
-from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.lamp import COSINE_PRESETS, Lamp, Preset, Settings
+from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.plugins import Budget, Observation, Reconstruction, attack
 
 
 @attack("lamp-cos")
 @dataclass(frozen=True)
 class LampCos(Lamp):
-    """Alternate Adam on embeddings with new orders of the tokens; distance: one minus the mean cosine of the parameters' gradients.
+    """LAMP by the cosine: Adam on embeddings, in turn with new token orders.
 
-    L_rec = 1 - mean_i cos(G_i, g_i(x)) + alpha_reg (mean |x_t| - mean |e_v|)^2 is made small by steps on the embeddings x; every
-    `round_every` steps the best of some random orders is taken if it lowers L_rec + alpha_lm L_lm, with the prior's mean negative
-    log-likelihood L_lm. A cosine does not ask for the update's length, so clipping changes nothing. Noise that the
-    protocol declares is taken out and pruned entries are filled in as far as the rank tells, and cosines count by how far that can be believed, which
-    is not in the paper.
+    Steps on the embeddings x minimise L_rec = 1 - mean_i cos(G_i, g_i(x)) + alpha_reg (mean |x_t| - mean
+    |e_v|)^2. Every `round_every` steps the best of some random orders is taken if it lowers L_rec + alpha_lm L_lm,
+    with the prior's mean negative log-likelihood L_lm. A cosine does not depend on the update's length, so clipping
+    changes nothing. Declared noise is removed and pruned entries are filled in as far as the rank allows, and each
+    cosine counts by its expected reliability; that is not in the paper.
     """
 
     label: ClassVar[str] = "LAMP, cosine"
@@ -32,5 +32,5 @@ class LampCos(Lamp):
     presets: ClassVar[Mapping[Preset, Settings]] = COSINE_PRESETS
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
-        """Match gradients until no token changes, the steps are used up or the budget is."""
+        """Match gradients until no token changes or steps or budget are used up."""
         return self.attack(seen, Objective("cosine"), rng, budget)

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.lamp import PRESETS, Lamp, Preset, Settings
+from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.algorithms.matching.run import check_knobs
 from leakaudit.models.structure import word_embedding
 from leakaudit.plugins import Budget, Observation, Reconstruction, attack
@@ -21,10 +21,12 @@ LENGTH_WEIGHT, PRIOR_WEIGHT = 25.0, 60.0
 @attack("lamp-l1l2")
 @dataclass(frozen=True)
 class LampL1L2(Lamp):
-    """`lamp-cos` with sum_i ||G_i - g_i(x)||_2 + alpha ||G_i - g_i(x)||_1 in the place of the cosine.
+    """LAMP by TAG's distance: L2 norms plus alpha times L1 norms.
 
-    The presets of our own square the L2 norms. Their weights of regulariser and prior belong to the size of that sum, so they are relative to the
-    observed update's: alpha_reg and alpha_lm are multiplied by the distance of a zero gradient, ||G||_2^2 + alpha ||G||_1.
+    The distance is sum_i ||G_i - g_i(x)||_2 + alpha ||G_i - g_i(x)||_1. Our own presets square the L2 norms.
+    Their weights of regulariser and prior depend on the size of that sum, so they are relative to the observed
+    update's: alpha_reg and alpha_lm are multiplied by the distance of a zero gradient, ||G||_2^2 + alpha
+    ||G||_1.
     """
 
     alpha: float = 0.01
@@ -41,18 +43,18 @@ class LampL1L2(Lamp):
     }
 
     def __post_init__(self) -> None:
-        """Refuse knobs that leave nothing to do, and a metric that is a cosine's."""
+        """Refuse options that are out of range, and a metric for cosines."""
         super().__post_init__()
         check_knobs(self, not_negative=("alpha",))
         if self.whitened:
             raise ValueError("whitened is `lamp-cos`'s: a metric for cosines, and an L1 distance has none")
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
-        """Match gradients until no token changes, the steps are used up or the budget is."""
+        """Match gradients until no token changes or steps or budget are used up."""
         unit = self._size(seen) if self.settings().relative else 1.0
         return self.attack(seen, Objective("l2", l1=self.alpha), rng, budget, unit=unit)
 
     def _size(self, seen: Observation) -> float:
-        """Return ||G||_2^2 + alpha ||G||_1, with both norms over everything but the word embedding."""
+        """Return ||G||_2^2 + alpha ||G||_1, without the word embedding."""
         matched = [update for name, update in seen.update.items() if name != word_embedding(seen.model)]
         return sum(float(update.square().sum()) + self.alpha * float(update.abs().sum()) for update in matched)

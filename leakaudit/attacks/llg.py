@@ -1,4 +1,4 @@
-"""`llg`: how many sequences of each class are in the batch, from the output layer's update and nothing else."""
+"""`llg`: class counts from the output layer's update and nothing else."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ from leakaudit.plugins import Applicability, Budget, Observation, Reconstruction
 @attack("llg")
 @dataclass(frozen=True)
 class Llg(CountsLabels):
-    """Class counts by LLG's Algorithm 1 on shared gradients only; the model itself is not used.
+    """Class counts by LLG's Algorithm 1, from shared gradients only.
 
-    Algorithm 1 takes every class with a negative gradient once (Property 1), then again and again the class with the
-    smallest calibrated gradient, adding back the impact m of one sequence each time, until the batch is full.
+    The model itself is not used. Algorithm 1 takes every class with a negative gradient once (Property 1). Then it
+    takes the class with the smallest calibrated gradient, adds back the impact m of one sequence, and repeats that
+    until the batch is full.
 
-    The paper's g are row sums of the weight's update, and m their mean (Eq. 18): that is `read="rows"`. The bias's update has
-    Property 1 whatever the features are, and an impact that is known: by Eq. 9 it is mean p_c - n_c / B, so one sequence moves
-    it by -1/B. A head without bias is read along the main direction of its update (`own_direction`) with m from Eq. 18.
+    The paper's g are row sums of the weight's update, and m their mean (Eq. 18): that is `read="rows"`. The bias's
+    update has Property 1 whatever the features are, and its impact is known: by Eq. 9 it is mean p_c - n_c / B, so
+    one sequence changes it by -1/B. A head without bias is read along the main direction of its update
+    (`own_direction`) with m from Eq. 18.
 
-    No offset is known here, so the classes are taken to be equally likely to the model, as they are before training.
+    No offset is known here, so the classes are assumed to be equally likely to the model, as they are before
+    training.
     """
 
     read: Read = "auto"
-    """What is read as the gradient g of a class."""
+    """The gradient g of a class: row sums of the weight's update, or the gradient of the logits."""
 
     label: ClassVar[str] = "LLG"
     meaning: ClassVar[str] = (
@@ -42,7 +45,10 @@ class Llg(CountsLabels):
     threat_model: ClassVar[str] = "Sees one client's update; the output layer is trained with cross-entropy."
 
     def applies(self, seen: Observation) -> Applicability:
-        """Say whether there is a shared output layer trained on one class a sequence."""
+        """Return whether a shared output layer can be read.
+
+        It has to be trained on one class a sequence.
+        """
         return can_read(seen, self.read)
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:

@@ -1,4 +1,4 @@
-"""`llg-plus`: LLG by an adversary who has the model and labelled data like the client's."""
+"""`llg-plus`: LLG with constants from labelled data like the client's."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ from leakaudit.plugins import Applicability, Budget, Observation, Reconstruction
 @attack("llg-plus")
 @dataclass(frozen=True)
 class LlgPlus(CountsLabels):
-    """Class counts by Algorithm 1 with impact and offsets from auxiliary data (LLG+).
+    """Class counts by Algorithm 1, with constants from auxiliary data (LLG+).
 
-    `read="rows"` is the paper's own: row sums, Eq. 19 and 20 over batches full of one label. On the gradient of the logits (`auto`)
-    the impact is -1/B by Eq. 9, and the offset of class i is what the model gives to it for the batch's own mixture of classes:
-    with P_ji = mean p_i over auxiliary data of class j, the shares n / B solve n_i / B = sum_j (n_j / B) P_ji - d_i. Eq. 20 takes all
-    other classes alike instead, which a trained model does not.
+    The constants are impact and offsets. `read="rows"` is the paper's own: row sums, Eq. 19 and 20 over batches of
+    one label. On the gradient of the logits (`auto`) the impact is -1/B by Eq. 9, and the offset of class i is the
+    model's probability of it for the batch's own mixture of classes: with P_ji = mean p_i over auxiliary data of
+    class j, the shares n / B solve n_i / B = sum_j (n_j / B) P_ji - d_i. Eq. 20 takes all other classes alike
+    instead, which is not so in a trained model.
     """
 
     auxiliary: Path | None = None
     """Labelled data, as `leakaudit.models.save_auxiliary` writes it. Granted: printed with every score."""
     read: Read = "auto"
-    """What is read as the gradient g of a class."""
+    """The gradient g of a class: row sums of the weight's update, or the gradient of the logits."""
 
     label: ClassVar[str] = "LLG+"
     meaning: ClassVar[str] = (
@@ -53,7 +54,10 @@ class LlgPlus(CountsLabels):
     )
 
     def applies(self, seen: Observation) -> Applicability:
-        """Say whether there are auxiliary data and a shared output layer trained on one class a sequence."""
+        """Return whether auxiliary data and a readable output layer are there.
+
+        Its update has to be shared, and it is trained on one class a sequence.
+        """
         return can_read(seen, self.read) and can_use(self.auxiliary, seen)
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
@@ -88,13 +92,16 @@ class LlgPlus(CountsLabels):
 
 
 def _from_row_sums(gradient: Tensor, sequences: int, own: Auxiliary) -> tuple[int, ...]:
-    """Run Algorithm 1 with impact and offsets of Eq. 19 and 20, from batches full of one class of the auxiliary data."""
+    """Run Algorithm 1 with the impact and offsets of Eq. 19 and 20.
+
+    They come from batches of one class of the auxiliary data.
+    """
     classes = len(gradient)
     sums = own.features.sum(dim=1)  # (N,)
-    pull = own.by_class(
+    full_batch = own.by_class(
         own.probabilities * sums[:, None]
-    )  # (C, C): g_i of a batch full of label j, but for its own label
-    label = own.by_class(sums)  # (C,): what its own label takes off
-    impact = float((pull.diagonal() - label).sum()) / (classes * sequences) * (1 + 1 / classes)
-    offsets = (pull.sum(dim=0) - pull.diagonal()) / (classes - 1)  # (C,)
+    )  # (C, C): g_i of a batch of label j, without its own label's part
+    label = own.by_class(sums)  # (C,): its own label's part
+    impact = float((full_batch.diagonal() - label).sum()) / (classes * sequences) * (1 + 1 / classes)
+    offsets = (full_batch.sum(dim=0) - full_batch.diagonal()) / (classes - 1)  # (C,)
     return extract_labels(gradient, sequences, impact, offsets)

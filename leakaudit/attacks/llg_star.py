@@ -1,4 +1,4 @@
-"""`llg-star`: LLG by an adversary who has the model, and feeds it dummy inputs."""
+"""`llg-star`: LLG with constants from dummy inputs."""
 
 from __future__ import annotations
 
@@ -27,24 +27,25 @@ from leakaudit.plugins import Applicability, Budget, Observation, Reconstruction
 @attack("llg-star")
 @dataclass(frozen=True)
 class LlgStar(CountsLabels):
-    """Class counts by Algorithm 1 with impact and offsets from dummy inputs (LLG*).
+    """Class counts by Algorithm 1, with constants from dummy inputs (LLG*).
 
-    A batch of dummy inputs that all carry label i has g_i = mean (p_i - 1) s and g_j = mean p_j s, where s is a feature's sum; so
-    all the batches of Eq. 19 and 20 come out of one forward pass. That is `read="rows"`, the paper's own.
+    The constants are impact and offsets. A batch of dummy inputs that all have label i has g_i = mean (p_i - 1) s and
+    g_j = mean p_j s, where s is the sum of a feature's entries; so one forward pass gives all the batches of Eq. 19
+    and 20. That is `read="rows"`, the paper's own.
 
-    On the gradient of the logits (`auto`) the impact is -1/B by Eq. 9 and the offset is the probability that the public model
-    gives to a class for dummy inputs, which Eq. 20 comes down to. Features that can be negative break Property 1 for row sums;
-    a head without bias is then read along the dummy inputs' mean feature.
+    On the gradient of the logits (`auto`) the impact is -1/B by Eq. 9 and the offset is the probability that the
+    public model gives to a class for dummy inputs, to which Eq. 20 reduces. Features that can be negative break
+    Property 1 for row sums; a head without bias is then read along the dummy inputs' mean feature.
 
-    Clipping multiplies the gradient by an unknown k. Where it did, k is taken as the smallest factor that leaves no class a
-    negative share, which is right if some class is not in the batch and too small otherwise. The same is done where neither
-    bias nor batch size is known, because what is read from weight rows is too small by an unknown factor.
+    Clipping multiplies the gradient by an unknown k. If it did, k is taken as the smallest factor that gives no class
+    a negative share, which is right if some class is not in the batch and too small otherwise. The same is done where
+    neither bias nor batch size is known, because the values from weight rows are too small by an unknown factor.
     """
 
     read: Read = "auto"
-    """What is read as the gradient g of a class."""
+    """The gradient g of a class: row sums of the weight's update, or the gradient of the logits."""
     dummy: NeutralInputs = "random"
-    """NeutralInputs pictures; the paper takes zeros for MNIST. Text is always random words."""
+    """Dummy pictures; the paper takes zeros for MNIST. Text is always random words."""
 
     label: ClassVar[str] = "LLG*"
     meaning: ClassVar[str] = "Reads the label counts as LLG does, with its constants estimated on dummy inputs."
@@ -54,7 +55,10 @@ class LlgStar(CountsLabels):
     )
 
     def applies(self, seen: Observation) -> Applicability:
-        """Say whether there is a shared output layer trained on one class a sequence."""
+        """Return whether a shared output layer can be read.
+
+        It has to be trained on one class a sequence.
+        """
         return can_read(seen, self.read)
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
@@ -89,7 +93,9 @@ class LlgStar(CountsLabels):
 
 
 def from_row_sums(gradient: Tensor, sequences: int, probabilities: Tensor, sums: Tensor) -> tuple[int, ...]:
-    """Run Algorithm 1 with impact and offsets of Eq. 19 and 20 for dummy inputs that carry any label.
+    """Run Algorithm 1 with the impact and offsets of Eq. 19 and 20.
+
+    They come from dummy inputs that may have any label.
 
     Args:
         gradient: (C,) row sums of the weight's update.

@@ -1,28 +1,24 @@
-"""`pooler-features`: an active server reads the features going into a wide pooler, and matches them beside the gradient.
+"""`pooler-features`: an active server reads features at a wide pooler.
+
+A search then matches these features and the gradient.
 
 Letters: N candidates, B sequences, T tokens, D hidden size, F features compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import permutations
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
-from torch.nn import functional
 
 from leakaudit.algorithms.labels.output_layer import check_gradient, neutral_inputs, number_of_classes
-from leakaudit.algorithms.matching.batch_shape import equal_lengths, guess_shape
-from leakaudit.algorithms.matching.candidate_gradients import Candidate
-from leakaudit.algorithms.matching.comparison import Objective
-from leakaudit.algorithms.matching.feature_refinement import climb
+from leakaudit.algorithms.matching.batch_shape import guess_shape
+from leakaudit.algorithms.matching.feature_matcher import FeatureMatcher, Phase, inputs_of
 from leakaudit.algorithms.matching.lamp import COSINE_PRESETS, Lamp, Preset, Settings
-from leakaudit.algorithms.matching.matcher import Matcher
+from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.algorithms.matching.pooler_moments import (
     Features,
     PoolerUpdate,
@@ -38,17 +34,14 @@ from leakaudit.models.structure import find_pooler
 from leakaudit.plugins import AnatomyError, Applicability, Budget, Observation, Reconstruction, attack, not_applicable
 
 Read = Literal["solve", "span", "paper"]
-Phase = Literal["continuous", "discrete", "both", "words", "none"]
+
 
 SERVER = "wide-pooler"
 """The active server that this attack belongs to."""
 
-MOST_ASSIGNED = 5
-"""Sequences up to which every assignment of features to sequences is tried; above, the best pair is taken again and again. Our choice:
-120 assignments."""
 
 LENGTHS = (1.0, 0.8, 1.25)
-"""Lengths that the equations' solution starts at, relative to the mean feature's of other texts. Our choice."""
+"""Lengths at which the solution of the equations starts, relative to the mean feature's of other texts. Our choice."""
 
 
 @dataclass(frozen=True)
@@ -62,39 +55,46 @@ class Reading:
 
 
 OWN = Reading(read="solve", phase="words", feature_words=32, attempts=3)
-"""Of the presets of our own."""
+"""Reading of our own presets."""
+
 
 PUBLISHED = Reading(read="paper", phase="continuous", feature_words=0, attempts=1)
-"""Of `preset=paper` and `large`: paper 002, Sec. 4.2 and 4.3 ("in the optimization stage"), App. B."""
+"""Reading of `preset=paper` and `large`: paper 002, Sec. 4.2 and 4.3 ("in the optimization stage"), App. B."""
 
 
 @attack("pooler-features")
 @dataclass(frozen=True)
 class PoolerFeatures(Lamp):
-    """LAMP with the pooler's inputs as a second thing to match.
+    """LAMP that matches the pooler's inputs as well as the gradient.
 
-    The server widened the pooler (`wide-pooler`), so the third moment of its update tells the features of the sequences apart. Candidates
-    have to agree with the gradient, in LAMP's cosine distance, and with the features, one to one, in theirs.
+    The server widened the pooler (`wide-pooler`), so the third moment of its update separates the features of the
+    sequences. Candidates have to agree with the gradient, by LAMP's cosine distance, and with the features, one to
+    one, by cosine.
 
-    Features come in no order and, read as in the paper, without a sign. The paper takes the order from the true features; here it is the one that
-    fits a candidate best, anew for every candidate, and the sign is that of the public model's mean feature of random texts.
-    A knob at None is the preset's: `paper` and `large` read and use features as the paper does, on its LAMP.
+    Features have no order and, read as in the paper, no sign. The paper takes the order from the true features; here
+    it is the order that fits a candidate best, chosen anew for every candidate, and the sign is that of the public
+    model's mean feature of random texts. An option at None is the preset's: `paper` and `large` read and use features
+    as the paper does, on its LAMP.
     """
 
     read: Read | None = None
-    """How features are read: `paper` decomposes the moment; `span` does so within what the update is known to span; `solve` goes on from there
-    and solves for them (`pooler_features_moments`). Where solving fails, as under dropout, it is `span`."""
+    """How features are read: `paper` decomposes the moment; `span` does so within the known span of the update; `solve`
+    continues from there and solves for them (`pooler_moments`). Where solving fails, as under dropout, `solve` is
+    `span`."""
     phase: Phase | None = None
-    """Where features count: `continuous` moves embeddings by them, `discrete` chooses starts and orders by them (paper 002, Table 2), `both`
-    does both; `words` (ours) leaves the search to the gradient, and features complete what it ends with; `none` is LAMP."""
+    """Where features count: `continuous` moves embeddings by them, `discrete` chooses starts and orders by them (paper
+    002, Table 2), `both` does both; `words` (ours) leaves the search to the gradient, and features complete its result;
+    `none` is LAMP."""
     feature_weight: float = 1.0
-    """Of one minus the features' mean cosine, beside a gradient distance between 0 and 2. The paper gives no figure; our choice."""
+    """Weight of one minus the features' mean cosine, beside a gradient distance between 0 and 2. The paper gives no
+    figure; our choice."""
     feature_words: int | None = None
-    """Words a place that are tried in the end by features alone, each sequence for itself (`pooler_features_words`); 0 for none, as in the
-    paper. Nothing is tried with `phase=none`."""
+    """Words at each position that are tried in the end by features alone, for each sequence separately
+    (`feature_refinement`); 0 for none, as in the paper. Nothing is tried with `phase=none`."""
     attempts: int | None = None
-    """Searches at most. A sequence that reproduces its feature is right, so it is held, and while there are others the next search begins
-    from noise again. Not in the paper, and only where features were solved for and complete what a search ends with."""
+    """Most searches. A sequence that reproduces its feature is right, so it is fixed; while there are others, the next
+    search begins from a random start. Not in the paper, and only where features were solved for and complete a search's
+    result."""
 
     presets: ClassVar[Mapping[Preset, Settings]] = COSINE_PRESETS
     label: ClassVar[str] = "pooler features"
@@ -109,16 +109,19 @@ class PoolerFeatures(Lamp):
     )
 
     def __post_init__(self) -> None:
-        """Refuse knobs that leave nothing to do."""
+        """Refuse options that are out of range."""
         super().__post_init__()
         check_knobs(self, at_least_one=("attempts",), not_negative=("feature_weight", "feature_words"))
 
     def reading(self) -> Reading:
-        """Return how features are read and used, with the knobs that were set."""
+        """Return how features are read and used, with the options that were set."""
         return with_knobs(PUBLISHED if self.preset in ("paper", "large") else OWN, self)
 
     def applies(self, seen: Observation) -> Applicability:
-        """Say whether the server is this one, its pooler's update is there, and LAMP has what it needs."""
+        """Return whether the server widened the pooler and its update is shared.
+
+        LAMP's own conditions count, too.
+        """
         server = seen.facts.server
         if server is None or server.name != SERVER:
             found = "an honest one" if server is None else repr(server.name)
@@ -147,14 +150,14 @@ class PoolerFeatures(Lamp):
         features = read_features(single, len(shape.lengths), reading.read, rng)
         matcher = FeatureMatcher(single, shape.lengths, recipe, features.rows, reading.phase, self.feature_weight)
         if reading.feature_words and reading.phase != "none" and matcher.features:
-            attempts = reading.attempts if features.solved else 1  # a feature with an error is reproduced by no words
+            attempts = reading.attempts if features.solved else 1  # no words reproduce a feature with an error
             found = self._completed(matcher, recipe, attempts, rng, budget)
         else:
             found = search(matcher, recipe.descent, recipe.start, recipe.rounds, rng, budget)
         guess = reconstruct(seen, matcher, shape, found, budget)
         facts = {
             "features": float(len(features.rows)),
-            # A matrix's place in memory decides the last digits of a product with it; what is left is the same in every run.
+            # The last digits of a product depend on the matrix's place in memory; the rounded value is the same in every run.
             "features_explain": round(features.explained, 9),
             "features_solved": float(features.solved),
         } | self.prior_facts
@@ -163,7 +166,7 @@ class PoolerFeatures(Lamp):
     def _completed(
         self, matcher: FeatureMatcher, recipe: Recipe, attempts: int, rng: torch.Generator, budget: Budget
     ) -> Found:
-        """Return the best of what searches end with, completed by features."""
+        """Return the best of several searches, completed by features."""
         ends: list[tuple[tuple[int, float], Found]] = []
         steps = 0.0
         while len(ends) < attempts:
@@ -177,13 +180,15 @@ class PoolerFeatures(Lamp):
             ends.append(((-len(right), loss), found._replace(tokens=tokens, facts=facts)))
             if len(right) == matcher.features or budget.exhausted():
                 break
-            matcher.hold({row: tokens[row] for row in right})
+            matcher.known.hold({row: tokens[row] for row in right})
         _, best = min(ends, key=lambda end: end[0])
         return best._replace(facts=best.facts | {"attempts": float(len(ends)), "steps": steps})
 
 
 def read_features(seen: Observation, sequences: int, read: Read, rng: torch.Generator) -> Features:
-    """Return the features going into the wide pooler, with the signs of the public model's mean feature.
+    """Return the features at the input of the wide pooler.
+
+    Without a solution of their equations, their signs are those of the public model's mean feature.
 
     Args:
         seen: of a step on an active server's model.
@@ -214,189 +219,13 @@ def read_features(seen: Observation, sequences: int, read: Read, rng: torch.Gene
         found = features_solved(update, found, lambda z: _slope(activation, z), lengths, mean) or found
     if not found.solved:
         found = Features(signed(found.rows, mean[: found.rows.shape[1]]), found.explained)
-    # A sequence whose label is certain has no gradient. If all are, the update is zero and holds nothing.
+    # A sequence whose label is certain has no gradient. If all are certain, the update is zero and says nothing.
     return replace(found, rows=found.rows[found.rows.norm(dim=1) > 0])
 
 
-class Completed(NamedTuple):
-    """A batch whose sequences were mended by their features."""
-
-    tokens: list[tuple[int, ...]]
-    """(B,)"""
-    right: set[int]
-    """Numbers of those that reproduce a feature."""
-
-
-class FeatureMatcher(Matcher):
-    """Compares candidates with the observed update, and their pooler's inputs with features."""
-
-    def __init__(
-        self,
-        seen: Observation,
-        lengths: Sequence[int],
-        recipe: Recipe,
-        features: Tensor,
-        phase: Phase,
-        feature_weight: float,
-    ) -> None:
-        """Prepare; nothing of `seen` is changed, now or later.
-
-        Args:
-            seen: what to match.
-            lengths: (B,) tokens of each sequence.
-            recipe: objective, regulariser and parameters of the gradient's part.
-            features: (K, F), at most one a sequence.
-            phase: where they count.
-            feature_weight: of one minus their mean cosine.
-        """
-        super().__init__(
-            seen,
-            lengths,
-            recipe.objective,
-            length_weight=recipe.length_weight,
-            exposure=recipe.patterns,
-            aware=recipe.aware,
-            fill=recipe.fill,
-            relative=recipe.relative,
-            start_scale=recipe.start_scale,
-        )
-        self._seen = seen
-        self._dense = seen.model.get_submodule(find_pooler(seen.model, self.classes).dense)
-        self._features = functional.normalize(features, dim=1).float().to(self.table.device)
-        self._weight = feature_weight
-        self._continuous = phase in ("continuous", "both") and len(features) > 0
-        self._discrete = phase in ("discrete", "both") and len(features) > 0
-
-    def losses(self, dummy: Candidate) -> Tensor:
-        """Return (N,) what starts and rearrangements are chosen by."""
-        losses = super().losses(dummy)
-        if not self._discrete:
-            return losses
-        with torch.no_grad():
-            return losses + self._feature_losses(dummy.embeddings).to(losses)
-
-    def losses_and_derivatives(self, dummy: Candidate) -> tuple[Tensor, Candidate]:
-        """Return (N,) what embeddings are moved by, and the derivatives."""
-        losses, slopes = super().losses_and_derivatives(dummy)
-        if not self._continuous:
-            return losses, slopes
-        with torch.enable_grad():
-            live = dummy.embeddings.detach().requires_grad_()
-            found = self._feature_losses(live)
-            (by_features,) = torch.autograd.grad(found.sum(), live)
-        return losses + found.detach().to(losses), slopes._replace(embeddings=slopes.embeddings + by_features)
-
-    def feature_distances(self, row: int, number: int, embeddings: Tensor) -> Tensor:
-        """Return (N,) one minus the cosine of a feature with that of each candidate for one sequence.
-
-        Args:
-            row: the sequence.
-            number: the feature.
-            embeddings: (N, T, D), T its length.
-        """
-        own = self._passed(embeddings)[:, : self._features.shape[1]]
-        return 1 - functional.normalize(own, dim=1) @ self._features[number]
-
-    @property
-    def features(self) -> int:
-        """How many features there are."""
-        return len(self._features)
-
-    def completed(
-        self, tokens: Sequence[tuple[int, ...]], label_logits: Tensor, words: int, rng: torch.Generator, budget: Budget
-    ) -> Completed:
-        """Return sequences whose features are nearer to those that were read, each mended by its own.
-
-        Which feature is whose is the assignment that fits the guesses best. A sequence that does not reproduce its feature is a dead end of the
-        climb, and only stays if the gradient, too, comes nearer.
-
-        Args:
-            tokens: (B,) sequences of token ids.
-            label_logits: (B, C).
-            words: words a place that are tried.
-            rng: draws orders.
-            budget: looked at on the way.
-        """
-        every = range(len(self._features))
-        far = [[self._token_distance(row, number, ids) for row, ids in enumerate(tokens)] for number in every]
-        found, right = list(tokens), set[int]()
-        for number, row in zip(*linear_sum_assignment(far), strict=True):
-            climbed = climb(self, int(row), int(number), found[row], words, rng, budget)
-            changed = [*found[:row], climbed.tokens, *found[row + 1 :]]
-            before, after = self.token_losses([found, changed], label_logits)
-            if after < before or climbed.found:
-                found = changed
-            if climbed.found:
-                right.add(int(row))
-        return Completed(found, right)
-
-    def _token_distance(self, row: int, number: int, ids: Sequence[int]) -> float:
-        with torch.no_grad():
-            alone = self.table[torch.tensor([ids], device=self.table.device)]  # (1, T, D)
-            return float(self.feature_distances(row, number, alone))
-
-    def _feature_losses(self, embeddings: Tensor) -> Tensor:
-        """Return (N,) the weight times one minus the mean cosine of features and the sequences they fit best, one to one."""
-        own = self._pooler_inputs(embeddings)[..., : self._features.shape[1]]  # (N, B, F)
-        cosine = functional.normalize(own, dim=2) @ self._features.T  # (N, B, K)
-        return self._weight * (1 - _best_assignment(cosine))
-
-    def _pooler_inputs(self, embeddings: Tensor) -> Tensor:
-        """Return (N, B, D) what goes into the pooler."""
-        candidates = len(embeddings)
-        logits, masks = embeddings.new_zeros(candidates, len(self.lengths), 1), embeddings.new_zeros(candidates, 0)
-        placed = self.placed(Candidate(embeddings, logits, masks)).embeddings
-        parts: dict[int, Tensor] = {}
-        for rows, length in equal_lengths(self.lengths):
-            each = self._passed(placed[:, rows, :length].flatten(0, 1)).view(candidates, len(rows), -1)
-            parts |= {row: each[:, place] for place, row in enumerate(rows)}
-        return torch.stack([parts[row] for row in range(len(self.lengths))], dim=1)
-
-    def _passed(self, embeddings: Tensor) -> Tensor:
-        """Return (n, D) what goes into the pooler for (n, T, D) sequences of one length."""
-        with _inputs_of(self._dense) as taken:
-            self._seen.model(
-                inputs_embeds=embeddings, attention_mask=torch.ones(embeddings.shape[:2], device=embeddings.device)
-            )
-        return taken[0]
-
-
-def _best_assignment(cosine: Tensor) -> Tensor:
-    """Return (N,) the largest mean of cosines over features, each with a sequence of its own.
-
-    Args:
-        cosine: (N, B, K), K at most B.
-    """
-    _, sequences, count = cosine.shape
-    if sequences <= MOST_ASSIGNED:
-        ways = torch.tensor(list(permutations(range(sequences), count)), device=cosine.device)  # (ways, K)
-        return cosine[:, ways, torch.arange(count, device=cosine.device)].mean(dim=2).amax(dim=1)
-    left, total = cosine, cosine.new_zeros(len(cosine))
-    for _ in range(count):
-        best, place = left.flatten(1).max(dim=1)
-        total = total + best
-        taken = torch.zeros_like(left, dtype=torch.bool)
-        each = torch.arange(len(cosine), device=cosine.device)
-        taken[each, place // count] = True
-        taken[each, :, place % count] = True
-        left = left.masked_fill(taken, -2.0)
-    return total / count
-
-
-@contextmanager
-def _inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
-    """Keep what a module is given while the block runs."""
-    taken: list[Tensor] = []
-    handle = module.register_forward_pre_hook(lambda _, given: taken.append(given[0]))
-    try:
-        yield taken
-    finally:
-        handle.remove()
-
-
 def _usual_features(seen: Observation, dense: str, rng: torch.Generator) -> Tensor:
-    """Return (n, D) float64 what random texts put into the pooler."""
-    with _inputs_of(seen.model.get_submodule(dense)) as taken, torch.no_grad():
+    """Return (n, D) float64 the pooler's inputs for random texts."""
+    with inputs_of(seen.model.get_submodule(dense)) as taken, torch.no_grad():
         seen.model(**neutral_inputs(seen, rng))
     return taken[0].double().cpu()
 

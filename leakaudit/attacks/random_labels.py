@@ -1,4 +1,4 @@
-"""`random-labels`: the floor under every label attack: a guess that reads nothing."""
+"""`random-labels`: random class counts, the baseline of every label attack."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from leakaudit.plugins import (
 @attack("random-labels")
 @dataclass(frozen=True)
 class RandomLabels(CountsLabels):
-    """One class drawn evenly for every sequence. Whatever beats it by more than chance has read something.
+    """One class drawn evenly for every sequence.
 
-    Where the number of sequences is not known, it guesses one. An exact hit is chance, and no event.
+    An attack that beats it by more than chance has read something. Where the number of sequences is not known, it
+    guesses one. An exact hit is chance, and no event.
     """
 
     label: ClassVar[str] = "random labels"
@@ -34,12 +35,12 @@ class RandomLabels(CountsLabels):
         "Draws labels at random, without a look at the update: the baseline for every label attack."
     )
     blind: ClassVar[bool] = True
-    """It does not look at the update, so that what it gets right is no sign of an audit that works."""
+    """It does not use the update, so a correct guess is no sign that the audit works."""
     source: ClassVar[str] = "random guess of LLG (Wainakh et al. 2022, Sec. 6.1, Baselines)"
     threat_model: ClassVar[str] = "Sees nothing but the number of classes, and of sequences where that is public."
 
     def applies(self, seen: Observation) -> Applicability:
-        """Say whether sequences have one class each."""
+        """Return whether each sequence has one class."""
         try:
             number_of_classes(seen)
         except AnatomyError as error:

@@ -1,4 +1,4 @@
-"""`rlu`: class counts behind several local steps, from the output layer before and after them."""
+"""`rlu`: class counts after several local steps, from the output layer."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from leakaudit.plugins import Applicability, Budget, Observation, Reconstruction
 @attack("rlu")
 @dataclass(frozen=True)
 class Rlu(CountsLabels):
-    """Class counts of a client that took several SGD steps before it sent its update (federated averaging).
+    """Class counts of a client that took several SGD steps (federated averaging).
 
-    The update of the bias is the mean over the local steps t of mean p(t) - n(t) / B, so the shares of all its sequences solve
-    n_i / N = sum_j (n_j / N) P_ji - db_i with P_ji the probability of class i for sequences of class j, averaged over the steps: RLU's
-    erroneous confidence for i != j. The server knows the model before the steps and, by adding the update, after them. What the
-    model does in between is taken to move evenly from one to the other (RLU follows it by Monte Carlo): logits of the same
-    inputs under both models are interpolated, one point a step.
+    The update of the bias is the mean over the local steps t of mean p(t) - n(t) / B, so the shares of all its
+    sequences solve n_i / N = sum_j (n_j / N) P_ji - db_i with P_ji the probability of class i for sequences of class
+    j, averaged over the steps: RLU's erroneous confidence for i != j. The server knows the model before the steps
+    and, by adding the update, after them. In between the model is assumed to change evenly from one to the other (RLU
+    follows it by Monte Carlo): logits of the same inputs under both models are interpolated, one point a step.
 
-    With `auxiliary` data P is taken over them by class. Without, dummy inputs stand for every class at the start; what the local
-    steps taught the model about single classes is then missing from P.
+    With `auxiliary` data P is their mean by class. Without, dummy inputs stand for every class at the start; P then
+    lacks what the local steps taught the model about single classes.
 
     For one step and no update of other layers it is `llg-plus` or `llg-star` solved by least squares.
     """
@@ -47,7 +47,7 @@ class Rlu(CountsLabels):
     auxiliary: Path | None = None
     """Labelled data, as `leakaudit.models.save_auxiliary` writes it. Granted: printed with every score. None: dummy inputs."""
     dummy: NeutralInputs = "random"
-    """NeutralInputs pictures where there are no auxiliary data; text is always random words."""
+    """Dummy pictures where there are no auxiliary data; text is always random words."""
 
     label: ClassVar[str] = "RLU"
     meaning: ClassVar[str] = (
@@ -62,7 +62,10 @@ class Rlu(CountsLabels):
     )
 
     def applies(self, seen: Observation) -> Applicability:
-        """Say whether there is a shared output layer trained on one class a sequence."""
+        """Return whether a shared output layer, and auxiliary data if named, can be read.
+
+        The layer has to be trained on one class a sequence.
+        """
         verdict = can_read(seen)
         return verdict if not verdict or self.auxiliary is None else can_use(self.auxiliary, seen)
 
@@ -82,7 +85,7 @@ class Rlu(CountsLabels):
             with moved(seen.model, seen.update, seen.facts.learning_rate * steps):
                 rng.set_state(state)  # the same dummy inputs again
                 _, after, _ = self._outputs(seen, layer, rng)
-        ways = torch.arange(steps, dtype=torch.float64) / steps  # the k-th step is taken k / K of the way
+        ways = torch.arange(steps, dtype=torch.float64) / steps  # step k of K starts at k / K of the way
         logits = [(1 - float(way)) * before + float(way) * after for way in ways]
         predicted = torch.stack([z.softmax(dim=1) for z in logits]).mean(dim=0)  # (N, C)
 
@@ -101,7 +104,10 @@ class Rlu(CountsLabels):
         predicted: Tensor,
         labels: Tensor | None,
     ) -> Reconstruction:
-        """Solve for the counts, given (N, C) what the model predicts on its way for inputs of these labels."""
+        """Return the counts, given (N, C) mean predictions for inputs of these labels.
+
+        The mean is over the local steps.
+        """
         known = batch_size(seen, self.data_count)
         by_class = class_means(predicted, labels, predicted.shape[1])
         gradient = mean_gradient(logit_gradient(seen, layer, neutral), loss, known)
@@ -113,7 +119,10 @@ class Rlu(CountsLabels):
     def _outputs(
         self, seen: Observation, layer: OutputLayer, rng: torch.Generator
     ) -> tuple[Neutral, Tensor, Tensor | None]:
-        """Return features and probabilities, (N, C) logits in float64, and (N,) labels where the inputs have some."""
+        """Return features and probabilities, (N, C) logits in float64, and (N,) labels.
+
+        Labels are None where the inputs have none.
+        """
         if self.auxiliary is None:
             neutral = neutral_outputs(seen, layer, rng, self.dummy)
             with torch.no_grad():

@@ -8,14 +8,14 @@ from typing import ClassVar
 
 import torch
 
-from leakaudit.algorithms.matching.comparison import Objective
+from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.algorithms.matching.run import (
     PLAIN_PRESETS,
     PlainMatching,
     PlainPreset,
     PlainSettings,
     check_knobs,
-    match,
+    reconstruct_by_matching,
 )
 from leakaudit.plugins import Budget, Observation, Reconstruction, attack
 
@@ -23,20 +23,21 @@ from leakaudit.plugins import Budget, Observation, Reconstruction, attack
 @attack("tag")
 @dataclass(frozen=True)
 class Tag(PlainMatching):
-    """Find embeddings x whose gradient is the observed one, then take the nearest tokens.
+    """Search for embeddings x with the observed gradient by L2 and L1 distance.
 
-    Minimises sum_i ||G_i - g_i(x)||_2 + alpha ||G_i - g_i(x)||_1 over the shared parameters i by Adam. The default preset squares the
-    L2 norms, as DLG does (Zhu et al. 2019): that did better in our tuning on training sentences.
-    The word embedding's own update is left out: it says nothing about a dummy that is given as embeddings. So is what rounding
-    leaves of gradients that are zero, such as a key's bias.
+    Minimises sum_i ||G_i - g_i(x)||_2 + alpha ||G_i - g_i(x)||_1 over the shared parameters i by Adam, then
+    takes the nearest tokens. The default preset squares the L2 norms, as DLG does (Zhu et al. 2019). Chosen on
+    training sentences. The word embedding's own update is left out: it says nothing about a candidate that is given
+    as embeddings. Gradients that are only rounding, such as a key's bias, are left out as well.
 
-    What the update has to be shaped like is guessed, unless it is granted (`matching_shape`): the number of sequences, their
-    lengths, and the tokens that the tokenizer puts around every text, which stay fixed. Labels are optimised together with the
+    The shape of the batch is guessed, unless it is granted (`batch_shape`): the number of sequences, their lengths,
+    and the tokens that the tokenizer adds to every text, which stay fixed. Labels are optimised together with the
     embeddings or enumerated.
 
-    Unless `aware` is off, declared pruning is filled in, declared noise taken out, and under declared clipping both gradients are compared
-    at the same length. Dropout is not modelled: against a step in training mode the gradient is only similar. A difference of weights over
-    local steps is taken for the mean gradient of all their sequences (LAMP, Sec. 5, "Attacking FedAvg").
+    Unless `aware` is off, declared pruning is filled in, declared noise is removed, and under declared clipping both
+    gradients are compared at the same length. Dropout is not modelled: against a step in training mode the gradient
+    is only similar. A difference of weights over local steps is taken for the mean gradient of all their sequences
+    (LAMP, Sec. 5, "Attacking FedAvg").
     """
 
     alpha: float = 0.01
@@ -51,10 +52,10 @@ class Tag(PlainMatching):
     source: ClassVar[str] = "TAG (Deng et al. 2021) as in LAMP (Balunovic et al. 2022), Sec. 4.2 and 5, App. D"
 
     def __post_init__(self) -> None:
-        """Refuse knobs that leave nothing to do."""
+        """Refuse options that are out of range."""
         super().__post_init__()
         check_knobs(self, not_negative=("alpha",))
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
-        """Match gradients until nothing improves, the steps are used up or the budget is."""
-        return match(seen, self.recipe(Objective("l2", l1=self.alpha)), rng, budget)
+        """Match gradients until nothing improves or steps or budget are used up."""
+        return reconstruct_by_matching(seen, self.recipe(Objective("l2", l1=self.alpha)), rng, budget)

@@ -1,4 +1,4 @@
-"""Mending sequences by their features alone: against a feature with a known answer, and on a tiny model's wide pooler."""
+"""Refinement of sequences by their features alone, with known answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.matching.feature_refinement import climb
+from leakaudit.algorithms.matching.feature_refinement import search_tokens
 from leakaudit.plugins.budget import Budget
 
 VOCABULARY, HIDDEN = 40, 32
@@ -18,7 +18,10 @@ def rng() -> torch.Generator:
 
 
 class Toy:
-    """Its feature is a sum of words, each turned by its place; the first and the last token are public, words below 5 never stand in a text."""
+    """A matcher whose feature is a sum of words, each turned by its position.
+
+    The first and the last token are public; words below 5 occur in no text.
+    """
 
     def __init__(self) -> None:
         self.table = torch.randn(VOCABULARY, HIDDEN, generator=rng())
@@ -44,19 +47,19 @@ class Toy:
     [(0, 7, 11, 23, 9, 31, 1), (0, 7, 23, 11, 9, 30, 1), (0, 11, 23, 9, 30, 7, 1), (0, 7, 12, 23, 30, 9, 1)],
     ids=["a word", "two exchanged", "a word moved", "both"],
 )
-def test_a_damaged_sequence_is_mended_by_its_feature(guess: tuple[int, ...]) -> None:
+def test_a_damaged_sequence_is_refined_by_its_feature(guess: tuple[int, ...]) -> None:
     """Public tokens stay, and words that stand in no text are never tried."""
-    assert climb(Toy(), 0, 0, guess, 4, rng(), Budget(600)).tokens == TRUE
+    assert search_tokens(Toy(), 0, 0, guess, 4, rng(), Budget(600)).tokens == TRUE
 
 
 def test_a_climb_from_the_truth_looks_at_nothing_else() -> None:
     toy = Toy()
     toy.looked = 0
-    assert climb(toy, 0, 0, TRUE, 4, rng(), Budget(600)).tokens == TRUE
+    assert search_tokens(toy, 0, 0, TRUE, 4, rng(), Budget(600)).tokens == TRUE
     assert toy.looked == 1
 
 
 def test_a_spent_budget_leaves_the_guess() -> None:
     spent = Budget(1.0, clock=iter(range(1000)).__next__)
     guess = (0, 7, 11, 23, 9, 31, 1)
-    assert climb(Toy(), 0, 0, guess, 4, rng(), spent).tokens == guess
+    assert search_tokens(Toy(), 0, 0, guess, 4, rng(), spent).tokens == guess

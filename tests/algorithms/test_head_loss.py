@@ -1,4 +1,4 @@
-"""Which losses a label can be read through, on array classifiers where the protocol prescribes them."""
+"""Losses from which labels can be read, on array classifiers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def observe(criterion: nn.Module | None, labels: list[int] = LABELS, **facts: An
     ],
 )
 def test_counts_come_back_through_smoothed_weighted_and_summed_losses(attack: Any, criterion: nn.Module | None) -> None:
-    """Each bends the gradient in a way that is public, so the counts are those of plain cross-entropy."""
+    """Each loss changes the gradient in a public way, so counts are the same."""
     guess = attack(observe(criterion), torch.Generator().manual_seed(0), Budget(600))
     assert guess.label_counts == (3, 2, 0, 1)
 

@@ -60,7 +60,7 @@ SIZE = 12
 
 
 def _text(seed: int) -> list[list[int]]:
-    """Return sentences of two to six of twelve tokens, the first ones more often than the last."""
+    """Return sentences of two to six of twelve tokens, with falling frequency."""
     rng = random.Random(seed)
     return [[min(rng.randrange(SIZE), rng.randrange(SIZE)) for _ in range(rng.randint(2, 6))] for _ in range(60)]
 

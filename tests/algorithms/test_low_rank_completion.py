@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.low_rank_completion import completed
 from leakaudit.algorithms.matching.matcher import Matcher
+from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.defenses.prune import Prune
 from tests.support import tiny
 
@@ -22,7 +22,7 @@ def _matrix() -> Tensor:
 
 @pytest.mark.parametrize(("share", "least"), [(0.0, 0.99999), (0.5, 0.999), (0.75, 0.98), (0.9, 0.9)])
 def test_a_matrix_of_low_rank_comes_back_from_its_largest_entries(share: float, least: float) -> None:
-    """Far nearer than with zeros for what is missing; and what comes back has that rank."""
+    """The result has that rank and is far nearer than zeros for missing entries."""
     whole = _matrix()
     smallest = float(whole.abs().flatten().quantile(share))
     pruned = whole * (whole.abs() >= smallest)
@@ -44,7 +44,7 @@ def test_a_rank_that_says_nothing_leaves_the_matrix_as_it_is() -> None:
 
 
 def test_with_what_was_removed_filled_in_the_true_words_explain_a_pruned_update_better() -> None:
-    """At half the entries most of the whole update is back; with zeros taken for zeros they are more than twice as far off."""
+    """With half of the entries, the distance is less than half of that with zeros."""
     seen, ids = tiny.defended(Prune(share=0.5), "the cat sat on the mat")
     logits = torch.zeros(1, 2)
     filled, unaware = (

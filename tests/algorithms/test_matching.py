@@ -1,4 +1,4 @@
-"""The parts that attacks by gradient matching share: gradients from pairs, objectives and their derivatives, orders, the search."""
+"""Parts that gradient matching shares: gradients, objectives, orders, search."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from leakaudit.algorithms.matching import matcher as matching_engine
 from leakaudit.algorithms.matching import target_factors as matching_target
 from leakaudit.algorithms.matching import token_refinement as matching_words
 from leakaudit.algorithms.matching.batch_shape import guess_shape, public_tokens
-from leakaudit.algorithms.matching.candidate_gradients import Candidate, joined
-from leakaudit.algorithms.matching.comparison import Objective
+from leakaudit.algorithms.matching.candidates import Candidate, joined
+from leakaudit.algorithms.matching.descent import Descent, Run
 from leakaudit.algorithms.matching.matcher import Matcher
+from leakaudit.algorithms.matching.objective import Objective
+from leakaudit.algorithms.matching.permutation_rounds import Rounds
 from leakaudit.algorithms.matching.permutations import (
     draw_orders,
     move_prefix,
@@ -26,10 +28,11 @@ from leakaudit.algorithms.matching.permutations import (
     shuffled,
     swap,
 )
-from leakaudit.algorithms.matching.position_assignment import seat
-from leakaudit.algorithms.matching.search import Descent, Rounds, Run, Start, _starts, search
+from leakaudit.algorithms.matching.position_assignment import assign_positions
+from leakaudit.algorithms.matching.search import search
 from leakaudit.algorithms.matching.singular_value_shrinkage import denoised
-from leakaudit.algorithms.matching.token_refinement import mend, nearest_words, pooled
+from leakaudit.algorithms.matching.starts import Start, draw_starts
+from leakaudit.algorithms.matching.token_refinement import nearest_words, pooled, refine_tokens
 from leakaudit.algorithms.matching.whitening import FLOOR, metric_of
 from leakaudit.client.facts import Granted
 from leakaudit.client.observation import Observation
@@ -62,7 +65,10 @@ OBJECTIVES = {
 
 
 def _model() -> nn.Module:
-    """Return a model whose tokens matter: at BERT's usual 0.02 an untrained one hardly tells them apart."""
+    """Return a model whose tokens matter.
+
+    With BERT's usual 0.02 an untrained model hardly separates them.
+    """
     return tiny.bert(initializer_range=0.1)
 
 
@@ -76,7 +82,10 @@ def _seen(*, granted: bool = True, pruned: bool = False, **more: Any) -> Observa
 
 
 def _of_one_sentence() -> tuple[Matcher, tuple[int, ...]]:
-    """Return what compares with a step on the second sentence, cosines, label and length granted, and its token ids."""
+    """Return a matcher of a step on the second sentence, and its token ids.
+
+    By cosines; label and length are granted.
+    """
     ids = tuple(tiny.bert_tokenizer()(TWO[1])["input_ids"])
     seen = tiny.observe([TWO[1]], [1], model=_model(), frozen=TABLES)
     seen = seen.granting(Granted(labels=(1,), lengths=(len(ids),)))
@@ -84,10 +93,10 @@ def _of_one_sentence() -> tuple[Matcher, tuple[int, ...]]:
 
 
 def _defined(matcher: Matcher, seen: Observation, dummy: Candidate) -> float:
-    """Return an objective straight from its definition, on gradients by automatic differentiation, for one candidate."""
+    """Return one candidate's objective by its definition and autograd."""
     what = matcher.objective
     names = [*(m.name for m in matcher.gradients.matrices), *(v.name for v in matcher.gradients.vectors)]
-    placed = matcher.placed(dummy)
+    placed = matcher.known.placed(dummy)
     gradients = [g.double() for g in matcher.gradients.direct(placed, names) if g is not None]
     targets = [seen.update[name].double() for name in names]
     if what.masked:
@@ -126,7 +135,7 @@ def _defined(matcher: Matcher, seen: Observation, dummy: Candidate) -> float:
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_gradients_from_pairs_are_those_of_automatic_differentiation(family: str) -> None:
-    """For every parameter and each of several candidates, in encoders and decoders, in batches of mixed length."""
+    """For each parameter and candidate, encoders and decoders, mixed lengths."""
     if family == "bert":
         seen = _seen()
         never = {"word_embeddings", "key.bias"}
@@ -136,7 +145,7 @@ def test_gradients_from_pairs_are_those_of_automatic_differentiation(family: str
         seen = step.observe().granting(Granted(labels=(0, 1), lengths=lengths))
         never = {"wte"}
     matcher = Matcher(seen, guess_shape(seen).lengths, Objective())
-    dummy = matcher.placed(matcher.random(3, tiny.generator()))
+    dummy = matcher.known.placed(matcher.candidates.random(3, tiny.generator()))
     pairs = matcher.gradients.pairs(dummy, differentiable=False)
     for number in range(3):
         formed = matcher.gradients.formed(pairs, number)
@@ -148,19 +157,22 @@ def test_gradients_from_pairs_are_those_of_automatic_differentiation(family: str
 
 
 def test_sequences_of_equal_length_run_side_by_side_for_several_candidates() -> None:
-    """What the model makes once for all of them, the vectors of positions, is spread over every row."""
+    """The position vectors, made once for all, are expanded to every row."""
     step = tiny.client_step(_model(), tiny.bert_tokenizer(), [TWO[0], "one fish ate the tree ."], [0, 1])
     lengths = tuple(len(ids) for ids in step.truth.sequences())
     assert len(set(lengths)) == 1
     seen = step.observe().granting(Granted(labels=(0, 1), lengths=lengths))
     matcher = Matcher(seen, lengths, Objective("cosine"))
-    dummy = matcher.random(3, tiny.generator())
+    dummy = matcher.candidates.random(3, tiny.generator())
     alone = torch.cat([matcher.losses(dummy.take([number])) for number in range(3)])
     torch.testing.assert_close(matcher.losses(dummy), alone, atol=1e-5, rtol=1e-5)
 
 
 def _whitened(candidate: Tensor, observed: Tensor, sigma: float) -> tuple[Tensor, Tensor]:
-    """Return U g V and U G V, with U = (G G^T)^(-1/4), V = (G^T G)^(-1/4) in units of G's norm, and no singular value below 0.1 or noise's."""
+    """Return U g V and U G V.
+
+    U = (G G^T)^(-1/4) and V = (G^T G)^(-1/4) in units of G's norm, with no singular value below 0.1 or noise's.
+    """
     if not bool(observed.any()):
         return candidate, observed
     noise = sigma * sum(size**0.5 for size in observed.shape)
@@ -178,7 +190,7 @@ def test_an_objective_is_what_its_definition_says(what: str) -> None:
     """Statistics of pairs give the number that whole matrices give."""
     seen = _seen(pruned=OBJECTIVES[what].masked)
     matcher = Matcher(seen, LENGTHS, OBJECTIVES[what])
-    dummy = matcher.random(2, tiny.generator(1))
+    dummy = matcher.candidates.random(2, tiny.generator(1))
     expected = [_defined(matcher, seen, dummy.take([number])) for number in range(2)]
     assert matcher.losses(dummy).tolist() == pytest.approx(expected, rel=1e-4)
     assert matcher.losses_and_derivatives(dummy)[0].tolist() == pytest.approx(expected, rel=1e-4)
@@ -186,12 +198,15 @@ def test_an_objective_is_what_its_definition_says(what: str) -> None:
 
 @pytest.mark.parametrize("what", OBJECTIVES)
 def test_an_objectives_derivative_is_its_finite_difference(what: str) -> None:
-    """Along random directions, for embeddings and for unknown labels, regulariser included; an L1 distance has kinks on the way."""
+    """For embeddings and unknown labels, along random directions.
+
+    The regulariser is included; an L1 distance has kinks on the way.
+    """
     seen = _seen(granted=False, pruned=OBJECTIVES[what].masked)
     seen.model.double()
     seen = replace(seen, update={name: update.double() for name, update in seen.update.items()})
     matcher = Matcher(seen, LENGTHS, OBJECTIVES[what], length_weight=0.7)
-    dummy = Candidate(*(part.double() for part in matcher.random(2, tiny.generator(2))))
+    dummy = Candidate(*(part.double() for part in matcher.candidates.random(2, tiny.generator(2))))
     _, slopes = matcher.losses_and_derivatives(dummy)
     step, tolerance = 1e-5, 1e-2 if OBJECTIVES[what].l1 else 1e-5
     for part in ("embeddings", "label_logits"):
@@ -212,7 +227,10 @@ def _factored(matcher: Matcher) -> list[bool]:
 def test_a_factored_update_is_compared_as_the_update_itself(
     monkeypatch: pytest.MonkeyPatch, objective: Objective
 ) -> None:
-    """An update of few tokens is factored and one with noise that nobody declares is not; distances and derivatives are those without factors."""
+    """Distances and derivatives are the same with and without factors.
+
+    An update of few tokens is factored; one with undeclared noise is not.
+    """
     model = tiny.bert(initializer_range=0.1, hidden_size=128, intermediate_size=256)
     step = tiny.client_step(model, tiny.bert_tokenizer(), [TWO[0]], [0])
     seen = step.observe().granting(Granted(labels=(0,), lengths=LENGTHS[:1]))
@@ -223,7 +241,7 @@ def test_a_factored_update_is_compared_as_the_update_itself(
     assert any(_factored(Matcher(noisy, LENGTHS[:1], Objective())))
     monkeypatch.setattr(matching_target, "FACTORED", -1.0)
     plain = Matcher(seen, LENGTHS[:1], factored.objective)
-    dummy = plain.random(2, tiny.generator(1))
+    dummy = plain.candidates.random(2, tiny.generator(1))
     (one, by_one), (two, by_two) = (matcher.losses_and_derivatives(dummy) for matcher in (factored, plain))
     assert one.tolist() == pytest.approx(two.tolist(), rel=1e-5)
     assert float((by_one.embeddings - by_two.embeddings).norm()) < 1e-4 * float(by_two.embeddings.norm())
@@ -231,7 +249,10 @@ def test_a_factored_update_is_compared_as_the_update_itself(
 
 @pytest.mark.parametrize(("noise", "floor"), [(0.0, FLOOR), (0.05, FLOOR), (0.4, 0.4), (7.0, 1.0)])
 def test_a_metric_has_the_floor_of_noise_where_that_is_higher(noise: float, floor: float) -> None:
-    """Singular values of 1, a half and a hundredth; where noise is larger than the update, all directions count alike."""
+    """With noise above the update, all directions count alike.
+
+    The singular values are 1, a half and a hundredth.
+    """
     metric = metric_of(3 * torch.tensor([1.0, 0.5, 0.01]), 3 * noise)
     assert metric.absent == pytest.approx(1 / floor)
     assert metric.present.tolist() == pytest.approx([1.0, 1 / max(0.5, floor), 1 / floor])
@@ -244,7 +265,7 @@ def test_the_true_batch_has_distance_zero_and_others_have_not() -> None:
     wrong = [true[0], (*true[1][:2], true[1][3], true[1][2], *true[1][4:])]
     for objective in (OBJECTIVES["DLG"], OBJECTIVES["TAG"], OBJECTIVES["LAMP's cosine"]):
         matcher = Matcher(seen, LENGTHS, objective)
-        right, swapped = matcher.losses(matcher.of_tokens([true, wrong], torch.zeros(2, 2, 2))).tolist()
+        right, swapped = matcher.losses(matcher.candidates.of_tokens([true, wrong], torch.zeros(2, 2, 2))).tolist()
         assert right < 1e-3 * swapped
 
 
@@ -258,15 +279,18 @@ def test_what_is_left_out_of_the_exposure_does_not_count() -> None:
 
 
 def test_declared_defences_change_the_objective() -> None:
-    """A pruned update is compared where it is not zero; a clipped one without its length, unless a cosine ignores it anyway."""
+    """Pruned updates are compared where not zero, clipped ones without length.
+
+    A cosine ignores the length anyway.
+    """
     assert Matcher(_seen(pruned=True), LENGTHS, Objective()).objective.masked
     clipped = _seen(max_grad_norm=1e-2)
     assert Matcher(clipped, LENGTHS, Objective()).objective.match_norm
     assert not Matcher(clipped, LENGTHS, Objective("cosine")).objective.match_norm
 
 
-def test_parameters_that_noise_drowns_do_not_count_unless_all_are_drowned() -> None:
-    """With noise as large as the update's mean entry, small gradients say nothing; with a thousand times as much, none does."""
+def test_parameters_below_the_noise_do_not_count_unless_all_are_below_it() -> None:
+    """Gradients below the noise get no weight, unless all are below it."""
     step = tiny.client_step(_model(), tiny.bert_tokenizer(), TWO, [0, 1])
     plain = step.observe().granting(Granted(labels=(0, 1), lengths=LENGTHS))
     noisy = GaussianNoise(scale=1.0)(step, plain, tiny.generator())
@@ -284,10 +308,10 @@ def test_parameters_that_noise_drowns_do_not_count_unless_all_are_drowned() -> N
 
 
 def test_running_out_of_memory_halves_the_candidates_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The result is the same, and how often it happened is known; other errors are not swallowed."""
+    """The result is the same and halvings are counted; other errors are raised."""
     seen = _seen()
     matcher = Matcher(seen, LENGTHS, Objective("cosine"))
-    dummy = matcher.random(6, tiny.generator())
+    dummy = matcher.candidates.random(6, tiny.generator())
     expected = matcher.losses(dummy)
     pairs = type(matcher.gradients).pairs
 
@@ -298,7 +322,7 @@ def test_running_out_of_memory_halves_the_candidates_run_at_once(monkeypatch: py
 
     monkeypatch.setattr(type(matcher.gradients), "pairs", scarce)
     assert torch.allclose(matcher.losses(dummy), expected)
-    assert matcher.halvings > 0
+    assert matcher.chunks.halvings > 0
     monkeypatch.setattr(type(matcher.gradients), "pairs", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("other")))
     with pytest.raises(RuntimeError, match="other"):
         matcher.losses(dummy)
@@ -308,7 +332,7 @@ def test_the_chunk_holds_at_least_one_candidate(monkeypatch: pytest.MonkeyPatch)
     """However long the batch is."""
     monkeypatch.setattr(matching_engine, "CHUNK_TOKENS", 1)
     matcher = Matcher(_seen(), LENGTHS, Objective())
-    assert len(matcher.losses(matcher.random(3, tiny.generator()))) == 3
+    assert len(matcher.losses(matcher.candidates.random(3, tiny.generator()))) == 3
 
 
 PAPER = "abcdefg"
@@ -330,7 +354,7 @@ def test_transformations_are_the_papers() -> None:
 
 
 def test_drawn_orders_are_new_differ_and_leave_public_tokens_alone() -> None:
-    """Enough draws find every swap of a short sequence, and nothing that is no transformation."""
+    """Enough draws find every swap of a short sequence, and only transformations."""
     orders = draw_orders([1, 2, 3], 5, 400, tiny.generator())
     assert len(orders) == len(set(orders)) and tuple(range(5)) not in orders
     assert all(order[0] == 0 and order[4] == 4 for order in orders)
@@ -347,10 +371,10 @@ def test_seats_undo_an_exchange_of_places_that_no_gradient_shows() -> None:
     mixed = true.clone()
     mixed[1] = true[3] + positions[3] - positions[1]
     mixed[3] = true[1] + positions[1] - positions[3]
-    seated = seat(mixed, [1, 2, 3], positions, words)
-    assert seated.order == (0, 3, 2, 1, 4)
-    assert torch.allclose(seated.embeddings, true, atol=1e-6)
-    assert seated.gain > 0
+    assigned = assign_positions(mixed, [1, 2, 3], positions, words)
+    assert assigned.order == (0, 3, 2, 1, 4)
+    assert torch.allclose(assigned.embeddings, true, atol=1e-6)
+    assert assigned.gain > 0
 
 
 def test_moving_embeddings_with_their_positions_leaves_an_encoders_gradient_as_it_was() -> None:
@@ -365,7 +389,7 @@ def test_moving_embeddings_with_their_positions_leaves_an_encoders_gradient_as_i
         seen = step.observe().granting(Granted(labels=(1,), lengths=(length,)))
         matcher = Matcher(seen, (length,), Objective())
         assert matcher.positions is not None
-        dummy = matcher.random(1, tiny.generator())
+        dummy = matcher.candidates.random(1, tiny.generator())
         moved = dummy.detached()
         shift = matcher.positions[1] - matcher.positions[3]
         moved.embeddings[0, 0, 3] = dummy.embeddings[0, 0, 1] + shift
@@ -378,13 +402,13 @@ def test_moving_embeddings_with_their_positions_leaves_an_encoders_gradient_as_i
 def test_a_search_that_starts_at_sums_in_wrong_places_is_set_right(
     monkeypatch: pytest.MonkeyPatch, seats: bool
 ) -> None:
-    """Its loss is zero from the start, but only moves that carry positions turn it into the words of the batch."""
+    """Its loss is zero from the start; only moves with positions give the words."""
     matcher, ids = _of_one_sentence()
     assert matcher.positions is not None
-    mixed = matcher.of_tokens([[ids]], torch.zeros(1, 1, 2))
+    mixed = matcher.candidates.of_tokens([[ids]], torch.zeros(1, 1, 2))
     order = list(shuffled(matcher.free_places(0), len(ids), tiny.generator()))
     mixed.embeddings[0, 0] = mixed.embeddings[0, 0, order] + matcher.positions[order] - matcher.positions[: len(ids)]
-    monkeypatch.setattr(matcher, "random", lambda *_: mixed)
+    monkeypatch.setattr(matcher.candidates, "random", lambda *_: mixed)
     rounds = Rounds(every=1, draws=4, seats=seats)
     found = search(matcher, Descent(1, 1e-9), Start(), rounds, tiny.generator(), Budget(600))
     assert found.facts["loss"] < 1e-5
@@ -392,8 +416,8 @@ def test_a_search_that_starts_at_sums_in_wrong_places_is_set_right(
 
 
 @pytest.mark.parametrize("damage", ["a word", "two words exchanged", "both"])
-def test_a_guess_is_mended_as_tokens(damage: str) -> None:
-    """A wrong word among the right ones, an exchange, or both, in the second of two sentences."""
+def test_a_guess_is_refined_as_tokens(damage: str) -> None:
+    """A wrong word, an exchange, or both, in the second of two sentences."""
     seen = _seen()
     true = tuple(tuple(tiny.bert_tokenizer()(text)["input_ids"]) for text in TWO)
     wrong = list(true[1])
@@ -403,8 +427,8 @@ def test_a_guess_is_mended_as_tokens(damage: str) -> None:
         wrong[2], wrong[3] = wrong[3], wrong[2]
     matcher = Matcher(seen, LENGTHS, Objective("cosine"))
     nothing = torch.zeros(2, matcher.classes)
-    words = nearest_words(matcher, matcher.of_tokens([true], nothing[None]).embeddings[0], 2)
-    assert mend(matcher, [true[0], tuple(wrong)], nothing, words, tiny.generator(), Budget(600)) == true
+    words = nearest_words(matcher, matcher.candidates.of_tokens([true], nothing[None]).embeddings[0], 2)
+    assert refine_tokens(matcher, [true[0], tuple(wrong)], nothing, words, tiny.generator(), Budget(600)) == true
 
 
 @pytest.mark.parametrize("doubles", [0, matching_words.DOUBLES])
@@ -419,12 +443,12 @@ def test_a_word_is_found_where_another_stands_twice_and_those_between_one_place_
     words[0][1].append(ids[1])
     monkeypatch.setattr(matching_words, "ORDERS", 0)
     monkeypatch.setattr(matching_words, "DOUBLES", doubles)
-    found = mend(matcher, [guess], torch.zeros(1, matcher.classes), words, tiny.generator(), Budget(600))
+    found = refine_tokens(matcher, [guess], torch.zeros(1, matcher.classes), words, tiny.generator(), Budget(600))
     assert (found == (ids,)) == bool(doubles)
 
 
 def test_what_gains_by_itself_is_applied_together_unless_it_is_about_the_same_place() -> None:
-    """Nearest first: an exchange, the next that leaves its places alone, then the one after."""
+    """Best first; changes of the same positions are not combined."""
     best = ((1, 2, 3, 4, 5),)
     exchange, overlaps, word, loses, last = (
         ((2, 1, 3, 4, 5),),
@@ -439,21 +463,21 @@ def test_what_gains_by_itself_is_applied_together_unless_it_is_about_the_same_pl
 
 
 def test_a_sequence_that_is_held_stands_whatever_the_embeddings_are() -> None:
-    """It has no free place, and with all sequences held any candidate has the observed gradient."""
+    """It has no free position; with all held, any candidate explains the update."""
     seen = _seen()
     true = [tuple(tiny.bert_tokenizer()(text)["input_ids"]) for text in TWO]
     matcher = Matcher(seen, LENGTHS, Objective("cosine"))
-    noise = matcher.random(1, tiny.generator())
-    matcher.hold({1: true[1]})
+    noise = matcher.candidates.random(1, tiny.generator())
+    matcher.known.hold({1: true[1]})
     assert matcher.free_places(1) == [] and matcher.free_places(0)
     tokens, _ = matcher.tokens(noise.embeddings[0])
     assert tokens[1] == true[1] and tokens[0] != true[0]
     run = Run(matcher, Descent(1, 0.1), noise, tiny.generator())
-    assert not run.seat(1)
-    matcher.hold(dict(enumerate(true)))
+    assert not run.assign_positions(1)
+    matcher.known.hold(dict(enumerate(true)))
     assert matcher.losses(noise).item() < 1e-5
     assert not bool(matcher.losses_and_derivatives(noise)[1].embeddings.any())
-    matcher.hold({})
+    matcher.known.hold({})
     assert matcher.losses(noise).item() > 0.1
 
 
@@ -461,7 +485,7 @@ def test_moments_follow_the_tokens_that_move() -> None:
     """After a rearrangement, the next step is that of the rearranged history."""
     seen = _seen(frozen=TABLES)
     matcher = Matcher(seen, LENGTHS, Objective())
-    run = Run(matcher, Descent(10, 0.1), matcher.random(1, tiny.generator()), tiny.generator())
+    run = Run(matcher, Descent(10, 0.1), matcher.candidates.random(1, tiny.generator()), tiny.generator())
     run.step()
     moments = run.means.embeddings[0, 0].clone()
     before = run.now.embeddings[0, 0].clone()
@@ -474,15 +498,17 @@ def test_one_of_several_candidates_is_seated_with_its_own_moments() -> None:
     """The others stay as they are."""
     matcher, ids = _of_one_sentence()
     assert matcher.positions is not None
-    right = matcher.of_tokens([[ids]], torch.zeros(1, 1, 2))
+    right = matcher.candidates.of_tokens([[ids]], torch.zeros(1, 1, 2))
     order = [0, 3, 2, 1, *range(4, len(ids))]
     mixed = right.detached()
     mixed.embeddings[0, 0] = right.embeddings[0, 0, order] + matcher.positions[order] - matcher.positions[: len(ids)]
-    run = Run(matcher, Descent(10, 0.1), joined([matcher.random(1, tiny.generator()), mixed]), tiny.generator())
+    run = Run(
+        matcher, Descent(10, 0.1), joined([matcher.candidates.random(1, tiny.generator()), mixed]), tiny.generator()
+    )
     run.means.embeddings.copy_(torch.randn(run.means.embeddings.shape, generator=tiny.generator(1)))
     before, moments = run.now.embeddings[0].clone(), run.means.embeddings.clone()
     assert not run.explained(1)
-    assert run.seat(0, 1)
+    assert run.assign_positions(0, 1)
     assert run.explained(1) and not run.explained(0)
     assert matcher.tokens(run.now.embeddings[1])[0] == [ids]
     assert torch.equal(run.now.embeddings[0], before)
@@ -490,10 +516,10 @@ def test_one_of_several_candidates_is_seated_with_its_own_moments() -> None:
     assert torch.equal(run.means.embeddings[1, 0], moments[1, 0, order])
 
 
-def test_a_word_that_only_a_fallen_candidate_has_found_completes_the_best() -> None:
-    """Two candidates with half of the words each; the one that stays gets the others' from the one that fell out."""
+def test_a_word_that_only_a_dropped_candidate_has_found_completes_the_best() -> None:
+    """Each of two candidates has half of the words; the dropped one gives its own."""
     matcher, ids = _of_one_sentence()
-    right = matcher.of_tokens([[ids]], torch.zeros(1, 1, 2)).detached()
+    right = matcher.candidates.of_tokens([[ids]], torch.zeros(1, 1, 2)).detached()
     wrong = tiny.VOCABULARY["river"]
     halves = [right.detached(), right.detached()]
     halves[0].embeddings[0, 0, [2, 3]] = matcher.table[wrong]
@@ -501,18 +527,18 @@ def test_a_word_that_only_a_fallen_candidate_has_found_completes_the_best() -> N
     run = Run(matcher, Descent(1, 1e-9), joined(halves), tiny.generator())
     run.step()
     run.keep(run.order()[:1])
-    (fallen,) = run.fallen
-    words = [nearest_words(matcher, one.embeddings[0], 1) for one in (run.now, fallen)]
+    (dropped,) = run.dropped
+    words = [nearest_words(matcher, one.embeddings[0], 1) for one in (run.now, dropped)]
     guess, _ = matcher.tokens(run.now.embeddings[0])
     logits = run.now.label_logits[0]
-    assert mend(matcher, guess, logits, pooled(words[:1]), tiny.generator(), Budget(600)) != (ids,)
-    assert mend(matcher, guess, logits, pooled(words), tiny.generator(), Budget(600)) == (ids,)
+    assert refine_tokens(matcher, guess, logits, pooled(words[:1]), tiny.generator(), Budget(600)) != (ids,)
+    assert refine_tokens(matcher, guess, logits, pooled(words), tiny.generator(), Budget(600)) == (ids,)
 
 
 def test_a_step_is_adams() -> None:
     """Against PyTorch's own Adam on the same derivatives."""
     matcher = Matcher(_seen(), LENGTHS, Objective("cosine"))
-    first = matcher.random(2, tiny.generator())
+    first = matcher.candidates.random(2, tiny.generator())
     run = Run(matcher, Descent(10, 0.3, decay=0.5, decay_every=2), first, tiny.generator())
     value = first.embeddings.clone().requires_grad_()
     adam = torch.optim.Adam([value], lr=1.0)
@@ -527,7 +553,7 @@ def test_a_step_is_adams() -> None:
 def test_a_candidate_whose_loss_is_no_number_is_drawn_anew_and_counted() -> None:
     """The others go on, and the best so far stays."""
     matcher = Matcher(_seen(), LENGTHS, Objective("cosine"))
-    first = matcher.random(2, tiny.generator())
+    first = matcher.candidates.random(2, tiny.generator())
     first.embeddings[1, 0, 3] = math.nan
     run = Run(matcher, Descent(10, 0.1), first, tiny.generator())
     run.step()
@@ -561,18 +587,18 @@ def test_a_prior_that_weighs_enough_decides_on_the_order() -> None:
 def test_a_start_is_the_best_of_all_samples_and_orders_unless_the_budget_ends_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Made a portion at a time, which changes nothing; a spent budget leaves one candidate, not scored."""
+    """Portions change nothing; a spent budget leaves one candidate without a score."""
     monkeypatch.setattr(matching_engine, "CHUNK_TOKENS", 3 * sum(LENGTHS))
     matcher = Matcher(_seen(), LENGTHS, Objective("cosine"))
     assert matcher.at_once == 3
-    found = _starts(matcher, Start(samples=20, restarts=2), tiny.generator(), Budget(600))
-    drawn = [matcher.random(count, rng) for rng in [tiny.generator()] for count in (1, 3, 3, 3, 3, 3, 3, 1)]
+    found = draw_starts(matcher, Start(samples=20, restarts=2), tiny.generator(), Budget(600))
+    drawn = [matcher.candidates.random(count, rng) for rng in [tiny.generator()] for count in (1, 3, 3, 3, 3, 3, 3, 1)]
     expected = matcher.losses(joined(drawn)).sort().values[:2]
     assert torch.allclose(matcher.losses(found), expected)
-    permuted = _starts(matcher, Start(samples=20, permutations=9), tiny.generator(), Budget(600))
+    permuted = draw_starts(matcher, Start(samples=20, permutations=9), tiny.generator(), Budget(600))
     assert float(matcher.losses(permuted)) <= float(expected[0]) * (1 + 1e-4)
     spent = Budget(1.0, clock=iter(range(1000)).__next__)
-    assert len(_starts(matcher, Start(samples=20, permutations=9), tiny.generator(), spent).embeddings) == 1
+    assert len(draw_starts(matcher, Start(samples=20, permutations=9), tiny.generator(), spent).embeddings) == 1
 
 
 def test_labels_that_are_enumerated_are_found() -> None:
@@ -597,13 +623,13 @@ def test_under_noise_lengths_must_be_granted() -> None:
     ids=["position table shared", "tables frozen"],
 )
 def test_the_length_of_one_sequence_is_found(frozen: frozenset[str], evidence: str) -> None:
-    """From the rows of the position table, or from the rank of the first block's attention update."""
+    """From the position table's rows, or from the rank of the attention update."""
     shape = guess_shape(tiny.observe([TWO[1]], [1], frozen=frozen))
     assert shape == ((9,), evidence)
 
 
 def test_a_bound_says_how_many_sequences_to_guess() -> None:
-    """Each of them is taken to be as long as the longest, and each local step has as many."""
+    """Each counts as long as the longest; each local step has as many."""
     assert guess_shape(tiny.observe(TWO, [0, 1], batch_size_bound=2)).lengths == (9, 9)
     seen = tiny.observe(TWO, [0, 1], batch_size_bound=2)
     local = replace(seen, facts=seen.facts.model_copy(update={"local_steps": 2}))

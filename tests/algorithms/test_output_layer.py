@@ -1,4 +1,4 @@
-"""The output layer is found by structure, and the gradient of the logits is read out of its update."""
+"""The output layer is found by structure, and its logits' gradient is read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_last_linear_layer_with_one_output_a_class_is_the_output_layer() -> 
 
 
 def test_of_two_layers_of_the_right_width_the_later_one_is_taken() -> None:
-    """With as many classes as hidden features, the attention's own layers have the right width, too."""
+    """With as many classes as hidden features, attention layers fit, too."""
     layer = find_output_layer(tiny.observe(["a dog"], model=tiny.bert(num_labels=tiny.HIDDEN)))
     assert layer.weight == "classifier.weight"
 
@@ -100,7 +100,7 @@ def test_the_bias_update_is_probability_minus_share_of_each_class() -> None:
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_neutral_features_give_the_neutral_logits(family: str) -> None:
-    """What is called the head's input really is, also where a decoder's head runs on every token."""
+    """The head's input is right, also where a decoder's head sees every token."""
     model, tokenizer = {
         "bert": (tiny.bert(3), tiny.bert_tokenizer()),
         "gpt2": (tiny.gpt2_classifier(3), tiny.gpt2_tokenizer()),
@@ -114,7 +114,7 @@ def test_neutral_features_give_the_neutral_logits(family: str) -> None:
 
 
 def test_row_sums_of_a_fresh_decoder_are_zero_and_projections_are_not() -> None:
-    """A fresh LayerNorm's features sum to 0, so LLG's g_i = 1^T dW_i says nothing there."""
+    """Features of a fresh LayerNorm sum to 0, so LLG's g_i = 1^T dW_i is 0."""
     seen = tiny.client_step(tiny.gpt2_classifier(3), tiny.gpt2_tokenizer(), ["a dog saw a cat"], [1]).observe()
     layer = find_output_layer(seen)
     rows = seen.update[layer.weight]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.matcher import Matcher
+from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.algorithms.matching.singular_value_shrinkage import denoised
 from leakaudit.defenses.gaussian_noise import GaussianNoise
 from tests.support import tiny
@@ -33,7 +33,7 @@ def test_a_matrix_of_low_rank_comes_out_of_the_noise(sigma: float, least: float,
 
 
 def test_singular_values_are_shrunk_as_far_as_is_best() -> None:
-    """No common factor on what comes out brings it noticeably nearer to the truth, on values as they were observed one does."""
+    """No common factor improves the result; one does improve unshrunk values."""
     clean, noisy = _noisy(4.0, 400, 300)
     found = denoised(noisy, RANK, 4.0)
     left, values, right = torch.linalg.svd(noisy, full_matrices=False)
@@ -53,7 +53,10 @@ def test_of_noise_alone_nothing_is_left() -> None:
 
 
 def test_without_its_noise_the_true_words_explain_an_update_better() -> None:
-    """Noise of three tenths of the update's mean entry: who knows of it has the true words at less than half of the distance."""
+    """With declared noise the true words have less than half of the distance.
+
+    The noise is three tenths of the update's mean entry.
+    """
     seen, ids = tiny.defended(GaussianNoise(scale=0.3), "the cat sat on the mat")
     aware, unaware = (Matcher(seen, (len(ids),), Objective("cosine"), aware=aware) for aware in (True, False))
     one, other = (matcher.token_losses([[ids]], torch.zeros(1, 2))[0] for matcher in (aware, unaware))

@@ -1,4 +1,4 @@
-"""GRAB: dropout masks as unknowns, the beam search over tokens, lengths of a batch that nobody granted."""
+"""GRAB: dropout masks as unknowns, beam search over tokens, guessed lengths."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from torch.nn import functional
 
 from leakaudit.algorithms.matching import hybrid_search as matching_hybrid
 from leakaudit.algorithms.matching.batch_shape import equal_lengths, guess_shape
-from leakaudit.algorithms.matching.comparison import Objective
+from leakaudit.algorithms.matching.descent import Descent, Run
+from leakaudit.algorithms.matching.dropout_distance import distances_by_dropout
 from leakaudit.algorithms.matching.dropout_masks import Drop, MaskLayout, dropping, masked_by
 from leakaudit.algorithms.matching.hybrid_search import Beams, search_apart
 from leakaudit.algorithms.matching.matcher import Matcher
-from leakaudit.algorithms.matching.search import Descent, Run
+from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.attacks.grab import PRESETS, Grab
 from leakaudit.client.facts import DeclaredDefense, Granted
 from leakaudit.client.observation import Observation
@@ -71,7 +72,10 @@ def _noted(model: nn.Module, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 @pytest.mark.parametrize("make", [_model, tiny.gpt2_classifier], ids=["BERT", "GPT-2"])
 def test_a_pass_with_the_masks_that_another_drew_is_that_pass(make: Any) -> None:
-    """Dropout modules and attention's functional dropout alike; the model is back in its mode afterwards."""
+    """It holds for dropout modules and for attention's functional dropout.
+
+    The model is in its old mode afterwards.
+    """
     model = make()
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -116,11 +120,11 @@ def test_masks_of_some_places_are_those_of_their_tokens_and_of_none() -> None:
 
 
 def test_masks_of_opening_tokens_are_learned_and_those_of_words_stay_at_their_mean() -> None:
-    """And they are what most of a dropout's distance is about: known, they leave the true words at less than half of it."""
+    """If they are known, the true words have less than half of the distance."""
     seen = _seen()
     lengths = seen.facts.granted.lengths or ()
     matcher = Matcher(seen, lengths, Objective("cosine"), dropout=True, mask_weight=0.1, mask_places="opening")
-    dummy = matcher.of_tokens(_batches([TEXT]), torch.zeros(1, 1, 2))
+    dummy = matcher.candidates.of_tokens(_batches([TEXT]), torch.zeros(1, 1, 2))
     still = Descent(100, 1e-9, mask_step=0.05)
     run = Run(matcher, still, dummy, tiny.generator(), optimise_labels=False)
     for _ in range(still.steps):
@@ -132,11 +136,11 @@ def test_masks_of_opening_tokens_are_learned_and_those_of_words_stay_at_their_me
     masks = [run.now.masks[0], dummy.masks[0]]
     learned, mean = (matcher.token_losses(_batches([TEXT]), torch.zeros(1, 2), one)[0] for one in masks)
     assert learned < 0.5 * mean
-    assert float(matcher.mask_losses(dummy.masks)) == pytest.approx(0.0, abs=1e-9)
+    assert float(matcher.masks.penalty(dummy.masks)) == pytest.approx(0.0, abs=1e-9)
     everything = Matcher(seen, lengths, Objective("cosine"), dropout=True, mask_weight=0.1)
-    drawn = matcher.drawn_masks(1, tiny.generator())
+    drawn = matcher.masks.drawn(1, tiny.generator())
     for one in (matcher, everything):  # masks as they are drawn cost the weight, however many are learned
-        assert float(one.mask_losses(drawn)) == pytest.approx(0.1, rel=0.2)
+        assert float(one.masks.penalty(drawn)) == pytest.approx(0.1, rel=0.2)
 
 
 def test_where_nothing_stands_before_a_text_all_masks_are_learned() -> None:
@@ -149,7 +153,7 @@ def test_where_nothing_stands_before_a_text_all_masks_are_learned() -> None:
     lengths = tuple(map(len, step.truth.sequences()))
     seen = step.observe().granting(Granted(labels=(0,), lengths=lengths))
     matcher = Matcher(seen, lengths, Objective("cosine"), dropout=True, mask_places="opening")
-    assert matcher.gradients.masks is not None and bool(matcher._learned.all())
+    assert matcher.gradients.masks is not None and bool(matcher.masks.learned.all())
 
 
 def test_masks_at_their_mean_are_no_dropout() -> None:
@@ -157,10 +161,10 @@ def test_masks_at_their_mean_are_no_dropout() -> None:
     seen = _seen(TWO)
     lengths = seen.facts.granted.lengths or ()
     with_masks, without = (Matcher(seen, lengths, Objective(), dropout=dropout) for dropout in (True, False))
-    dummy = with_masks.random(2, tiny.generator())
-    assert dummy.masks.shape[1] > 1000 and without.random(2, tiny.generator()).masks.shape == (2, 0)
+    dummy = with_masks.candidates.random(2, tiny.generator())
+    assert dummy.masks.shape[1] > 1000 and without.candidates.random(2, tiny.generator()).masks.shape == (2, 0)
     torch.testing.assert_close(
-        with_masks.losses(dummy), without.losses(without.random(2, tiny.generator())), rtol=1e-4, atol=0.0
+        with_masks.losses(dummy), without.losses(without.candidates.random(2, tiny.generator())), rtol=1e-4, atol=0.0
     )
 
 
@@ -170,7 +174,7 @@ def test_the_derivative_by_masks_is_its_finite_difference() -> None:
     seen.model.double()
     seen = dataclasses.replace(seen, update={name: update.double() for name, update in seen.update.items()})
     matcher = Matcher(seen, seen.facts.granted.lengths or (), Objective("cosine"), dropout=True)
-    dummy = matcher.random(3, tiny.generator())
+    dummy = matcher.candidates.random(3, tiny.generator())
     dummy = type(dummy)(*(part.double() for part in dummy))
     dummy = dummy._replace(masks=torch.rand(dummy.masks.shape, generator=tiny.generator(1), dtype=torch.float64))
     _, slopes = matcher.losses_and_derivatives(dummy)
@@ -180,7 +184,7 @@ def test_the_derivative_by_masks_is_its_finite_difference() -> None:
 
 
 def test_learning_recovers_a_known_mask() -> None:
-    """The words are known and only the input's masks are not: what was dropped ends lower than what was kept."""
+    """Only the input's masks are unknown: dropped entries end below kept ones."""
     model = _model(dropout=0.0)
     dropout: Any = model.get_submodule("bert.embeddings.dropout")
     dropout.p = RATE
@@ -189,7 +193,7 @@ def test_learning_recovers_a_known_mask() -> None:
     seen = _seen(model=model)
     handle.remove()
     matcher = Matcher(seen, seen.facts.granted.lengths or (), Objective("cosine"), dropout=True)
-    dummy = matcher.of_tokens(_batches([TEXT]), torch.zeros(1, 1, 2))
+    dummy = matcher.candidates.of_tokens(_batches([TEXT]), torch.zeros(1, 1, 2))
     still = Descent(400, 1e-9, linear=True, mask_step=0.2)
     run = Run(matcher, still, dummy, tiny.generator(), optimise_labels=False)
     for _ in range(still.steps):
@@ -230,7 +234,10 @@ def _beams(width: int) -> tuple[Matcher, Beams]:
 
 
 def test_a_sweep_puts_every_token_of_the_sequence_everywhere_and_scores_none_twice() -> None:
-    """Two words at each other's places are mended over two places, because the beams keep what is worse for a moment."""
+    """Two exchanged words are put right over two positions.
+
+    The beams keep a worse batch in between.
+    """
     (true,) = _ids([TEXT])
     wrong = (true[0], true[2], true[1], *true[3:])
     matcher, beams = _beams(4)
@@ -298,11 +305,11 @@ def test_what_dropout_explains_is_the_distance_of_masks_that_are_not_learned() -
     lengths = seen.facts.granted.lengths or ()
     (ids,) = _ids([TEXT])
     without = Matcher(seen, lengths, Objective("cosine"))
-    assert without.losses_by_dropout([ids], still, without.full_masks(1)[0], 3, tiny.generator()) == []
+    assert distances_by_dropout(without, [ids], still, without.masks.full(1)[0], 3, tiny.generator()) == []
     found = {}
     for places in ("all", "opening"):
         matcher = Matcher(seen, lengths, Objective("cosine"), dropout=True, mask_places=places)
-        found[places] = matcher.losses_by_dropout([ids], still, matcher.full_masks(1)[0], 3, tiny.generator())
+        found[places] = distances_by_dropout(matcher, [ids], still, matcher.masks.full(1)[0], 3, tiny.generator())
     assert max(found["all"]) < 1e-4
     assert len(found["opening"]) == 3 and min(found["opening"]) > 0.01 and max(found["opening"]) < 1.0
 
@@ -402,7 +409,10 @@ def test_noise_stays_in_the_update_without_denoising() -> None:
 
 
 def test_beams_of_their_own_search_from_each_of_the_best_orders() -> None:
-    """Algorithm 3: every start keeps its own words, and the best of all comes out; nothing is scored twice."""
+    """Algorithm 3: every start keeps its own words, and nothing is scored twice.
+
+    The best of all starts is the result.
+    """
     step = tiny.client_step(_model(), tiny.bert_tokenizer(), [TEXT], [1])
     seen = step.observe().granting(Granted(labels=(1,), lengths=(7,)))
     ids = tuple(tiny.bert_tokenizer()(TEXT)["input_ids"])

@@ -1,4 +1,4 @@
-"""`gradient-mixture` reads trained models by known examples, and every counting attack keeps to what the bias proves."""
+"""`gradient-mixture` on trained models, and lower bounds of counts by the bias."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def auxiliary(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_weights_of_a_mixture_come_back(whole: bool) -> None:
-    """A sum of two of ten known matrices is made of these two; the ridge takes a little off."""
+    """A sum of two of ten known matrices has these two weights, less the ridge."""
     rng = torch.Generator().manual_seed(0)
     pulled, features = (torch.randn(10, n, generator=rng, dtype=torch.float64) for n in (4, 7))
     update = 0.75 * torch.outer(pulled[2], features[2]) + 0.25 * torch.outer(pulled[7], features[7])
@@ -86,7 +86,7 @@ def test_weights_of_a_mixture_come_back(whole: bool) -> None:
 
 
 def test_known_examples_tell_more_of_a_trained_model_than_mean_predictions(auxiliary: Path) -> None:
-    """Twenty batches of eight, half of it of one class, on a model that is right about most points."""
+    """Twenty batches of eight, half of one class, on a model that is mostly right."""
     model = trained()
     error = {"mixture": 0, "llg-plus": 0, "ilrg": 0}
     for seed in range(20):
@@ -112,7 +112,7 @@ def test_a_fresh_model_is_read_as_well(auxiliary: Path, bias: bool) -> None:
 
 
 def test_local_steps_and_clipping_do_not_stop_it(auxiliary: Path) -> None:
-    """Over local steps the examples are looked at before and after; behind clipping only proportions mean something."""
+    """Examples count before and after local steps; clipping leaves proportions."""
     attack, model = GradientMixture(auxiliary=auxiliary), trained(steps=0)
     batches = [rows(0, seed, only=[0, 0, 1, 0]) for seed in (1, 2, 3)]
     seen = observe(model, batches, view="delta", local_steps=3, learning_rate=0.01)
@@ -133,7 +133,10 @@ def test_it_needs_labelled_data_and_says_that_it_had_them(auxiliary: Path) -> No
 
 
 def test_the_bias_proves_how_many_there_are_at_least(auxiliary: Path) -> None:
-    """-B d_c is never above n_c, on fresh and trained models and over local steps, and no attack goes below it."""
+    """-B d_c is never above n_c, and no attack goes below it.
+
+    On fresh and trained models and over local steps.
+    """
     for steps in (0, 30, 150):
         model, proved = trained(steps), 0
         for seed in range(10):
@@ -158,7 +161,7 @@ def test_the_bias_proves_how_many_there_are_at_least(auxiliary: Path) -> None:
 
 
 def test_nothing_is_proved_where_the_bias_is_not_known_to_rounding() -> None:
-    """Noise, half precision, a frozen bias, class weights, an unknown number, an update that somebody scaled."""
+    """Noise, half precision, a frozen bias, class weights, scale or number unknown."""
     seen = observe(trained(), [rows(0, 0, only=[3] * 8)])
     layer, plain = find_output_layer(seen), HeadLoss()
     assert int(fewest_of_each(seen, layer, plain, 8).sum()) > 0
@@ -176,7 +179,7 @@ def test_nothing_is_proved_where_the_bias_is_not_known_to_rounding() -> None:
 
 
 def test_what_is_proved_is_kept_when_counts_are_made_whole() -> None:
-    """The rest goes to the nearest counts; where everything is proved there is no rest."""
+    """The rest goes to the nearest counts; without a rest nothing changes."""
     shares = torch.tensor([0.9, 0.1, 0.0, 0.0])
     assert whole_counts(shares, 4, torch.tensor([0, 0, 1, 0])) == (3, 0, 1, 0)
     assert whole_counts(shares, 2, torch.tensor([0, 0, 1, 1])) == (0, 0, 1, 1)

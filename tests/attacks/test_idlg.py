@@ -36,7 +36,7 @@ def test_clipping_does_not_matter() -> None:
 
 
 def test_larger_batches_show_in_the_number_of_negative_classes() -> None:
-    """More than one negative class cannot come from one sequence; the attack says how many there are."""
+    """One sequence has one negative class; the attack reports how many there are."""
     seen = tiny.observe(["a dog", "a cat"], [0, 3], model=tiny.bert(num_labels=5))
     assert Idlg()(seen, torch.Generator(), Budget(600)).diagnostics["negative_classes"] == 2
 

@@ -54,14 +54,14 @@ def _counts(attack: Any, seen: Observation) -> tuple[int, ...]:
 @pytest.mark.parametrize("dummy", [True, False])
 @pytest.mark.parametrize("size", [1, 12, 96])
 def test_an_untrained_classifier_gives_every_count_away(dummy: bool, size: int) -> None:
-    """LLG+ is at 98 % there; the system is exact, with and without a look at dummy inputs."""
+    """The system is exact there, with and without dummy inputs."""
     labels = torch.randint(CLASSES, (size,), generator=torch.Generator().manual_seed(size)).tolist()
     seen = _step(_table(scale=0.2), [labels]).observe()
     assert _counts(Ilrg(dummy=dummy), seen) == tuple(labels.count(c) for c in range(CLASSES))
 
 
 def test_a_class_as_frequent_as_it_is_predicted_does_no_harm() -> None:
-    """Its entry of the bias's update is nearly 0, where the plain quotient of the paper is 0 / 0."""
+    """Its entry of the bias's update is nearly 0: the paper's quotient is 0 / 0."""
     labels = [c for c in range(CLASSES) for _ in range(4)]
     assert _counts(Ilrg(), _step(_table(), [labels]).observe()) == (4,) * CLASSES
 
@@ -82,7 +82,10 @@ def test_local_steps_are_counted_together() -> None:
 
 
 def test_following_the_model_beats_standing_still(tmp_path: Any) -> None:
-    """At a learning rate that moves the predictions, those before the steps mislead; auxiliary data know the classes, too."""
+    """At a large learning rate the predictions before the steps mislead.
+
+    Auxiliary data give predictions by class, too.
+    """
     rng = torch.Generator().manual_seed(5)
     centres = torch.randn(CLASSES, 8, generator=torch.Generator().manual_seed(2))
     labels = torch.arange(CLASSES).repeat(10)
@@ -100,7 +103,7 @@ def test_following_the_model_beats_standing_still(tmp_path: Any) -> None:
 
 
 def test_the_model_after_the_steps_is_the_one_the_client_ended_with() -> None:
-    """Adding the update back gives the client's own weights, and afterwards the old ones are in place."""
+    """Adding the update gives the client's weights; afterwards the old are back."""
     model = _table()
     step = _step(model, [[0, 1], [2, 3]], view="delta", local_steps=2, learning_rate=0.1)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -121,7 +124,7 @@ def test_what_the_threat_model_grants_is_said(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("attack", [LlgStar(), Ilrg()])
 def test_noise_is_met_with_every_entry_of_the_rows(attack: Any) -> None:
-    """At noise that drowns the bias, its row of 32 entries still tells the classes apart better."""
+    """Where noise hides the bias, its row of 32 entries separates classes better."""
     from leakaudit.client.facts import DeclaredDefense
 
     labels = [0] * 24 + [1] * 12 + [2] * 12
@@ -139,7 +142,7 @@ def test_noise_is_met_with_every_entry_of_the_rows(attack: Any) -> None:
 
 
 def test_a_pruned_bias_is_filled_in() -> None:
-    """The entries of the bias's update add up to 0, so what was cut off is known in sum."""
+    """Entries of the bias's update add up to 0, so the removed sum is known."""
     from leakaudit.algorithms.labels.output_layer import bias_gradient, find_output_layer
     from leakaudit.client.facts import DeclaredDefense
 

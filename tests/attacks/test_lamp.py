@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from leakaudit.algorithms.matching.comparison import Objective
 from leakaudit.algorithms.matching.lamp import PRESETS
 from leakaudit.algorithms.matching.matcher import Matcher
+from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.attacks.lamp_cos import LampCos
 from leakaudit.attacks.lamp_l1l2 import LampL1L2
 from leakaudit.client.facts import Granted
@@ -37,8 +37,8 @@ def test_a_sentence_comes_back_in_order_without_granted_labels_or_lengths(kind: 
     assert guess.diagnostics["rounds"] > 0
 
 
-def test_the_fast_preset_mends_what_its_few_steps_left_over() -> None:
-    """Without words to try, as few steps as here leave wrong words; with those of both candidates the guess proves itself."""
+def test_the_fast_preset_refines_the_result_of_its_few_steps() -> None:
+    """A few steps leave wrong words; with the words of both candidates it proves."""
     seen = _seen(labels=(1,), lengths=(7,))
     knobs: dict[str, Any] = {"preset": "fast", "steps": 8, "length_weight": 0.01}
     mended, plain = (LampCos(words=words, **knobs)(seen, tiny.generator(), Budget(600)) for words in (2, 0))
@@ -65,7 +65,7 @@ def test_ablations_run_as_many_rounds_as_they_say(discrete: Any, rounds: int | N
 
 
 def test_it_starts_from_what_exact_recovery_read_where_it_is_told_to() -> None:
-    """Under noise nothing else tells the length; what was read exactly needs no step at all."""
+    """Under noise nothing else gives the length; an exact start needs no step."""
     model = tiny.wide_bert()
     step = tiny.client_step(model, tiny.bert_tokenizer(), [TEXT], [1], batch_size_bound=1)
     seen = GaussianNoise(scale=1e-3)(step, step.observe(), tiny.generator())
@@ -103,8 +103,11 @@ def test_it_stops_when_no_token_changes_any_more() -> None:
     assert guess.diagnostics["steps"] < 100
 
 
-def test_a_knob_that_is_set_overrules_its_preset_and_the_others_stay() -> None:
-    """As typed on the command line: `--attack-option lamp-cos.preset=fast --attack-option lamp-cos.steps=300`."""
+def test_an_option_that_is_set_overrides_its_preset_and_the_others_stay() -> None:
+    """The options are typed as on the command line.
+
+    As in `--attack-option lamp-cos.preset=fast --attack-option lamp-cos.steps=300`.
+    """
     attack = attacks.create("lamp-cos", {"preset": "fast", "steps": "300"})
     assert attack.settings() == dataclasses.replace(LampCos.presets["fast"], steps=300)
     assert LampCos().settings() == PRESETS["improved"]
@@ -191,7 +194,10 @@ def test_every_knob_of_a_preset_is_in_the_papers_table_or_decides_nothing_there(
 
 @pytest.mark.parametrize("kind", [LampCos, LampL1L2])
 def test_the_paper_preset_takes_every_step_and_every_round(kind: Any) -> None:
-    """It starts from N(0, I), never stops early, and ends with the last candidate, even where the tokens explain the update at once."""
+    """It starts from N(0, I), never stops early, and ends with the last candidate.
+
+    So it does even if the tokens explain the update at once.
+    """
     knobs: dict[str, Any] = {
         "steps": 7,
         "n_init": 1,
@@ -211,7 +217,7 @@ def test_the_paper_preset_takes_every_step_and_every_round(kind: Any) -> None:
     )
     recipe = attack.recipe(seen, Objective())
     matcher = Matcher(seen, (7,), Objective(), relative=recipe.relative, start_scale=recipe.start_scale)
-    start = matcher.random(200, tiny.generator()).embeddings
+    start = matcher.candidates.random(200, tiny.generator()).embeddings
     assert matcher.unit == 1.0
     assert float(start.std()) == pytest.approx(1.0, abs=0.02)
 
@@ -225,7 +231,10 @@ def test_the_paper_preset_uses_no_declared_defence() -> None:
 
 
 def test_the_paper_preset_needs_a_prior_and_says_so() -> None:
-    """The built-in one stands in where the tokens are its own; elsewhere the refusal says what to give; `none` is allowed."""
+    """The built-in prior replaces GPT-2 where the tokens are its own.
+
+    Elsewhere the refusal says what to give; `none` is allowed.
+    """
     refused = LampCos(preset="paper").applies(_seen())
     assert not refused
     assert "prior=" in str(refused.reason) and "preset=paper" in str(refused.reason)
@@ -237,11 +246,11 @@ def test_the_paper_preset_needs_a_prior_and_says_so() -> None:
 
 
 def test_a_distance_without_squares_is_the_papers() -> None:
-    """L_tag as printed: the sum of norms, and its derivative moves the same candidate downhill."""
+    """L_tag as printed is the sum of norms; its derivative lowers it."""
     seen = _seen(labels=(1,), lengths=(7,))
     plain, squared = (Matcher(seen, (7,), Objective("l2", l1=0.01, squared=each)) for each in (False, True))
-    dummy = plain.random(1, tiny.generator())
-    pairs = plain.gradients.pairs(plain.placed(dummy), differentiable=False)
+    dummy = plain.candidates.random(1, tiny.generator())
+    pairs = plain.gradients.pairs(plain.known.placed(dummy), differentiable=False)
     formed = plain.gradients.formed(pairs, 0)
     apart = [seen.update[name] - gradient for name, gradient in formed.items()]
     l1 = 0.01 * sum(float(each.abs().sum()) for each in apart)
@@ -256,7 +265,7 @@ def test_a_distance_without_squares_is_the_papers() -> None:
 
 
 def test_a_prior_by_name_takes_part() -> None:
-    """The built-in one knows another tokenizer; the victim is no language model: both refusals say why."""
+    """Refusals name the reason: another tokenizer, or a victim of another kind."""
     for prior in ("ngram", "victim", "no-such-prior"):
         verdict = LampCos(prior=prior).applies(_seen())
         assert not verdict and verdict.reason
@@ -270,7 +279,7 @@ def test_knobs_that_leave_nothing_to_do_are_refused(knob: dict[str, Any]) -> Non
 
 
 def test_the_default_is_what_it_was_before_it_had_a_preset_of_its_own() -> None:
-    """The paper's steps and rounds with what is ours; figures of earlier versions stand."""
+    """The default has the paper's steps and rounds with our additions."""
     old: dict[str, Any] = {
         "learning_rate": 0.2,
         "relative": True,

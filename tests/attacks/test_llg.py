@@ -1,4 +1,4 @@
-"""`llg`, `llg-star` and `llg-plus` count the labels of a batch; `random-labels` is what they have to beat."""
+"""`llg`, `llg-star` and `llg-plus` count labels; `random-labels` is the baseline."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _star(seen: Observation) -> tuple[int, ...]:
 @pytest.mark.parametrize("labels", [[0, 0, 1, 2, 2, 2], [4, 4, 4, 4, 4, 4], [0, 1, 2, 3, 4, 0]])
 @pytest.mark.parametrize("attack", [Llg(), LlgStar()])
 def test_counts_are_exact_for_a_fresh_head_with_bias(attack: Any, labels: list[int]) -> None:
-    """A fresh head predicts nearly the same for every input and every class, so the bias says it all."""
+    """A fresh head predicts nearly the same everywhere, so the bias is enough."""
     seen = tiny.observe(TEXTS, labels, model=tiny.bert(num_labels=5), batch_size_bound=6)
     assert _counts(attack, seen) == tuple(labels.count(c) for c in range(5))
 
@@ -51,7 +51,7 @@ def test_without_a_bound_the_smallest_fitting_batch_is_taken() -> None:
 
 
 def test_without_a_bound_a_common_factor_is_lost_unless_the_count_is_granted() -> None:
-    """Two of each of two classes look like one of each: the shares are all that can be read."""
+    """Two of each of two classes look like one of each: only shares are known."""
     seen = tiny.observe(TEXTS[:4], [0, 0, 1, 1], model=tiny.bert(num_labels=3))
     assert _star(seen) == (1, 1, 0)
     granted = LlgStar(data_count=4)
@@ -87,7 +87,7 @@ def test_clipping_is_undone_where_a_class_is_absent() -> None:
 
 
 def test_without_a_bias_counts_come_from_the_weight_rows() -> None:
-    """A decoder's head has no bias; half of one class and half of the other still shows."""
+    """A decoder's head has no bias; equal halves of two classes are still found."""
     step = tiny.client_step(
         tiny.gpt2_classifier(num_labels=2), tiny.gpt2_tokenizer(), TEXTS[:2] * 4, [0, 1] * 4, batch_size_bound=8
     )
@@ -96,7 +96,7 @@ def test_without_a_bias_counts_come_from_the_weight_rows() -> None:
 
 @pytest.mark.parametrize("label", range(4))
 def test_without_bias_or_model_one_label_is_read_along_the_update_s_own_direction(label: int) -> None:
-    """Row sums of a fresh LayerNorm are zero, but one class is pulled where all others are pushed."""
+    """Row sums of a fresh LayerNorm are zero, but one class has the other sign."""
     step = tiny.client_step(
         tiny.gpt2_classifier(4), tiny.gpt2_tokenizer(), ["a bird near the river"], [label], batch_size_bound=1
     )
@@ -112,7 +112,7 @@ def test_a_head_behind_tanh_is_said_to_break_property_1() -> None:
 
 
 def test_algorithm_1_by_hand() -> None:
-    """Two negatives are taken once each; then the smallest calibrated gradient takes the rest."""
+    """Two negatives count once each; the smallest calibrated gradient gets the rest."""
     # Shares p - g = 0.75, 0.25, 0, 0 of B = 4 with p = 1/4: worked out on paper.
     gradient = torch.tensor([-0.5, 0.0, 0.25, 0.25])
     assert extract_labels(gradient, 4, -0.25, torch.full((4,), 0.25)) == (3, 1, 0, 0)
@@ -189,7 +189,7 @@ def _auxiliary(path: Path, model: Any, labels: list[int]) -> Path:
 
 
 def test_with_auxiliary_data_counts_are_exact_where_the_model_knows_the_classes(tmp_path: Path) -> None:
-    """Each class has a text of its own here, and the head is far from fresh: one offset for all would not do."""
+    """Each class has its own text and the head is trained: one offset is not enough."""
     model: Any = tiny.bert(num_labels=3, initializer_range=0.5)
     attack = LlgPlus(auxiliary=_auxiliary(tmp_path / "a.safetensors", model, [0, 1, 2]))
     labels = [0, 0, 0, 1, 1, 2]
@@ -234,7 +234,7 @@ def test_auxiliary_data_are_checked_before_they_are_used(tmp_path: Path) -> None
 
 
 def test_random_labels_know_the_number_of_sequences_and_nothing_else() -> None:
-    """The guess is the same for another batch of the same size, and over many seeds all classes come up alike."""
+    """The guess depends only on size and seed; over seeds all classes are equal."""
     one, two = (tiny.observe(TEXTS, labels, model=tiny.bert(3), batch_size_bound=6) for labels in ([0] * 6, [1] * 6))
     guesses = [
         RandomLabels()(seen, torch.Generator().manual_seed(seed), Budget(1)).label_counts

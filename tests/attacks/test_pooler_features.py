@@ -1,4 +1,4 @@
-"""`pooler-features`: moments and their decomposition against known features, and the attack on a tiny model's wide pooler."""
+"""`pooler-features`: moments against known features, and the whole attack."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from leakaudit.algorithms.matching.comparison import Objective
-from leakaudit.algorithms.matching.feature_refinement import Climbed
+from leakaudit.algorithms.matching import feature_matcher
+from leakaudit.algorithms.matching.descent import Descent
+from leakaudit.algorithms.matching.feature_matcher import FeatureMatcher, _best_assignment
+from leakaudit.algorithms.matching.feature_refinement import SearchResult
+from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.algorithms.matching.pooler_moments import (
     PoolerUpdate,
     decompose,
@@ -24,9 +27,10 @@ from leakaudit.algorithms.matching.pooler_moments import (
     third_moment,
 )
 from leakaudit.algorithms.matching.run import Recipe
-from leakaudit.algorithms.matching.search import Descent, Found, Start
+from leakaudit.algorithms.matching.search import Found
+from leakaudit.algorithms.matching.starts import Start
 from leakaudit.attacks import pooler_features
-from leakaudit.attacks.pooler_features import FeatureMatcher, PoolerFeatures, Reading, _best_assignment, read_features
+from leakaudit.attacks.pooler_features import PoolerFeatures, Reading, read_features
 from leakaudit.audit.active_server import WidePooler, on_active_server
 from leakaudit.client.facts import Granted
 from leakaudit.client.observation import Observation
@@ -48,7 +52,10 @@ def rng() -> torch.Generator:
 
 
 def cosines(found: Tensor, true: Tensor, *, signs: bool = False) -> Tensor:
-    """Return the best one-to-one cosines of found features with true ones; by absolute value unless signs count."""
+    """Return the best one-to-one cosines of found and true features.
+
+    By absolute value unless signs count.
+    """
     cosine = functional.normalize(found, dim=1) @ functional.normalize(true[:, : found.shape[1]], dim=1).T
     cosine = cosine if signs else cosine.abs()
     ways = [cosine[range(len(found)), list(way)] for way in permutations(range(len(true)), len(found))]
@@ -72,7 +79,10 @@ SLOPES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def made_up(sequences: int, activation: str, deviation: float, outputs: int = 20_000) -> tuple[PoolerUpdate, Tensor]:
-    """Return the update of a pooler on known features (Eq. 7), and the features: random ones around a common part, of length 8."""
+    """Return the update of a pooler on known features (Eq. 7), and the features.
+
+    The features are random around a common part, of length 8.
+    """
     drawn = torch.randn(sequences, FEATURES, generator=rng(), dtype=torch.float64) + 0.5
     x = 8 * functional.normalize(drawn, dim=1)
     w = deviation * torch.randn(outputs, DIMENSION, generator=rng(), dtype=torch.float64)
@@ -83,7 +93,10 @@ def made_up(sequences: int, activation: str, deviation: float, outputs: int = 20
 
 @pytest.mark.parametrize("components", [1, 2, 4])
 def test_a_sum_of_third_powers_is_taken_apart(components: int) -> None:
-    """Vectors at any angle, weights of either sign, in a space with room to spare: signs and lengths come back as well."""
+    """Signs and lengths are exact for any angles and weights of either sign.
+
+    The space has more dimensions than there are vectors.
+    """
     vectors = torch.randn(components, 9, generator=rng(), dtype=torch.float64)
     vectors[0] *= -2
     tensor = torch.einsum("na,nb,nc->abc", vectors, vectors, vectors)
@@ -99,7 +112,7 @@ def test_nothing_is_made_of_nothing() -> None:
 
 
 def test_the_moment_is_symmetric_and_what_the_definition_says() -> None:
-    """Written out with a loop over outputs; the order of its three places plays no part."""
+    """It equals a loop over outputs; the order of its three indices has no effect."""
     g, v = torch.randn(2, 7, 4, generator=rng(), dtype=torch.float64)
     t1 = sum(torch.einsum("a,bc->abc", g[j], torch.outer(v[j], v[j]) - torch.eye(4)) for j in range(7)) / 7
     assert isinstance(t1, Tensor)
@@ -110,7 +123,10 @@ def test_the_moment_is_symmetric_and_what_the_definition_says() -> None:
 
 
 def test_steins_lemma_holds() -> None:
-    """For cube+square the third derivative is 6, so the moment tends to 6 s^2 sum r x^(3): here with the mean over many outputs."""
+    """For cube+square the moment tends to 6 s^2 sum r x^(3) over many outputs.
+
+    The third derivative is 6; here it is the mean.
+    """
     update, x = made_up(2, "cube+square", 0.1, outputs=400_000)
     r = torch.tensor([0.6, -0.3], dtype=torch.float64) / 400_000
     short = x[:, :DIMENSION]
@@ -142,7 +158,7 @@ def test_the_papers_reading_finds_known_features(
     ("sequences", "activation", "deviation"), [(1, "selu", 1.0), (2, "selu", 0.3), (4, "cube+square", 0.1)]
 )
 def test_within_the_span_they_come_back_in_all_coordinates(sequences: int, activation: str, deviation: float) -> None:
-    """Also in those that no new output looked at, and closer than from the tensor alone."""
+    """Unused coordinates are found as well, and closer than by the tensor alone."""
     update, x = made_up(sequences, activation, deviation)
     found = features_in_span(update, sequences, rng())
     assert found.rows.shape == (sequences, FEATURES)
@@ -163,7 +179,7 @@ def test_solving_gives_signs_and_lengths() -> None:
 
 
 def test_equations_that_do_not_hold_have_no_solution() -> None:
-    """Every output of every sequence dropped by chance: what is solved does not explain it, and is not handed on."""
+    """With dropout of every output the solution does not explain the update."""
     update, x = made_up(2, "cube+square", 0.1)
     masks = (torch.rand(20_000, 2, generator=rng()) > 0.5).double()
     r = torch.tensor([0.6, -0.3], dtype=torch.float64)
@@ -232,7 +248,7 @@ def test_the_features_of_a_clients_step_are_read(
 
 
 def test_an_update_of_nothing_names_no_feature() -> None:
-    """As of a sequence whose label is certain; the search then goes by the gradient alone."""
+    """A certain label gives no update; the search then uses the gradient alone."""
     step = step_of(TEXTS[:1])
     seen = granted(step)
     silent = replace(seen, update={**seen.update, "bert.pooler.dense.weight": torch.zeros(8000, 32)})
@@ -240,7 +256,7 @@ def test_an_update_of_nothing_names_no_feature() -> None:
         assert read_features(silent, 1, read, rng()).rows.shape[0] == 0
     lengths = tuple(map(len, step.truth.sequences()))
     matcher = FeatureMatcher(seen, lengths, RECIPE, torch.zeros(0, 32), "both", 1.0)
-    dummy = matcher.random(2, rng())
+    dummy = matcher.candidates.random(2, rng())
     assert torch.isfinite(matcher.losses(dummy)).all()
     assert torch.isfinite(matcher.losses_and_derivatives(dummy)[0]).all()
 
@@ -253,7 +269,7 @@ def test_the_true_batch_has_no_feature_loss_and_the_derivative_is_right() -> Non
     lengths = tuple(map(len, step.truth.sequences()))
     matcher = FeatureMatcher(seen, lengths, RECIPE, features, "continuous", 2.0)
     labels = torch.zeros(2, 3, matcher.classes)
-    dummy = matcher.of_tokens([step.truth.sequences(), step.truth.sequences()[::-1]], labels)
+    dummy = matcher.candidates.of_tokens([step.truth.sequences(), step.truth.sequences()[::-1]], labels)
     assert matcher._feature_losses(dummy.embeddings).detach()[0] == pytest.approx(0.0, abs=1e-5)
     noisy = dummy._replace(embeddings=dummy.embeddings + 0.05 * torch.randn(dummy.embeddings.shape, generator=rng()))
     plain = FeatureMatcher(seen, lengths, RECIPE, features, "none", 2.0)
@@ -284,15 +300,17 @@ def test_every_sequence_is_completed_by_its_own_feature() -> None:
     assert completed.tokens == [damaged[0], *true[1:]] and completed.right == {1, 2}
 
 
-def test_a_dead_end_of_a_climb_only_stays_if_the_gradient_comes_nearer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A climb that ends at other words for every guess changes a true batch nowhere, and takes a wrong one nearer."""
+def test_a_local_minimum_is_kept_only_if_the_gradient_comes_nearer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A local minimum does not replace a true batch, but improves a wrong one."""
     step = step_of(TEXTS)
     true = [tuple(ids) for ids in step.truth.sequences()]
     features = features_of(step) + 0.05 * torch.randn(3, 32, generator=rng())  # none is reproduced by any words
     matcher = FeatureMatcher(granted(step), tuple(map(len, true)), RECIPE, features, "continuous", 1.0)
     wrong = [(*ids[:1], ids[2], *ids[2:]) for ids in true]
     for ends, guess, expected in ((wrong, true, true), (true, wrong, true)):
-        monkeypatch.setattr(pooler_features, "climb", lambda _, row, *__, ends=ends: Climbed(ends[row], 0.1))
+        monkeypatch.setattr(
+            feature_matcher, "search_tokens", lambda _, row, *__, ends=ends: SearchResult(ends[row], 0.1)
+        )
         assert matcher.completed(guess, torch.zeros(3, matcher.classes), 8, rng(), Budget(600)).tokens == expected
 
 
@@ -301,11 +319,11 @@ def test_a_dead_end_of_a_climb_only_stays_if_the_gradient_comes_nearer(monkeypat
     [("none", 0, 0), ("discrete", 1, 0), ("continuous", 0, 1), ("both", 1, 1), ("words", 0, 0)],
 )
 def test_features_count_in_the_phases_that_were_asked_for(phase: Any, discrete: int, continuous: int) -> None:
-    """Starts and rearrangements are chosen by `losses`, embeddings are moved by the other."""
+    """`losses` choose starts and orders; the other losses move embeddings."""
     step = step_of(TEXTS[:1])
     seen, lengths = granted(step), tuple(map(len, step.truth.sequences()))
     one, plain = (FeatureMatcher(seen, lengths, RECIPE, features_of(step), way, 1.0) for way in (phase, "none"))
-    dummy = plain.random(2, rng())
+    dummy = plain.candidates.random(2, rng())
     extra = one._feature_losses(dummy.embeddings).detach().double()
     torch.testing.assert_close(one.losses(dummy) - plain.losses(dummy), discrete * extra, atol=1e-5, rtol=1e-4)
     found = one.losses_and_derivatives(dummy)[0] - plain.losses_and_derivatives(dummy)[0]
@@ -314,7 +332,7 @@ def test_features_count_in_the_phases_that_were_asked_for(phase: Any, discrete: 
 
 @pytest.mark.parametrize("count_", [2, 5])
 def test_features_are_assigned_one_to_one(count_: int) -> None:
-    """Against all ways; and in a batch too large for that, no sequence gets two features."""
+    """It equals the best of all ways; large batches give each sequence one feature."""
     cosine = torch.rand(3, 5, count_, generator=rng())
     ways = [cosine[:, list(way), range(count_)].mean(dim=1) for way in permutations(range(5), count_)]
     torch.testing.assert_close(_best_assignment(cosine), torch.stack(ways).amax(dim=0))
@@ -324,7 +342,7 @@ def test_features_are_assigned_one_to_one(count_: int) -> None:
 
 
 def test_a_batch_is_searched_for_with_the_features_that_were_read() -> None:
-    """As many sequences as there are, of their lengths; what was read stands in the facts."""
+    """Number and lengths of sequences are right; diagnostics describe the features."""
     step = step_of(TEXTS[:2])
     guess = PoolerFeatures(**SMALL)(granted(step), rng(), Budget(600))
     assert guess.sequences is not None and guess.label_counts is None
@@ -337,7 +355,10 @@ def test_a_batch_is_searched_for_with_the_features_that_were_read() -> None:
 def test_a_sequence_that_reproduces_its_feature_is_held_while_others_are_searched_for(
     monkeypatch: pytest.MonkeyPatch, attempts: int, right: int, steps: float
 ) -> None:
-    """Searches that end with one right sequence, with nothing more and with the other: the best of them all is returned."""
+    """The best of several searches is returned.
+
+    The first ends with one right sequence, the second with no other, the third with the other.
+    """
     step = step_of(TEXTS[:2])
     true = [tuple(ids) for ids in step.truth.sequences()]
     wrong = [(*ids[:1], *ids[1:-1][::-1], *ids[-1:]) for ids in true]
@@ -346,13 +367,13 @@ def test_a_sequence_that_reproduces_its_feature_is_held_while_others_are_searche
 
     def ended(matcher: FeatureMatcher, *_: Any) -> Found:
         free.append([bool(matcher.free_places(row)) for row in range(2)])
-        return Found(matcher.random(1, rng()), next(ends), [1.0, 1.0], "done", {"steps": 5.0})
+        return Found(matcher.candidates.random(1, rng()), next(ends), [1.0, 1.0], "done", {"steps": 5.0})
 
-    def climbed(_: Any, row: int, number: int, guess: tuple[int, ...], *__: Any) -> Climbed:
-        return Climbed(guess, 0.0 if guess in true else 0.1)
+    def climbed(_: Any, row: int, number: int, guess: tuple[int, ...], *__: Any) -> SearchResult:
+        return SearchResult(guess, 0.0 if guess in true else 0.1)
 
     monkeypatch.setattr(pooler_features, "search", ended)
-    monkeypatch.setattr(pooler_features, "climb", climbed)
+    monkeypatch.setattr(feature_matcher, "search_tokens", climbed)
     guess = PoolerFeatures(**SMALL, attempts=attempts)(granted(step), rng(), Budget(600))
     assert guess.sequences is not None
     assert sum(sequence.token_ids in true for sequence in guess.sequences) == right
@@ -414,7 +435,10 @@ def test_knobs_that_leave_nothing_to_do_are_refused(knobs: dict[str, Any]) -> No
 
 
 def test_the_paper_preset_reads_and_uses_features_as_the_paper_does() -> None:
-    """Sec. 4.2, 4.3 and App. B of paper 002; a knob that is set overrules it, and the presets of our own are as they were."""
+    """Sec. 4.2, 4.3 and App. B of paper 002.
+
+    An option that is set overrides it; our own presets do not change.
+    """
     assert PoolerFeatures(preset="paper").reading() == Reading("paper", "continuous", 0, 1)
     assert PoolerFeatures(preset="paper", phase="both").reading() == Reading("paper", "both", 0, 1)
     for preset in ("improved", "fast"):

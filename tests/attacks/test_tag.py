@@ -1,4 +1,4 @@
-"""`dlg` and `tag` find sentences by matching gradients, and say what they had to assume."""
+"""`dlg` and `tag` find sentences by gradients, and report their assumptions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from leakaudit.algorithms.matching.comparison import Objective
+from leakaudit.algorithms.matching.descent import LABEL_STEP, Descent, Run
 from leakaudit.algorithms.matching.matcher import Matcher
-from leakaudit.algorithms.matching.search import LABEL_STEP, Descent, Run
+from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.attacks.dlg import Dlg
 from leakaudit.attacks.tag import Tag
 from leakaudit.client.facts import Granted
@@ -26,7 +26,10 @@ TWO = ["a bird saw the river.", "the old dog chased a cat."]
 
 
 def _model() -> nn.Module:
-    """Return a model whose tokens matter: at BERT's usual 0.02 an untrained one hardly tells them apart."""
+    """Return a model whose tokens matter.
+
+    With BERT's usual 0.02 an untrained model hardly separates them.
+    """
     return tiny.bert(initializer_range=0.1)
 
 
@@ -51,7 +54,10 @@ def test_two_sentences_of_different_length_are_guessed_at_their_lengths() -> Non
 
 
 def test_local_steps_are_taken_for_one_step_on_all_their_sequences() -> None:
-    """LAMP, "Attacking FedAvg": at a small learning rate the difference of weights is nearly their mean gradient."""
+    """At a small learning rate the update is nearly the mean gradient.
+
+    LAMP, "Attacking FedAvg".
+    """
     texts = (TEXT, "a fish")
     lengths = tuple(len(tiny.ids_of(text)) for text in texts)
     rate: dict[str, Any] = {"view": "delta", "local_steps": 2, "learning_rate": 1e-3}
@@ -181,7 +187,7 @@ def test_labels_move_by_the_papers_step_where_it_is_set() -> None:
     moved = {}
     for step in (0.01, 0.1):
         matcher = Matcher(_short(), (6,), Objective())
-        first = matcher.random(1, tiny.generator())
+        first = matcher.candidates.random(1, tiny.generator())
         run = Run(matcher, Descent(10, 0.2, decay=0.5, decay_every=1, label_step=step), first, tiny.generator())
         run.step()
         once = run.now.label_logits.clone()

@@ -23,7 +23,10 @@ CLASSES = 10
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """Return scikit-learn's 1,797 digits, (N, 1, 28, 28) from 0 to 1, enlarged from 8 x 8 bilinearly, and (N,) labels."""
+    """Return scikit-learn's 1,797 digits, (N, 1, 28, 28) from 0 to 1, and labels.
+
+    Enlarged from 8 x 8 bilinearly; (N,) labels.
+    """
     from sklearn.datasets import load_digits
 
     found: Any = load_digits()
@@ -32,7 +35,10 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def cnn() -> nn.Module:
-    """Return Table 2's network: three convolutions of 12 channels with sigmoids, then the output layer on 588 features."""
+    """Return Table 2's network: three convolutions, then the output layer.
+
+    The convolutions have 12 channels and sigmoids; the output layer has 588 features.
+    """
     layers: list[nn.Module] = []
     for channels, stride in ((1, 2), (12, 2), (12, 1)):
         layers += [nn.Conv2d(channels, 12, kernel_size=5, padding=2, stride=stride), nn.Sigmoid()]
@@ -49,7 +55,10 @@ def lenet() -> nn.Module:
 
 
 class _Residual(nn.Module):
-    """Two convolutions with batch normalisation around an identity shortcut (option A: subsampled, padded with zeros)."""
+    """Two convolutions with batch normalisation around an identity shortcut.
+
+    Option A: subsampled, padded with zeros.
+    """
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -83,7 +92,10 @@ NETWORKS = {"CNN": cnn, "LeNet": lenet, "ResNet20": resnet20}
 
 
 def fresh(name: str, seed: int, weights: Weights = "default") -> ArrayClassifier:
-    """Return an untrained classifier, its weights drawn from `seed` by PyTorch's defaults, or uniform from -0.5 to 0.5."""
+    """Return an untrained classifier, its weights drawn from `seed`.
+
+    By PyTorch's defaults, or uniform from -0.5 to 0.5.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = ArrayClassifier(NETWORKS[name](), CLASSES).eval()

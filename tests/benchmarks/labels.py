@@ -1,4 +1,6 @@
-"""Label attacks on LLG's own terms, and on text: `python -m tests.benchmarks.labels --out FOLDER [--texts FOLDER]`.
+"""Label attacks in LLG's settings, and on text.
+
+Run `python -m tests.benchmarks.labels --out FOLDER [--texts FOLDER]`.
 
 Writes `labels.md` with one table a figure of LLG (Wainakh et al. 2022) and one for text, one `labels-....svg` a figure with the curves, and
 `labels.json` with every cell. `--only` takes parts; `--repeats` is n, batches a cell (the paper: 100). Not collected by pytest.
@@ -229,7 +231,9 @@ class Pictures:
 
 
 def figure_4(pictures: Pictures, seeds: range) -> Iterator[Cell]:
-    """Attack by batch size, balance, algorithm and the weights that training begins with; a new CNN for every batch.
+    """Attack by batch size, balance, algorithm and initial weights.
+
+    Each batch has a new CNN.
 
     The paper does not say how weights are drawn. From PyTorch's defaults all classes are nearly equally likely; from weights that are
     uniform from -0.5 to 0.5, as the published code of DLG, its baseline, draws them, a fresh model is sure of one class.
@@ -250,7 +254,10 @@ def figure_4(pictures: Pictures, seeds: range) -> Iterator[Cell]:
 
 
 def figure_5(pictures: Pictures, seeds: range) -> Iterator[Cell]:
-    """The same on other untrained models, unbalanced. ResNet20 in training mode, for its batch normalisation."""
+    """Attack other untrained models with unbalanced batches.
+
+    ResNet20 runs in training mode, for its batch normalisation.
+    """
     names = ("random", "llg+ rows", "llg+", "ilrg", "rlu+")
     chosen = chosen_from(PLAIN, names, pictures.auxiliary)
     for network in ("LeNet", "ResNet20"):
@@ -329,7 +336,9 @@ ROUNDS = (1, 2, 5, 20)
 
 
 def compression(pictures: Pictures, seeds: range) -> Iterator[Cell]:
-    """What makes Fig. 7c: one threshold or one a layer, and what a client held back in earlier rounds. FedSGD, 80 %, unbalanced.
+    """Compare variants of Fig. 7c: thresholds, and residuals of earlier rounds.
+
+    The threshold is one for all or one for each layer. FedSGD, 80 %, unbalanced.
 
     Deep gradient compression, which the paper uses, has a threshold for each layer, keeps what it does not send and adds it to the next
     gradient. So from the second round on an update holds entries of earlier batches. Weights stay as they are between the rounds.
@@ -356,7 +365,10 @@ def compression(pictures: Pictures, seeds: range) -> Iterator[Cell]:
 def _compressed(
     pictures: Pictures, model: ArrayClassifier, size: int, seed: int, by_layer: bool, rounds: int, share: float = 0.8
 ) -> tuple[Observation, list[int]]:
-    """Return what a client sends in the last of its rounds, each with a batch of its own, and the labels of that last batch."""
+    """Return a client's last update and the labels of its last batch.
+
+    The client takes several rounds, each with a batch of its own.
+    """
     kept: dict[str, torch.Tensor] = {}
     for number in reversed(range(rounds)):
         seen, labels = pictures.observe(model, size, False, 1, seed + 10_000 * number, training=False)
@@ -373,7 +385,10 @@ def _compressed(
 
 
 def _noisy(seen: Observation, rng: torch.Generator, sigma: float) -> Observation:
-    """Add noise of an absolute size, declared. The paper's is on the sum of ten steps, ours on their mean."""
+    """Add declared noise of an absolute size.
+
+    The paper's noise is on the sum of ten steps, ours on their mean.
+    """
     noisy = {name: g + sigma * torch.randn(g.shape, generator=rng) for name, g in seen.update.items()}
     return seen.under(DeclaredDefense(name="gaussian-noise", parameters={"sigma": sigma}), noisy)
 
@@ -398,7 +413,9 @@ def text(
     rows: Sequence[str],
     heads: Sequence[str] = HEADS,
 ) -> Iterator[Cell]:
-    """AG News and MTS-Dialog on MiniLM with a fresh and a fine-tuned head; batches of `dev.jsonl`, all else from `train.jsonl`.
+    """Attack AG News and MTS-Dialog on MiniLM, with a fresh and a fine-tuned head.
+
+    Batches are from `dev.jsonl`, everything else from `train.jsonl`.
 
     Only the last block, the pooler and the head are shared: the label attacks read nothing else, and it spares the backward
     pass through the rest. Texts are cut at 128 tokens.
@@ -433,7 +450,10 @@ def text(
 
 
 def _modes(name: str, head: str, size: int) -> list[tuple[str, str]]:
-    """Return (mode, what of the head is shared): dropout and a frozen bias or head are looked at in one setting each."""
+    """Return (mode, shared parts of the head).
+
+    Dropout and a frozen bias or head have one setting each.
+    """
     extra = [("eval", "bias frozen"), ("eval", "head frozen"), ("train", "all")]
     if (name, head, size) != ("ag_news", "fine-tuned", 8):
         extra = []
@@ -475,7 +495,10 @@ def _save_texts(path: Path, tokenizer: Any, rows: Sequence[Example], each: int, 
 
 
 def _fine_tune(model: Any, tokenizer: Any, rows: Sequence[Example]) -> None:
-    """Train the head for 20 epochs on features of the train texts: AdamW, learning rate 1e-3, batches of 32."""
+    """Train the head for 20 epochs on features of the train texts.
+
+    AdamW, learning rate 1e-3, batches of 32.
+    """
     features, labels = [], torch.tensor([row.label or 0 for row in rows])
     for start in range(0, len(rows), 32):
         part = rows[start : start + 32]
@@ -498,7 +521,10 @@ def _fine_tune(model: Any, tokenizer: Any, rows: Sequence[Example]) -> None:
 
 
 def table(cells: Sequence[Cell]) -> str:
-    """Return Markdown: one table a figure, attack by row, batch size by column, `success rate / exact vectors` in percent."""
+    """Return one Markdown table for each figure.
+
+    Attack by row, batch size by column, `success rate / exact vectors` in percent.
+    """
     lines = []
     for figure in dict.fromkeys(cell.figure for cell in cells):
         mine = [cell for cell in cells if cell.figure == figure]
@@ -529,7 +555,10 @@ def table(cells: Sequence[Cell]) -> str:
 
 
 def cost(cells: Sequence[Cell]) -> str:
-    """Return what the attacks without a forward pass took in their slowest cell, as a Markdown table."""
+    """Return the times of the attacks without a forward pass, as Markdown.
+
+    The time is that of the slowest cell.
+    """
     lines = ["## Cost", "", f"Attacks that make no forward pass, and the bound of {MOST_MS:.0f} ms a step.", ""]
     lines += ["| attack | slowest cell | median ms | |", "| --- | --- | --- | --- |"]
     for name in WITHOUT_A_PASS:
@@ -557,7 +586,7 @@ BANDS = {
 
 
 def plot(cells: Sequence[Cell], folder: Path) -> None:
-    """Draw every figure's curves over the ranges that the paper's text gives, one SVG a figure."""
+    """Draw every figure's curves over the paper's ranges, one SVG each."""
     import altair as alt
 
     for figure in dict.fromkeys(cell.figure for cell in cells):

@@ -1,4 +1,6 @@
-"""How far gradient matching gets: `python -m tests.benchmarks.matching --attacks "lamp-cos;tag" --data FILE.jsonl --seeds 1 2`.
+"""Recall of gradient matching.
+
+Run `python -m tests.benchmarks.matching --attacks "lamp-cos;tag" --data FILE.jsonl --seeds 1 2`.
 
 Prints one row an attack: ROUGE, exact rate and token recall of texts without special tokens, and the median of a batch's CPU seconds on
 one thread. Eval mode, all embedding tables frozen; lengths and labels are granted, as in LAMP's experiments, unless `--grant` says
@@ -26,7 +28,10 @@ from tests.benchmarks.span import arguments, in_percent
 
 
 def attempts_of(simulator: Simulator, attack: str, options: argparse.Namespace) -> list[tuple[Attempt, float]]:
-    """Attack every step of a simulation; with each attempt, the CPU seconds that its step took."""
+    """Attack every step of a simulation.
+
+    Each attempt has the CPU seconds of its step.
+    """
     found = []
     with tempfile.TemporaryDirectory() as folder:
         config = AuditConfig(

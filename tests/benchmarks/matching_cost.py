@@ -1,4 +1,6 @@
-"""What a step of gradient matching costs: `python -m tests.benchmarks.matching_cost --data FILE.jsonl --sentences 4`.
+"""Cost of a step of gradient matching.
+
+Run `python -m tests.benchmarks.matching_cost --data FILE.jsonl --sentences 4`.
 
 Prints, for each sentence, CPU milliseconds of one thread, medians of `--repeats`: a step and a score of one candidate as they are usually written (every
 parameter's gradient formed, a backward pass through the backward pass), and those of this project, for one candidate and for many side by side.
@@ -17,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from leakaudit.algorithms.matching.candidate_gradients import Candidate
-from leakaudit.algorithms.matching.comparison import Objective
+from leakaudit.algorithms.matching.candidates import Candidate
 from leakaudit.algorithms.matching.matcher import Matcher
+from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.audit.simulation.texts import Simulator
 from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
@@ -94,7 +96,7 @@ def main() -> None:
             matcher = Matcher(seen, lengths, Objective("cosine"), length_weight=1.0)
             plain = Plain(seen, labels[0])
             rng = torch.Generator().manual_seed(0)
-            one, four, many = (matcher.random(count, rng) for count in (1, 4, matcher.at_once))
+            one, four, many = (matcher.candidates.random(count, rng) for count in (1, 4, matcher.at_once))
             usual = [
                 milliseconds(partial(plain.step, one.embeddings[0]), options.repeats),
                 milliseconds(partial(plain.loss, one.embeddings[0], graph=False), options.repeats),

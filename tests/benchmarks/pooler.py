@@ -1,4 +1,6 @@
-"""What an active server gains by a wide pooler: `python -m tests.benchmarks.pooler --data FILE.jsonl --seeds 0 1`.
+"""Gain of an active server by a wide pooler.
+
+Run `python -m tests.benchmarks.pooler --data FILE.jsonl --seeds 0 1`.
 
 Two tables. `--what features`: how close the features that are read come to those that went into the pooler, by server, reading and batch size:
 cosines by absolute value, matched one to one, the mean and the lowest over all sequences, and how many were read. `--what texts`: what the
@@ -77,7 +79,7 @@ def cosines(found: Tensor, true: Tensor) -> list[float]:
 
 
 def read_all(options: object, server: str, size: int) -> Iterator[tuple[Read, list[float], int, float]]:
-    """Yield each reading with its cosines, how many sequences there were, and its seconds."""
+    """Yield each reading with its cosines, number of sequences and seconds."""
     spec = PluginSpec.parse(server)
     steps = []
     for seed in vars(options)["seeds"]:

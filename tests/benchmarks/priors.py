@@ -1,4 +1,6 @@
-"""What priors know: `python -m tests.benchmarks.priors --tokenizer FOLDER --prior ngram [--prior FILE ...] --data FILE.jsonl [...]`.
+"""How well priors know texts.
+
+Run `python -m tests.benchmarks.priors --tokenizer FOLDER --prior ngram [--prior FILE ...] --data FILE.jsonl [...]`.
 
 Prints one table row for each prior and file: perplexity a token, the share of texts that the prior likes better than the same text
 with two of its words exchanged and with all of them shuffled (texts of which that leaves something else), and milliseconds for 200
@@ -31,7 +33,10 @@ def exchanged(ids: Sequence[int], rng: random.Random) -> list[int]:
 
 
 def preferred(scorer: Scorer, texts: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> tuple[float, int]:
-    """Return the share of texts that score better than their others, and how many there are that differ."""
+    """Return the share of texts that score better than their alternatives.
+
+    And the number of texts whose alternatives differ.
+    """
     pairs = [(text, other) for text, other in zip(texts, others, strict=True) if list(text) != list(other)]
     right, wrong = (scorer.nll([pair[side] for pair in pairs]) for side in (0, 1))
     return sum(a < b for a, b in zip(right, wrong, strict=True)) / len(pairs), len(pairs)

@@ -1,4 +1,7 @@
-"""What a batch is taken to look like before its gradient is matched: how many sequences, how long, which tokens are public."""
+"""The shape of a batch: number of sequences, their lengths, public tokens.
+
+Gradient matching needs the shape before it starts. It is granted, or guessed from the update.
+"""
 
 from __future__ import annotations
 
@@ -18,46 +21,46 @@ from leakaudit.models.structure import anatomy_of, find_last_feed_forward, input
 from leakaudit.models.vocabulary import Vocabulary
 
 CLEAR_GAP = 1e4
-"""Fall of the singular values behind the last that is a sequence. Measured on MiniLM (train): 1e6 and more for up to 8 sequences; rounding to
-bf16 leaves 9 and less."""
+"""Ratio of neighbouring singular values above which the first belongs to a sequence and the second does not. Measured
+on MiniLM (train): 1e6 and more for up to 8 sequences; rounding to bf16 leaves 9 and less."""
 
 MOST_SEQUENCES = 0.125
-"""Share of the hidden size up to which a rank is a number of sequences. Our choice: heavy pruning and signs leave clear gaps at half of it, and
-gradient matching does not read that many sequences anyway."""
+"""Share of the hidden size up to which a rank counts as a number of sequences. Our choice: heavy pruning and signs
+leave clear gaps at half of it, and gradient matching does not read that many sequences anyway."""
 
 EXACT_SHARE = 1e-6
-"""Share of an input's power outside the span up to which it lies in it. Our choice: float32 leaves 1e-10 for true inputs; the next place of
-the same token has a twentieth outside."""
+"""Share of an input's power outside the span up to which it counts as inside. Our choice: float32 leaves 1e-10 for true
+inputs; the same token at the next position has a twentieth outside."""
 
 MOST_CHOICES = 10_000
-"""Ways of choosing lengths that are looked at. Our choice: eight of nine, with repetition."""
+"""Combinations of lengths that are tried. Our choice: eight of nine, with repetition."""
 
 AGAIN = 0.02
-"""What a length's share counts less when it occurs once more. Tuned on training sentences."""
+"""Reduction of a length's share for each repetition of that length. Chosen on training sentences."""
 
 
 class BatchShape(NamedTuple):
-    """What a batch is taken to look like."""
+    """The assumed shape of a batch."""
 
     lengths: tuple[int, ...]
     """(B,) tokens of each sequence, special ones included."""
     evidence: Literal["granted", "positions", "rank", "ends", "span"]
-    """What said so: the threat model, the position table, the span's rank, that and where last tokens lie in the span, or the
-    sequences that exact recovery read."""
+    """The source: the threat model, the position table, the rank of the span, that rank and the span's last tokens, or
+    the sequences that exact recovery read."""
 
 
 def guess_shape(seen: Observation) -> BatchShape:
-    """Say how many sequences there are and how long they are, from what an adversary has.
+    """Return the number and lengths of the sequences, granted or guessed.
 
     - B: number of granted lengths or labels, else the protocol's batch size for each local step, else the rank of the last
-      feed-forward part's update, which gets one row a sequence, if nothing has damaged it, else 1.
+      feed-forward part's update, which gets one row for each sequence, if nothing has damaged it, else 1.
     - Lengths: where the position table is shared, its non-zero rows are the positions of the longest sequence, and all
-      sequences are taken to be that long. Otherwise the rank of the first block's attention updates is the number of
-      distinct inputs; where texts end with a public token, which lengths add up to it is read from where that token lies in
-      the span, else all sequences are taken to be equally long.
+      sequences are assumed to be that long. Otherwise the rank of the first block's attention updates is the number of
+      distinct inputs; where texts end with a public token, the lengths that add up to it are those at which
+      that token lies in the span; else all sequences are assumed to be equally long.
 
     Raises:
-        AnatomyError: nothing says so.
+        AnatomyError: nothing determines the shape.
     """
     facts = seen.facts
     if facts.granted.lengths is not None:
@@ -76,7 +79,7 @@ def guess_shape(seen: Observation) -> BatchShape:
             "the lengths are unknown: no position table is shared, and the first block's attention update is missing or has "
             "no clear rank; grant `lengths`"
         )
-    # Without dropout the same token at the same place is the same input in every sequence, so the first ones count once.
+    # Without dropout the same token at the same position is the same input in every sequence, so the first ones count once.
     masked = facts.training_mode and any(
         name in facts.dropout for name in anatomy.dropout_before + anatomy.dropout_after
     )
@@ -111,10 +114,12 @@ def _number_of_sequences(seen: Observation) -> int:
 def _lengths_from_ends(
     seen: Observation, basis: Basis, sequences: int, total: int, *, exact: bool
 ) -> tuple[int, ...] | None:
-    """Return the lengths that add up to the number of tokens and at which the last public token lies best in the span.
+    """Return the lengths at which the last public token fits the span best.
 
-    Without dropout that token lies in the span where a sequence ends, and nowhere else; behind a dropout mask it does so by
-    the share of its length that was kept, and elsewhere by less. (Own derivation.)
+    The lengths add up to the number of tokens.
+
+    Without dropout that token lies in the span at the end of a sequence, and nowhere else. With dropout, the share of its
+    length that was kept lies in the span there, and less elsewhere. (Own derivation.)
 
     Args:
         seen: the observation.
@@ -124,7 +129,7 @@ def _lengths_from_ends(
         exact: dropout is off.
 
     Returns:
-        (B,) longest first; None where texts have no last public token, or places do not matter, or no lengths fit.
+        (B,) longest first; None where texts have no last public token, or positions do not matter, or no lengths fit.
     """
     vocabulary = seen.facts.vocabulary
     try:
@@ -148,14 +153,20 @@ def _lengths_from_ends(
 
 
 def _repeated(certain: Sequence[int], sequences: int, total: int) -> tuple[int, ...] | None:
-    """Return B of the lengths that are certain, the fewest twice, that come nearest to a total."""
+    """Return B of the certain lengths whose sum is nearest to a total.
+
+    A length may occur more than once; among equal sums, the choice with the fewest repetitions wins.
+    """
     choices = itertools.islice(itertools.combinations_with_replacement(certain, sequences), MOST_CHOICES)
     best = min(choices, key=lambda chosen: (abs(sum(chosen) - total), -len(set(chosen))), default=None)
     return None if best is None else tuple(sorted(best, reverse=True))
 
 
 def _summing(shares: Mapping[int, float], sequences: int, total: int) -> tuple[int, ...] | None:
-    """Return B lengths that add up to a total, with the highest sum of their shares, longest first."""
+    """Return B lengths that add up to a total, with the highest sum of shares.
+
+    The longest comes first.
+    """
     best: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {(0, 0): (0.0, ())}
     for length, share in shares.items():
         for (count, whole), (value, lengths) in list(best.items()):
@@ -169,7 +180,7 @@ def _summing(shares: Mapping[int, float], sequences: int, total: int) -> tuple[i
 
 
 def _touched_positions(seen: Observation) -> int:
-    """Return the number of positions that got any update, 0 where no position table is shared.
+    """Return the number of positions with an update; 0 without a shared table.
 
     A position table is an embedding with at least one row for each position and no row for each token.
     """
@@ -185,7 +196,10 @@ def _touched_positions(seen: Observation) -> int:
 
 
 def public_tokens(vocabulary: Vocabulary, length: int) -> Mapping[int, int]:
-    """Return place -> token id for the tokens that the tokenizer puts around a text of `length` tokens in all."""
+    """Return position -> token id of the tokens that the tokenizer adds.
+
+    `length` is the length of the whole sequence, these tokens included.
+    """
     start = {place: token for place, token in enumerate(vocabulary.starts_with[:length])}
     room = length - len(start)
     end = vocabulary.ends_with[max(0, len(vocabulary.ends_with) - room) :] if room else ()

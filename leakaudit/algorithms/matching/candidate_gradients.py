@@ -1,19 +1,20 @@
-"""Gradients of many candidate batches at once, without forming a single weight matrix's gradient.
+"""Gradients of many candidate batches in one pass, kept as factors.
 
-A linear layer's weight gradient is a sum over the tokens of a batch, G = sum_t d_t x_t^T, with x_t what the layer is given and d_t
-the loss's gradient by what it makes. So a candidate's gradient is kept as its pairs (x_t, d_t): candidates stand side by side in one
-forward and one backward pass over activations, and each owns the tokens of its own rows. An embedding table is a linear layer
-of one-hot inputs. Biases and the gains of normalisations have small gradients, which are formed.
+A linear layer's weight gradient is a sum over the tokens of a batch, G = sum_t d_t x_t^T, with x_t the layer's input
+and d_t the gradient of the loss by the layer's output. So a candidate's gradient is kept as its pairs (x_t, d_t), and
+the matrix is never formed. Candidates run side by side in one forward and one backward pass; each owns the tokens of
+its own rows. An embedding table is a linear layer of one-hot inputs. Biases and the gains of normalisations have
+small gradients, which are formed.
 
-Letters: N candidates, B sequences, T tokens, M tokens of a whole candidate that a layer sees, D hidden size, C classes, P entries of dropout masks.
+Letters: N candidates, B sequences, T tokens, M tokens of a whole candidate at a layer, D hidden size, C classes, P
+entries of dropout masks.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -22,65 +23,28 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from leakaudit.algorithms.matching.batch_shape import equal_lengths
+from leakaudit.algorithms.matching.candidates import Candidate
 from leakaudit.algorithms.matching.dropout_masks import dropping, layout_of, masked_by
+from leakaudit.algorithms.matching.layers import (
+    AGREES,
+    Layer,
+    Matrix,
+    Record,
+    Vector,
+    before_gain,
+    is_gain,
+    layer_inputs,
+    matrix_of,
+    recording,
+    tokens_joined,
+)
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.models.structure import word_embedding
 
-AGREES = 1e-3
-"""Relative error up to which a parameter's gradient from pairs counts as its true gradient, tried once on random input. Our choice:
-float32 leaves 1e-6; a layer that is more than W x + b is off by far more."""
-
 CANCELS = 1e-4
-"""A vector's gradient that is smaller than this share of its summands is what rounding left of a sum of zero. Our choice: float32
-leaves 1e-7 of them; a dozen tokens that happen to cancel, far more."""
-
-MOST_ROWS = 4096
-"""Rows that a table may have and still be matched as a linear layer of one-hot inputs. Our choice: positions, not words."""
-
-
-class Candidate(NamedTuple):
-    """N candidate batches: what is optimised."""
-
-    embeddings: Tensor
-    """(N, B, T, D), T the longest length."""
-    label_logits: Tensor
-    """(N, B, C) of soft labels; not looked at where labels are granted."""
-    masks: Tensor
-    """(N, P) of dropout, in [0, 1], as `MaskLayout` lays them out; P = 0 where dropout is not modelled."""
-
-    def take(self, rows: Tensor | Sequence[int] | slice) -> Candidate:
-        """Return some of the candidates."""
-        return Candidate(*(part[rows] for part in self))
-
-    def detached(self) -> Candidate:
-        """Return a copy without history."""
-        return Candidate(*(part.detach().clone() for part in self))
-
-
-def joined(parts: Sequence[Candidate]) -> Candidate:
-    """Return all candidates as one."""
-    return Candidate(*(torch.cat(each) for each in zip(*parts, strict=True)))
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """A parameter whose gradient is kept as pairs."""
-
-    name: str
-    """Parameter name."""
-    input_first: bool
-    """Stored as (in, out)."""
-
-
-@dataclass(frozen=True)
-class Vector:
-    """A parameter whose gradient is formed."""
-
-    name: str
-    """Parameter name."""
-    gain: bool
-    """A normalisation's gain, not a bias."""
+"""A vector's gradient below this share of its summands counts as the rounding of a sum that is zero. Our choice:
+float32 leaves 1e-7 of them; a dozen tokens that happen to cancel, far more."""
 
 
 class Pairs(NamedTuple):
@@ -94,29 +58,15 @@ class Pairs(NamedTuple):
     """Of each vector (N, size)."""
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """A module that owns matrices or vectors."""
-
-    module: nn.Module
-    matrix: Matrix | None
-    vectors: tuple[Vector, ...]
-
-
-class _Record(NamedTuple):
-    """What a layer was given and made in a forward pass, call by call."""
-
-    given: list[Tensor]
-    made: list[Tensor]
-
-
 class CandidateGradients:
     """Runs candidates through a copy of the public model that shares its weights."""
 
     def __init__(
         self, seen: Observation, lengths: Sequence[int], exposure: Sequence[str] = ("*",), *, dropout: bool = False
     ) -> None:
-        """Find the parameters whose gradients can be told apart by candidate; nothing of `seen` is changed, now or later.
+        """Find the parameters whose gradients can be separated by candidate.
+
+        Nothing of `seen` is changed, now or later.
 
         Args:
             seen: model, shared update, granted labels.
@@ -128,7 +78,7 @@ class CandidateGradients:
             AnatomyError: there is nothing to match.
         """
         self.lengths = tuple(lengths)
-        self._running = 1  # rows of the pass that is on
+        self._running = 1  # rows of the present pass
         weights = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in seen.model.parameters()}
         self._model = self._drops_in = copy.deepcopy(seen.model, weights).eval()
         labels = seen.facts.granted.labels
@@ -164,8 +114,8 @@ class CandidateGradients:
     def losses(self, dummy: Candidate) -> Tensor:
         """Return (N,) each candidate's mean cross-entropy.
 
-        Sequences of equal length run together and without padding, because some classifiers find their last token by looking
-        for padding ids, which a dummy given as embeddings does not have.
+        Sequences of equal length run together and without padding, because some classifiers find their last token by
+        padding ids, which a candidate given as embeddings does not have.
         """
         candidates = len(dummy.embeddings)
         total = dummy.embeddings.new_zeros(candidates)
@@ -187,35 +137,42 @@ class CandidateGradients:
         """Return the gradients of all candidates.
 
         Args:
-            dummy: N candidates; public tokens already in place.
-            differentiable: keep the graph, so that a derivative by the dummy can be taken through what is returned.
+            dummy: N candidates; public tokens already at their positions.
+            differentiable: keep the graph, so that the result can be differentiated by the candidates.
         """
         candidates = len(dummy.embeddings)
         result = Pairs([], [], [])
         with torch.enable_grad():
-            for layer, record, pull in self._pulled(dummy, differentiable):
+            for layer, record, output_gradient in self._output_gradients(dummy, differentiable):
                 if layer.matrix is not None:
-                    result.inputs.append(_joined(_inputs(layer.module, record), candidates))
-                    result.output_gradients.append(pull)
+                    result.inputs.append(tokens_joined(layer_inputs(layer.module, record), candidates))
+                    result.output_gradients.append(output_gradient)
                 for vector in layer.vectors:
-                    each = pull * _plain(layer.module, _joined(record.made, candidates)) if vector.gain else pull
+                    each = (
+                        output_gradient * before_gain(layer.module, tokens_joined(record.made, candidates))
+                        if vector.gain
+                        else output_gradient
+                    )
                     result.vectors.append(each.sum(dim=1))
         return result if differentiable else Pairs(*([tensor.detach() for tensor in part] for part in result))
 
-    def _pulled(self, dummy: Candidate, differentiable: bool) -> Iterator[tuple[_Layer, _Record, Tensor]]:
-        """Run forward and backward, and yield each layer with what it saw and the loss's gradient by what it made, (N, M, out)."""
+    def _output_gradients(self, dummy: Candidate, differentiable: bool) -> Iterator[tuple[Layer, Record, Tensor]]:
+        """Run forward and backward; yield layer, record and output gradient.
+
+        The output gradient, (N, M, out), is the gradient of the loss by the layer's output.
+        """
         candidates = len(dummy.embeddings)
         if not dummy.embeddings.requires_grad:
             dummy = dummy._replace(embeddings=dummy.embeddings.detach().requires_grad_())
-        with _recording([layer.module for layer in self._layers], candidates, lambda: self._running) as records:
+        with recording([layer.module for layer in self._layers], candidates, lambda: self._running) as records:
             loss = self.losses(dummy).sum()
         made = [tensor for record in records for tensor in record.made]
         found = iter(torch.autograd.grad(loss, made, create_graph=differentiable))
         for layer, record in zip(self._layers, records, strict=True):
-            yield layer, record, _joined([next(found) for _ in record.made], candidates)
+            yield layer, record, tokens_joined([next(found) for _ in record.made], candidates)
 
     def _dropping(self, masks: Tensor, rows: Sequence[int]) -> AbstractContextManager[None]:
-        """Let the model drop what these sequences' masks say, if dropout is modelled."""
+        """Apply the dropout masks of these sequences, if dropout is modelled."""
         if self.masks is None:
             return nullcontext()
         return dropping(self._drops_in, masked_by(self.masks.of(masks, rows)))
@@ -228,7 +185,9 @@ class CandidateGradients:
         )
 
     def direct(self, dummy: Candidate, names: Sequence[str]) -> list[Tensor | None]:
-        """Return one candidate's gradients by automatic differentiation, as the plain definition has it.
+        """Return one candidate's gradients by automatic differentiation.
+
+        They are the reference for the gradients from pairs.
 
         Args:
             dummy: one candidate.
@@ -248,52 +207,56 @@ class CandidateGradients:
     def formed(self, pairs: Pairs, number: int) -> dict[str, Tensor]:
         """Return parameter name -> gradient of one candidate, formed from its pairs."""
         found = {}
-        for matrix, given, pull in zip(self.matrices, pairs.inputs, pairs.output_gradients, strict=True):
-            gradient = pull[number].T @ given[number]  # (out, in)
+        for matrix, given, output_gradient in zip(self.matrices, pairs.inputs, pairs.output_gradients, strict=True):
+            gradient = output_gradient[number].T @ given[number]  # (out, in)
             found[matrix.name] = gradient.T if matrix.input_first else gradient
         return found | {v.name: each[number] for v, each in zip(self.vectors, pairs.vectors, strict=True)}
 
-    def _find(self, wanted: set[str], probe: Candidate) -> list[_Layer]:
-        """List the modules that run and look like linear layers, tables or normalisations, with their wanted parameters."""
+    def _find(self, wanted: set[str], probe: Candidate) -> list[Layer]:
+        """List the layers that run, with their wanted parameters.
+
+        A layer is a module that looks like a linear layer, a small table or a normalisation.
+        """
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         owners = [m for m in self._model.modules() if isinstance(getattr(m, "weight", None), nn.Parameter)]
-        with torch.no_grad(), _recording(owners, 1, lambda: self._running) as records:
+        with torch.no_grad(), recording(owners, 1, lambda: self._running) as records:
             self.losses(probe)
         layers = []
         for module, record in zip(owners, records, strict=True):
             if not record.made:
                 continue
             name = names.get(id(module.weight), "")
-            matrix = _matrix(name, module, record) if name in wanted else None
+            matrix = matrix_of(name, module, record) if name in wanted else None
             vectors = []
-            if name in wanted and _is_gain(module, record):
+            if name in wanted and is_gain(module, record):
                 vectors.append(Vector(name, gain=True))
             bias = names.get(id(getattr(module, "bias", None)), "")
             if bias in wanted:
                 vectors.append(Vector(bias, gain=False))
             if matrix is not None or vectors:
-                layers.append(_Layer(module, matrix, tuple(vectors)))
+                layers.append(Layer(module, matrix, tuple(vectors)))
         return layers
 
-    def _agreeing(self, probe: Candidate) -> list[_Layer]:
+    def _agreeing(self, probe: Candidate) -> list[Layer]:
         """Return the layers without the parameters that cannot be compared.
 
-        Those whose true gradients the pairs do not give (layers that do more than they seem to, weights that are used twice), and
-        those whose gradient is rounding: a key's bias moves no attention.
+        Two kinds are left out: parameters whose true gradients the pairs do not reproduce (layers that do more than
+        they seem to, weights that are used twice), and parameters whose gradient is only rounding, such as a key's
+        bias, which does not change attention.
         """
         formed = self.formed(self.pairs(probe, differentiable=False), 0)
         true = dict(zip(formed, self.direct(probe, list(formed)), strict=True))
         right = {name for name, gradient in formed.items() if _same(gradient, true[name])}
         with torch.enable_grad():
-            for layer, _, pull in self._pulled(probe, False):
-                weight = float(pull.detach().norm())
+            for layer, _, output_gradient in self._output_gradients(probe, False):
+                weight = float(output_gradient.detach().norm())
                 right -= {
                     vector.name
                     for vector in layer.vectors
                     if float(formed[vector.name].detach().norm()) <= CANCELS * weight
                 }
         kept = [
-            _Layer(
+            Layer(
                 layer.module,
                 layer.matrix if layer.matrix is not None and layer.matrix.name in right else None,
                 tuple(vector for vector in layer.vectors if vector.name in right),
@@ -311,85 +274,6 @@ class CandidateGradients:
         logits = torch.randn(*shape[:2], self.classes, generator=rng)
         masks = torch.zeros(1, 0) if self.masks is None else (1 - self.masks.rates)[None]
         return Candidate(*(part.to(table.device) for part in (embeddings, logits, masks)))
-
-
-@contextmanager
-def _recording(modules: Sequence[nn.Module], candidates: int, running: Callable[[], int]) -> Iterator[list[_Record]]:
-    """Keep what modules are given and make while the block runs.
-
-    What is made once for all sequences, such as the vectors of positions, is spread over the candidates' rows, so that each
-    has a gradient of its own.
-    """
-    records = [_Record([], []) for _ in modules]
-
-    def recorder(record: _Record) -> Any:
-        def record_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Tensor) -> Tensor:
-            if made.shape[0] % candidates:
-                made = made.expand(running(), *made.shape[1:])
-            if torch.is_grad_enabled() and not made.requires_grad:  # a table knows nothing of the dummy
-                made = made.detach().requires_grad_()
-            record.given.append(next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)))
-            record.made.append(made)
-            return made
-
-        return record_call
-
-    handles = [
-        module.register_forward_hook(recorder(record), with_kwargs=True)
-        for module, record in zip(modules, records, strict=True)
-    ]
-    try:
-        yield records
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _joined(tensors: Sequence[Tensor], candidates: int) -> Tensor:
-    """Return (N, M, features): the tokens of each candidate over all calls."""
-    parts = [tensor.reshape(candidates, -1, tensor.shape[-1]) for tensor in tensors]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-
-def _inputs(module: nn.Module, record: _Record) -> list[Tensor]:
-    """Return what a layer was given, call by call; one-hot rows for a table."""
-    if not isinstance(module, nn.Embedding):
-        return record.given
-    return [
-        functional.one_hot(ids.expand(made.shape[:-1]), module.num_embeddings).to(made.dtype)
-        for ids, made in zip(record.given, record.made, strict=True)
-    ]
-
-
-def _plain(module: nn.Module, made: Tensor) -> Tensor:
-    """Return what a normalisation made before gain and shift."""
-    gain: Any = module.weight
-    shift: Any = getattr(module, "bias", None)
-    plain: Tensor = (made if shift is None else made - shift) / gain
-    return plain
-
-
-def _matrix(name: str, module: nn.Module, record: _Record) -> Matrix | None:
-    """Return the module's weight as a matrix if the module is a linear layer or a small table."""
-    weight: Any = module.weight
-    if isinstance(module, nn.Embedding):
-        return Matrix(name, input_first=True) if module.num_embeddings <= MOST_ROWS else None
-    given, made = record.given[0], record.made[0]
-    if weight.dim() != 2 or not given.is_floating_point():
-        return None
-    bias: Any = getattr(module, "bias", None)
-    plain = made if bias is None else made - bias
-    for input_first in (False, True):
-        matrix = weight if input_first else weight.T
-        fits = matrix.shape == (given.shape[-1], made.shape[-1])
-        if fits and float((given @ matrix - plain).abs().max()) <= AGREES * float(plain.abs().max()):
-            return Matrix(name, input_first)
-    return None
-
-
-def _is_gain(module: nn.Module, record: _Record) -> bool:
-    weight: Any = module.weight
-    return weight.dim() == 1 and record.given[0].shape == record.made[0].shape and bool((weight.abs() > 1e-6).all())
 
 
 def _same(gradient: Tensor, true: Tensor | None) -> bool:

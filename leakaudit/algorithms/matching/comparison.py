@@ -1,6 +1,7 @@
-"""How far candidates' gradients g are from the observed one G: the objectives of DLG, TAG and LAMP, and their derivatives.
+"""Distances between candidates' gradients g and the observed gradient G.
 
-Every objective but the L1 term is a function of two numbers a parameter, <G, g> and |g|^2. From pairs (x_t, d_t) they are
+The objectives of DLG, TAG and LAMP, and their derivatives. Every objective but the L1 term depends on two numbers for
+each parameter, <G, g> and |g|^2. From pairs (x_t, d_t) they are
 
     <G, g> = sum_t d_t . G x_t,      |g|^2 = sum_{s,t} (x_s . x_t)(d_s . d_t),
 
@@ -8,11 +9,12 @@ and with a = dL/d<G, g> and b = dL/d|g|^2 the objective's derivatives are
 
     by d_t:  a G x_t + 2 b sum_s (x_s . x_t) d_s,      by x_t:  a G^T d_t + 2 b sum_s (d_s . d_t) x_s,
 
-so no gradient of a weight matrix is formed. (Own derivation; the second identity is the "ghost norm" of Goodfellow, "Efficient
-Per-Example Gradient Computations", 2015.) An L1 term needs the matrices: they are formed one at a time, small enough for a processor's cache.
-So does a pruned update of which only the entries that are left count (`masked`), in the rows and columns that are not empty.
+so no gradient of a weight matrix is formed. (Own derivation; the second identity is the "ghost norm" of Goodfellow,
+"Efficient Per-Example Gradient Computations", 2015.) An L1 term needs the matrices: they are formed one at a time,
+small enough for a processor's cache. A pruned update of which only the remaining entries count (`masked`) needs them
+too, in the rows and columns that are not empty.
 
-Letters: N candidates, K parameters, M tokens a layer sees of a candidate.
+Letters: N candidates, K parameters, M tokens of a candidate at a layer.
 """
 
 from __future__ import annotations
@@ -20,61 +22,21 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.matching.candidate_gradients import Matrix, Pairs, Vector
-from leakaudit.algorithms.matching.low_rank_completion import completed
-from leakaudit.algorithms.matching.singular_value_shrinkage import denoised
-from leakaudit.algorithms.matching.target_factors import Sight, Target, together
-from leakaudit.algorithms.span.subspace import smallest_kept
-
-TINY = 1e-30
-"""Keeps quotients finite."""
+from leakaudit.algorithms.matching.candidate_gradients import Pairs
+from leakaudit.algorithms.matching.layers import Matrix, Vector
+from leakaudit.algorithms.matching.objective import Objective
+from leakaudit.algorithms.matching.pruned_blocks import Formed, block_of
+from leakaudit.algorithms.matching.restoration import TINY, restore, weights_of
+from leakaudit.algorithms.matching.target_factors import Products, Target, stacked
+from leakaudit.algorithms.matching.vector_target import VectorTarget
 
 STACKED = 2**20
-"""Entries of what the matrices of one shape were given up to which they are compared together. Our choice: some megabytes."""
-
-HARM = 2.0
-"""How fast weights of cosines part with the share of an update's power that is noise or was pruned: fully from a half on, which noise as large as the
-update makes. Our choice: at a tenth of that noise, and at 75 % pruned, training sentences came out better with all alike."""
-
-
-@dataclass(frozen=True)
-class Objective:
-    """Which distance between gradients is made small."""
-
-    kind: Literal["l2", "cosine"] = "l2"
-    """L2 distance or one minus the cosine (LAMP, Sec. 4.2, L_cos)."""
-    squared: bool = True
-    """Square the L2 distance of each parameter, as DLG does (Zhu et al. 2019); LAMP (L_tag) and GRAB (Eq. 1) print it without the square."""
-    per: Literal["parameter", "layer", "whole"] = "parameter"
-    """What a cosine is taken of, before the mean: each parameter tensor, all parameters of a block, or the whole update. The L2
-    distance is the same for all."""
-    whitened: bool = False
-    """Take cosines of matrices in a metric in which weak tokens count (`matching_metric`)."""
-    l1: float = 0.0
-    """Weight of the L1 distance beside it (TAG)."""
-    match_norm: bool = False
-    """Give every candidate's gradient the norm of the observed one first: for updates whose length says nothing."""
-    masked: bool = False
-    """Compare only where the observed update is not zero (GRAB, Sec. 5.5.2): for pruned updates."""
-    filled: bool = False
-    """For pruned updates, too: fill in first what a low rank tells of the removed entries (`matching_pruned`), and compare everywhere. The
-    more of it was pruned, the more a cosine counts by how long its update is, because pruning takes most of the short ones. Vectors are compared where they are not zero."""
-    sigma: float = 0.0
-    """Standard deviation of noise on every entry. It is taken out of matrices as far as their rank tells (`matching_noise`), and the more of
-    it is noise, the more a cosine counts by its expected square between what is left and the clean update: noise of one size drowns small gradients."""
-
-    def __post_init__(self) -> None:
-        """Refuse a metric where there is none: an L1 distance and single entries have no singular values."""
-        if self.whitened and (self.kind != "cosine" or self.l1 or self.masked):
-            raise ValueError(
-                f"whitened compares cosines of whole updates; got kind={self.kind!r}, l1={self.l1}, masked={self.masked}"
-            )
+"""Most entries of the inputs of matrices that are compared together. Our choice: some megabytes."""
 
 
 class Compared(NamedTuple):
@@ -96,68 +58,57 @@ class Comparison:
         update: Mapping[str, Tensor],
         tokens: int,
     ) -> None:
-        """Lay the update out as pairs are.
+        """Arrange the observed update in the layout of pairs.
 
         Args:
             objective: the distance.
             matrices: parameters whose gradients come as pairs, in their order.
             vectors: parameters whose gradients come formed, in their order.
             update: parameter name -> observed gradient.
-            tokens: M, of a whole candidate: the rank that an update without damage has.
+            tokens: M, of a whole candidate: the rank of an update without damage.
         """
         self.objective = objective
         observed = [
             (update[matrix.name].T if matrix.input_first else update[matrix.name]).contiguous() for matrix in matrices
         ]
-        self._blocks = [_block(matrix) for matrix in observed] if objective.masked else None
-        """Where pruned matrices are compared; None for everywhere."""
+        self._blocks = [block_of(matrix) for matrix in observed] if objective.masked else None
+        """Blocks where pruned matrices are compared; None for everywhere."""
         if self._blocks is not None:
             observed = [block.target for block in self._blocks]
         parts = [update[vector.name] for vector in vectors]
-        restored = _restored(objective, observed, parts, update, tokens)
+        restored = restore(objective, observed, parts, update, tokens)
         self._matrices = restored.matrices
         """(out, in) each."""
         self._power = restored.power.clone()
         """(K,) |G|^2."""
         self._targets: list[tuple[tuple[int, ...], Target]] = []
-        """Matrices of one shape, and what they are compared with where that is everywhere."""
+        """Matrices of one shape and their targets, where they are compared everywhere."""
         if not objective.masked:
-            targets = [
-                Target.of(matrix, tokens, whitened=objective.whitened, sigma=objective.sigma)
-                for matrix in self._matrices
-            ]
+            targets = _targets(objective, self._matrices, tokens)
             self._power[: len(targets)] = torch.cat([target.power for target in targets])
-            for shape in dict.fromkeys(target.shape for target in targets):
-                alike = tuple(number for number, target in enumerate(targets) if target.shape == shape)
-                self._targets.append((alike, together([targets[number] for number in alike])))
+            self._targets = _stacked_by_shape(targets)
         names = [*(matrix.name for matrix in matrices), *(vector.name for vector in vectors)]
         self._groups = _groups(names, objective.per).to(self._power)
-        """(K, groups) which parameters one cosine is of."""
-        self._weights = _weights(restored, self._groups)
-        """(groups,) what each cosine counts for; they add up to 1."""
-        self._sizes = [len(part) for part in parts]
+        """(K, groups) one where a parameter belongs to a cosine's group."""
+        self._weights = weights_of(restored, self._groups)
+        """(groups,) the weight of each cosine; they add up to 1."""
         device = next(iter(update.values())).device
-        self._flat = torch.cat(parts) if parts else torch.zeros(0, device=device)
-        """(P,): all vectors side by side, so that one product serves them all."""
-        self._owner = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor(self._sizes, dtype=torch.long)).to(
-            device
-        )
-        """(P,) which vector an entry is of."""
+        self._vectors = VectorTarget(parts, device, kept_only=objective.masked or objective.filled)
 
     @property
     def of_nothing(self) -> float:
         """The distance of a zero gradient."""
         if self.objective.kind == "cosine":
             return 1.0
-        absolute = sum(float(part.abs().sum()) for part in (*self._matrices, self._flat))
+        absolute = sum(float(part.abs().sum()) for part in (*self._matrices, self._vectors.flat))
         apart = self._power if self.objective.squared else self._power.sqrt()
         return float(apart.sum()) + self.objective.l1 * absolute
 
     @torch.no_grad()
     def losses(self, pairs: Pairs) -> Tensor:
         """Return (N,) the distances, float64."""
-        flat = self._flattened(pairs)
-        inner, power = self._statistics(self._sights(pairs), flat)
+        flat = self._vectors.flattened(pairs)
+        inner, power = self._statistics(self._products(pairs), flat)
         losses = self._value(inner, power)
         if self.objective.l1:
             losses = losses + self.objective.l1 * self._l1(pairs, flat, self._scale(power))[0]
@@ -166,8 +117,8 @@ class Comparison:
     @torch.no_grad()
     def compare(self, pairs: Pairs) -> Compared:
         """Return the distances and their derivatives."""
-        flat = self._flattened(pairs)
-        parts = list(self._sights(pairs))
+        flat = self._vectors.flattened(pairs)
+        parts = list(self._products(pairs))
         inner, power = self._statistics(parts, flat)
         with torch.enable_grad():
             statistics = (inner.requires_grad_(), power.requires_grad_())
@@ -182,35 +133,35 @@ class Comparison:
         a, b = by_inner.float(), 2 * by_power.float()  # (N, K) each; d|g|^2 is 2 g
         if self._blocks is not None:
             inputs, output_gradients, absolute = self._by_blocks(pairs, parts, a, b, scale)
-            losses = losses + self.objective.l1 * (absolute + self._flat_l1(flat, scale))
+            losses = losses + self.objective.l1 * (absolute + self._vectors.l1(flat, scale))
         elif self.objective.l1:
             inputs, output_gradients, absolute = self._by_forming(pairs, a, b, scale)
-            losses = losses + self.objective.l1 * (absolute + self._flat_l1(flat, scale))
+            losses = losses + self.objective.l1 * (absolute + self._vectors.l1(flat, scale))
         else:
             inputs, output_gradients = self._by_grams(parts, a, b)
-        return Compared(losses, Pairs(inputs, output_gradients, self._by_vectors(flat, a, b, scale)))
+        return Compared(losses, Pairs(inputs, output_gradients, self._vector_derivatives(flat, a, b, scale)))
 
-    def _sights(self, pairs: Pairs) -> Iterator[_Part]:
-        """Yield what candidates look like beside the matrices' updates, some matrices at a time."""
+    def _products(self, pairs: Pairs) -> Iterator[_Part]:
+        """Yield the products of candidates with updates, some matrices at a time."""
         if self._blocks is not None:
-            for part, (block, given, pull) in enumerate(
+            for part, (block, given, output_gradient) in enumerate(
                 zip(self._blocks, pairs.inputs, pairs.output_gradients, strict=True)
             ):
-                yield _Part((part,), None, block.sight(given, pull))
+                yield _Part((part,), None, block.products(given, output_gradient))
         for numbers, target in self._targets:
             for some in _alike(numbers, pairs):
                 chosen = target.some(slice(numbers.index(some[0]), numbers.index(some[-1]) + 1))
-                given, pull = (
+                given, output_gradient = (
                     torch.stack([of[number] for number in some]) for of in (pairs.inputs, pairs.output_gradients)
                 )
-                yield _Part(some, chosen, chosen.sight(given, pull))
+                yield _Part(some, chosen, chosen.products(given, output_gradient))
 
     def _statistics(self, parts: Iterable[_Part], flat: Tensor) -> tuple[Tensor, Tensor]:
         """Return <G, g> and |g|^2, (N, K) float64 each."""
         inner, power = (torch.empty(len(flat), len(self._matrices)).to(self._power) for _ in range(2))
-        for numbers, _, sight in parts:
-            inner[:, numbers], power[:, numbers] = sight.inner.T, sight.power.T
-        by_vector = (self._by_owner(flat * self._flat), self._by_owner(flat.square()))
+        for numbers, _, products in parts:
+            inner[:, numbers], power[:, numbers] = products.inner.T, products.power.T
+        by_vector = self._vectors.statistics(flat)
         return torch.cat([inner, by_vector[0]], dim=1), torch.cat([power, by_vector[1]], dim=1)
 
     def _value(self, inner: Tensor, power: Tensor) -> Tensor:
@@ -232,8 +183,8 @@ class Comparison:
 
     def _l1(self, pairs: Pairs, flat: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Return (N,) the L1 distances and (N,) their derivatives by the scale."""
-        total = self._flat_l1(flat, scale)
-        along = ((scale[:, None].float() * flat - self._flat).sign() * flat).sum(dim=1, dtype=torch.float64)
+        total = self._vectors.l1(flat, scale)
+        along = self._vectors.l1_by_scale(flat, scale)
         for part, target in enumerate(self._matrices):
             for number in range(len(total)):
                 formed = self._formed(pairs, part, number)
@@ -243,32 +194,31 @@ class Comparison:
                     along[number] += (difference.sign_() * formed).sum(dtype=torch.float64)
         return total, along
 
-    def _flat_l1(self, flat: Tensor, scale: Tensor) -> Tensor:
-        """Return (N,) the L1 distances of the vectors."""
-        return (scale[:, None].float() * flat - self._flat).abs().sum(dim=1, dtype=torch.float64)
-
     def _by_grams(self, parts: Sequence[_Part], a: Tensor, b: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the derivatives by inputs and output_gradients where the distance needs no formed matrix."""
+        """Return the derivatives where the distance needs no formed matrix.
+
+        They are by inputs and by output gradients.
+        """
         found: dict[int, tuple[Tensor, Tensor]] = {}
         for numbers, target, seen in parts:
-            assert target is not None and isinstance(seen, Sight)
-            by_input, by_pull = target.derivatives(seen, a[:, numbers].T, b[:, numbers].T)
-            found |= dict(zip(numbers, zip(by_input, by_pull, strict=True), strict=True))
+            assert target is not None and isinstance(seen, Products)
+            by_input, by_gradient = target.derivatives(seen, a[:, numbers].T, b[:, numbers].T)
+            found |= dict(zip(numbers, zip(by_input, by_gradient, strict=True), strict=True))
         return [found[part][0] for part in range(len(found))], [found[part][1] for part in range(len(found))]
 
     def _by_forming(
         self, pairs: Pairs, a: Tensor, b: Tensor, scale: Tensor
     ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """Return the same where there is an L1 term, and the matrices' L1 distances (N,).
+        """Return the derivatives with an L1 term, and the (N,) L1 distances.
 
         With S = a G + b g + alpha s sign(s g - G): by x_t, S^T d_t, by d_t, S x_t.
         """
         inputs, output_gradients = [], []
         absolute = torch.zeros(len(scale), dtype=torch.float64, device=scale.device)
-        for part, (target, given, pull) in enumerate(
+        for part, (target, given, output_gradient) in enumerate(
             zip(self._matrices, pairs.inputs, pairs.output_gradients, strict=True)
         ):
-            by_input, by_pull = torch.empty_like(given), torch.empty_like(pull)
+            by_input, by_gradient = torch.empty_like(given), torch.empty_like(output_gradient)
             for number in range(len(given)):
                 formed = self._formed(pairs, part, number)
                 size = float(scale[number])
@@ -277,24 +227,27 @@ class Comparison:
                 absolute[number] += torch.linalg.vector_norm(residual, 1)
                 slope.add_(residual.sign_(), alpha=self.objective.l1 * size)
                 slope.add_(target, alpha=float(a[number, part]))
-                by_input[number] = pull[number] @ slope
-                by_pull[number] = given[number] @ slope.T
+                by_input[number] = output_gradient[number] @ slope
+                by_gradient[number] = given[number] @ slope.T
             inputs.append(by_input)
-            output_gradients.append(by_pull)
+            output_gradients.append(by_gradient)
         return inputs, output_gradients, absolute
 
     def _by_blocks(
         self, pairs: Pairs, parts: Sequence[_Part], a: Tensor, b: Tensor, scale: Tensor
     ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """Return the same for a pruned update; S is zero where an entry was pruned."""
+        """Return the derivatives for a pruned update, and the L1 distances.
+
+        In the notation of `_by_forming`, S is zero where an entry was pruned.
+        """
         assert self._blocks is not None
         inputs, output_gradients = [], []
         absolute = torch.zeros(len(scale), dtype=torch.float64, device=scale.device)
-        for part, (block, given, pull) in enumerate(
+        for part, (block, given, output_gradient) in enumerate(
             zip(self._blocks, pairs.inputs, pairs.output_gradients, strict=True)
         ):
-            seen = parts[part].sight
-            assert isinstance(seen, _Formed)
+            seen = parts[part].products
+            assert isinstance(seen, Formed)
             formed = seen.gradient
             slope = b[:, part, None, None] * formed + a[:, part, None, None] * block.target
             if self.objective.l1:
@@ -302,180 +255,67 @@ class Comparison:
                 residual = size * formed - block.target
                 absolute += residual.abs().sum(dim=(1, 2), dtype=torch.float64)
                 slope += self.objective.l1 * size * residual.sign_() * block.mask
-            by_input, by_pull = torch.zeros_like(given), torch.zeros_like(pull)
-            by_input[..., block.columns] = pull[..., block.rows] @ slope
-            by_pull[..., block.rows] = given[..., block.columns] @ slope.transpose(1, 2)
+            by_input, by_gradient = torch.zeros_like(given), torch.zeros_like(output_gradient)
+            by_input[..., block.columns] = output_gradient[..., block.rows] @ slope
+            by_gradient[..., block.rows] = given[..., block.columns] @ slope.transpose(1, 2)
             inputs.append(by_input)
-            output_gradients.append(by_pull)
+            output_gradients.append(by_gradient)
         return inputs, output_gradients, absolute
 
-    def _by_vectors(self, flat: Tensor, a: Tensor, b: Tensor, scale: Tensor) -> list[Tensor]:
+    def _vector_derivatives(self, flat: Tensor, a: Tensor, b: Tensor, scale: Tensor) -> list[Tensor]:
         first = len(self._matrices)
-        found = a[:, first:][:, self._owner] * self._flat + b[:, first:][:, self._owner] * flat  # (N, P)
-        if self.objective.l1:
-            size = scale[:, None].float()
-            found = found + self.objective.l1 * size * (size * flat - self._flat).sign()
-        if self.objective.masked or self.objective.filled:
-            found = found * (self._flat != 0)
-        return list(found.split(self._sizes, dim=1))
+        return self._vectors.derivatives(flat, a[:, first:], b[:, first:], scale, self.objective.l1)
 
     def _formed(self, pairs: Pairs, part: int, number: int) -> Tensor:
-        """Return one candidate's gradient of one matrix, (out, in) or where it is compared."""
-        given, pull = pairs.inputs[part][number], pairs.output_gradients[part][number]
+        """Return one candidate's gradient of one matrix.
+
+        (out, in), or only the block that is compared.
+        """
+        given, output_gradient = pairs.inputs[part][number], pairs.output_gradients[part][number]
         if self._blocks is not None:
-            return self._blocks[part].formed(given[None], pull[None])[0]
-        return pull.T @ given
-
-    def _flattened(self, pairs: Pairs) -> Tensor:
-        """Return (N, P) the formed vectors side by side, where they are compared."""
-        if not pairs.vectors:
-            return self._flat.new_zeros(len(pairs.inputs[0]), 0)
-        flat = torch.cat(pairs.vectors, dim=1).detach()
-        return flat * (self._flat != 0) if self.objective.masked or self.objective.filled else flat
-
-    def _by_owner(self, entries: Tensor) -> Tensor:
-        """Return (N, vectors) sums of (N, P) entries over each vector, float64."""
-        sums = torch.zeros(len(entries), len(self._sizes), dtype=torch.float64, device=entries.device)
-        return sums.index_add_(1, self._owner, entries.double())
-
-
-class _Formed(NamedTuple):
-    """What candidates look like in the block of a pruned matrix."""
-
-    inner: Tensor
-    """(1, N) <G, g>, float64."""
-    power: Tensor
-    """(1, N) |g|^2, float64."""
-    gradient: Tensor
-    """(N, R, C): g."""
+            return self._blocks[part].formed(given[None], output_gradient[None])[0]
+        return output_gradient.T @ given
 
 
 class _Part(NamedTuple):
-    """What candidates look like beside some of the matrices."""
+    """Products of candidates with some of the matrices."""
 
     numbers: tuple[int, ...]
-    """Which."""
+    """The numbers of these matrices."""
     target: Target | None
     """Their updates; None for a pruned one."""
-    sight: Sight | _Formed
+    products: Products | Formed
 
 
-class _Block(NamedTuple):
-    """The rows and columns in which a pruned matrix is compared."""
-
-    rows: Tensor
-    """(R,) indices."""
-    columns: Tensor
-    """(C,) indices."""
-    target: Tensor
-    """(R, C): G there."""
-    mask: Tensor
-    """(R, C) one where G was not pruned, else zero."""
-
-    def formed(self, given: Tensor, pull: Tensor) -> Tensor:
-        """Return (N, R, C) candidates' gradients where G was not pruned, from (N, M, in) inputs and (N, M, out) output_gradients."""
-        return (pull[..., self.rows].transpose(1, 2) @ given[..., self.columns]).mul_(self.mask)
-
-    def sight(self, given: Tensor, pull: Tensor) -> _Formed:
-        """Return what candidates look like, from the same."""
-        formed = self.formed(given, pull)
-        inner = formed.flatten(1) @ self.target.flatten()
-        return _Formed(inner.double()[None], formed.square().sum(dim=(1, 2)).double()[None], formed)
+def _targets(objective: Objective, matrices: Sequence[Tensor], tokens: int) -> list[Target]:
+    """Return the target of each matrix, (out, in)."""
+    return [Target.of(each, tokens, whitened=objective.whitened, sigma=objective.sigma) for each in matrices]
 
 
-def _block(matrix: Tensor) -> _Block:
-    """Return the block of a pruned matrix's rows and columns that are not empty."""
-    rows, columns = ((matrix != 0).any(dim=dim).nonzero().flatten() for dim in (1, 0))
-    target = matrix[rows][:, columns].contiguous()
-    return _Block(rows, columns, target, (target != 0).to(target))
+def _stacked_by_shape(targets: Sequence[Target]) -> list[tuple[tuple[int, ...], Target]]:
+    """Return the targets of each shape as one, with their numbers."""
+    found = []
+    for shape in dict.fromkeys(target.shape for target in targets):
+        alike = tuple(number for number, target in enumerate(targets) if target.shape == shape)
+        found.append((alike, stacked([targets[number] for number in alike])))
+    return found
 
 
 def _alike(numbers: Sequence[int], pairs: Pairs) -> Iterator[tuple[int, ...]]:
-    """Split matrices into runs that see equally many tokens, and that are few enough to be compared together."""
+    """Split matrices into runs that can be compared together.
+
+    The matrices of a run have equally many tokens, and a run is small enough for `STACKED`.
+    """
     for shape, run in itertools.groupby(numbers, lambda number: pairs.inputs[number].shape):
         alike = tuple(run)
         at_once = max(1, STACKED // max(shape.numel(), pairs.output_gradients[alike[0]].numel()))
         yield from (alike[start : start + at_once] for start in range(0, len(alike), at_once))
 
 
-def _powers(parts: Sequence[Tensor]) -> Tensor:
-    """Return (K,) float64 the squared norms of some gradients."""
-    return torch.stack([part.double().square().sum() for part in parts])
-
-
-def _ratio(part: Tensor, whole: Tensor) -> Tensor:
-    """Return part / whole, and zero of nothing."""
-    return torch.where(whole > 0, part / whole.clamp_min(TINY), 0.0)
-
-
-class _Restored(NamedTuple):
-    """An update as far as it can be restored, and what was done to it."""
-
-    matrices: list[Tensor]
-    power: Tensor
-    """(K,) |G|^2 of every parameter as it is compared, vectors last."""
-    sure: Tensor
-    """(K,) the squared cosine that each parameter's update is expected to have with that before noise."""
-    noise: float
-    """Share of the observed update's power that was noise."""
-    pruned: float
-    """Share of it that was pruned and has been filled in."""
-
-
-def _restored(
-    objective: Objective,
-    matrices: list[Tensor],
-    vectors: Sequence[Tensor],
-    update: Mapping[str, Tensor],
-    tokens: int,
-) -> _Restored:
-    """Fill in what was pruned and take noise out, where the objective says so.
-
-    Args:
-        objective: says so.
-        matrices: observed.
-        vectors: observed; they have no rank and stay as they are.
-        update: all of it, whose smallest entry says what was pruned.
-        tokens: the rank that matrices have without damage.
-    """
-    power = observed = _powers([*matrices, *vectors])
-    if objective.filled:
-        smallest = smallest_kept(update)
-        matrices = [completed(matrix, tokens, smallest) for matrix in matrices]
-        power = _powers([*matrices, *vectors])
-    entries = torch.tensor([part.numel() for part in (*matrices, *vectors)]).to(power)
-    noise, left = objective.sigma**2 * entries, power
-    if objective.sigma and not objective.masked:
-        without = [denoised(matrix, tokens, objective.sigma) for matrix in matrices]
-        if any(bool(matrix.any()) for matrix in without):  # else nothing stands out: what is there is the best guess
-            matrices, left = without, _powers([*without, *vectors])
-    clean = (power - noise).clamp_min(0.0)  # expected |G|^2
-    # Noise adds to <G, G> and not to <G, g>, and shrinkage makes both alike: either way the smaller over the larger is cos^2.
-    sure = _ratio(torch.minimum(clean, left), torch.maximum(clean, left))
-    shares = (float(harm.clamp_min(0.0).sum() / power.sum().clamp_min(TINY)) for harm in (noise, power - observed))
-    return _Restored(matrices, left, sure, *shares)
-
-
-def _weights(restored: _Restored, groups: Tensor) -> Tensor:
-    """Return (groups,) what the cosine of each counts for in the mean; they add up to 1, unless no parameter has an update.
-
-    Args:
-        restored: the update that is compared.
-        groups: (K, groups) one where a parameter belongs to a group.
-    """
-    power, sure = restored.power, restored.sure
-    if not bool((power * sure).any()):  # where all is noise, none is better than another
-        sure = torch.ones_like(sure)
-    by_group = power @ groups
-    believed = _ratio((power * sure) @ groups, by_group) ** min(1.0, HARM * restored.noise)
-    counted = (by_group > 0) * (believed * by_group.sqrt() ** min(1.0, HARM * restored.pruned))
-    return counted / counted.sum().clamp_min(TINY)
-
-
 def _groups(names: Sequence[str], per: Literal["parameter", "layer", "whole"]) -> Tensor:
     """Return (K, groups) one where a parameter belongs to a group.
 
-    A layer is a block, by the first number in a parameter's name; what stands outside the blocks goes by module.
+    A layer is a block, by the first number in a parameter's name; parameters outside the blocks are grouped by module.
     """
     keys = list(names)
     if per == "whole":

@@ -1,7 +1,8 @@
-"""Dropout masks as unknowns: where a model drops, how large each mask is, and how to run it with masks of one's own.
+"""Dropout masks as unknowns of the search.
 
-GRAB (Feng et al., CCS 2024, Sec. 4.3) learns the masks of a client's step together with its embeddings. So every dropout of the model is
-found by one pass in training mode, its masks are laid side by side in one row of unknowns a candidate, and a pass takes them from there.
+GRAB (Feng et al., CCS 2024, Sec. 4.3) learns the masks of a client's step together with its embeddings. One pass in
+training mode finds every dropout of the model. Its masks are laid side by side in one row of unknowns for each
+candidate, and later passes read their masks from that row.
 
 Letters: N candidates, B sequences, T tokens of a sequence, P mask entries of a candidate.
 """
@@ -26,11 +27,11 @@ class Drop(NamedTuple):
     """One dropout of a forward pass, for sequences of one length."""
 
     rate: float
-    """p: the share that is dropped; what is kept is divided by 1 - p."""
+    """p: the share that is dropped; kept entries are divided by 1 - p."""
     shape: tuple[int, ...]
-    """Of one sequence's mask."""
+    """Shape of one sequence's mask."""
     places: tuple[int, ...]
-    """Which of its dimensions run over the tokens."""
+    """The dimensions that run over the tokens."""
 
     @property
     def size(self) -> int:
@@ -39,10 +40,13 @@ class Drop(NamedTuple):
 
 
 class MaskLayout:
-    """Where each mask of a batch lies among P unknowns: by length, then by dropout, then by sequence."""
+    """The position of each mask of a batch among P unknowns.
+
+    They are sorted by length, then by dropout, then by sequence.
+    """
 
     def __init__(self, drops: Mapping[int, Sequence[Drop]], groups: Sequence[tuple[Sequence[int], int]]) -> None:
-        """Lay masks out.
+        """Assign a range of entries to each mask.
 
         Args:
             drops: length -> the dropouts of a pass over sequences of that length.
@@ -62,7 +66,9 @@ class MaskLayout:
         """(P,) the rate of each entry's dropout."""
 
     def of(self, masks: Tensor, rows: Sequence[int]) -> list[Tensor]:
-        """Return the masks of a pass over some sequences, (N rows, ...) each, scaled as dropout scales what it keeps.
+        """Return the masks of a pass over some sequences, (N rows, ...) each.
+
+        They are divided by 1 - p, as dropout does.
 
         Args:
             masks: (N, P).
@@ -74,9 +80,10 @@ class MaskLayout:
         ]
 
     def of_places(self, places: Sequence[Collection[int]]) -> Tensor:
-        """Return (P,) which entries are of tokens at some places, or of no token, such as those between the pooler and the head.
+        """Return (P,) booleans: entries of tokens at these positions, or of no token.
 
-        What attention gives to a token is taken for the token's that looks.
+        Masks between the pooler and the head, for example, belong to no token. An attention weight counts as an entry
+        of the query's token.
 
         Args:
             places: for each sequence.
@@ -92,12 +99,12 @@ class MaskLayout:
         return chosen[0]
 
     def rearranged(self, masks: Tensor, row: int, order: Permutation) -> Tensor:
-        """Return the masks after a sequence's tokens moved, each with its own.
+        """Return the masks after a sequence's tokens moved, each with its token.
 
         Args:
             masks: (N, P).
             row: the sequence.
-            order: which place the token at each place comes from.
+            order: the position from which the token at each position comes.
         """
         moved = masks.clone()
         index = torch.tensor(order, device=masks.device)
@@ -125,12 +132,12 @@ def layout_of(
     """Find the dropouts of a model by running it.
 
     Args:
-        model: in whatever mode; it is put back.
+        model: in any mode, which is restored.
         groups: (sequences, length) as they will run together.
         run: makes a pass over one sequence of a length.
 
     Returns:
-        The layout; None where nothing is dropped, or passes of one length do not all drop at the same places.
+        The layout; None where nothing is dropped, or passes of different lengths have different numbers of dropouts.
     """
     drops: dict[int, list[Drop]] = {}
     for _, length in groups:
@@ -148,7 +155,7 @@ def _drops(model: nn.Module, run: Callable[[int], object], length: int) -> list[
     """Return rate and shape of every dropout of one sequence's pass."""
     found: list[tuple[float, tuple[int, ...]]] = []
 
-    def note(number: int, given: Tensor, rate: float) -> Tensor:
+    def note(_number: int, given: Tensor, rate: float) -> Tensor:
         found.append((rate, tuple(given.shape[1:])))
         return given
 
@@ -159,11 +166,11 @@ def _drops(model: nn.Module, run: Callable[[int], object], length: int) -> list[
 
 @contextmanager
 def dropping(model: nn.Module, drop: Callable[[int, Tensor, float], Tensor]) -> Iterator[None]:
-    """Run a model in training mode while the block lasts, and let `drop` stand for its dropouts.
+    """Run a model in training mode, with `drop` in the place of its dropouts.
 
     Args:
-        model: whose dropouts they are; modules and calls of `torch.nn.functional.dropout` alike.
-        drop: takes the number of the dropout in its pass, what it is given and its rate, and returns what it makes.
+        model: the model; its dropouts may be modules or calls of `torch.nn.functional.dropout`.
+        drop: takes the dropout's number in its pass, its input and its rate, and returns its output.
     """
     before = model.training
     model.train()
@@ -175,16 +182,19 @@ def dropping(model: nn.Module, drop: Callable[[int, Tensor, float], Tensor]) -> 
 
 
 def masked_by(masks: Sequence[Tensor]) -> Callable[[int, Tensor, float], Tensor]:
-    """Return what multiplies each dropout's input by a mask; what lacks a mask of its shape passes unchanged."""
+    """Return a function that multiplies each dropout's input by its mask.
 
-    def drop(number: int, given: Tensor, rate: float) -> Tensor:
+    An input without a mask of its shape passes unchanged.
+    """
+
+    def drop(number: int, given: Tensor, _rate: float) -> Tensor:
         return given * masks[number] if number < len(masks) and given.shape == masks[number].shape else given
 
     return drop
 
 
 class _Dropping(TorchFunctionMode):
-    """Stands for every dropout that would drop."""
+    """Replaces every dropout that is active."""
 
     def __init__(self, drop: Callable[[int, Tensor, float], Tensor]) -> None:
         super().__init__()
@@ -194,7 +204,7 @@ class _Dropping(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Answer calls of dropout; everything else goes its way."""
+        """Answer calls of dropout; pass everything else on."""
         kwargs = kwargs or {}
         if func is functional.dropout:
             given = args[0] if args else kwargs["input"]

@@ -1,8 +1,9 @@
-"""Sequences as tokens, mended one at a time by their own features.
+"""Refinement of one sequence's tokens by its own feature.
 
-A batch's gradient is a mean over its sequences, so what it says of a word drowns in the others' words; a feature belongs to one sequence
-alone. And it takes only a forward pass over that sequence to compare with: neither a backward pass nor the rest of the batch. So thousands of
-neighbours of a guess can be looked at. (Own derivation; the paper matches features during LAMP's two phases only.)
+A batch's gradient is a mean over its sequences, so other sequences hide what it says about a word. A feature belongs
+to one sequence alone. To compare with it takes only a forward pass over that sequence: no backward pass, and not the
+rest of the batch. So thousands of neighbours of a guess can be tried. (Own derivation; the paper matches features
+only during LAMP's two phases.)
 
 Letters: N candidates, B sequences, T tokens, D hidden size, V vocabulary.
 """
@@ -21,16 +22,17 @@ from leakaudit.algorithms.matching.permutations import draw_orders, swap
 from leakaudit.plugins.budget import Budget
 
 BEAMS = (2, 6)
-"""Guesses whose neighbours are looked at in each turn: first a narrow beam, and a wide one if that ended elsewhere. Our choice."""
+"""Guesses that are expanded in each turn: first a narrow beam, then a wide one if the first did not reach the feature.
+Our choice."""
 
 FIRST_WORDS = 8
-"""Words a place that the narrow beam tries. Our choice."""
+"""Words that the narrow beam tries at each position. Our choice."""
 
 MOST_EXCHANGES = 150
 """Exchanges of two words that a turn tries; all of them up to 18 words. Our choice."""
 
 ORDERS = 40
-"""Random transformations of LAMP's that a turn tries beside them. Our choice."""
+"""Random transformations of LAMP's that a turn tries in addition. Our choice."""
 
 AT_ONCE = 64
 """Candidates in one forward pass. Our choice: it bounds the memory."""
@@ -39,32 +41,40 @@ FOUND = 1e-6
 """One minus the cosine at which a feature counts as reproduced. Our choice: float32 leaves 1e-7, one wrong word 1e-2."""
 
 MOST = 10_000
-"""Guesses that a climb looks at before it ends. Our choice: a minute and a half for a sentence of 20 tokens on one core (MiniLM)."""
+"""Guesses after which a search ends. Our choice: a minute and a half for a sentence of 20 tokens on one core
+(MiniLM)."""
 
 TURNS = 3
-"""Turns for each place after which a climb ends. Our choice: the climbs that were looked at ended before, with nothing left to expand."""
+"""Turns for each position after which a search ends. Our choice: on training sentences searches ended earlier, with
+nothing left to expand."""
 
 Tokens = tuple[int, ...]
 """Token ids of one sequence."""
 
 
 class Compared(Protocol):
-    """What a climb asks of a matcher."""
+    """The parts of a matcher that this search uses."""
 
-    table: Tensor
-    """(V, D) word embeddings."""
-    directions: Tensor
-    """(V, D); zero where no such word stands in a text."""
+    @property
+    def table(self) -> Tensor:
+        """(V, D) word embeddings."""
+
+    @property
+    def directions(self) -> Tensor:
+        """(V, D) at norm 1; zero for words that never occur in a text."""
 
     def free_places(self, row: int) -> list[int]:
         """Return the places of a sequence whose tokens are not public."""
 
     def feature_distances(self, row: int, number: int, embeddings: Tensor) -> Tensor:
-        """Return (N,) one minus the cosine of a feature with that of each of (N, T, D) candidates for a sequence."""
+        """Return (N,) cosine distances of candidates to a feature.
+
+        One minus the cosine of the feature with that of each of (N, T, D) candidates for a sequence.
+        """
 
 
-class Climbed(NamedTuple):
-    """Where a climb ended."""
+class SearchResult(NamedTuple):
+    """The result of a search: tokens, and their distance."""
 
     tokens: Tokens
     distance: float
@@ -76,22 +86,24 @@ class Climbed(NamedTuple):
         return self.distance <= FOUND
 
 
-def climb(
+def search_tokens(
     matcher: Compared, row: int, number: int, guess: Tokens, words: int, rng: torch.Generator, budget: Budget
-) -> Climbed:
-    """Return the tokens nearest in feature that beam searches over neighbours find from a guess: a narrow one, and then a wide one.
+) -> SearchResult:
+    """Return the nearest tokens that beam searches from a guess find.
 
-    Neighbours have one other word, two words exchanged, or one of LAMP's transformations. The other words are those to which the derivative
-    points (HotFlip, Ebrahimi et al. 2018, Eq. 10).
+    "Nearest" is by feature. A narrow search comes first, then a wide one.
+
+    Neighbours have one other word, two words exchanged, or one of LAMP's transformations. The other words are those
+    that the derivative suggests (HotFlip, Ebrahimi et al. 2018, Eq. 10).
 
     Args:
         matcher: compares.
         row: the sequence.
-        number: the feature that is its own.
+        number: the feature that belongs to it.
         guess: where to start.
-        words: words a place that are tried.
+        words: words that are tried at each position.
         rng: draws orders.
-        budget: looked at before every turn.
+        budget: checked before every turn.
     """
     known = dict(zip([guess], _distances(matcher, row, number, [guess]), strict=True))
     for beams, tried in zip(BEAMS, (min(FIRST_WORDS, words), words), strict=True):
@@ -108,11 +120,11 @@ def climb(
             known |= zip(new, _distances(matcher, row, number, new), strict=True)
             expanded |= set(fresh)
     nearest = min(known, key=lambda each: known[each])
-    return Climbed(nearest, known[nearest])
+    return SearchResult(nearest, known[nearest])
 
 
 def _distances(matcher: Compared, row: int, number: int, tokens: Sequence[Tokens]) -> list[float]:
-    """Return how far each guess is in feature; infinity where that is no number."""
+    """Return the feature distance of each guess; infinity instead of NaN."""
     found: list[float] = []
     with torch.no_grad():
         for start in range(0, len(tokens), AT_ONCE):
@@ -137,7 +149,7 @@ def _neighbours(
 
 
 def _promising(matcher: Compared, row: int, number: int, tokens: Tokens, words: int) -> list[list[int]]:
-    """Return (T, words) the words at each place to which the derivative points."""
+    """Return (T, words) the words at each position that the derivative suggests."""
     with torch.enable_grad():
         live = matcher.table[torch.tensor([tokens], device=matcher.table.device)].detach().requires_grad_()
         (slope,) = torch.autograd.grad(matcher.feature_distances(row, number, live).sum(), live)

@@ -1,7 +1,8 @@
-"""GRAB's search: rounds of steps on embeddings, labels and dropout masks, each followed by a beam search over the tokens they gave.
+"""GRAB's search: descents on embeddings and masks, beam searches on tokens.
 
-GRAB (Feng et al., CCS 2024), Algorithms 1 to 3. Line 10 of Algorithm 1, as printed, keeps the tokens of the steps where their loss is
-the *higher* one; here the lower one wins, and it is compared as tokens on both sides.
+GRAB (Feng et al., CCS 2024), Algorithms 1 to 3. A round is a descent on embeddings, labels and dropout masks,
+followed by a beam search over the tokens that it gave. Line 10 of Algorithm 1, as printed, keeps the tokens of the
+descent where their loss is the *higher* one. Here the lower one wins, and both sides are compared as tokens.
 
 Letters: B sequences, T tokens, C classes, P mask entries.
 """
@@ -16,42 +17,47 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.matching.candidate_gradients import Candidate
+from leakaudit.algorithms.matching.candidates import Candidate
+from leakaudit.algorithms.matching.descent import Descent, Keep, Run
+from leakaudit.algorithms.matching.dropout_distance import distances_by_dropout
 from leakaudit.algorithms.matching.matcher import Matcher
 from leakaudit.algorithms.matching.permutations import shuffled
-from leakaudit.algorithms.matching.search import Descent, Found, Keep, Run, Start, Stop, advance, begun, permuted
-from leakaudit.algorithms.matching.token_refinement import Batch, mend, nearest_words
+from leakaudit.algorithms.matching.search import Found, Stop, advance, start_run
+from leakaudit.algorithms.matching.starts import Start, permuted
+from leakaudit.algorithms.matching.token_refinement import Batch, nearest_words, refine_tokens
 from leakaudit.plugins.budget import Budget
 
 
 @dataclass(frozen=True)
 class Hybrid:
-    """The rounds."""
+    """The settings of GRAB's rounds."""
 
     rounds: int
     """n_h."""
     permutations: int
     """n_p: random orders that are scored before the steps and before the beam search of a round."""
     sweeps: int
-    """n_d: beam searches over all places in a round; they end when one changes nothing."""
+    """n_d: beam searches over all positions in a round; they end when one changes nothing."""
     beams: int
-    """n_b: batches that are kept at each place."""
+    """n_b: batches that are kept at each position."""
     words: int = 0
-    """Nearest words at each place that are tried after the beam search (`matching_words`); 0 for none, as in the paper."""
+    """Nearest words at each position that are tried after the beam search (`token_refinement`); 0 for none, as in the
+    paper."""
     keep_masks: bool = False
-    """Score tokens, and begin the next round, with the masks that the steps learned, as the paper does; otherwise with masks at their
+    """Score tokens, and begin the next round, with the learned masks, as the paper does; otherwise with masks at their
     mean."""
     seats: bool = True
-    """Move embeddings together with their positions before they become tokens (`matching_seats`)."""
+    """Move embeddings together with their positions before the nearest tokens are taken (`position_assignment`)."""
     attempts: int = 1
-    """Searches from noise, while the best guess is farther off than dropout explains."""
+    """Searches from random starts, while the best guess is farther off than dropout explains."""
     verdict_steps: int = 0
-    """Steps on masks alone that the best guesses of all rounds get in the end, each from masks at their mean; 0 for none."""
+    """Steps on masks alone for the best guesses of all rounds in the end, each from masks at their mean; 0 for none."""
     apart: bool = False
-    """Search from each of the `beams` best orders for itself, as Algorithm 3 is printed, instead of once from all together."""
+    """Search from each of the `beams` best orders separately, as Algorithm 3 is printed, instead of once from all
+    together."""
     keep: Keep = "best"
-    """End with the best guess of all rounds, which every round begins with, too; or with the `last` round's, and stop when the beam search does
-    not improve on the steps, as the paper does (Sec. 5.1)."""
+    """End with the best guess of all rounds, from which every round begins, too; or with the `last` round's, and stop
+    when the beam search does not improve on the steps, as the paper does (Sec. 5.1)."""
     stop_early: bool = True
     """End as soon as the tokens explain the update."""
 
@@ -60,18 +66,18 @@ FINALISTS = 4
 """Guesses that compete in the end. Our choice: side by side they take about twice the time of one."""
 
 PLAUSIBLE = 1.5
-"""How far beyond the expected distance a guess may be that is not given up. Our choice: on four batches of two training sentences, searches that found 86 %
-of the words and more ended at 1.0 to 1.3 of it."""
+"""Factor of the expected distance up to which a guess is accepted. Our choice: on training sentences, searches that
+found most words ended at 1.0 to 1.3 of the expected distance."""
 
 DRAWS = 4
-"""Draws of dropout masks from which that distance is expected. Our choice: they differ by a tenth."""
+"""Draws of dropout masks that estimate this distance. Our choice: they differ by a tenth."""
 
 VERDICT_MASK_STEP = 0.03
-"""Adam's step for masks in that competition. Tuned on a training sentence: in 40 steps the true words end at 0.014, with one of 8 wrong
-at 0.036."""
+"""Adam's step for masks in the final comparison. Chosen on a training sentence: right words end clearly below wrong
+ones."""
 
 STILL = 1e-12
-"""Adam's step for embeddings that are not to move."""
+"""Adam's step for embeddings that must not move."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +94,15 @@ class _Guess:
 def hybrid_search(
     matcher: Matcher, descent: Descent, start: Start, hybrid: Hybrid, rng: torch.Generator, budget: Budget
 ) -> Found:
-    """Find tokens whose gradient is nearest to the observed one; at least one guess comes back, however small the budget."""
+    """Find tokens whose gradient is nearest to the observed one.
+
+    At least one guess is returned, however small the budget.
+    """
     return _Search(matcher, descent, start, hybrid, rng, budget).run()
 
 
 class _Search:
-    """Attempts, each of them rounds from noise on, and a competition of what they found."""
+    """Attempts of several rounds from random starts, and a final comparison."""
 
     def __init__(
         self, matcher: Matcher, descent: Descent, start: Start, hybrid: Hybrid, rng: torch.Generator, budget: Budget
@@ -119,27 +128,27 @@ class _Search:
         if self._hybrid.verdict_steps and masked and not self._matcher.explained_by(best.loss):
             tokens = list(self._judged(best.candidate.label_logits[0]))
             self._facts["overruled"] = float(tuple(tokens) != best.tokens)
-        facts = self._facts | {"halved": float(self._matcher.halvings)}
+        facts = self._facts | {"halved": float(self._matcher.chunks.halvings)}
         facts |= {"loss": best.loss} if math.isfinite(best.loss) else {}
         return Found(best.candidate, tokens, best.likeness, self._stop, facts)
 
     def _attempt(self) -> _Guess:
-        """Take rounds from noise on until one brings nothing."""
+        """Run rounds from a random start until one brings no improvement."""
         matcher, hybrid, facts, budget = self._matcher, self._hybrid, self._facts, self._budget
-        run = begun(matcher, self._descent, self._start, self._rng, budget)
+        run = start_run(matcher, self._descent, self._start, self._rng, budget)
         guess: _Guess | None = None
         self._stop = "done"
         for _ in range(hybrid.rounds):
             if guess is not None:
                 masks = run.now.masks[0] if hybrid.keep_masks else None
-                again = matcher.of_tokens([guess.tokens], run.now.label_logits, masks)
+                again = matcher.candidates.of_tokens([guess.tokens], run.now.label_logits, masks)
                 again = permuted(matcher, again, hybrid.permutations, self._rng, budget)
                 run.begin(self._descent, again, forget=True)
             advance(run, None, budget)
             run.settle()
             if hybrid.seats:
                 for row in range(len(matcher.lengths)):
-                    run.seat(row)
+                    run.assign_positions(row)
             tokens, likeness = matcher.tokens(run.now.embeddings[0])
             known = [tuple(tokens)]
             if guess is not None and hybrid.keep == "best":
@@ -164,28 +173,32 @@ class _Search:
         facts["attempts"] += 1
         facts["steps"] += run.taken
         facts["restarted"] += run.restarted
-        facts["seated"] += run.seated
+        facts["seated"] += run.position_moves
         return guess
 
     def _plausible(self, guess: _Guess) -> bool:
-        """Say whether a guess is as near as the true words may be, from what dropout does to its own gradient; yes where that is not known."""
+        """Return whether a guess is as near as the true words would be.
+
+        The expected distance is that of the guess's own gradient behind drawn dropout masks. True where it is not
+        known.
+        """
         if self._matcher.explained_by(guess.loss):
             return True
         masks = guess.candidate.masks[0]
         logits = guess.candidate.label_logits[0]
-        losses = self._matcher.losses_by_dropout(guess.tokens, logits, masks, DRAWS, self._rng)
+        losses = distances_by_dropout(self._matcher, guess.tokens, logits, masks, DRAWS, self._rng)
         return not losses or guess.loss <= PLAUSIBLE * median(losses)
 
     def _judged(self, label_logits: Tensor) -> Batch:
-        """Return which of the finalists explains the update best once each has learned masks of its own."""
+        """Return the finalist that explains the update best with masks of its own."""
         matcher, steps = self._matcher, self._hybrid.verdict_steps
         batches = sorted(self._finalists, key=lambda batch: self._finalists[batch])[:FINALISTS]
         certain = matcher.certain(label_logits).expand(len(batches), -1, -1)
         descent = Descent(steps, STILL, mask_step=VERDICT_MASK_STEP)
-        run = Run(matcher, descent, matcher.of_tokens(batches, certain), self._rng, optimise_labels=False)
+        run = Run(matcher, descent, matcher.candidates.of_tokens(batches, certain), self._rng, optimise_labels=False)
         while run.taken < steps and not self._budget.exhausted():
             run.step()
-        held = matcher.mask_losses(run.now.masks).tolist()
+        held = matcher.masks.penalty(run.now.masks).tolist()
         losses = [
             matcher.token_losses([batch], label_logits, masks)[0] + loss
             for batch, masks, loss in zip(batches, run.now.masks, held, strict=True)
@@ -196,7 +209,7 @@ class _Search:
 def _sequenced(
     matcher: Matcher, one: Candidate, known: Sequence[Batch], hybrid: Hybrid, rng: torch.Generator, budget: Budget
 ) -> Beams:
-    """Return the discrete part of a round (Algorithm 3) at its end."""
+    """Return the result of a round's discrete part (Algorithm 3)."""
     logits = one.label_logits[0]
     beams = Beams(matcher, logits, one.masks[0] if hybrid.keep_masks else None, hybrid.beams)
     beams.offer([*known, *_orders(matcher, known[0], hybrid.permutations, rng)])
@@ -208,14 +221,16 @@ def _sequenced(
                 break
     if hybrid.words and not budget.exhausted():
         words = nearest_words(matcher, one.embeddings[0], hybrid.words)
-        beams.offer([mend(matcher, beams.best[0], logits, words, rng, budget)])
+        beams.offer([refine_tokens(matcher, beams.best[0], logits, words, rng, budget)])
     return beams
 
 
 def search_apart(beams: Beams, sweeps: int, budget: Budget) -> None:
-    """Search from each kept batch X_j for itself, over its own words T_j (Algorithm 3, lines 2 to 8), and offer what comes out.
+    """Search from each kept batch separately, and offer the results.
 
-    A sweep that changes no X_j would be repeated as it is, so it is the last.
+    Batch X_j is searched over its own words T_j (Algorithm 3, lines 2 to 8).
+
+    A sweep that changes no X_j would only be repeated, so it is the last.
     """
     starts = [batch for batch, _ in beams.ranked]
     words = [beams.words(start) for start in starts]
@@ -242,10 +257,13 @@ def _orders(matcher: Matcher, tokens: Batch, count: int, rng: torch.Generator) -
 
 
 class Beams:
-    """The n_b batches of tokens with the smallest distance (Algorithm 3); none is scored twice."""
+    """The n_b token batches with the smallest distance (Algorithm 3).
+
+    Each batch is scored once.
+    """
 
     def __init__(self, matcher: Matcher, label_logits: Tensor, masks: Tensor | None, width: int) -> None:
-        """Start without any.
+        """Create an empty set of beams.
 
         Args:
             matcher: scores.
@@ -268,11 +286,11 @@ class Beams:
 
     @property
     def ranked(self) -> list[tuple[Batch, float]]:
-        """What is kept, with its distance, best first."""
+        """The kept batches with their distances, best first."""
         return [(batch, self._losses[batch]) for batch in self._kept]
 
     def offer(self, batches: Sequence[Batch]) -> None:
-        """Score what is new, and keep the best."""
+        """Score the batches that are new, and keep the best."""
         new = [batch for batch in dict.fromkeys(batches) if batch not in self._losses]
         if new:
             losses = self._matcher.token_losses(new, self._logits, self._masks)
@@ -284,7 +302,7 @@ class Beams:
         self._kept = sorted(everything, key=lambda batch: self._losses[batch])[: self._width]
 
     def words(self, batch: Batch) -> Batch:
-        """Return the different tokens of each sequence of a batch, without those that are public."""
+        """Return the different non-public tokens of each sequence of a batch."""
         places = map(self._matcher.free_places, range(len(batch)))
         return tuple(
             tuple(dict.fromkeys(sequence[place] for place in free))
@@ -292,18 +310,20 @@ class Beams:
         )
 
     def alone(self, batch: Batch) -> Beams:
-        """Return beams that begin with one batch and know what was scored so far."""
+        """Return beams with only one batch, and with all scores so far."""
         one = Beams(self._matcher, self._logits, self._masks, self._width)
         one._losses = self._losses
         one.offer([batch])
         return one
 
     def sweep(self, budget: Budget, words: Batch | None = None) -> bool:
-        """Go over all places once, putting each token of a sequence there, and say whether the best batch changed.
+        """Try each token of a sequence at all positions, once.
+
+        Returns whether the best batch changed.
 
         Args:
-            budget: looked at before every place.
-            words: of each sequence, to put there; those that the kept batches have now by default.
+            budget: checked before every place.
+            words: tokens of each sequence to try; by default those of the kept batches.
         """
         before = self._kept[0]
         for row in range(len(self._matcher.lengths)):

@@ -1,4 +1,4 @@
-"""Knobs and course of LAMP, which `lamp-cos` and `lamp-l1l2` give their objectives."""
+"""LAMP's settings, presets and attack; `lamp-cos` and `lamp-l1l2` use them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,18 @@ from typing import ClassVar, Literal
 
 import torch
 
-from leakaudit.algorithms.matching.comparison import Objective
-from leakaudit.algorithms.matching.run import Evidence, Recipe, can_match, check_knobs, match, with_knobs
-from leakaudit.algorithms.matching.search import Descent, Keep, Rounds, Start
+from leakaudit.algorithms.matching.descent import Descent, Keep
+from leakaudit.algorithms.matching.objective import Objective
+from leakaudit.algorithms.matching.permutation_rounds import Rounds
+from leakaudit.algorithms.matching.run import (
+    Recipe,
+    StartSource,
+    can_match,
+    check_knobs,
+    reconstruct_by_matching,
+    with_knobs,
+)
+from leakaudit.algorithms.matching.starts import Start
 from leakaudit.client.observation import Observation
 from leakaudit.errors import ConfigError, PriorError
 from leakaudit.plugins.attack_protocol import FALSE_EVENTS, Applicability, Reconstruction, not_applicable
@@ -20,12 +29,13 @@ from leakaudit.plugins.prior_loading import load_prior
 Preset = Literal["improved", "paper", "large", "fast"]
 
 STAND_IN = "ngram"
-"""Prior of the papers' presets unless another is given. The paper's GPT-2 cannot be shipped; the built-in n-gram model stands in for it."""
+"""Prior of the paper's presets unless another is given. The paper's GPT-2 cannot be shipped; the built-in n-gram model
+replaces it."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a preset decides."""
+    """The settings that a preset decides."""
 
     steps: int
     n_init: int
@@ -117,23 +127,25 @@ FAST = replace(
 )
 
 PRESETS: dict[Preset, Settings] = {"improved": IMPROVED, "paper": PAPER, "large": LARGE, "fast": FAST}
-"""`paper`: LAMP, Sec. 5 and App. D, for BERT-base, with the cosine's weights. `large`: its recipe for BERT-large; the weight decay of AdamW is PyTorch's
-default, as the paper names none. `improved`: as many steps, with what is ours. `fast`: our tuning on training sentences (CoLA); `lamp-cos`
-has one of its own."""
+"""`paper`: LAMP, Sec. 5 and App. D, for BERT-base, with the cosine's weights. `large`: its recipe for BERT-large; the
+weight decay of AdamW is PyTorch's default, as the paper names none. `improved`: as many steps, with our additions.
+`fast`: chosen on training sentences (CoLA); `lamp-cos` has one of its own."""
 
 COSINE_PRESETS: dict[Preset, Settings] = {
     **PRESETS,
     "fast": replace(PRESETS["fast"], steps=105, learning_rate=0.5, words=8, restarts=2, trial_steps=105, whitened=True),
 }
-"""The presets with the cosine distance. `fast` is our tuning on training sentences (CoLA): two candidates to the end, and the words of both in one guess."""
+"""The presets with the cosine distance. `fast` is chosen on training sentences (CoLA): two candidates take all steps,
+and the words of both are tried in one guess."""
 
 
 @dataclass(frozen=True)
 class Lamp:
-    """LAMP, Algorithm 1. A knob at None is the preset's."""
+    """LAMP, Algorithm 1. An option at None is the preset's."""
 
     preset: Preset = "improved"
-    """`paper` is the published attack for BERT-base, `large` for BERT-large; `improved` adds what is ours, and `fast` takes fewer steps."""
+    """`paper` is the published attack for BERT-base, `large` for BERT-large; `improved` has our additions, and `fast`
+    takes fewer steps."""
     steps: int | None = None
     """Continuous steps in all."""
     n_init: int | None = None
@@ -143,46 +155,48 @@ class Lamp:
     round_every: int | None = None
     """n_c: continuous steps between two discrete rounds."""
     round_draws: int | None = None
-    """n_d: random transformations in a round, for each sequence. Those that come out the same are scored once."""
+    """n_d: random transformations in a round, for each sequence. Equal ones are scored once."""
     learning_rate: float | None = None
     """Adam's step, 0.01 in the paper; with `relative`, in units of the root mean square of the word embedding's entries."""
     decay: float | None = None
-    """Factor on it every 50 steps."""
+    """Factor on the step every 50 steps."""
     linear: bool | None = None
-    """Let it fall to zero on a straight line instead."""
+    """Let the step fall to zero on a straight line instead."""
     weight_decay: float | None = None
-    """Of AdamW."""
+    """Weight decay of AdamW."""
     clip: float | None = None
-    """Norm that the derivative by the embeddings is cut to; 0 for none."""
+    """Norm to which the derivative by the embeddings is clipped; 0 for none."""
     relative: bool | None = None
-    """Measure in units of what is attacked: steps in those of the root mean square of the word embedding's entries, and the weights of `lamp-l1l2` in
-    those of the distance of a zero gradient. False in the paper."""
+    """Measure in units of the model and the update: steps in those of the root mean square of the word embedding's
+    entries, and the weights of `lamp-l1l2` in those of the distance of a zero gradient. False in the paper."""
     start_scale: float | None = None
-    """Standard deviation of the entries of normal starts: 1 in the paper, N(0, I); 0 makes rows as long as the word embedding's in the mean."""
+    """Standard deviation of the entries of normal starts: 1 in the paper, N(0, I); 0 makes rows as long as the word
+    embedding's on average."""
     length_weight: float | None = None
     """alpha_reg, weight of the embedding-length regulariser (App. D: 1 for the cosine, 25 for L2+L1)."""
     prior_weight: float | None = None
     """alpha_lm, weight of the prior (App. D: 0.2 for the cosine, 60 for L2+L1)."""
     prior: str | None = None
-    """Language model that says how likely an order is: a prior's name, a file or a folder; `none` for none (alpha_lm = 0). The paper takes
-    GPT-2. The papers' presets take the built-in `ngram` unless another is given; the fact `prior_stand_in` then is 1."""
+    """Language model for the likelihood of an order: a prior's name, a file or a folder; `none` for none (alpha_lm =
+    0). The paper takes GPT-2. The paper's presets take the built-in `ngram` unless another is given; the diagnostic
+    `prior_stand_in` is then 1."""
     squared: bool | None = None
     """Square L2 distances, as DLG does; `lamp-l1l2` only. False in the paper as printed."""
     redraws: int | None = None
-    """How often, after the last step, the quarter of the places that is furthest from any word is drawn anew and another descent begins
-    from the best so far, unless the guess explains the update. Not in the paper."""
+    """Number of further descents after the last step. Each begins from the best so far, with the quarter of the
+    positions furthest from any word drawn again, unless the guess explains the update. Not in the paper."""
     redraw_steps: int | None = None
     """Steps of each of these descents."""
     words: int | None = None
-    """Nearest words at each place that are tried as tokens after the last step (`matching_words`), as many as a place is in doubt of, and those of
-    restarts that fell out; 0 takes the nearest, as the paper does."""
+    """Nearest words at each position that are tried as tokens after the last step (`token_refinement`): more where a
+    position is less certain, and those of the restarts that were dropped; 0 takes the nearest, as the paper does."""
     discrete: Literal["alternate", "at-end", "never"] = "alternate"
     """When orders are tried: between continuous steps, or the paper's ablations DiscreteAtEnd and NoDiscrete."""
     seats: bool | None = None
-    """Also move embeddings together with their positions, which the gradient cannot tell from staying (`matching_seats`). Not in the
-    paper."""
+    """Also move embeddings together with their positions, which does not change the gradient (`position_assignment`).
+    Not in the paper."""
     per: Literal["parameter", "layer", "whole"] = "parameter"
-    """What a cosine is taken of, before the mean."""
+    """The unit of a cosine, before the mean: a parameter, a layer or the whole update."""
     patience: int | None = None
     """Rounds in a row that change no token after which the attack stops as converged; 0 for never, as in the paper."""
     stop_early: bool | None = None
@@ -190,17 +204,19 @@ class Lamp:
     keep: Keep | None = None
     """Return the `best` candidate that any round ended with, or the `last`, as the paper does."""
     aware: bool | None = None
-    """Make use of the noise, pruning and clipping that the protocol declares. Not in the paper."""
+    """Use the noise, pruning and clipping that the protocol declares. Not in the paper."""
     labels: Literal["joint", "enumerate"] = "enumerate"
     """Labels that are not granted: each assignment tried for `trial_steps` (LAMP, Sec. 4.2), or optimised with the embeddings."""
     restarts: int | None = None
-    """Best samples that get `trial_steps` steps side by side at the start; the one with the lowest loss then goes on. 1 in the paper."""
+    """Best samples that get `trial_steps` steps side by side at the start; the search continues with the one of the
+    lowest loss. 1 in the paper."""
     trial_steps: int | None = None
     """Steps in which restarts, or labellings, compete. Our choice."""
     whitened: bool | None = None
-    """Take cosines in a metric in which weak tokens count (`matching_metric`); `lamp-cos` only. Not in the paper."""
-    start: Evidence = "none"
-    """`span`: start from what exact recovery reads instead of noise, and at the lengths that it finds. Not in the paper."""
+    """Take cosines in a metric in which weak tokens count (`whitening`); `lamp-cos` only. Not in the paper."""
+    start: StartSource = "none"
+    """`span`: start from the sequences that exact recovery reads instead of noise, and at their lengths. Not in the
+    paper."""
     exposure: str = "*"
     """Parameters whose update is matched: patterns of names, joined by `+`, such as `*.layer.0.*`."""
 
@@ -216,7 +232,7 @@ class Lamp:
     )
 
     def __post_init__(self) -> None:
-        """Refuse knobs that leave nothing to do."""
+        """Refuse settings that are out of range."""
         check_knobs(
             self,
             at_least_one=("steps", "n_init", "round_every", "round_draws", "redraw_steps", "restarts", "trial_steps"),
@@ -228,7 +244,7 @@ class Lamp:
         )
 
     def settings(self) -> Settings:
-        """Return the preset with the knobs that were set."""
+        """Return the preset with the options that were set."""
         chosen = with_knobs(self.presets[self.preset], self)
         return replace(chosen, prior="" if chosen.prior == "none" else chosen.prior)
 
@@ -239,11 +255,11 @@ class Lamp:
 
     @property
     def prior_facts(self) -> dict[str, float]:
-        """What an attempt says of a prior that stands in for the paper's."""
+        """The diagnostic of an attempt whose prior stands in for the paper's."""
         return {"prior_stand_in": 1.0} if self.stands_in else {}
 
     def applies(self, seen: Observation) -> Applicability:
-        """Say whether there is a gradient to match, a shape to match it with, and the prior that was asked for."""
+        """Return whether gradient, batch shape and prior are available."""
         chosen = self.settings()
         if chosen.prior:
             try:
@@ -266,10 +282,10 @@ class Lamp:
             seen: what to attack.
             objective: L_grad.
             rng: draws.
-            budget: looked at before every step.
+            budget: checked before every step.
             unit: of `length_weight` and `prior_weight`.
         """
-        guess = match(seen, self.recipe(seen, objective, unit=unit), rng, budget)
+        guess = reconstruct_by_matching(seen, self.recipe(seen, objective, unit=unit), rng, budget)
         return replace(guess, diagnostics={**guess.diagnostics, **self.prior_facts})
 
     def recipe(self, seen: Observation, objective: Objective, *, unit: float = 1.0) -> Recipe:
@@ -316,7 +332,7 @@ class Lamp:
             rounds=None if self.discrete == "never" else rounds,
             length_weight=unit * chosen.length_weight,
             exposure=self.exposure,
-            evidence=self.start,
+            start_source=self.start,
             relative=chosen.relative,
             start_scale=chosen.start_scale,
             aware=chosen.aware,

@@ -1,7 +1,8 @@
-"""LAMP's discrete transformations (Balunovic et al., NeurIPS 2022, Sec. 4.3): new orders of a sequence's tokens.
+"""LAMP's discrete transformations: new orders of a sequence's tokens.
 
-All four only rearrange, so a candidate is a permutation: entry p says which place the token at p comes from. Tokens and their
-optimizer's state are then moved alike, and candidates that are the same are scored once.
+Balunovic et al., NeurIPS 2022, Sec. 4.3. All four only rearrange, so a candidate is a permutation: entry p is the
+position from which the token at p comes. Tokens and the optimizer's state move alike, and equal candidates are scored
+once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ Permutation = tuple[int, ...]
 
 
 def swap(order: Permutation, i: int, j: int) -> Permutation:
-    """Exchange the tokens at places i and j.
+    """Exchange the tokens at positions i and j.
 
     >>> swap((0, 1, 2, 3), 0, 2)
     (2, 1, 0, 3)
@@ -25,7 +26,7 @@ def swap(order: Permutation, i: int, j: int) -> Permutation:
 
 
 def move_token(order: Permutation, i: int, j: int) -> Permutation:
-    """Move the token at place i behind the one at place j.
+    """Move the token at position i behind the one at position j.
 
     >>> move_token((0, 1, 2, 3), 0, 2)
     (1, 2, 0, 3)
@@ -34,7 +35,9 @@ def move_token(order: Permutation, i: int, j: int) -> Permutation:
 
 
 def move_subsequence(order: Permutation, i: int, j: int, p: int) -> Permutation:
-    """Move the tokens at places i to j, both included, behind the one at place p, which lies outside.
+    """Move the tokens at positions i to j behind the one at position p.
+
+    Both ends are included, and p lies outside.
 
     >>> move_subsequence((0, 1, 2, 3, 4), 0, 1, 3)
     (2, 3, 0, 1, 4)
@@ -45,7 +48,7 @@ def move_subsequence(order: Permutation, i: int, j: int, p: int) -> Permutation:
 
 
 def move_prefix(order: Permutation, i: int) -> Permutation:
-    """Move everything up to place i, included, to the end.
+    """Move all tokens up to position i, included, to the end.
 
     >>> move_prefix((0, 1, 2, 3), 1)
     (2, 3, 0, 1)
@@ -79,20 +82,22 @@ TRANSFORMS: tuple[Callable[[Permutation, torch.Generator], Permutation], ...] = 
     _draw_move_subsequence,
     _draw_move_prefix,
 )
-"""Each draws its places uniformly."""
+"""Each draws its positions uniformly."""
 
 
 def draw_orders(places: Sequence[int], length: int, draws: int, rng: torch.Generator) -> list[Permutation]:
-    """Return the different new orders among some random transformations, each of the four as often.
+    """Return the different new orders among random transformations.
+
+    Each of the four kinds is drawn equally often.
 
     Args:
-        places: of the tokens that may move.
+        places: positions of the tokens that may move.
         length: T of the sequence.
         draws: n_d.
-        rng: draws the places.
+        rng: draws the positions.
 
     Returns:
-        Orders of the whole sequence, the present one not among them.
+        Orders of the whole sequence, without the present one.
     """
     present = tuple(range(len(places)))
     found: dict[Permutation, None] = {}
@@ -111,7 +116,7 @@ def draw_orders(places: Sequence[int], length: int, draws: int, rng: torch.Gener
 
 
 def shuffled(places: Sequence[int], length: int, rng: torch.Generator) -> Permutation:
-    """Return a random order of the tokens that may move, the others staying where they are."""
+    """Return a random order of the free positions; the others stay."""
     order = list(range(length))
     for place, source in zip(places, torch.randperm(len(places), generator=rng).tolist(), strict=True):
         order[place] = places[source]
@@ -119,5 +124,5 @@ def shuffled(places: Sequence[int], length: int, rng: torch.Generator) -> Permut
 
 
 def _places(count: int, number: int, rng: torch.Generator) -> list[int]:
-    """Return that many different places, or as many as there are."""
+    """Return `number` different positions, or all if there are fewer."""
     return torch.randperm(count, generator=rng)[:number].tolist()

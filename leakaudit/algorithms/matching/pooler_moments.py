@@ -1,7 +1,7 @@
-"""Features going into a wide pooler, read out of its update: moments by Stein's lemma, and their decomposition.
+"""Features at the input of a wide pooler, by moments of its update.
 
-The new outputs j = 1..m of the pooler have weights w_j = s v_j with v_j normal, activation f and no bias; every one of them goes into class c's
-logit with the same constant. So the update of w_j is (paper 002, Appendix B, Eq. 7)
+The new outputs j = 1..m of the pooler have weights w_j = s v_j with v_j normal, activation f and no bias. Each of
+them enters class c's logit with the same constant. So the update of w_j is (paper 002, Appendix B, Eq. 7)
 
     g_j = sum_i r_i f'(w_j . x_i) x_i,        r_i = (1 / B) sum_c (p_i(c) - y_i(c)) c / m
 
@@ -9,16 +9,17 @@ with x_i the feature of sequence i, and by Stein's lemma (Eq. 8 to 12)
 
     sum_j g_j (x) (v_j (x) v_j - I)  ->  m s^2 sum_i r_i E[f'''(s v . x_i)] x_i (x) x_i (x) x_i,
 
-a symmetric tensor whose decomposition names the x_i up to their lengths. Three readings of it, each better than the one before:
+a symmetric tensor whose decomposition gives the x_i up to their lengths. There are three estimates, each more exact
+than the one before:
 
-- `paper`: the tensor over the d' features that the new outputs look at, symmetrised (Appendix B), decomposed.
-- `span` (ours): the g_j are combinations of the B features, exactly. So the features' span is known without an error, and the tensor is formed in
-  its B coordinates only: what the finite m leaves of noise outside of it is gone. Features come back in all D coordinates, because
-  what combines the first d' of them combines the others as well.
-- `solve` (ours): starting there, the equations for g_j themselves are solved for x_i and r_i by least squares. They hold exactly, so lengths and
-  signs come with them.
+- `paper`: the tensor over the d' features that the new outputs use is symmetrised (Appendix B) and decomposed.
+- `span` (ours): the g_j are exact combinations of the B features. So the features' span is known without an error, and
+  the tensor is formed in its B coordinates only, which removes the noise of a finite m outside of the span. Features
+  have all D coordinates, because the combination of the first d' of them holds for the others as well.
+- `solve` (ours): from there, the equations for g_j themselves are solved for x_i and r_i by least squares. They hold
+  exactly, so they give lengths and signs, too.
 
-Letters: B sequences, D features, d' of them looked at, m new outputs.
+Letters: B sequences, D features, d' of them used by the new outputs, m new outputs.
 """
 
 from __future__ import annotations
@@ -36,28 +37,28 @@ Slope = Callable[[Tensor], Tensor]
 """f', elementwise."""
 
 TRIALS = 32
-"""Pairs of random contractions that the decomposition starts from; the one that explains the tensor best goes on. Our choice: they
-cost nothing, and a few of them are ill-conditioned."""
+"""Pairs of random contractions that the decomposition tries; the best start is refined. Our choice: they cost nothing,
+and a few of them are ill-conditioned."""
 
 ROWS = 4096
-"""Outputs whose equations are solved. Our choice: there are B (B + 1) unknowns in B times so many equations."""
+"""Outputs whose equations are solved. Our choice: there are B (B + 1) unknowns in B equations for each output."""
 
 EXPLAINS = 0.1
-"""Relative error of the equations up to which their solution counts. Our choice: a right one is exact to rounding, and dropout behind
-the pooler leaves more than 0.3."""
+"""Relative error of the equations up to which their solution counts. Our choice: a right one is exact to rounding, and
+dropout after the pooler leaves more than 0.3."""
 
 CHUNK = 2048
-"""Outputs a step when the paper's tensor is summed up. Our choice, for memory."""
+"""Outputs in each step of the sum of the paper's tensor. Our choice, for memory."""
 
 
 @dataclass(frozen=True)
 class PoolerUpdate:
-    """What the update of a wide pooler says."""
+    """The update of a wide pooler."""
 
     gradients: Tensor
     """(m, D) float64 of the new outputs' weights."""
     weights: Tensor
-    """(m, d') float64 of the new outputs themselves."""
+    """(m, d') float64 weights of the new outputs."""
     deviation: float
     """s."""
 
@@ -79,7 +80,9 @@ class Features:
 
 
 def third_moment(gradients: Tensor, normals: Tensor) -> Tensor:
-    """Return (K, K, K) the symmetrised mean of g_j (x) (v_j (x) v_j - I) over j (paper 002, Eq. 8 and the end of Appendix B.1).
+    """Return (K, K, K) the symmetrised third moment of the update.
+
+    The mean of g_j (x) (v_j (x) v_j - I) over j (paper 002, Eq. 8 and the end of Appendix B.1).
 
     Args:
         gradients: (m, K).
@@ -100,9 +103,10 @@ def third_moment(gradients: Tensor, normals: Tensor) -> Tensor:
 def decompose(tensor: Tensor, components: int, rng: torch.Generator) -> tuple[Tensor, float]:
     """Write a symmetric tensor as a sum of that many third powers of vectors.
 
-    The tensor is brought into the `components` main directions of its unfolding. There two random contractions T(., ., a) and T(., ., b)
-    are Z diag Z^T with one and the same Z, whose columns are the eigenvectors of the one times the inverse of the other (Harshman 1970; known
-    as Jennrich's algorithm). Least squares on the tensor itself then takes out what noise has done to them.
+    The tensor is projected on the `components` main directions of its unfolding. There two random contractions
+    T(., ., a) and T(., ., b) are Z diag Z^T with the same Z, whose columns are the eigenvectors of the first times the
+    inverse of the second (Harshman 1970; known as Jennrich's algorithm). Least squares on the tensor itself then reduces
+    the error that noise causes.
 
     Args:
         tensor: (K, K, K), symmetric.
@@ -130,14 +134,14 @@ def decompose(tensor: Tensor, components: int, rng: torch.Generator) -> tuple[Te
 
 
 def features_by_tensor(seen: PoolerUpdate, sequences: int, rng: torch.Generator) -> Features:
-    """Read as the paper does: (B, d') directions."""
+    """Return (B, d') directions, by the paper's method."""
     moment = third_moment(seen.gradients[:, : seen.looked_at], seen.weights / seen.deviation)
     rows, explained = decompose(moment, min(sequences, seen.looked_at), rng)
     return Features(rows, explained)
 
 
 def features_in_span(seen: PoolerUpdate, sequences: int, rng: torch.Generator) -> Features:
-    """Read in the coordinates of the span: (B, D) directions."""
+    """Return (B, D) directions, by moments in the coordinates of the span."""
     short = seen.gradients[:, : seen.looked_at]
     strengths, vectors = torch.linalg.eigh(short.T @ short)
     kept = min(sequences, _rank(strengths))
@@ -145,7 +149,7 @@ def features_in_span(seen: PoolerUpdate, sequences: int, rng: torch.Generator) -
     coordinates, explained = decompose(
         third_moment(short @ basis, seen.weights @ basis / seen.deviation), kept, rng
     )  # (K, K)
-    # The update is P S basis^T in the features looked at and P (P^T G) in all of them: a row z basis^T of the first is z S^-1 P^T G of the second.
+    # The update is P S basis^T in the used features and P (P^T G) in all: a row z basis^T there is z S^-1 P^T G here.
     whole = (short @ basis / strengths).T @ seen.gradients  # (K, D) = P^T G
     return Features((coordinates / strengths) @ whole, explained)
 
@@ -153,7 +157,7 @@ def features_in_span(seen: PoolerUpdate, sequences: int, rng: torch.Generator) -
 def features_solved(
     seen: PoolerUpdate, start: Features, slope: Slope, lengths: Tensor, reference: Tensor
 ) -> Features | None:
-    """Solve the equations g_j = sum_i r_i f'(w_j . x_i) x_i, starting at directions.
+    """Solve the equations g_j = sum_i r_i f'(w_j . x_i) x_i from given directions.
 
     Args:
         seen: the update.
@@ -202,7 +206,7 @@ def features_solved(
 
 
 def signed(rows: Tensor, reference: Tensor) -> Tensor:
-    """Return rows with the sign that makes their inner product with a reference positive."""
+    """Return rows with the sign of their inner product with a reference."""
     along = rows @ reference
     return torch.where(along < 0, -1.0, 1.0)[:, None] * rows
 
@@ -213,19 +217,28 @@ def _unpacked(flat: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _rank(eigenvalues: Tensor) -> int:
-    """Return the number of eigenvalues of a Gram matrix of float32 rows that are no rounding; at least 1."""
+    """Return the number of eigenvalues above rounding; at least 1.
+
+    They are of a Gram matrix of float32 rows.
+    """
     return max(1, int((eigenvalues > 1e-12 * eigenvalues[-1]).sum()))
 
 
 def _core(tensor: Tensor, components: int) -> tuple[Tensor, Tensor]:
-    """Return (components,) * 3 the tensor in the main directions of its unfolding, and (K, components) these directions."""
+    """Return the tensor in the main directions of its unfolding.
+
+    (components,) * 3, and (K, components) these directions.
+    """
     unfolded = tensor.flatten(1)
     basis = torch.linalg.eigh(unfolded @ unfolded.T).eigenvectors[:, -components:]
     return torch.einsum("abc,ai,bj,ck->ijk", tensor, basis, basis, basis), basis
 
 
 def _jennrich(target: NDArray[np.float64], rng: torch.Generator) -> NDArray[np.float64] | None:
-    """Return (B, B) rows whose third powers add up to the tensor, from two random contractions; None where they are singular."""
+    """Return (B, B) rows whose third powers add up to the tensor.
+
+    They come from two random contractions; None where these are singular.
+    """
     a, b = torch.randn(2, len(target), generator=rng, dtype=torch.float64).numpy()
     try:
         columns = np.linalg.eig(target @ a @ np.linalg.inv(target @ b)).eigenvectors.real
@@ -245,5 +258,5 @@ def _sum_of_cubes(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _misfit(rows: NDArray[np.float64], target: NDArray[np.float64]) -> float:
-    """Return the squared error, the tensor's own square being 1."""
+    """Return the squared error, relative to the tensor's own square of 1."""
     return float(((_sum_of_cubes(rows) - target) ** 2).sum())

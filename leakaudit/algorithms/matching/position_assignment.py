@@ -1,12 +1,13 @@
-"""Which place a token was really at: an encoder adds up words and positions, and gradient matching finds only the sum.
+"""Assignment of embeddings to positions, by their cosine with words.
 
-In an encoder with absolute positions attention does not care for order: what it sees of a sequence is the *set* of the sums
-x_p + v_p of embeddings and position vectors. So moving the embedding at place p to place q as x_p + v_p - v_q leaves every gradient
-as it was, and a search that has found the sums at the wrong places sits in a perfect minimum with words that are none. It is undone by
-looking for the assignment of embeddings to places under which they come nearest to words. (Own derivation. The orders that LAMP tries
-move embeddings without their positions, which is no such symmetry.)
+In an encoder with absolute positions, attention does not depend on order: its input is the *set* of the sums x_p +
+v_p of embeddings and position vectors. So the embedding at position p may move to q as x_p + v_p - v_q without any
+change of the gradient. A search that has found the sums at the wrong positions is at a perfect minimum, with
+embeddings that are no words. This module looks for the assignment of embeddings to positions under which they are
+nearest to words. (Own derivation. The orders that LAMP tries move embeddings without their positions, which does
+change the gradient.)
 
-Letters: T tokens, D hidden size, V vocabulary.
+Letters: T tokens, D hidden size, V vocabulary, P positions that are not public.
 """
 
 from __future__ import annotations
@@ -27,19 +28,22 @@ TINY = 1e-12
 """Keeps quotients finite."""
 
 
-class Seated(NamedTuple):
-    """One sequence with its embeddings at other places."""
+class AssignedPositions(NamedTuple):
+    """One sequence with its embeddings at other positions."""
 
     order: Permutation
-    """Which place the embedding at each place comes from."""
+    """The position from which the embedding at each position comes."""
     embeddings: Tensor
-    """(T, D) after the move: the same sums with positions, another split."""
+    """(T, D) after the move: the same sums with positions, split differently."""
     gain: float
-    """By how much the mean cosine with the nearest words rose."""
+    """The rise of the mean cosine with the nearest words."""
 
 
 def position_vectors(seen: Observation, longest: int) -> Tensor | None:
-    """Return (T, D) what the model adds to an embedding at each place, up to a constant; None where it does anything else."""
+    """Return (T, D) the vectors that the model adds at each position.
+
+    They are known up to a constant. None if the model does not just add.
+    """
     try:
         stage = input_stage_of(seen.model, longest)
     except AnatomyError:
@@ -50,8 +54,10 @@ def position_vectors(seen: Observation, longest: int) -> Tensor | None:
     return stage.position_vectors[:longest].to(table) if stage.position_vectors.shape[1] == table.shape[1] else None
 
 
-def seat(embeddings: Tensor, places: Sequence[int], positions: Tensor, words: Tensor) -> Seated:
-    """Find the assignment of embeddings to places with the highest mean cosine with the nearest words.
+def assign_positions(embeddings: Tensor, places: Sequence[int], positions: Tensor, words: Tensor) -> AssignedPositions:
+    """Return the assignment to positions with the highest mean cosine.
+
+    The cosine is that of an embedding with the nearest word.
 
     Args:
         embeddings: (T, D) of one sequence.
@@ -66,11 +72,11 @@ def seat(embeddings: Tensor, places: Sequence[int], positions: Tensor, words: Te
     of_sums, of_positions = sums @ words.T, positions[index] @ words.T
     nearest = torch.stack([(products - of_positions).amax(dim=1) for products in of_sums])
     likeness = nearest / split.norm(dim=2).clamp_min(TINY)
-    sources, seats = linear_sum_assignment(likeness.double().cpu().numpy(), maximize=True)
+    sources, targets = linear_sum_assignment(likeness.double().cpu().numpy(), maximize=True)
     order = list(range(len(embeddings)))
     moved = embeddings.clone()
-    for source, target in zip(sources.tolist(), seats.tolist(), strict=True):
+    for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
         order[places[target]] = places[source]
         moved[places[target]] = split[source, target]
-    gain = float(likeness[sources, seats].mean() - likeness.diagonal().mean())
-    return Seated(tuple(order), moved, gain)
+    gain = float(likeness[sources, targets].mean() - likeness.diagonal().mean())
+    return AssignedPositions(tuple(order), moved, gain)

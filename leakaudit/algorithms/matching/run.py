@@ -1,4 +1,6 @@
-"""From an observation to a reconstruction by gradient matching: what `dlg`, `tag` and both variants of LAMP do alike.
+"""Gradient matching from an observation to a reconstruction.
+
+`dlg`, `tag`, both variants of LAMP and `grab` share it. A `Recipe` holds their differences.
 
 Letters: B sequences, C classes.
 """
@@ -15,10 +17,14 @@ import torch
 from leakaudit.algorithms.labels.output_layer import number_of_classes
 from leakaudit.algorithms.matching.batch_shape import BatchShape, guess_shape
 from leakaudit.algorithms.matching.candidate_gradients import CandidateGradients
-from leakaudit.algorithms.matching.comparison import Objective
+from leakaudit.algorithms.matching.descent import Descent, Keep
 from leakaudit.algorithms.matching.hybrid_search import Hybrid, hybrid_search
-from leakaudit.algorithms.matching.matcher import MaskPlaces, Matcher
-from leakaudit.algorithms.matching.search import Descent, Found, Keep, Rounds, Start, search
+from leakaudit.algorithms.matching.learned_masks import MaskPlaces
+from leakaudit.algorithms.matching.matcher import Matcher
+from leakaudit.algorithms.matching.objective import Objective
+from leakaudit.algorithms.matching.permutation_rounds import Rounds
+from leakaudit.algorithms.matching.search import Found, search
+from leakaudit.algorithms.matching.starts import Start
 from leakaudit.algorithms.precision import in_single_precision
 from leakaudit.algorithms.resimulation import prove
 from leakaudit.algorithms.span.recover import can_recover, recover
@@ -38,40 +44,41 @@ from leakaudit.plugins.budget import Budget
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-Evidence = Literal["none", "span"]
+StartSource = Literal["none", "span"]
 
 Settings = TypeVar("Settings", bound="DataclassInstance")
 
-EVIDENCE_SHARE = 0.5
-"""Share of the budget that reading the evidence may take. Our choice."""
+START_SHARE = 0.5
+"""Share of the budget for exact recovery (`start=span`). Our choice."""
 
 PROBE_LENGTH = 4
-"""Tokens of the sequence that an attack is tried on before its evidence is read. Our choice."""
+"""Tokens of the sequence that `can_match` tests an attack on when `start=span`. Our choice."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that tells one attack by gradient matching from another."""
+    """All settings of one attack by gradient matching."""
 
     objective: Objective
     descent: Descent
     start: Start
     rounds: Rounds | None = None
-    """LAMP's."""
+    """LAMP's discrete rounds."""
     hybrid: Hybrid | None = None
-    """GRAB's."""
+    """GRAB's rounds."""
     dropout: bool = False
     """Learn dropout masks."""
     mask_weight: float = 0.0
-    """What holds them at their mean, beside a gradient distance (`Matcher`)."""
+    """Weight that holds masks near their mean, beside a gradient distance (`Matcher`)."""
     mask_places: MaskPlaces = "all"
-    """Whose masks are learned."""
+    """The tokens whose masks are learned."""
     aware: bool = True
-    """Match norms, take out noise, fill in or mask entries and weigh parameters where the protocol declares clipping, noise or pruning."""
+    """Match norms, remove noise, fill in or mask entries and weigh parameters where the protocol declares clipping,
+    noise or pruning."""
     fill: bool = True
-    """Fill in what pruning removed instead of masking it."""
+    """Fill in removed entries of pruned updates instead of masking them."""
     denoise: bool = True
-    """Take declared noise out of the update."""
+    """Remove declared noise from the update."""
     noise_rescales: bool = False
     """Match norms under declared noise, too."""
     relative: bool = True
@@ -83,8 +90,8 @@ class Recipe:
     exposure: str = "*"
     """Patterns of parameter names that are matched, joined by `+`."""
 
-    evidence: Evidence = "none"
-    """`span`: start from what exact recovery reads, however sure it is, and at the lengths that it finds."""
+    start_source: StartSource = "none"
+    """`span`: start from the sequences that exact recovery reads, however sure it is, and at their lengths."""
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -92,10 +99,10 @@ class Recipe:
         return tuple(pattern.strip() for pattern in self.exposure.split("+"))
 
 
-def can_match(seen: Observation, exposure: str, evidence: Evidence = "none") -> Applicability:
-    """Say whether there is a gradient to match and a shape to match it with."""
+def can_match(seen: Observation, exposure: str, start_source: StartSource = "none") -> Applicability:
+    """Return whether gradient matching applies: gradient and shape are known."""
     if "inputs_embeds" not in inspect.signature(seen.model.forward).parameters:
-        return not_applicable(f"{type(seen.model).__name__} takes no `inputs_embeds`, so no dummy can be optimised")
+        return not_applicable(f"{type(seen.model).__name__} takes no `inputs_embeds`, so no candidate can be optimised")
     if seen.facts.own_loss is False:
         return not_applicable(
             "the client's loss is not the one that the model computes itself, so the gradient of a guessed text tells nothing about it"
@@ -105,7 +112,7 @@ def can_match(seen: Observation, exposure: str, evidence: Evidence = "none") -> 
     single = in_single_precision(seen)
     try:
         number_of_classes(seen)
-        if evidence == "span":
+        if start_source == "span":
             reads = can_recover(seen)
             if not reads:
                 return not_applicable(f"there is no evidence to start from: {reads.reason}")
@@ -118,13 +125,13 @@ def can_match(seen: Observation, exposure: str, evidence: Evidence = "none") -> 
     return APPLIES
 
 
-def match(seen: Observation, recipe: Recipe, rng: torch.Generator, budget: Budget) -> Reconstruction:
-    """Search for a batch with the observed gradient and say what was found.
+def reconstruct_by_matching(seen: Observation, recipe: Recipe, rng: torch.Generator, budget: Budget) -> Reconstruction:
+    """Search for a batch with the observed gradient, and return the result.
 
     Raises:
         AnatomyError: the batch's shape cannot be guessed, or no parameter can be matched.
     """
-    read = recover(seen, rng, budget.part(EVIDENCE_SHARE)).sequences or () if recipe.evidence == "span" else ()
+    read = recover(seen, rng, budget.part(START_SHARE)).sequences or () if recipe.start_source == "span" else ()
     guesses = [guess.token_ids for guess in read]
     single = in_single_precision(seen)
     if guesses and seen.facts.granted.lengths is None:
@@ -156,7 +163,7 @@ def match(seen: Observation, recipe: Recipe, rng: torch.Generator, budget: Budge
 
 
 def _fitting(guesses: Sequence[tuple[int, ...]], lengths: Sequence[int]) -> tuple[tuple[int, ...] | None, ...]:
-    """Return for each length a guess that has it, each guess once."""
+    """Return for each length a guess of that length, or None; each guess once."""
     left = list(guesses)
     found: list[tuple[int, ...] | None] = []
     for length in lengths:
@@ -168,7 +175,9 @@ def _fitting(guesses: Sequence[tuple[int, ...]], lengths: Sequence[int]) -> tupl
 
 
 def reconstruct(seen: Observation, matcher: Matcher, shape: BatchShape, found: Found, budget: Budget) -> Reconstruction:
-    """Turn what a search found into sequences and class counts, and mark it as proved if the simulated step is the observed one.
+    """Return the sequences and class counts of a search's result.
+
+    They are marked as proved if the simulated step is the observed one.
 
     Labels that were granted are not returned as if they had been found.
     """
@@ -200,10 +209,10 @@ def reconstruct(seen: Observation, matcher: Matcher, shape: BatchShape, found: F
 def check_knobs(
     attack: object, *, at_least_one: Sequence[str] = (), not_negative: Sequence[str] = (), positive: Sequence[str] = ()
 ) -> None:
-    """Refuse knobs that leave nothing to do; one at None is the preset's.
+    """Refuse options that are out of range; an option at None is the preset's.
 
     Raises:
-        ValueError: names the knob.
+        ValueError: names the option.
     """
     rules: tuple[tuple[Sequence[str], str, Callable[[float], bool]], ...] = (
         (at_least_one, "be at least 1", lambda value: value < 1),
@@ -218,7 +227,10 @@ def check_knobs(
 
 
 def with_knobs(preset: Settings, attack: object) -> Settings:
-    """Return a preset, a dataclass, with the knobs of the same names that are set in an attack, which are not None."""
+    """Return a preset with the options that are set in an attack.
+
+    The preset is a dataclass. An option that is None keeps the preset's value.
+    """
     given = {field.name: getattr(attack, field.name) for field in fields(preset)}
     return replace(preset, **{name: value for name, value in given.items() if value is not None})
 
@@ -228,7 +240,7 @@ PlainPreset = Literal["improved", "paper", "large"]
 
 @dataclass(frozen=True)
 class PlainSettings:
-    """What a preset of DLG or TAG decides."""
+    """The settings that a preset of DLG or TAG decides."""
 
     steps: int
     learning_rate: float
@@ -282,46 +294,54 @@ PLAIN_PRESETS: dict[PlainPreset, PlainSettings] = {
     "paper": PLAIN_PAPER,
     "large": replace(PLAIN_PAPER, steps=10_000, linear=True, weight_decay=0.01, clip=1.0),
 }
-"""`paper`: DLG and TAG as LAMP runs them on BERT-base (Sec. 5, App. D). `large`: on BERT-large, with PyTorch's weight decay of AdamW, as the paper names none.
-`improved`: as many steps with our tuning on training sentences; 10 samples cost as much as five steps, and in 50 steps the loss falls to about half."""
+"""`paper`: DLG and TAG as LAMP runs them on BERT-base (Sec. 5, App. D). `large`: on BERT-large, with PyTorch's weight
+decay of AdamW, as the paper names none. `improved`: as many steps, with our settings. Chosen on training sentences; see
+docs/decisions/matching.md."""
 
 
 @dataclass(frozen=True)
 class PlainMatching:
-    """Knobs and course of DLG and TAG: normal starts, Adam, nearest tokens at the end. A knob at None is the preset's."""
+    """DLG and TAG: normal starts, Adam, nearest tokens at the end.
+
+    An option at None is the preset's.
+    """
 
     preset: PlainPreset = "improved"
-    """`paper` is the attack as LAMP compares with it on BERT-base, `large` on BERT-large; `improved` is our tuning."""
+    """`paper` is the attack as LAMP compares with it on BERT-base, `large` on BERT-large; `improved` has our
+    settings."""
     steps: int | None = None
     """Adam steps."""
     learning_rate: float | None = None
     """Adam's step without decay; with `relative`, in units of the root mean square of the word embedding's entries."""
     linear: bool | None = None
-    """Let it fall to zero on a straight line."""
+    """Let the step fall to zero on a straight line."""
     weight_decay: float | None = None
-    """Of AdamW."""
+    """Weight decay of AdamW."""
     clip: float | None = None
-    """Norm that the derivative by the embeddings is cut to; 0 for none."""
+    """Norm to which the derivative by the embeddings is clipped; 0 for none."""
     relative: bool | None = None
     """Take steps in units of the root mean square of the word embedding's entries. False in the paper."""
     start_scale: float | None = None
-    """Standard deviation of the entries of normal starts: 1 in the paper, N(0, I); 0 makes rows as long as the word embedding's in the mean."""
+    """Standard deviation of the entries of normal starts: 1 in the paper, N(0, I); 0 makes rows as long as the word
+    embedding's on average."""
     n_init: int | None = None
     """Normal samples that are scored before the start. 1 in the paper."""
     restarts: int | None = None
-    """Best samples that get `trial_steps` steps side by side; the one with the lowest loss then goes on. 1 in the paper."""
+    """Best samples that get `trial_steps` steps side by side; the search continues with the one of the lowest loss. 1
+    in the paper."""
     trial_steps: int | None = None
     """Steps in which restarts compete."""
     patience: int | None = None
     """Steps without a lower loss after which the attack stops as converged; 0 for never, as in the paper."""
     label_step: float | None = None
-    """Adam's step for labels that are optimised, in absolute terms; it falls with the other. The paper's is that of the embeddings."""
+    """Adam's step for labels that are optimised, in absolute terms; it falls with that of the embeddings. In the paper
+    they are equal."""
     squared: bool | None = None
     """Square L2 distances. False in the paper as printed (LAMP, L_tag)."""
     keep: Keep | None = None
     """Return the candidate with the `best` loss, or the `last`, as the paper does."""
     aware: bool | None = None
-    """Make use of the noise, pruning and clipping that the protocol declares. Not in the paper."""
+    """Use the noise, pruning and clipping that the protocol declares. Not in the paper."""
     labels: Literal["joint", "enumerate"] = "joint"
     """Labels that are not granted: optimised with the embeddings (DLG), or each assignment tried for `trial_steps`."""
     exposure: str = "*"
@@ -335,7 +355,7 @@ class PlainMatching:
     )
 
     def __post_init__(self) -> None:
-        """Refuse knobs that leave nothing to do."""
+        """Refuse options that are out of range."""
         check_knobs(
             self,
             at_least_one=("steps", "n_init", "restarts", "trial_steps"),
@@ -344,11 +364,11 @@ class PlainMatching:
         )
 
     def settings(self) -> PlainSettings:
-        """Return the preset with the knobs that were set."""
+        """Return the preset with the options that were set."""
         return with_knobs(self.presets[self.preset], self)
 
     def applies(self, seen: Observation) -> Applicability:
-        """Say whether there is a gradient to match and a shape to match it with."""
+        """Return whether gradient matching applies to an observation."""
         return can_match(seen, self.exposure)
 
     def recipe(self, objective: Objective) -> Recipe:

@@ -1,9 +1,8 @@
-"""What noise left of an update, as far as its rank tells: an update of few tokens is the sum of as many products x_t d_t^T, noise is not.
+"""Removal of noise from an update, by its rank.
 
-A cosine with the noisy matrix is off by little at any one guess, but a search follows derivatives, G x_t and G^T d_t, and these are drowned by
-noise that lies nowhere near the span of any text. Measured on a CoLA training sentence of 12 tokens (MiniLM, noise as large as the
-update's mean entry): the cosine of a matrix with the true one rises from 0.14 to 0.67 in the first block, from 0.16 to 0.79 in the fourth and from 0.67
-to 0.99 in the last; queries and keys of the first blocks are lost there.
+An update of few tokens is the sum of as many products x_t d_t^T; noise is not. The cosine with a noisy matrix is
+hardly wrong at any one guess, but a search follows the derivatives G x_t and G^T d_t, and noise outside the span of
+any text dominates these. Shrinking the singular values removes most of it: see docs/methods/matching.md (`denoise`).
 """
 
 from __future__ import annotations
@@ -13,16 +12,19 @@ from torch import Tensor
 
 
 def denoised(matrix: Tensor, rank: int, sigma: float) -> Tensor:
-    """Return the matrix of at most a given rank that is expected to be nearest to the one before noise; zero if nothing stands out.
+    """Return the low-rank matrix that is expected to be nearest to the clean one.
 
-    Singular values are shrunk as is optimal for the squared error (Gavish and Donoho, "Optimal Shrinkage of Singular Values", IEEE Trans. Inf.
-    Theory 2017, Frobenius loss): with y in units of sigma sqrt(n) for n rows or columns, whichever are more, and beta <= 1 the ratio of the two numbers,
+    It has at most the given rank, and is zero if no singular value is above noise.
+
+    Singular values are shrunk optimally for the squared error (Gavish and Donoho, "Optimal Shrinkage of Singular
+    Values", IEEE Trans. Inf. Theory 2017, Frobenius loss). With y in units of sigma sqrt(n), n the larger of the numbers of
+    rows and columns, and beta <= 1 the ratio of the smaller to the larger,
 
         y -> sqrt((y^2 - beta - 1)^2 - 4 beta) / y    where y > 1 + sqrt(beta), else 0.
 
     Args:
         matrix: (rows, columns).
-        rank: how many tokens there are.
+        rank: number of tokens.
         sigma: standard deviation of the noise on every entry, above 0.
     """
     short, long = sorted(matrix.shape)

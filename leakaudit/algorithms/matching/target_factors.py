@@ -1,19 +1,22 @@
-"""Updates G of weight matrices, as candidates are compared with them: <G, g> and |g|^2 of pairs (x_t, d_t), and their derivatives.
+"""Products of candidates with the observed updates of weight matrices.
 
-An update of few tokens has few singular vectors l_i, r_i, and products with these are all that a comparison takes:
+From pairs (x_t, d_t) a comparison takes <G, g>, |g|^2 and their derivatives. An update of few tokens has few
+singular vectors l_i, r_i, and products with these are enough:
 
     <G, g> = sum_i s_i sum_t (r_i . x_t) (l_i . d_t).
 
-In a metric, where g is seen as U g V (`matching_metric`), these directions count w_i and all others w_0, so it takes no others there:
+In a metric, where g is seen as U g V (`whitening`), these directions have weights w_i and all others have w_0, so no
+other directions are needed there either:
 
     <U G V, U g V> = sum_i s_i w_i^2 sum_t (r_i . x_t) (l_i . d_t),
     x_s . V^2 x_t = w_0 x_s . x_t - sum_i (w_0 - w_i) (r_i . x_s) (r_i . x_t),
 
 and U^2 likewise. Without factors, G is its own r_i, with l_i = e_i and s_i = 1.
 
-Matrices of one shape are compared together: a step has two dozen small operations for each, and beginning them takes as long as what they compute.
+Matrices of one shape are compared together: each needs two dozen small operations, and starting them takes as long as
+computing them.
 
-Letters: K matrices of one shape, N candidates, M tokens a layer sees of a candidate, r directions.
+Letters: K matrices of one shape, N candidates, M tokens of a candidate at a layer, r directions.
 """
 
 from __future__ import annotations
@@ -30,11 +33,12 @@ SPARE = 8
 """Columns beyond the expected rank with which an update is factored. Our choice (Halko et al. 2011, Sec. 4.2, take 5 to 10)."""
 
 FACTORED = 1e-5
-"""Relative error up to which a factored update stands for it. Our choice: float32 products are that exact; noise and pruning leave far more."""
+"""Relative error up to which factors replace an update. Our choice: float32 products are that exact; noise and pruning
+leave far more."""
 
 
-class Sight(NamedTuple):
-    """What candidates look like beside a target, and what derivatives take of it."""
+class Products(NamedTuple):
+    """Products of candidates with a target, kept for the derivatives."""
 
     inner: Tensor
     """(K, N) <G, g>, float64."""
@@ -42,15 +46,15 @@ class Sight(NamedTuple):
     """(K, N) |g|^2, float64."""
     given: Tensor
     """(K, N, M, in): x_t."""
-    pull: Tensor
+    output_gradient: Tensor
     """(K, N, M, out): d_t."""
     given_along: Tensor
     """(K, N, M, r): r_i . x_t."""
-    pull_along: Tensor
+    gradient_along: Tensor
     """(K, N, M, r): l_i . d_t."""
     of_inputs: Tensor
     """(K, N, M, M): x_s . x_t, in the metric."""
-    of_pulls: Tensor
+    of_gradients: Tensor
     """(K, N, M, M): d_s . d_t, in the metric."""
 
 
@@ -72,12 +76,14 @@ class Target(NamedTuple):
 
     @classmethod
     def of(cls, matrix: Tensor, tokens: int, *, whitened: bool, sigma: float = 0.0) -> Target:
-        """Return one matrix's update, factored where that makes products cheaper or where there is to be a metric.
+        """Return the update of one matrix.
+
+        It is factored where that makes products cheaper, or where there is a metric.
 
         Args:
             matrix: (out, in).
-            tokens: M of a whole candidate: the rank that an update without damage has. In a metric, what else it has is left out.
-            whitened: compare in the metric that it gives.
+            tokens: M of a whole candidate: the rank of an update without damage. In a metric, all other directions are left out.
+            whitened: compare in the metric of the update.
             sigma: standard deviation of noise on every entry, as far as it is known.
         """
         factors = _factors(matrix, tokens + SPARE, whitened=whitened)
@@ -95,7 +101,7 @@ class Target(NamedTuple):
 
     @property
     def shape(self) -> tuple[torch.Size | None, ...]:
-        """What targets that are compared together have in common."""
+        """The shapes that targets must share to be compared together."""
         return tuple(None if part is None else part.shape[1:] for part in self)
 
     def some(self, which: slice) -> Target:
@@ -103,25 +109,25 @@ class Target(NamedTuple):
         left, less = (None if part is None else part[which] for part in (self.left, self.less))
         return Target(self.right[which], left, self.values[which], self.power[which], self.absent[which], less)
 
-    def sight(self, given: Tensor, pull: Tensor) -> Sight:
-        """Return what candidates look like.
+    def products(self, given: Tensor, output_gradient: Tensor) -> Products:
+        """Return the products of candidates with the target.
 
         Args:
             given: (K, N, M, in): x_t.
-            pull: (K, N, M, out): d_t.
+            output_gradient: (K, N, M, out): d_t.
         """
         given_along = _product(given, self.right.transpose(1, 2))
-        pull_along = pull if self.left is None else _product(pull, self.left.transpose(1, 2))
-        of_inputs, of_pulls = given @ given.transpose(2, 3), pull @ pull.transpose(2, 3)
+        gradient_along = output_gradient if self.left is None else _product(output_gradient, self.left.transpose(1, 2))
+        of_inputs, of_gradients = given @ given.transpose(2, 3), output_gradient @ output_gradient.transpose(2, 3)
         if self.less is not None:
             of_inputs = self.absent * of_inputs - (given_along * self.less) @ given_along.transpose(2, 3)
-            of_pulls = self.absent * of_pulls - (pull_along * self.less) @ pull_along.transpose(2, 3)
-        inner = (given_along * self.values * pull_along).sum(dim=(2, 3), dtype=torch.float64)
-        power = (of_inputs * of_pulls).sum(dim=(2, 3), dtype=torch.float64)
-        return Sight(inner, power, given, pull, given_along, pull_along, of_inputs, of_pulls)
+            of_gradients = self.absent * of_gradients - (gradient_along * self.less) @ gradient_along.transpose(2, 3)
+        inner = (given_along * self.values * gradient_along).sum(dim=(2, 3), dtype=torch.float64)
+        power = (of_inputs * of_gradients).sum(dim=(2, 3), dtype=torch.float64)
+        return Products(inner, power, given, output_gradient, given_along, gradient_along, of_inputs, of_gradients)
 
-    def derivatives(self, seen: Sight, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (K, N, M, in) and (K, N, M, out): the derivatives by x_t and d_t of what has these by <G, g> and by |g|^2.
+    def derivatives(self, seen: Products, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the derivatives by x_t, (K, N, M, in), and d_t, (K, N, M, out).
 
         Args:
             seen: the candidates.
@@ -129,18 +135,20 @@ class Target(NamedTuple):
             b: (K, N) twice that by |g|^2.
         """
         along, own = a[..., None, None] * self.values, b[..., None, None]
-        of_pulls, of_inputs = own * seen.of_pulls, own * seen.of_inputs  # (K, N, M, M)
-        by_given_along, by_pull_along = along * seen.pull_along, along * seen.given_along
+        of_gradients, of_inputs = own * seen.of_gradients, own * seen.of_inputs  # (K, N, M, M)
+        by_given_along, by_gradient_along = along * seen.gradient_along, along * seen.given_along
         if self.less is not None:
-            by_given_along = by_given_along - of_pulls @ (seen.given_along * self.less)
-            by_pull_along = by_pull_along - of_inputs @ (seen.pull_along * self.less)
-            of_pulls, of_inputs = self.absent * of_pulls, self.absent * of_inputs
-        by_given = of_pulls @ seen.given + _product(by_given_along, self.right)
-        by_pull = of_inputs @ seen.pull
-        return by_given, by_pull + (by_pull_along if self.left is None else _product(by_pull_along, self.left))
+            by_given_along = by_given_along - of_gradients @ (seen.given_along * self.less)
+            by_gradient_along = by_gradient_along - of_inputs @ (seen.gradient_along * self.less)
+            of_gradients, of_inputs = self.absent * of_gradients, self.absent * of_inputs
+        by_given = of_gradients @ seen.given + _product(by_given_along, self.right)
+        by_gradient = of_inputs @ seen.output_gradient
+        return by_given, by_gradient + (
+            by_gradient_along if self.left is None else _product(by_gradient_along, self.left)
+        )
 
 
-def together(targets: Sequence[Target]) -> Target:
+def stacked(targets: Sequence[Target]) -> Target:
     """Return targets of one shape as one."""
     return Target(
         torch.cat([target.right for target in targets]),
@@ -153,7 +161,10 @@ def together(targets: Sequence[Target]) -> Target:
 
 
 def _product(rows: Tensor, matrices: Tensor) -> Tensor:
-    """Return (K, N, M, q) from (K, N, M, p) and (K, p, q), without a copy of the matrices for each candidate."""
+    """Return (K, N, M, q) from (K, N, M, p) and (K, p, q).
+
+    The matrices are not copied for each candidate.
+    """
     return (rows.flatten(1, 2) @ matrices).view(*rows.shape[:3], -1)
 
 
@@ -174,10 +185,12 @@ class Factors(NamedTuple):
 
 
 def _factors(matrix: Tensor, rank: int, *, whitened: bool) -> Factors | None:
-    """Return a matrix's strongest directions, if products with them are cheaper and they make up the matrix, or if there is to be a metric; else None.
+    """Return a matrix's strongest directions, or None.
 
-    A gradient is a sum over tokens, so few tokens leave one of low rank: its range is that of a few random combinations of its columns
-    (Halko et al. 2011, Algorithms 4.1 and 5.1).
+    None unless products with them are cheaper and they make up the matrix, or there is to be a metric.
+
+    A gradient is a sum over tokens, so few tokens give it a low rank. Its range is that of a few random combinations of
+    its columns (Halko et al. 2011, Algorithms 4.1 and 5.1).
     """
     rows, columns = matrix.shape
     cheaper = 2 * rank * (rows + columns) <= rows * columns

@@ -1,11 +1,12 @@
-"""Mends a guess word by word: which neighbours of the guess, as tokens, have a gradient nearer to the observed one?
+"""Refinement of a guess as tokens: other words and other orders.
 
-Steps on embeddings find most words soon and the last ones slowly; as tokens, one right word more is a jump in the distance. So the
-nearest few words at each place, those that other candidates ended with there, and new orders are tried as tokens, all in a few passes. Candidates
-differ in what they miss: one has a word twice and another not at all. The published attacks take the nearest word and
-stop. Such a climb tends to end with a word missing, another there twice and those between one place off: so words that stand twice are moved
-anywhere. Words that the derivative points to are not tried: the right one was hundreds to thousands of ranks down there (training sentences, by hand),
-and a half of the passes went to them for the same texts. (Own; as in `span_refine`, and like GRAB's beam search a discrete step after the continuous one.)
+Steps on embeddings find most words soon and the last ones slowly; as tokens, one more right word changes the distance
+at once. So three kinds of neighbours of a guess are tried: the nearest few words at each position, the words of other
+candidates there, and other orders. Candidates miss different words: one has a word twice that another lacks. The
+published attacks take the nearest word and stop. A local search tends to end with one word missing, another one
+twice, and those between one position off, so words that occur twice are moved anywhere. Words that the derivative
+suggests are not tried; docs/decisions/matching.md says why. (Own; like GRAB's beam search, a discrete step after the
+continuous one.)
 
 Letters: B sequences, T tokens, D hidden size, V vocabulary.
 """
@@ -27,29 +28,29 @@ from leakaudit.plugins.budget import Budget
 Batch = tuple[tuple[int, ...], ...]
 
 ORDERS = 8
-"""Random transformations of each sequence that a sweep tries, beside every exchange of neighbours. Our choice: with three times as many, six training
-sentences that were climbed for came out no nearer."""
+"""Random transformations of each sequence in a sweep, besides every exchange of neighbours. Our choice: three times as
+many gave nothing more on training sentences; see docs/decisions/matching.md."""
 
 DOUBLES = 24
-"""Moves of words that a sequence has twice that a sweep tries, drawn from all. Our choice: of nine training sentences that were climbed for, two came out
-with 24 random transformations and four with all moves and `ORDERS`; of eleven others two with all moves, and three with 24 of them and a sixth less to score."""
+"""Moves of repeated words in a sweep, drawn from all. Chosen on training sentences; see docs/decisions/matching.md."""
 
 LIKELY = 0.6
-"""Share of the nearest word's cosine that another's must have to be tried. Our choice."""
+"""Words are tried if their cosine is at least this share of the nearest word's. Our choice."""
 
 MOST_SWEEPS = 8
-"""Sweeps after which mending ends. Our choice: most end before, because nothing helps any more."""
+"""Most sweeps of one refinement. Our choice: most end earlier, because no neighbour is better."""
 
 
 def nearest_words(matcher: Matcher, embeddings: Tensor, most: int) -> list[dict[int, list[int]]]:
-    """Return for each sequence place -> the nearest words by cosine, nearest first, at the places that are not public.
+    """Return for each sequence: position -> the nearest words by cosine.
 
-    A place that is sure of its word has no other near it; one that found none has many.
+    Nearest first, at the positions that are not public. A certain position has one near word; an uncertain one has
+    many.
 
     Args:
         matcher: whose vocabulary it is.
         embeddings: (B, T, D) of one candidate.
-        most: words a place.
+        most: most words at each position.
     """
     cosine = functional.normalize(embeddings, dim=2) @ matcher.directions.T  # (B, T, V)
     near, ids = cosine.topk(most, dim=2)
@@ -62,14 +63,17 @@ def nearest_words(matcher: Matcher, embeddings: Tensor, most: int) -> list[dict[
 
 
 def pooled(found: Sequence[list[dict[int, list[int]]]]) -> list[dict[int, list[int]]]:
-    """Return for each sequence place -> all words that several candidates have there, those of the first candidates first."""
+    """Return for each sequence: position -> the words of several candidates.
+
+    Those of the first candidates come first.
+    """
     return [
         {place: list(dict.fromkeys(itertools.chain(*(words[row][place] for words in found)))) for place in places}
         for row, places in enumerate(found[0])
     ]
 
 
-def mend(
+def refine_tokens(
     matcher: Matcher,
     guess: Sequence[tuple[int, ...]],
     label_logits: Tensor,
@@ -77,15 +81,18 @@ def mend(
     rng: torch.Generator,
     budget: Budget,
 ) -> Batch:
-    """Climb from a guess to the best of its neighbours until none is better: other words, the best of these together, other orders.
+    """Return a guess after a local search over its neighbours.
+
+    Neighbours have one other word, the best of these changes together, or another order. The search moves to the best
+    neighbour until none is better.
 
     Args:
         matcher: compares.
         guess: (B,) sequences of token ids.
         label_logits: (B, C).
-        words: for each sequence place -> words to try there.
+        words: for each sequence: position -> words to try there.
         rng: draws orders.
-        budget: looked at before every sweep.
+        budget: checked before every sweep.
     """
     best: Batch = tuple(guess)
     for _ in range(MOST_SWEEPS):
@@ -118,7 +125,10 @@ def _neighbours(
 
 
 def _orders(matcher: Matcher, row: int, sequence: tuple[int, ...], rng: torch.Generator) -> list[Permutation]:
-    """Return every exchange of neighbours, some moves of words that stand there twice, and some random transformations."""
+    """Return some orders of a sequence, to try.
+
+    Every exchange of neighbours, some moves of words that occur twice, and some random transformations.
+    """
     places, present = matcher.free_places(row), tuple(range(matcher.lengths[row]))
     exchanges = [swap(present, one, two) for one, two in itertools.pairwise(places)]
     count = Counter(sequence[place] for place in places)
@@ -129,14 +139,16 @@ def _orders(matcher: Matcher, row: int, sequence: tuple[int, ...], rng: torch.Ge
 
 
 def _moved(order: Permutation, one: int, other: int) -> Permutation:
-    """Return the order with the token of one place at another, and those between one place on."""
+    """Return the order with one token moved, and those between shifted by one."""
     if one < other:
         return move_token(order, one, other)
-    return move_subsequence(order, other, one - 1, one)  # what stood from there on goes behind it
+    return move_subsequence(order, other, one - 1, one)  # the tokens from there on follow it
 
 
 def _together(tried: Sequence[Batch], losses: Sequence[float]) -> list[Batch]:
-    """Return what gains by itself applied together: the best two, the best three, and so on, of those that change no place in common.
+    """Return the improving changes applied together: the best two, three, ...
+
+    Changes of the same position are not combined.
 
     Args:
         tried: a batch, and neighbours of it.
@@ -154,7 +166,7 @@ def _together(tried: Sequence[Batch], losses: Sequence[float]) -> list[Batch]:
 
 
 def _changes(batch: Batch, other: Batch) -> dict[tuple[int, int], int]:
-    """Return (row, place) -> word where another batch has another word."""
+    """Return (row, position) -> word where another batch has another word."""
     return {
         (row, place): word
         for row, (sequence, changed) in enumerate(zip(batch, other, strict=True))
@@ -164,7 +176,7 @@ def _changes(batch: Batch, other: Batch) -> dict[tuple[int, int], int]:
 
 
 def _changed(batch: Batch, changes: Mapping[tuple[int, int], int]) -> Batch:
-    """Return a batch with other words at some (row, place)."""
+    """Return a batch with other words at some (row, position)."""
     changed = [list(sequence) for sequence in batch]
     for (row, place), word in changes.items():
         changed[row][place] = word

@@ -1,0 +1,87 @@
+"""Candidates from noise, from tokens, and from other candidates.
+
+Letters: N candidates, B sequences, T tokens, D hidden size, C classes, P entries of dropout masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from leakaudit.algorithms.matching.candidates import Candidate
+from leakaudit.algorithms.matching.dropout_masks import MaskLayout
+from leakaudit.algorithms.matching.learned_masks import LearnedMasks
+from leakaudit.algorithms.matching.permutations import Permutation
+
+
+class CandidateMaker:
+    """Makes candidates of one batch shape."""
+
+    def __init__(
+        self,
+        table: Tensor,
+        lengths: Sequence[int],
+        classes: int,
+        masks: LearnedMasks,
+        layout: MaskLayout | None,
+        scale: float,
+    ) -> None:
+        """Keep what candidates are made of.
+
+        Args:
+            table: (V, D) word embedding.
+            lengths: (B,) tokens of each sequence.
+            classes: C.
+            masks: start values of dropout masks.
+            layout: of these masks; None where dropout is not modelled.
+            scale: standard deviation of the entries of random embeddings.
+        """
+        self._table, self._shape, self._classes = table, (len(lengths), max(lengths)), classes
+        self._masks, self._layout = masks, layout
+        self.scale = scale
+
+    def random(self, candidates: int, rng: torch.Generator) -> Candidate:
+        """Draw normal candidates.
+
+        Their entries are N(0, I), as in LAMP (Sec. 5), or as large as the word embedding's rows on average. For a word
+        embedding whose rows have length 1 those of N(0, I) are twenty times longer, and hide the position vectors that
+        are added to them.
+        """
+        drawn = torch.randn(candidates, *self._shape, self._table.shape[1], generator=rng)
+        logits = torch.randn(candidates, self._shape[0], self._classes, generator=rng)
+        device = self._table.device
+        return Candidate((self.scale * drawn).to(device), logits.to(device), self._masks.full(candidates))
+
+    def of_tokens(
+        self, batches: Sequence[Sequence[Sequence[int]]], label_logits: Tensor, masks: Tensor | None = None
+    ) -> Candidate:
+        """Return candidates at the embeddings of tokens.
+
+        Args:
+            batches: N batches of B sequences of token ids.
+            label_logits: (N, B, C).
+            masks: (P,) of dropout, the same for all; None for none.
+        """
+        ids = torch.zeros(len(batches), *self._shape, dtype=torch.long)
+        for number, batch in enumerate(batches):
+            for row, sequence in enumerate(batch):
+                ids[number, row, : len(sequence)] = torch.tensor(sequence)
+        dropped = self._masks.full(1)[0] if masks is None else masks
+        return Candidate(self._table[ids.to(self._table.device)], label_logits, dropped.expand(len(batches), -1))
+
+    def rearranged(self, candidates: Candidate, row: int, order: Permutation) -> Candidate:
+        """Return a copy with one sequence's tokens in another order.
+
+        Dropout masks move with their tokens.
+
+        Args:
+            candidates: N candidates, or tensors of their shape.
+            row: the sequence.
+            order: the position from which the token at each position comes.
+        """
+        embeddings = candidates.embeddings.clone()
+        embeddings[:, row, : len(order)] = candidates.embeddings[:, row, list(order)]
+        masks = candidates.masks if self._layout is None else self._layout.rearranged(candidates.masks, row, order)
+        return candidates._replace(embeddings=embeddings, masks=masks)

@@ -1,0 +1,52 @@
+"""Candidates that run at once, as many as there is memory for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import torch
+
+from leakaudit.algorithms.matching.candidates import Candidate
+
+Result = TypeVar("Result")
+
+
+class Chunks:
+    """Runs candidates in chunks, and halves these when memory runs out."""
+
+    def __init__(self, size: int) -> None:
+        """Begin with `size` candidates in a chunk."""
+        self.size = size
+        """The number of candidates that run at once."""
+        self.halvings = 0
+        """How often memory ran out and half as many candidates ran at once from then on."""
+
+    def run(self, candidates: Candidate, function: Callable[[Candidate], Result]) -> Iterator[Result]:
+        """Yield the function's result for each chunk of the candidates.
+
+        Raises:
+            RuntimeError: the function's, if it is not about memory.
+        """
+        start = 0
+        while start < len(candidates.embeddings):
+            part = candidates.take(slice(start, start + self.size))
+            try:
+                found = function(part)
+            except RuntimeError as error:
+                self._halve(error)
+                continue
+            yield found
+            start += len(part.embeddings)
+
+    def _halve(self, error: RuntimeError) -> None:
+        """Run half as many candidates at once from now on, if memory ran out.
+
+        Raises:
+            RuntimeError: `error`, if it is about anything else, or if one candidate is too large.
+        """
+        out_of_memory = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+        if not out_of_memory or self.size == 1:
+            raise error
+        self.size //= 2
+        self.halvings += 1

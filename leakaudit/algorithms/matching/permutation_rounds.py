@@ -1,0 +1,191 @@
+"""LAMP's discrete rounds: new token orders and positions during a descent.
+
+Letters: N candidates, B sequences, T tokens, D hidden size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from leakaudit.algorithms.matching.candidates import Candidate
+from leakaudit.algorithms.matching.descent import Run
+from leakaudit.algorithms.matching.matcher import Matcher
+from leakaudit.algorithms.matching.permutations import Permutation, draw_orders
+from leakaudit.plugins.budget import Budget
+from leakaudit.plugins.prior_protocol import Scorer
+
+REDRAWN = 0.25
+"""Share of a sequence's positions that are drawn again. Our choice."""
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Settings of the discrete part."""
+
+    every: int
+    """n_c: steps between two rounds."""
+    draws: int
+    """n_d: random transformations for each sequence of a round."""
+    when: Literal["alternate", "at-end"] = "alternate"
+    seats: bool = True
+    """Move embeddings together with their positions, too (`position_assignment`)."""
+    prior: Scorer | None = None
+    prior_weight: float = 0.0
+    """alpha_lm."""
+    patience: int = 0
+    """Rounds without any change of tokens or orders after which a descent ends; 0 for never."""
+    stop_early: bool = True
+    """End as soon as the tokens explain the update."""
+    words: int = 0
+    """Nearest words at each position that are tried as tokens after the last step (`token_refinement`), with those of
+    the restarts that were dropped; 0 takes the nearest."""
+    redraws: int = 0
+    """Number of further descents from the best so far, each with the positions furthest from any word drawn again."""
+    redraw_steps: int = 0
+    """Steps of each of these descents."""
+
+    def count(self, steps: int) -> int:
+        """Return the number of rounds that belong to so many steps.
+
+        There is one after every `every` steps, and one after the remaining steps.
+        """
+        return math.ceil(steps / self.every)
+
+    @property
+    def positions_every(self) -> int:
+        """Steps after which parallel restarts get other positions; 0 for never."""
+        return self.every if self.seats and self.when == "alternate" else 0
+
+
+class PermutationRounds:
+    """LAMP's discrete rounds on the only candidate of a run.
+
+    Algorithm 1, lines 7 to 18.
+    """
+
+    def __init__(self, matcher: Matcher, rounds: Rounds, rng: torch.Generator) -> None:
+        """Prepare; nothing is permuted yet."""
+        self.rounds = rounds
+        self.facts = {"rounds": 0.0, "accepted": 0.0, "candidates": 0.0}
+        self._matcher = matcher
+        self._rng = rng
+        self._best: tuple[float, Candidate] | None = None
+        self._last: list[tuple[int, ...]] = []
+        self._still = 0
+        self.explained = False
+        """Whether the best candidate's tokens have the observed gradient."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether the tokens explain the update, or patience is used up.
+
+        Patience counts rounds in a row that changed nothing.
+        """
+        return self.explained or 0 < self.rounds.patience <= self._still
+
+    def run_round(self, run: Run, budget: Budget) -> None:
+        """Try new orders of each sequence in turn; take the best if it is better."""
+        tokens, _ = self._matcher.tokens(run.now.embeddings[0])
+        moved = False
+        unlikely = 0.0  # L_lm of the sequences done so far; the last one's loss is then that of the batch
+        for row, sequence in enumerate(tokens):
+            if budget.exhausted():
+                break
+            places = self._matcher.free_places(row)
+            orders = draw_orders(places, len(sequence), self.rounds.draws, self._rng)
+            tried = [tuple(range(len(sequence))), *orders]
+            losses = self._losses(run.now, row, tried).cpu()
+            likely = torch.zeros_like(losses)
+            if self.rounds.prior is not None:
+                texts = [tuple(sequence[order[place]] for place in places) for order in tried]
+                likely = torch.tensor(self.rounds.prior.nll(texts), dtype=torch.float64)
+                losses += self.rounds.prior_weight * (likely + unlikely) / len(tokens)
+            choice = int(losses.nan_to_num(nan=math.inf).argmin())
+            self.facts["candidates"] += len(orders)
+            unlikely += float(likely[choice])
+            if choice:
+                run.rearrange(row, tried[choice])
+                self.facts["accepted"] += 1
+                moved = True
+            moved = (self.rounds.seats and run.assign_positions(row)) or moved
+            if row == len(tokens) - 1:
+                self._note(run, float(losses[choice]))
+        self.facts["rounds"] += 1
+        tokens, _ = self._matcher.tokens(run.now.embeddings[0])
+        self._still = self._still + 1 if not moved and tokens == self._last else 0
+        if tokens != self._last:
+            self.check_explained(run)
+        self._last = tokens
+
+    def check_explained(self, run: Run) -> None:
+        """Keep the present candidate as the best if its tokens explain the update."""
+        if self.rounds.stop_early and run.explained():
+            self.explained = True
+            self._best = (-math.inf, run.now.detached())
+
+    def _losses(self, one: Candidate, row: int, orders: Sequence[Permutation]) -> Tensor:
+        """Return (N,) losses of the only candidate in each order of a sequence.
+
+        Candidates are made a portion at a time.
+        """
+        at_once = self._matcher.at_once
+        parts = (orders[start : start + at_once] for start in range(0, len(orders), at_once))
+        return torch.cat([self._matcher.losses(_with_orders(one, row, part)) for part in parts])
+
+    def result(self, run: Run, budget: Budget) -> Candidate:
+        """Return the result of the search, after the remaining rounds.
+
+        With `at-end` all rounds remain; otherwise one, if steps followed the last round.
+        """
+        at_end = self.rounds.when == "at-end"
+        if at_end:
+            run.now = run.end
+        owed = (
+            self.rounds.count(run.descent.steps) if at_end else int(self._best is None or self._steps_since_round(run))
+        )
+        for number in range(owed):
+            if self.settled or (number and budget.exhausted()):
+                break
+            self.run_round(run, budget)
+        if run.descent.keep == "last" and not self.explained:
+            return run.now.detached()
+        return run.best.detached() if self._best is None else self._best[1]
+
+    def _steps_since_round(self, run: Run) -> bool:
+        """Return whether the run has taken steps since the last round."""
+        return run.taken_now % self.rounds.every > 0
+
+    def redrawn(self, best: Candidate) -> Candidate:
+        """Return a candidate with its least certain positions drawn again.
+
+        These are the positions whose embeddings are furthest from any word: two positions share a word there, or none
+        was found.
+        """
+        fresh = self._matcher.candidates.random(1, self._rng)
+        likeness, _ = self._matcher.words.nearest(best.embeddings[0])
+        changed = best.detached()
+        for row in range(len(self._matcher.lengths)):
+            places = sorted(self._matcher.free_places(row), key=lambda place: float(likeness[row, place]))
+            for place in places[: math.ceil(REDRAWN * len(places))]:
+                changed.embeddings[0, row, place] = fresh.embeddings[0, row, place]
+        self._still, self._last = 0, []
+        self.facts["redrawn"] = self.facts.get("redrawn", 0.0) + 1
+        return changed
+
+    def _note(self, run: Run, loss: float) -> None:
+        if math.isfinite(loss) and (self._best is None or loss < self._best[0]):
+            self._best = (loss, run.now.detached())
+
+
+def _with_orders(one: Candidate, row: int, orders: Sequence[Permutation]) -> Candidate:
+    """Return the only candidate once for each order of one of its sequences."""
+    index = torch.tensor(orders, device=one.embeddings.device)  # (N, length)
+    embeddings = one.embeddings.repeat(len(orders), 1, 1, 1)
+    embeddings[:, row, : index.shape[1]] = one.embeddings[0, row][index]
+    return Candidate(embeddings, one.label_logits.expand(len(orders), -1, -1), one.masks.expand(len(orders), -1))
