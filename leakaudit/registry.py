@@ -150,7 +150,7 @@ class Registry(Generic[Plugin]):
                 what = f"registers {', '.join(names)}" if names else f"registers no {self.kind}"
                 raise PluginError(
                     f"{module.__file__}: {what}; a file in {home.replace('.', '/')}/ registers exactly one, with "
-                    f'`@{self.kind}("name")` on its class. What several of them share stands elsewhere'
+                    f'`@{self.kind}("name")` on its class. What several of them share stands in another room, such as leakaudit/algorithms'
                 )
 
 

@@ -7,6 +7,7 @@ from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 
+from leakaudit.errors import PluginError
 from leakaudit.reports import sections
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import Section
@@ -39,11 +40,11 @@ def section_functions() -> tuple[Callable[[RedactedResult], Section | None], ...
     """Import the function `section` of every file.
 
     Raises:
-        ValueError: a file of the folder is not in `ORDER`.
+        PluginError: a file of the folder is not in `ORDER`.
     """
     unlisted = {module.name for module in iter_modules(sections.__path__)} - {*ORDER}
     if unlisted:
-        raise ValueError(
+        raise PluginError(
             f"reports/sections/{min(unlisted)}.py is not in ORDER (reports/contents.py), so no report would show it"
         )
     return tuple(import_module(f"{sections.__name__}.{name}").section for name in ORDER)

@@ -45,17 +45,13 @@ def values_of(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _option(field: dataclasses.Field[Any], hint: Any) -> Callable[[Command], Command]:
-    required = field.default is dataclasses.MISSING
+    name = f"--{field.name.replace('_', '-')}"
+    kind, text = _click_type(hint, field.metadata), field.metadata["help"]
+    if field.default is dataclasses.MISSING:  # with an explicit default, None included, click asks for nothing
+        return click.option(name, field.name, type=kind, required=True, help=text)
     default = ",".join(field.default) if isinstance(field.default, tuple) else field.default
-    return click.option(
-        f"--{field.name.replace('_', '-')}",
-        field.name,
-        type=_click_type(hint, field.metadata),
-        required=required,
-        default=None if required else default,
-        show_default=not required and default not in (None, ""),
-        help=field.metadata["help"],
-    )
+    shown = default not in (None, "")
+    return click.option(name, field.name, type=kind, default=default, show_default=shown, help=text)
 
 
 def _click_type(hint: Any, limits: Mapping[str, Any]) -> Any:

@@ -3,15 +3,6 @@
 The registry imports every module of this folder, and each registers exactly one plugin.
 """
 
-__all__ = [
-    "dp_sgd",
-    "freeze_embeddings",
-    "gaussian_noise",
-    "laplace_noise",
-    "none",
-    "prune",
-    "quantize",
-    "rounding",
-    "sign",
-    "undefended",
-]
+from pkgutil import iter_modules
+
+__all__ = [found.name for found in iter_modules(__path__)]

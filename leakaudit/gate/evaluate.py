@@ -95,11 +95,12 @@ def _gaps(controls: Sequence[ControlVerdict], age_gap: str, results: Results) ->
 
 
 def _also_came_back(results: Results, deciding: RuleVerdict) -> list[str]:
-    """Say what came back if the deciding rule saw nothing."""
+    """Say what was recovered if the deciding rule saw nothing of it."""
     if deciding.defense != SHIPPED or deciding.k:
         return []
     found = in_words(recovered(results))
-    return [f"But {found} came back."] if found else []
+    word = "Besides," if deciding.status is Status.FAIL else "But"
+    return [f"{word} {found} came back."] if found else []
 
 
 def _overall(rules: Sequence[RuleVerdict]) -> tuple[Status, RuleVerdict]:

@@ -3,8 +3,6 @@
 The registry imports every module of this folder, and each registers exactly one plugin.
 """
 
-__all__ = [
-    "causal_lm",
-    "ngram",
-    "victim",
-]
+from pkgutil import iter_modules
+
+__all__ = [found.name for found in iter_modules(__path__)]

@@ -5,17 +5,6 @@
 Each file has a function `section`, which takes the redacted results and returns a `Section`, or None where it has nothing to show.
 """
 
-__all__ = [
-    "confidence",
-    "cost",
-    "coverage",
-    "defences",
-    "glossary",
-    "labels",
-    "matrix",
-    "provenance",
-    "risk",
-    "rules",
-    "samples",
-    "steps",
-]
+from pkgutil import iter_modules
+
+__all__ = [found.name for found in iter_modules(__path__)]

@@ -119,3 +119,12 @@ def test_limits_of_a_field_are_limits_of_its_option(given: list[str]) -> None:
     """The field's metadata says the least value."""
     command = options_of(Small)(click.Command("small", callback=lambda **_: None).callback or (lambda **_: None))
     assert CliRunner().invoke(click.command()(command), given).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"), [([], "--model"), (["--model", "m"], "--data"), (["--data", "d"], "--model")]
+)
+def test_a_required_option_that_is_missing_is_named(given: list[str], missing: str) -> None:
+    """Exit code 2, and no traceback."""
+    done = CliRunner().invoke(main, ["simulate", *given], catch_exceptions=False)
+    assert (done.exit_code, f"Missing option '{missing}'" in done.stderr) == (2, True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from leakaudit.errors import PluginError
 from leakaudit.gate import evaluate as gate
 from leakaudit.reports import contents, sections
 from leakaudit.reports.contents import ORDER, sections_of
@@ -28,7 +29,7 @@ def test_a_file_that_is_not_listed_is_an_error_that_names_it(monkeypatch: pytest
     (tmp_path / "forgotten.py").touch()
     monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(tmp_path)])
     contents.section_functions.cache_clear()
-    with pytest.raises(ValueError, match=r"reports/sections/forgotten\.py is not in ORDER \(reports/contents\.py\)"):
+    with pytest.raises(PluginError, match=r"reports/sections/forgotten\.py is not in ORDER \(reports/contents\.py\)"):
         contents.section_functions()
 
 
