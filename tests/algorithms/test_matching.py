@@ -363,7 +363,7 @@ def test_drawn_orders_are_new_differ_and_leave_public_tokens_alone() -> None:
     assert sorted(shuffled([1, 2, 3], 5, tiny.generator())) == list(range(5))
 
 
-def test_seats_undo_an_exchange_of_places_that_no_gradient_shows() -> None:
+def test_positions_are_assigned_after_an_exchange_that_no_gradient_shows() -> None:
     """Two embeddings that carry each other's position come back to their words."""
     words = torch.nn.functional.normalize(torch.randn(40, 16, generator=tiny.generator()), dim=1)
     positions = 0.7 * torch.randn(5, 16, generator=tiny.generator(1))
@@ -378,7 +378,7 @@ def test_seats_undo_an_exchange_of_places_that_no_gradient_shows() -> None:
 
 
 def test_moving_embeddings_with_their_positions_leaves_an_encoders_gradient_as_it_was() -> None:
-    """The symmetry that `seats` rests on, with tables frozen; a decoder has none."""
+    """The symmetry behind `seats`, with tables frozen; a decoder has none."""
     for model, tokenizer, symmetric in (
         (_model(), tiny.bert_tokenizer(), True),
         (tiny.gpt2_classifier(), tiny.gpt2_tokenizer(), False),

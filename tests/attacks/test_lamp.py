@@ -41,8 +41,8 @@ def test_the_fast_preset_refines_the_result_of_its_few_steps() -> None:
     """A few steps leave wrong words; with the words of both candidates it proves."""
     seen = _seen(labels=(1,), lengths=(7,))
     knobs: dict[str, Any] = {"preset": "fast", "steps": 8, "length_weight": 0.01}
-    mended, plain = (LampCos(words=words, **knobs)(seen, tiny.generator(), Budget(600)) for words in (2, 0))
-    assert [(g.token_ids, g.proved) for g in mended.sequences or ()] == [(tiny.ids_of(TEXT), True)]
+    refined, plain = (LampCos(words=words, **knobs)(seen, tiny.generator(), Budget(600)) for words in (2, 0))
+    assert [(g.token_ids, g.proved) for g in refined.sequences or ()] == [(tiny.ids_of(TEXT), True)]
     assert [g.token_ids for g in plain.sequences or ()] != [tiny.ids_of(TEXT)]
 
 

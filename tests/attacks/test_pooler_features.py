@@ -369,11 +369,11 @@ def test_a_sequence_that_reproduces_its_feature_is_held_while_others_are_searche
         free.append([bool(matcher.free_places(row)) for row in range(2)])
         return Found(matcher.candidates.random(1, rng()), next(ends), [1.0, 1.0], "done", {"steps": 5.0})
 
-    def climbed(_: Any, row: int, number: int, guess: tuple[int, ...], *__: Any) -> SearchResult:
+    def result_of(_: Any, row: int, number: int, guess: tuple[int, ...], *__: Any) -> SearchResult:
         return SearchResult(guess, 0.0 if guess in true else 0.1)
 
     monkeypatch.setattr(pooler_features, "search", ended)
-    monkeypatch.setattr(feature_matcher, "search_tokens", climbed)
+    monkeypatch.setattr(feature_matcher, "search_tokens", result_of)
     guess = PoolerFeatures(**SMALL, attempts=attempts)(granted(step), rng(), Budget(600))
     assert guess.sequences is not None
     assert sum(sequence.token_ids in true for sequence in guess.sequences) == right

@@ -3,13 +3,14 @@
 Used by `dlg`, `tag`, `lamp-cos`, `lamp-l1l2`, `grab` and `pooler-features`. Data flows through these steps:
 
 1. `run`: from an observation to a reconstruction. `batch_shape` gives the number and lengths of the sequences.
-2. `candidate_gradients`: gradients of many candidates in one pass, as pairs; `dropout_masks` may be unknowns, too.
-3. `target_factors`, `comparison`: their distance to the observed gradient, after `low_rank_completion` (pruning) and
-   `singular_value_shrinkage` (noise), in the metric of `whitening` if asked for.
-4. `matcher`: the losses and derivatives by embeddings, labels and masks that these give.
-5. `search` (LAMP: Adam and `permutations`) or `hybrid_search` (GRAB: Adam and beam search over tokens).
-6. `position_assignment`, `token_refinement`: correct positions, and correct words; `pooler_moments`,
-   `feature_refinement` for features that an active server reads.
+2. `starts`: the first `candidates`, made by `candidate_maker`; `known_tokens` are fixed, `learned_masks` may be unknowns.
+3. `candidate_gradients`: gradients of many candidates in one pass, as pairs of inputs and output gradients (`layers`).
+4. `comparison`: their distance (`objective`) to the observed gradient, by `target_factors`, `pruned_blocks` and
+   `vector_target`. `restoration` first fills in pruned entries (`low_rank_completion`) and removes noise
+   (`singular_value_shrinkage`); `whitening` is a metric. `matcher` combines steps 2 to 4.
+5. `search` (LAMP: `descent` and `permutation_rounds`) or `hybrid_search` (GRAB: descent and beam search over tokens).
+6. `position_assignment`, `token_refinement`: correct positions, and correct words. Features that an active server reads
+   (`pooler_moments`) join through `feature_matcher` and `feature_refinement`.
 7. `leakaudit.algorithms.resimulation`: the guessed batch is simulated; if its update agrees, it is proved.
 
 The package may import `plugins`, `models`, `algorithms` and the public half of `client` (`facts`, `observation`).

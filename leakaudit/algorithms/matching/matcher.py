@@ -65,18 +65,23 @@ class Matcher:
         Args:
             seen: what to match.
             lengths: (B,) tokens of each sequence.
-            objective: the distance. Whether norms are matched and entries masked is added here, from what the protocol declares.
+            objective: the distance; `with_declared_defenses` adds what the protocol declares.
             length_weight: alpha_reg, weight of the embedding-length regulariser (LAMP, Sec. 4.2).
             exposure: patterns of parameter names that are matched; all but the word embedding by default.
             dropout: give candidates dropout masks of their own (GRAB, Sec. 4.3).
-            mask_weight: weight of learned masks' mean squared distance from their mean, in units of a drawn mask's variance. Not in GRAB.
-            mask_places: learn masks of all tokens, as GRAB does, or those of opening tokens, such as `[CLS]`, and of no token only.
-            aware: match norms, remove noise, mask entries and weigh parameters where the protocol declares clipping, noise or pruning.
-            fill: where it declares pruning and `aware` is on, fill entries in (`low_rank_completion`) instead of masking them.
+            mask_weight: weight of learned masks' mean squared distance from their mean, in units of a drawn mask's
+                variance. Not in GRAB.
+            mask_places: learn masks of all tokens, as GRAB does, or those of opening tokens, such as `[CLS]`, and of no
+                token only.
+            aware: match norms, remove noise, mask entries and weigh parameters where the protocol declares clipping,
+                noise or pruning.
+            fill: where it declares pruning and `aware` is on, fill entries in (`low_rank_completion`) instead of
+                masking them.
             relative: take steps in units of the root mean square of the word embedding's entries.
-            start_scale: standard deviation of the entries of random candidates: 1 for N(0, I), as LAMP prints them (Algorithm 1); 0 makes rows as long
-                as the word embedding's on average.
-            denoise: where it declares noise and `aware` is on, remove it and weigh parameters by the rest (`singular_value_shrinkage`).
+            start_scale: standard deviation of the entries of random candidates: 1 for N(0, I), as LAMP prints them
+                (Algorithm 1); 0 makes rows as long as the word embedding's on average.
+            denoise: where it declares noise and `aware` is on, remove it and weigh parameters by the rest
+                (`singular_value_shrinkage`).
             noise_rescales: match norms where it declares noise, too, as GRAB does (Sec. 5.5.1), not only where it clips.
 
         Raises:
