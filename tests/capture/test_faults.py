@@ -248,7 +248,7 @@ def test_a_detached_worker_finishes_when_its_trainer_is_killed(tmp_path: Path) -
 FULL = """
 import json, os, sys, time
 from pathlib import Path
-from leakaudit.capture import worker_restarts
+from leakaudit.capture.worker import restarts as worker_restarts
 from tests.support import mini_trainer
 
 folder, full = Path(sys.argv[1]), []
