@@ -171,7 +171,7 @@ class _Verifier:
         )
 
     def _expected(self, bare: Update, factor: float = 1.0) -> Update:
-        """Return the update that the defences make of `factor` times `bare`, without noise.
+        """Return what the defences make of `factor` times `bare`, without noise.
 
         Sets `sigma`.
         """

@@ -1,6 +1,6 @@
 """Models of `results.json`, schema `leakaudit.results/1.3`.
 
-One module, although it is long: it is one document, and its parts stand in the order in which a reader needs them.
+One module of over 400 lines: it is one document, and its parts stand in the order in which a reader needs them.
 
 Numbers are fractions from 0 to 1. A number that does not exist is a `Missing` with its reason, never a zero.
 This file is written in text mode `hash`: no text, no token ids, no label names, no class counts. What a masked or full

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from leakaudit.algorithms.matching import feature_matcher
 from leakaudit.algorithms.matching.descent import Descent
-from leakaudit.algorithms.matching.feature_matcher import FeatureMatcher, _best_assignment
+from leakaudit.algorithms.matching.feature_matcher import FeatureMatcher, best_assignment
 from leakaudit.algorithms.matching.feature_refinement import SearchResult
 from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.algorithms.matching.pooler_moments import (
@@ -335,10 +335,10 @@ def test_features_are_assigned_one_to_one(count_: int) -> None:
     """It equals the best of all ways; large batches give each sequence one feature."""
     cosine = torch.rand(3, 5, count_, generator=rng())
     ways = [cosine[:, list(way), range(count_)].mean(dim=1) for way in permutations(range(5), count_)]
-    torch.testing.assert_close(_best_assignment(cosine), torch.stack(ways).amax(dim=0))
+    torch.testing.assert_close(best_assignment(cosine), torch.stack(ways).amax(dim=0))
     many = torch.eye(8)[None].repeat(2, 1, 1)[:, torch.randperm(8, generator=rng())]
-    assert _best_assignment(many).tolist() == [1.0, 1.0]
-    assert _best_assignment(torch.ones(1, 8, 8).index_fill_(1, torch.arange(1, 8), 0.0)).tolist() == [0.125]
+    assert best_assignment(many).tolist() == [1.0, 1.0]
+    assert best_assignment(torch.ones(1, 8, 8).index_fill_(1, torch.arange(1, 8), 0.0)).tolist() == [0.125]
 
 
 def test_a_batch_is_searched_for_with_the_features_that_were_read() -> None:

@@ -1,4 +1,7 @@
-"""Pictures and tables: any classifier is audited for labels, from the command line and from code."""
+"""Pictures and tables: any classifier is audited for labels.
+
+This works from the command line and from code.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ def test_local_steps_and_frozen_parameters_are_those_of_text(data: Path) -> None
 
 
 def test_an_audit_of_a_table_classifier_from_the_command_line(data: Path, tmp_path: Path) -> None:
-    """Label attacks run, text attacks say that there is no text, and the control is recovered."""
+    """Label attacks run, text attacks find no text, the control is recovered."""
     out = tmp_path / "out"
     words = f"simulate --model {__name__}:table_classifier --batch-size 8 --steps 3 --controls 1"
     attacks = "span,tag,embedding-rows,random-labels,ilrg,llg-star"
@@ -79,7 +82,7 @@ def test_an_audit_of_a_table_classifier_from_the_command_line(data: Path, tmp_pa
 
 
 def test_what_does_not_fit_is_said(data: Path, tmp_path: Path) -> None:
-    """Models that cannot be made or called, data of another kind, sizes that make no batch."""
+    """Models that cannot be made, wrong data, and sizes that make no batch."""
     with pytest.raises(ConfigError, match=r"gives \(1, 1\) for one example; a classifier gives \(1, 3\)"):
         ArraySimulator(ArraySimulation(f"{__name__}:no_classifier", data))
     with pytest.raises(ConfigError, match=r"does not take inputs of shape \(6,\)"):
@@ -113,7 +116,7 @@ def test_what_does_not_fit_is_said(data: Path, tmp_path: Path) -> None:
     ],
 )
 def test_labels_that_are_no_classes_are_refused(tmp_path: Path, labels: torch.Tensor, message: str) -> None:
-    """A million million classes are an identifier in the wrong place, and would take all memory."""
+    """A huge label is an identifier in the wrong field, and would fill memory."""
     path = tmp_path / "arrays.safetensors"
     save_auxiliary(path, {"inputs": torch.rand(len(labels), 3)}, labels)
     with pytest.raises(DataError, match=message):

@@ -1,4 +1,4 @@
-"""Client steps without a training loop: the data file, the batches, what is frozen, and the steps themselves."""
+"""Client steps without a training loop: data, batches, frozen parts, steps."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ EXAMPLES = [Example(str(n), n) for n in range(10)]
 
 
 def test_batches_are_consecutive_rows_of_a_seeded_shuffle() -> None:
-    """Every row at most once, full batches only, the same for the same seed whatever the batch size."""
+    """Rows occur at most once, in full batches, in an order set by the seed."""
     by_three = batches(EXAMPLES, 3, steps=100, seed=4)
     flat = [example for batch in by_three for example in batch]
     assert [len(batch) for batch in by_three] == [3, 3, 3]
@@ -179,7 +179,7 @@ def _same(one: Snapshot, two: Snapshot) -> bool:
 
 
 def test_every_step_is_the_update_of_its_own_batch(model: Path, data: Path) -> None:
-    """The batches cover the shuffled file, and each update is verified against its batch."""
+    """The batches cover the shuffled file, and each update is verified."""
     simulator = Simulator(Simulation(model, data, batch_size=2, steps=10, seed=3))
     snapshots = list(simulator)
     assert len(simulator) == len(snapshots) == 2
@@ -193,7 +193,7 @@ def test_every_step_is_the_update_of_its_own_batch(model: Path, data: Path) -> N
 
 
 def test_training_mode_draws_masks_that_can_be_drawn_again(model: Path, data: Path) -> None:
-    """Dropout is on, the step is verified all the same, and each step has masks of its own."""
+    """Dropout is on, each step has its own masks, and the steps are verified."""
     what = Simulation(model, data, steps=2, mode="train", seed=1)
     first, second = Simulator(what)
     assert first.observation.facts.training_mode
@@ -327,7 +327,10 @@ def test_adapters_and_the_head_are_all_that_is_shared(model: Path, data: Path) -
 
 
 def test_local_steps_are_consecutive_batches_and_the_difference_is_verified(model: Path, data: Path) -> None:
-    """Each batch a micro-batch of the truth with masks of its own; the protocol says how many and how fast."""
+    """Each batch is a micro-batch of the truth with its own masks.
+
+    The protocol says how many there are, and the learning rate.
+    """
     what = Simulation(model, data, steps=5, mode="train", local_steps=2, learning_rate=0.01, seed=3)
     simulator = Simulator(what)
     snapshots = list(simulator)

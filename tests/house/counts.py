@@ -59,7 +59,7 @@ def _of_module(path: Path) -> Iterator[Finding]:
         if registered != 1:
             yield Finding("file in a plugin folder that is not one plugin", f"{where} (registers {registered})")
     for node in ast.walk(tree):
-        yield from _of_node(node, where)
+        yield from findings_of_node(node, where)
 
 
 def _registers(node: ast.stmt) -> bool:
@@ -69,7 +69,8 @@ def _registers(node: ast.stmt) -> bool:
     return any(isinstance(call, ast.Name) and call.id in REGISTERS for call in calls)
 
 
-def _of_node(node: ast.AST, where: str) -> Iterator[Finding]:
+def findings_of_node(node: ast.AST, where: str) -> Iterator[Finding]:
+    """Yield what is too long, too wide or private in one node of a module."""
     if isinstance(node, ast.ClassDef) and _length(node) > LONGEST_CLASS:
         yield Finding("class over 250 lines", f"{where}:{node.lineno} {node.name} ({_length(node)})")
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _length(node) > LONGEST_FUNCTION:
@@ -84,6 +85,11 @@ def _of_node(node: ast.AST, where: str) -> Iterator[Finding]:
         for alias in node.names:
             if alias.name.startswith("_") and not alias.name.startswith("__"):
                 yield Finding("private name across modules", f"{where}:{node.lineno} {alias.name}")
+
+
+def docstring_of(place: str) -> str:
+    """Return the docstring of a module, by its path from the root."""
+    return ast.get_docstring(ast.parse((ROOT / place).read_text(encoding="utf-8"))) or ""
 
 
 def _length(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> int:

@@ -53,8 +53,11 @@ class Wait(TrainerCallback):
 def test_a_run_is_audited_to_a_report_that_keeps_the_secret(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two steps are kept and attacked while training goes on; at least one of their two sentences is recovered word for word,
-    the verdict fails, and no private word is in a log, a file name, the results or the masked report."""
+    """Two steps are kept and attacked during training, and one leaks.
+
+    At least one of their two sentences is recovered word for word, the verdict fails, and no private word is in a log, a file
+    name, the results or the masked report.
+    """
     audit = LeakAuditCallback(audit_config(tmp_path, every_n_steps=4, max_snapshots=2, min_tokens=3))
     spool = tmp_path / "audit" / "spool"
     slow = Wait(4, lambda: spool.is_dir() and (tmp_path / "audit" / "journal.jsonl").exists() and not busy(spool))

@@ -212,7 +212,7 @@ def test_a_snapshot_of_an_older_schema_is_read_and_checked(tmp_path: Path, schem
 
 
 def test_keys_that_earlier_versions_wrote_are_ignored(tmp_path: Path) -> None:
-    """A step whose loss they described otherwise is read as one that cannot be replayed."""
+    """A step whose loss they described is read as one that cannot be replayed."""
     folder = written(tmp_path)
 
     def age(raw: dict[str, Any]) -> None:

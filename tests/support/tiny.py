@@ -80,7 +80,10 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def ids_of(text: str) -> tuple[int, ...]:
-    """Return the token ids of a text, special ones included, in the tiny BERT's vocabulary."""
+    """Return the token ids of a text in the tiny BERT's vocabulary.
+
+    Special tokens are included.
+    """
     return tuple(bert_tokenizer()(text)["input_ids"])
 
 

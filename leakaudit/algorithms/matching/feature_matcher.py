@@ -155,7 +155,7 @@ class FeatureMatcher(Matcher):
         """
         own = self._pooler_inputs(embeddings)[..., : self._features.shape[1]]  # (N, B, F)
         cosine = functional.normalize(own, dim=2) @ self._features.T  # (N, B, K)
-        return self._weight * (1 - _best_assignment(cosine))
+        return self._weight * (1 - best_assignment(cosine))
 
     def _pooler_inputs(self, embeddings: Tensor) -> Tensor:
         """Return (N, B, D) the inputs of the pooler."""
@@ -177,7 +177,7 @@ class FeatureMatcher(Matcher):
         return taken[0]
 
 
-def _best_assignment(cosine: Tensor) -> Tensor:
+def best_assignment(cosine: Tensor) -> Tensor:
     """Return (N,) the largest mean cosine of features and sequences.
 
     Each feature has a sequence of its own.
