@@ -77,15 +77,6 @@ def test_it_starts_from_what_exact_recovery_read_where_it_is_told_to() -> None:
     assert guess.diagnostics["lengths_from_evidence"] == 1.0
 
 
-def test_drawing_places_anew_begins_another_descent_only_where_the_update_is_not_explained() -> None:
-    """As often as it is allowed to, from the best so far."""
-    knobs: dict[str, Any] = {"n_init": 1, "n_permutations": 0, "round_every": 2, "round_draws": 1, "redraw_steps": 2}
-    guess = LampCos(steps=2, redraws=2, learning_rate=1e-9, **knobs)(
-        _seen(labels=(1,), lengths=(7,)), tiny.generator(), Budget(600)
-    )
-    assert (guess.diagnostics["redrawn"], guess.diagnostics["steps"]) == (2, 6)
-
-
 def test_it_stops_when_no_token_changes_any_more() -> None:
     """With steps too small to change anything, after `patience` rounds."""
     attack = LampCos(
@@ -128,7 +119,6 @@ PRINTED: list[tuple[str, str, Any]] = [
     ("start_scale", "Algorithm 1, line 1: N(0, I); Sec. 5: a standard Gaussian", 1.0),
     ("prior", "Sec. 4.3: a language model such as GPT-2; ours stands in", "ngram"),
     ("squared", "Sec. 4.2: the L2 norm in L_tag", False),
-    ("redraws", "not in the paper", 0),
     ("words", "Algorithm 1, line 20: the nearest token", 0),
     ("restarts", "Algorithm 1, line 2: one start", 1),
     ("whitened", "not in the paper", False),
@@ -180,7 +170,7 @@ def test_the_large_preset_holds_the_papers_recipe_for_bert_large(knob: str, plac
 
 def test_every_knob_of_a_preset_is_in_the_papers_table_or_decides_nothing_there() -> None:
     """A new knob has to say what the paper does."""
-    without_effect = {"redraw_steps", "trial_steps"}  # of no redraws and of one start
+    without_effect = {"trial_steps"}  # of one start
     weights = {knob for _, knob, _, _ in WEIGHTS}
     named = {knob for knob, _, _ in PRINTED}
     assert {field.name for field in dataclasses.fields(PRESETS["paper"])} == named | weights | without_effect

@@ -53,8 +53,6 @@ class Settings:
     prior_weight: float
     prior: str
     squared: bool
-    redraws: int
-    redraw_steps: int
     words: int
     restarts: int
     trial_steps: int
@@ -83,8 +81,6 @@ PAPER = Settings(
     prior_weight=0.2,
     prior=STAND_IN,
     squared=False,
-    redraws=0,
-    redraw_steps=75,
     words=0,
     restarts=1,
     trial_steps=30,
@@ -182,11 +178,6 @@ class Lamp:
     `prior_stand_in` is then 1."""
     squared: bool | None = None
     """Square L2 distances, as DLG does; `lamp-l1l2` only. False in the paper as printed."""
-    redraws: int | None = None
-    """Number of further descents after the last step. Each begins from the best so far, with the quarter of the
-    positions furthest from any word drawn again, unless the guess explains the update. Not in the paper."""
-    redraw_steps: int | None = None
-    """Steps of each of these descents."""
     words: int | None = None
     """Nearest words at each position that are tried as tokens after the last step (`token_refinement`): more where a
     position is less certain, and those of the restarts that were dropped; 0 takes the nearest, as the paper does."""
@@ -235,9 +226,9 @@ class Lamp:
         """Refuse settings that are out of range."""
         check_knobs(
             self,
-            at_least_one=("steps", "n_init", "round_every", "round_draws", "redraw_steps", "restarts", "trial_steps"),
+            at_least_one=("steps", "n_init", "round_every", "round_draws", "restarts", "trial_steps"),
             not_negative=(
-                *("n_permutations", "redraws", "words", "weight_decay", "clip", "patience"),
+                *("n_permutations", "words", "weight_decay", "clip", "patience"),
                 *("length_weight", "prior_weight", "start_scale"),
             ),
             positive=("learning_rate", "decay"),
@@ -308,8 +299,6 @@ class Lamp:
             patience=chosen.patience,
             stop_early=chosen.stop_early,
             words=chosen.words,
-            redraws=chosen.redraws,
-            redraw_steps=chosen.redraw_steps,
         )
         return Recipe(
             objective=replace(objective, per=self.per, whitened=chosen.whitened, squared=chosen.squared),

@@ -20,9 +20,6 @@ from leakaudit.algorithms.matching.permutations import Permutation, draw_orders
 from leakaudit.plugins.budget import Budget
 from leakaudit.plugins.prior_protocol import Scorer
 
-REDRAWN = 0.25
-"""Share of a sequence's positions that are drawn again. Our choice."""
-
 
 @dataclass(frozen=True)
 class Rounds:
@@ -45,10 +42,6 @@ class Rounds:
     words: int = 0
     """Nearest words at each position that are tried as tokens after the last step (`token_refinement`), with those of
     the restarts that were dropped; 0 takes the nearest."""
-    redraws: int = 0
-    """Number of further descents from the best so far, each with the positions furthest from any word drawn again."""
-    redraw_steps: int = 0
-    """Steps of each of these descents."""
 
     def count(self, steps: int) -> int:
         """Return the number of rounds that belong to so many steps.
@@ -160,23 +153,6 @@ class PermutationRounds:
     def _steps_since_round(self, run: Run) -> bool:
         """Return whether the run has taken steps since the last round."""
         return run.taken_now % self.rounds.every > 0
-
-    def redrawn(self, best: Candidate) -> Candidate:
-        """Return a candidate with its least certain positions drawn again.
-
-        These are the positions whose embeddings are furthest from any word: two positions share a word there, or none
-        was found.
-        """
-        fresh = self._matcher.candidates.random(1, self._rng)
-        likeness, _ = self._matcher.words.nearest(best.embeddings[0])
-        changed = best.detached()
-        for row in range(len(self._matcher.lengths)):
-            places = sorted(self._matcher.free_places(row), key=lambda place: float(likeness[row, place]))
-            for place in places[: math.ceil(REDRAWN * len(places))]:
-                changed.embeddings[0, row, place] = fresh.embeddings[0, row, place]
-        self._still, self._last = 0, []
-        self.facts["redrawn"] = self.facts.get("redrawn", 0.0) + 1
-        return changed
 
     def _note(self, run: Run, loss: float) -> None:
         if math.isfinite(loss) and (self._best is None or loss < self._best[0]):

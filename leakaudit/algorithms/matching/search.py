@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -61,14 +60,6 @@ def search(
         discrete.check_explained(run)
     stop = "converged" if discrete is not None and discrete.explained else advance(run, discrete, budget)
     best = run.end if discrete is None else discrete.result(run, budget)
-    if discrete is not None:
-        again = replace(descent, steps=discrete.rounds.redraw_steps)
-        for _ in range(discrete.rounds.redraws):
-            if discrete.explained or budget.exhausted():
-                break
-            run.begin(again, discrete.redrawn(best))
-            stop = advance(run, discrete, budget)
-            best = discrete.result(run, budget)
     tokens, likeness = matcher.tokens(best.embeddings[0])
     if rounds is not None and rounds.words and discrete is not None and not discrete.explained:
         tokens = _refined(matcher, [best, *run.dropped], rounds.words, rng, budget)
