@@ -1,4 +1,4 @@
-"""Words what a run tells its user at the beginning and at the end of training."""
+"""The sentences that a run prints for its user when training begins and ends."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ def labels_only(net: nn.Module, num_labels: int, criterion: nn.Module | None = N
 def classifier_in(module: nn.Module) -> nn.Module:
     """Return the classifier in a module that trains it, such as a LightningModule.
 
-    It is the only child with all parameters, or else the module itself. Whether a training step calls the module or that child, the child
-    is called.
+    It is the only child that holds all parameters of the module; without such a child, it is the module itself. A training step that
+    calls the module also calls that child.
     """
     everything = {id(p) for p in module.parameters()}
     holders = [part for part in module.children() if {id(p) for p in part.parameters()} == everything]

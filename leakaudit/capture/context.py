@@ -1,4 +1,4 @@
-"""What an adapter tells about a training run and about one of its steps."""
+"""The facts that an adapter knows about a training run and about each step."""
 
 from __future__ import annotations
 
@@ -119,6 +119,6 @@ class TrainerContext:
 def writes(peers: ProcessGroup | None) -> bool:
     """Return whether this process writes the audit.
 
-    A process that is alone does, and the first of a group.
+    A process that trains alone writes it; in a group, only the first process does.
     """
     return peers is None or peers.first

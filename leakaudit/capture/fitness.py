@@ -1,6 +1,6 @@
-"""Checks before the first step whether a model can be audited.
+"""The checks, before the first step, of whether a model can be audited.
 
-A snapshot must be able to hold its tensors, and another process must be able to make the same model.
+A snapshot must be able to hold the model's tensors, and another process must be able to make the same model.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Fit:
 
         Args:
             model: the live one.
-            recipe: how the side process makes it. For one that user code makes nothing is tried: that code may have effects.
+            recipe: how the side process makes it. A recipe that calls user code is not tried here, because that code may have effects.
 
         Raises:
             ModelError: the class makes tensors that the live model lacks or has in other shapes, so that its weights could not be
@@ -129,7 +129,7 @@ def _blank(recipe: ModelRecipe) -> nn.Module | None:
         return blank
     except ModelError:
         raise
-    except Exception:  # no model that can be made without values; the side process says what is wrong, if anything is
+    except Exception:  # it cannot be made without values; if anything is wrong, the side process reports it
         return None
 
 
@@ -153,10 +153,10 @@ def _parameters_without_values() -> Iterator[None]:
 
 
 def patched_parts(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of parts that compute by more than the code of their class.
+    """Return the names of parts that run other code than their class.
 
-    They have a `forward` in the instance, or forward hooks. The model itself is left out: a change around it affects the loss and not
-    what its parts compute, and `own_loss` tells of that.
+    They have a `forward` in the instance, or forward hooks. The model itself is left out: a change to it affects the loss, not what its
+    parts compute, and `own_loss` reports a changed loss.
     """
     return tuple(name for name, part in model.named_modules() if name and _is_patched(part))
 

@@ -1,4 +1,4 @@
-"""Counts due steps that could not be recorded when they began."""
+"""The count of due steps that could not be recorded when they began."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MissedSteps:
     since_kept: int = 0
     """Due steps since the last kept one that were missed, for either reason."""
     _open: tuple[int, str] | None = field(default=None, init=False)
-    """A missed step that is not over yet, and why the disk had no room; empty text: the writer was busy."""
+    """Number of a missed step that is not over yet, and why the disk had no room (empty if the writer was busy instead)."""
 
     @property
     def pending(self) -> bool:

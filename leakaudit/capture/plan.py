@@ -1,6 +1,6 @@
-"""Plans which steps of a training run are kept.
+"""The plan of which steps of a training run are kept.
 
-It also says whether they can be enough for the policy.
+The plan also says whether these steps can be enough for the policy.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Plan:
     total: int | None = None
     """Steps of the run; None if unknown."""
     short: bool = False
-    """Whether the run is so short that `auto` keeps steps closer than `LEAST_DISTANCE`; then the next one waits for the disk."""
+    """Whether the run is so short that `auto` keeps steps closer than `LEAST_DISTANCE`; then a due step waits for the disk."""
 
     @classmethod
     def of(cls, config: AuditConfig, policy: Policy, total: int | None) -> Plan:
@@ -105,7 +105,7 @@ class Plan:
 
     @property
     def kept(self) -> int | None:
-        """Return how many steps are kept if all goes well.
+        """Number of steps that are kept if no due step is missed.
 
         It is None if the length of the run is unknown.
         """

@@ -13,7 +13,7 @@ from leakaudit.capture.recording.live_model import LiveModel
 
 
 class LocalGradients:
-    """Copies each gradient when this process has added its own share to it."""
+    """Hooks that copy each gradient when this process has added its share to it."""
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ SECRET_ENDINGS = (
     "_TOKENS",
     "_IDENTITY",
 )
-"""Ends of the names of variables that hold credentials. The side process needs none: it reads a folder and writes into it."""
+"""Ends of the names of variables that hold credentials. The side process needs no credentials: it reads a folder and writes into it."""
 
 QUIET = {
     "HF_HUB_OFFLINE": "1",
@@ -58,7 +58,7 @@ QUIET = {
     "OMP_WAIT_POLICY": "PASSIVE",
 }
 """Settings of libraries. Nothing is looked up in a model hub, no experiment tracker gets a second run, and no library writes a model's
-configuration or what it computes into the log. Idle threads sleep, because the trainer can use the core on which they would wait."""
+configuration or results of computations into the log. Idle threads sleep, so that the trainer can use the core on which they would wait."""
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
