@@ -35,7 +35,7 @@ from leakaudit.models.wrappers import unwrapped
 
 
 class Event(NamedTuple):
-    """What the trainer passes with each of its events."""
+    """The objects that the trainer passes with each of its events."""
 
     args: TrainingArguments
     state: TrainerState
@@ -86,9 +86,8 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
     def attach(self, trainer: Any) -> LeakAuditCallback:
         """Read whole batches from the trainer, with labels, before any hook.
 
-        Without this call the batch is what the model is given, which lacks labels that the trainer keeps for a loss of its own;
-        nothing is logged to the trainer's loggers; and the audit of a run that ends in an exception ends only when the process ends
-        or trains again.
+        Without this call, the audit sees only the model's inputs, which lack labels that the trainer keeps for its own loss. The trainer's
+        loggers get no results. And if an exception ends the run, its audit ends only when the process ends or trains again.
 
         Args:
             trainer: a `transformers.Trainer`; this callback is added to it if it is missing there.
@@ -117,9 +116,9 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
 
     @entry
     def _ended(self, error: BaseException) -> None:
-        """End the audit of a training that an exception ended, Ctrl-C included.
+        """End the audit of a training that an exception or Ctrl-C ended.
 
-        No event of the trainer tells of either.
+        The trainer has no event for either of them.
         """
         self._interrupt(f"training ended with {type(error).__name__}")
         self._event = None
@@ -147,7 +146,7 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
         """Cancel a step that the optimizer skipped, and log new results."""
         if self._run is not None:
             self._control = control
-            self._run.recorder.cancel()  # a step that is still recorded was never made: an overflow, or a skipped batch
+            self._run.recorder.cancel()  # a recording that is still open has no step: an overflow, or a skipped batch
             self._after_step()
 
     @entry

@@ -51,10 +51,10 @@ class Watch(Adapter):
     FRAMEWORK = "torch"
 
     model: nn.Module
-    """What the loop calls: a model of transformers, wrapped or not, or a module with one such model inside; with `num_labels` any
-    classifier."""
+    """The object that the loop calls: a model of transformers, wrapped or not, or a module with one such model inside; with `num_labels`
+    any classifier."""
     optimizer: Any
-    """What the loop steps, wrapped or not; a list where several optimizers share the model. A step of the audit ends when all of them
+    """The optimizer of the loop, wrapped or not; a list if several optimizers share the model. A step of the audit ends when all of them
     have stepped after the same forward passes."""
     _: KW_ONLY
     tokenizer: Any = None

@@ -1,4 +1,4 @@
-"""Capture: keep real client steps of a training run, whatever the framework.
+"""Capture: the recording of real client steps of a training run, in any framework.
 
 It may import `client`, `models`, `config`, `storage`, `results`, `plugins`, `gate` and what an audit offers to a
 running training (`audit.comparison`, `audit.inline`, `audit.verification`). It imports no training framework; `callbacks` does that.

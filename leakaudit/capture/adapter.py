@@ -122,7 +122,7 @@ class Adapter:
             self._run.decide(self._step_context, step)
 
     def _after_step(self) -> None:
-        """Start the side process again if it died, and log what it has found since."""
+        """Start the side process again if it died, and log its new results."""
         if self._run is not None:
             self._run.after_step()
 

@@ -26,7 +26,7 @@ class Insider(Protocol):
     def _fail(self, error: Exception) -> None:
         """Handle an exception of an entry.
 
-        The first time, it tells the user what the exception costs the audit; it ends what cannot continue.
+        The first time, it tells the user what the audit loses. It ends the parts of the audit that cannot continue.
         """
 
 

@@ -21,7 +21,7 @@ Source = AuditConfig | Mapping[str, Any] | Path | str | None
 
 
 def configuration(source: Source) -> AuditConfig:
-    """Return the configuration, wherever it comes from.
+    """Return the configuration from a user's source.
 
     Raises:
         ConfigError: the file cannot be read, or a key or value in it is wrong.
@@ -34,7 +34,7 @@ def configuration(source: Source) -> AuditConfig:
 
 @dataclass(frozen=True)
 class StepContext:
-    """What only the framework knows about the step that begins."""
+    """The facts that only the framework knows about the step that begins."""
 
     step: int
     """Optimizer step, counted from 0."""
@@ -57,7 +57,7 @@ class StepContext:
 
 @dataclass(frozen=True)
 class TrainerContext:
-    """What an adapter knows about the run when it begins."""
+    """The facts that an adapter knows about the run when it begins."""
 
     model: nn.Module
     """The model as the framework holds it, with or without wrappers."""

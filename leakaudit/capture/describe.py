@@ -35,7 +35,7 @@ AUTOCAST_DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16"}
 
 @dataclass(frozen=True)
 class RunDescription:
-    """What every step of one run says about its model and its trainer."""
+    """The facts about model and trainer that are the same for all steps of a run."""
 
     trainer: TrainerContext
     model: nn.Module
@@ -45,7 +45,7 @@ class RunDescription:
     fit: Fit
     """How the live model differs from the one that its recipe makes."""
     facts: PublicFacts
-    """What is public for as long as the run lasts; `manifest` fills in what changes from step to step."""
+    """The facts that are public during the whole run; `manifest` adds the facts that change from step to step."""
     shipped_defense: PluginSpec
     """The defence that the protocol applies to the update, by the configuration."""
     private: PrivateSgd | None
@@ -257,7 +257,7 @@ def run_facts(trainer: TrainerContext, model: nn.Module, declared: tuple[Declare
 def declared_defenses(shipped: PluginSpec, private: PrivateSgd | None) -> tuple[DeclaredDefense, ...]:
     """Return the defences that the protocol of a run declares.
 
-    The optimizer's own come first, then the shipped defence. Where both are one defence, the optimizer's own numbers count.
+    The defences of the optimizer are first, then the shipped defence. If both are the same defence, the optimizer's numbers count.
     """
     optimizer = private.declared() if private else ()
     defense: Any = defenses.create(shipped.name, shipped.options)

@@ -47,14 +47,14 @@ def check_tensors(model: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Fit:
-    """How the live model differs from the one that its recipe makes."""
+    """The differences between the live model and the one that its recipe makes."""
 
     foreign: frozenset[str] = frozenset()
-    """Parameters and stored buffers that the made model has no place for."""
+    """Names of parameters and stored buffers that the made model does not have."""
     unlike: frozenset[str] = frozenset()
     """Unstored buffers whose values differ; they are kept with each step."""
     parts: Mapping[str, str] = field(default_factory=dict)
-    """Small modules that a user put in the place of others, and how they are made again."""
+    """Name of a small module that a user put in the place of another one -> how it is made again."""
     made: Settings | None = None
     """Plain numbers on the made model's modules; None where the model could not be made here."""
 

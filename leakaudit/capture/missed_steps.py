@@ -16,11 +16,11 @@ class MissedSteps:
     """
 
     busy: int = 0
-    """Due steps that came while the step before was still on its way to the disk."""
+    """Number of due steps that began while the step before was still being written."""
     too_full: int = 0
-    """Due steps for which the spool or the disk had no room."""
+    """Number of due steps for which the spool or the disk had no room."""
     since_kept: int = 0
-    """Due steps since the last kept one that were missed, for either reason."""
+    """Number of due steps since the last kept one that were missed, for either reason."""
     _open: tuple[int, str] | None = field(default=None, init=False)
     """Number of a missed step that is not over yet, and why the disk had no room (empty if the writer was busy instead)."""
 

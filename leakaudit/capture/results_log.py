@@ -1,4 +1,4 @@
-"""The log of finished results, which goes to the loggers of the trainer."""
+"""The log of finished results, which the loggers of the trainer get."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ steps anyway, and a disk that is slower is stuck."""
 
 @dataclass
 class AuditRun:
-    """One audited training run; a second run of the same trainer has its own."""
+    """One audited training run; a second run of the same trainer has its own object."""
 
     config: AuditConfig
     spool: Spool
@@ -145,7 +145,7 @@ class AuditRun:
         try:
             if self._wanted(step):
                 manifest = self.description.manifest(now(), self.missed.since_kept)
-        finally:  # even after an error: the other processes wait for an answer
+        finally:  # also after an error, because the other processes wait for an answer
             mine, peers = manifest is not None, self.trainer.peers
             agreed = mine if peers is None else peers.agree(f"step {step}", mine)
         if agreed and manifest is not None:
@@ -180,7 +180,7 @@ class AuditRun:
         return True
 
     def after_step(self) -> None:
-        """Start the side process again if it died, and log what it has found since."""
+        """Start the side process again if it died, and log its new results."""
         if not self.trainer.writes:
             return
         start = time.perf_counter()

@@ -46,7 +46,7 @@ class StepCounter:
         return over
 
     def remove(self) -> None:
-        """Take the hooks off; a second call changes nothing."""
+        """Remove the hooks; a second call changes nothing."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

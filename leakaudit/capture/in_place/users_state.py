@@ -172,7 +172,7 @@ class _Walk:
         elif isinstance(value, list | dict | set | frozenset | tuple | deque):
             self._container(value, depth)
         elif isinstance(value, nn.Module):
-            for module in value.modules():  # a hook holds it; it is no part of the model
+            for module in value.modules():  # a hook holds this module; it is no part of the model
                 self.module(module)
                 self.state.leaves += [p for p in module._parameters.values() if p is not None]
                 for buffer in module._buffers.values():
@@ -197,7 +197,7 @@ class _Walk:
             try:
                 content = cell.cell_contents
             except ValueError:
-                continue  # not filled yet
+                continue  # the cell is empty
             self.held(content, setattr, cell, "cell_contents", depth=depth)
         self.inside(function.__defaults__, depth)
         self.inside(function.__kwdefaults__, depth)
@@ -242,7 +242,7 @@ class _Walk:
         if self.bytes > MOST_BYTES:
             self.state.opaque = self.state.opaque or "tensor larger than is copied"
         else:
-            self.state.undo.append((tensor.data.copy_, tensor.detach().clone()))  # `.data` leaves its version alone
+            self.state.undo.append((tensor.data.copy_, tensor.detach().clone()))  # `.data` does not change the version
 
     def _array(self, values: Any) -> None:
         """Copy an array of numpy, unless nothing can be written to it."""

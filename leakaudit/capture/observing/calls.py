@@ -98,7 +98,7 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 @dataclass(frozen=True)
 class CallContext:
-    """What a forward pass depends on beside its arguments and the model.
+    """The context that a forward pass depends on beside its arguments and the model.
 
     `ForwardPass.rng` has the states of torch's generators.
     """

@@ -192,7 +192,7 @@ class ForwardHooks:
             self._handles.append(_Undo(functools.partial(vars(self.model).pop, "forward", None)))
 
     def close(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

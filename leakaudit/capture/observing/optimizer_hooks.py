@@ -49,7 +49,7 @@ class OptimizerHooks:
         self._handles += self.rounds.install()
 
     def remove(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -35,9 +35,9 @@ WHAT_TO_DO = "declare what it does with `shipped_defense`, or change the gradien
 
 @dataclass
 class OptimizerStep:
-    """One step of an optimizer: what it was given, and what it did with that.
+    """One step of an optimizer: the gradients that it was given, and its effect.
 
-    It is noted when the gradients are copied, and checked after the step.
+    The step is noted when the gradients are copied, and checked after it is made.
     """
 
     optimizer: torch.optim.Optimizer

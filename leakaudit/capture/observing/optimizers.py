@@ -212,7 +212,7 @@ class Rounds:
     def _fail(self, _error: Exception) -> None:
         """Count every step as a round from now on.
 
-        The recorder then sees steps that are not complete, and keeps none of them.
+        Then the recorder sees incomplete steps, and does not keep them.
         """
         self.over = True
 

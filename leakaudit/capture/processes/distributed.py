@@ -76,7 +76,7 @@ class TorchProcessGroup:
         """Find the other processes that begin this audit.
 
         Raises:
-            PeersError: not all came within the time limit, or one is not audited.
+            PeersError: not all processes answered within the time limit, or one of them is not audited.
         """
         self._take_number()
         assert self._agreement is not None

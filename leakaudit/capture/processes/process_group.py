@@ -50,7 +50,7 @@ class EndOfStepAnswer:
         """Prepare.
 
         Args:
-            group: the processes; None where training runs in one, which owes no answer.
+            group: the processes; None if training runs in one process, which owes no answer.
         """
         self._group = group
         self._topic = ""

@@ -56,7 +56,7 @@ class BackgroundWriter:
 
     def begin(self, kept: KeptStep) -> None:
         """Write a step in the background."""
-        # A daemon: a stuck disk must not keep the finished training process alive. The recorder's `remove` waits for it.
+        # A daemon: a stuck disk must not keep the finished training process alive. `Recorder.remove` waits for the thread.
         self.thread = threading.Thread(target=self.write_now, args=(kept,), name="leakaudit-writer", daemon=True)
         self.thread.start()
 

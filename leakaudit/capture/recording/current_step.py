@@ -6,9 +6,9 @@ torch and the training loop cause these events, in this order:
 2. `forward_begins`, and `backward_arrives` at that forward pass.
 3. `before_step`: the gradients are final, and the weights are still those of the forward pass. The step is copied at the first of
    several optimizers; at the others, gradients that changed since are copied again.
-4. `after_step`: the movement of the weights is compared with the copy. After the last optimizer the step goes to the writer.
+4. `after_step`: the movement of the weights is compared with the copy. After the last optimizer the writer gets the step.
 
-A forward pass between the steps of two optimizers begins the step again: some weights had moved before it.
+A forward pass between the steps of two optimizers begins the step again, because some weights moved before that pass.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class CurrentStep:
         return len(recording.ignored) < len(self._model.optimizers)
 
     def _copy(self, optimizer: Any) -> None:
-        """Copy what the optimizer got, and in any case answer the other processes."""
+        """Copy the gradients that the optimizer got; always answer the other processes."""
         start = time.perf_counter()
         recording = self._recording
         try:

@@ -174,7 +174,7 @@ class Recorder:
         self.current.stop()
 
     def remove(self, patience_s: float = PATIENCE_SECONDS) -> None:
-        """Take the hooks off, and wait for the writer.
+        """Remove the hooks, and wait for the writer.
 
         Args:
             patience_s: longest time to wait, in seconds: a stuck disk must not hold up training.

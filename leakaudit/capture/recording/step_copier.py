@@ -37,7 +37,7 @@ class StepCopier:
         Args:
             model: the live model.
             selection: which tensors are kept.
-            buffers: where copies go.
+            buffers: memory for the copies.
             check: repeats a step in place.
             convert_pass: converts a recorded forward pass to the audited model's inputs; it may refuse the step.
             complete_manifest: adds the facts that are known only when the optimizer steps.

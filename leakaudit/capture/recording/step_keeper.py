@@ -45,7 +45,7 @@ class StepKeeper:
             passes: knows which weights the passes saw.
             forwards: hooks on the object that the loop calls.
             copier: copies a step.
-            buffers: where copies go.
+            buffers: memory for the copies.
             writer: writes a copied step.
             group: the processes of a distributed run.
             observe: what the client sends.
@@ -113,7 +113,7 @@ class StepKeeper:
         return found
 
     def _check(self, recording: StepRecording) -> None:
-        """Refuse a step if it shows, before its copy, that the client sends something else.
+        """Refuse a step that is visibly not what the client sends, before it is copied.
 
         Raises:
             SnapshotError: says what was found and what to do.

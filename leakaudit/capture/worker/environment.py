@@ -23,7 +23,7 @@ LEAKED_PREFIXES = (
     "MV2_",
     "DEEPSPEED_",
 )
-"""Variables of a distributed launch. With them the side process would wait for processes that never come."""
+"""Variables of a distributed launch, by name and by prefix. With them the side process would wait for other processes that do not exist."""
 
 INTERPRETER_VARIABLES = frozenset({"PYTHONINSPECT", "PYTHONSTARTUP", "PYTHONPROFILEIMPORTTIME", "PYTHONBREAKPOINT"})
 """Variables of the interpreter. With `PYTHONINSPECT` the side process would end in a prompt, and never exit."""

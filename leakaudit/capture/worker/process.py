@@ -61,7 +61,7 @@ class SideProcess:
         self._training = True
         self._terminated = False
         self.detached = False
-        """Whether the side process continues without us."""
+        """Whether the side process continues after the end of this process."""
         self.given_up = False
         """Whether no side process is started any more."""
         self.why_given_up = ""
@@ -109,7 +109,7 @@ class SideProcess:
         """Return whether the ended worker must not be started again, or not yet."""
         code = None if self._process is None else self._process.returncode
         if code is not None and self._spool.abandoned():
-            return False  # a worker that ends by itself leaves nothing claimed, whatever its code
+            return False  # it died: a worker that ends by itself claims no snapshot any more
         if code == ExitCode.USAGE:
             self._give_up("the side process cannot work with this configuration")
         return self._restarts.through(code)

@@ -41,7 +41,7 @@ def wait_for_attacks(spool: Spool, works: Callable[[], bool], seconds: float) ->
 
 
 def waiting_line(what: str, left: float | None, patience: float) -> str:
-    """Return what the end of training waits for, how long, and how to wait no longer.
+    """Return a line on what training waits for, how long, and how to stop the wait.
 
     Args:
         what: description of what the worker does now.
