@@ -35,7 +35,7 @@ from leakaudit.models.wrappers import unwrapped
 
 
 class Event(NamedTuple):
-    """What the trainer passes with each of its events."""
+    """The objects that the trainer passes with each of its events."""
 
     args: TrainingArguments
     state: TrainerState
@@ -45,7 +45,7 @@ class Event(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
-    """Audits a training: keeps steps, has them attacked, and reports.
+    """A callback that keeps training steps, has them attacked, and reports.
 
     A new object only stores its arguments; nothing is read, written or started before training begins.
     """
@@ -86,9 +86,8 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
     def attach(self, trainer: Any) -> LeakAuditCallback:
         """Read whole batches from the trainer, with labels, before any hook.
 
-        Without this call the batch is what the model is given, which lacks labels that the trainer keeps for a loss of its own;
-        nothing is logged to the trainer's loggers; and the audit of a run that ends in an exception ends only when the process ends
-        or trains again.
+        Without this call, the audit sees only the model's inputs, which lack labels that the trainer keeps for its own loss. The trainer's
+        loggers get no results. And if an exception ends the run, its audit ends only when the process ends or trains again.
 
         Args:
             trainer: a `transformers.Trainer`; this callback is added to it if it is missing there.
@@ -104,7 +103,7 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
         if self._trainer is trainer or os.environ.get(OFF_SWITCH):
             return
         if self not in trainer.callback_handler.callbacks:
-            trainer.add_callback(self)  # without its events nothing would be kept, and nobody would say so
+            trainer.add_callback(self)  # without its events nothing would be kept, and the user would not learn of it
         self._trainer = trainer
         trainer.training_step = around(trainer.training_step, self._batch)
         trainer.train = Ending(self._ended)(trainer.train)
@@ -117,9 +116,9 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
 
     @entry
     def _ended(self, error: BaseException) -> None:
-        """End the audit of a training that an exception ended, Ctrl-C included.
+        """End the audit of a training that an exception or Ctrl-C ended.
 
-        No event of the trainer tells of either.
+        The trainer has no event for either of them.
         """
         self._interrupt(f"training ended with {type(error).__name__}")
         self._event = None
@@ -147,7 +146,7 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
         """Cancel a step that the optimizer skipped, and log new results."""
         if self._run is not None:
             self._control = control
-            self._run.recorder.cancel()  # a step that is still recorded was never made: an overflow, or a skipped batch
+            self._run.recorder.cancel()  # a recording that is still open has no step: an overflow, or a skipped batch
             self._after_step()
 
     @entry
@@ -183,7 +182,7 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
         event, trainer = self._event, self._trainer
         model = event.objects["model"]
         called = None if trainer is None else trainer.model_wrapped
-        # A class of the user's own on top of transformers' has a head of its own, which the part of it that is known has not.
+        # A user's subclass of a transformers model is audited as a whole: the known model inside it lacks the user's head.
         if self.num_labels is None and not isinstance(unwrapped(model), transformers.PreTrainedModel):
             inner, core = auditable(model, self.config)
             if core is not unwrapped(model):  # a model of transformers in another module, as in sentence-transformers
@@ -223,14 +222,14 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
         control = self._control
         due = control is not None and control.should_log
         self._trainer.log(numbers)
-        if control is not None:  # logging resets it, and the trainer's own line of this step would be lost
+        if control is not None:  # `log` resets `should_log`: the trainer's own line of this step would be lost
             control.should_log = due
 
 
 def _tokenizer(given: Any, model: Any) -> Any:
-    """Return the tokenizer itself.
+    """Return the tokenizer itself, which another object may hold.
 
-    A processor holds one, and so do a SentenceTransformer and what was given in its place.
+    Such an object is a processor, or a SentenceTransformer as the model.
     """
     places = (given, getattr(given, "tokenizer", None), getattr(unwrapped(model), "tokenizer", None))
     return next((found for found in places if hasattr(found, "get_vocab")), given)

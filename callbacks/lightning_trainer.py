@@ -7,9 +7,9 @@ Both package names work, `lightning` and `pytorch_lightning`.
 
 A classifier of pictures or tables has no tokenizer; `LeakAuditCallback("leakaudit.yaml", num_labels=10)` audits its labels.
 
-Lightning runs forward and backward inside the optimizer's step, and no callback of its own comes after clipping; so the audit
-looks at the optimizer and at the model inside the module, and learns from Lightning only when training begins and ends. It never
-raises into the run; `LEAKAUDIT_DISABLED=1` switches it off.
+Lightning runs forward and backward inside the optimizer's step, and calls no callback after clipping. So the audit looks at the
+optimizer and at the model inside the module; Lightning only tells it when training and each batch begin and end. It never raises into
+the run; `LEAKAUDIT_DISABLED=1` switches it off.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ else:
 
 @dataclass(eq=False, repr=False)
 class LeakAuditCallback(Adapter, Callback):
-    """Audits a training: keeps steps, has them attacked, and reports.
+    """A callback that keeps training steps, has them attacked, and reports.
 
     A new object only stores its arguments; nothing is read, written or started before training begins.
     """
@@ -57,7 +57,7 @@ class LeakAuditCallback(Adapter, Callback):
     """C, for a classifier of arrays: any module that turns one array (B, ...) into logits (B, C). Labels are those that a batch names,
     or the last entry of a batch such as (inputs, labels)."""
     criterion: torch.nn.Module | None = None
-    """Its loss, if that is not mean cross-entropy and the protocol makes it public."""
+    """Loss of a classifier of arrays, if it is not mean cross-entropy and the protocol makes it public."""
     batch_size: int | None = None
     """Largest batch of a step, if the protocol makes it public; else attacks have to guess how many labels there are."""
     _trainer: Any = field(default=None, init=False)
@@ -117,7 +117,7 @@ class LeakAuditCallback(Adapter, Callback):
 
     @entry
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Leave the side process alone; Lightning calls nothing else after an exception."""
+        """End the audit of the run: Lightning calls no other event after an exception."""
         self._unhook()
         self._interrupt(f"training ended with {type(exception).__name__}")
 

@@ -1,4 +1,4 @@
-"""`watch` audits a training loop of your own.
+"""`watch`, which audits a training loop of your own.
 
 It works in plain torch, Accelerate, Fabric and Opacus.
 
@@ -51,10 +51,10 @@ class Watch(Adapter):
     FRAMEWORK = "torch"
 
     model: nn.Module
-    """What the loop calls: a model of transformers, wrapped or not, or a module with one such model inside; with `num_labels` any
-    classifier."""
+    """The object that the loop calls: a model of transformers, wrapped or not, or a module with one such model inside; with `num_labels`
+    any classifier."""
     optimizer: Any
-    """What the loop steps, wrapped or not; a list where several optimizers share the model. A step of the audit ends when all of them
+    """The optimizer of the loop, wrapped or not; a list if several optimizers share the model. A step of the audit ends when all of them
     have stepped after the same forward passes."""
     _: KW_ONLY
     tokenizer: Any = None
@@ -62,7 +62,7 @@ class Watch(Adapter):
     num_labels: int | None = None
     """C, for a classifier of arrays: any module that turns one array (B, ...) into logits (B, C)."""
     criterion: nn.Module | None = None
-    """Its loss, if that is not mean cross-entropy and the protocol makes it public."""
+    """Loss of a classifier of arrays, if it is not mean cross-entropy and the protocol makes it public."""
     batch_size: int | None = None
     """Largest batch of a step, if the protocol makes it public; else attacks have to guess how many labels there are."""
     config: Source = None
@@ -199,7 +199,7 @@ watch = Watch
 def _fabric_precision(model: nn.Module) -> str | None:
     """Return the autocast of a module of Lightning Fabric.
 
-    It begins inside the module, where no hook on it sees it.
+    The autocast begins inside the module, so a hook on the module does not see it.
     """
     precision = getattr(getattr(model, "_strategy", None), "precision", None)
     return {"bf16-mixed": "bf16", "16-mixed": "fp16"}.get(str(getattr(precision, "precision", "")))

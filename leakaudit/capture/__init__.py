@@ -1,11 +1,12 @@
-"""Capture: keep real client steps of a training run, whatever the framework.
+"""Capture: the recording of real client steps of a training run, in any framework.
 
 It may import `client`, `models`, `config`, `storage`, `results`, `plugins`, `gate` and what an audit offers to a
-running training (`audit.inline`, `audit.verification`). It imports no training framework; `callbacks` does that.
+running training (`audit.comparison`, `audit.inline`, `audit.verification`). It imports no training framework; `callbacks` does that.
 
-The way of a step: `adapter` hears of it from a trainer, `run` decides whether it is due, `observing` sees it, `recording` copies it and writes a snapshot,
-`in_place` repeats it to verify its update, and `worker` starts the side process that attacks it. `processes` lets the ranks of a
-distributed run agree. `boundary` guards every function that torch, a framework or the user's loop calls.
+How a step is captured: a trainer announces it to `adapter`, `run` decides whether it is due, hooks of `observing` see it, `recording`
+copies it and writes a snapshot, `in_place` repeats it to verify its update, and `worker` starts the side process that attacks it. With
+`processes`, the ranks of a distributed run agree on each step. `boundary` guards every function that torch, a framework or the user's
+loop calls.
 """
 
 __all__ = [

@@ -47,11 +47,11 @@ class Adapter:
     _run: AuditRun | None = None
     _folder: Path | None = None
     _kept = 0
-    """Steps that the last run kept, and those before its checkpoint."""
+    """Number of steps that the last run kept, including those before its checkpoint."""
     _marks_folder = False
-    """Whether this process marks the folder, although it is not the first one, which has no audit."""
+    """Whether this process marks the folder in place of the first process, which may have no audit."""
     _left: tuple[Spool, ...] = ()
-    """Spools with steps that are still to be audited; while these objects exist, their locks say that this process lives."""
+    """Spools with steps that are not audited yet. While these objects exist, their locks show that this process lives."""
 
     @property
     def folder(self) -> Path | None:
@@ -89,7 +89,10 @@ class Adapter:
     # ------------------------------------------------------------------ what the events call
 
     def _open(self) -> None:
-        """Begin a run; it uses the spool of an earlier run that never kept a step."""
+        """Begin a run.
+
+        It uses the spool of an earlier run of this adapter, if that run never kept a step.
+        """
         self._off = ""
         spool, folder = self._leave_earlier_run()
         if not self._off and os.environ.get(OFF_SWITCH):
@@ -119,7 +122,7 @@ class Adapter:
             self._run.decide(self._step_context, step)
 
     def _after_step(self) -> None:
-        """Start the side process again if it died, and log what it has found since."""
+        """Start the side process again if it died, and log its new results."""
         if self._run is not None:
             self._run.after_step()
 
@@ -161,11 +164,11 @@ class Adapter:
     # ------------------------------------------------------------------ runs that do not end as planned
 
     def _leave_earlier_run(self) -> tuple[Spool | None, Path | None]:
-        """End a run that training left without telling.
+        """End an earlier run, if training begins again without having ended it.
 
-        It returns the spool and folder of that run if nothing was put into them.
+        Return the spool and folder of that run if it kept no step; otherwise None for both.
 
-        `auto_find_batch_size` begins again like this, with another optimizer, after the first step ran out of memory.
+        `auto_find_batch_size` does this: it begins again with another optimizer after the first step ran out of memory.
         """
         run = self._run
         if run is None:
@@ -200,9 +203,9 @@ class Adapter:
             )
 
     def _clear_away(self, run: AuditRun | None, reason: str) -> Iterator[str]:
-        """Take everything off a run and mark its folder.
+        """Stop a run, discard its spool if it is empty, and mark its folder.
 
-        It yields a clause on each thing that the user has to know.
+        Each yielded clause tells the user about one problem, or about an earlier audit.
         """
         try:
             if run is not None:
@@ -212,7 +215,7 @@ class Adapter:
         except Exception as error:
             yield f"it could not be switched off cleanly ({type_and_place(error)})"
         if run is not None and (not run.trainer.writes or run.recorder.counters.kept or run.spool.entries()):
-            return  # what was kept stays
+            return  # kept steps stay in the folder
         folder = folder_of(self.config) if run is None else run.config.out_dir
         try:
             yield from _mark_folder(folder, reason, marks=self._marks_folder)
@@ -264,11 +267,11 @@ def _with_peers(trainer: TrainerContext, peers: ProcessGroup | None) -> TrainerC
 def _mark_folder(folder: Path | None, reason: str, *, marks: bool) -> Iterator[str]:
     """Mark the folder of a run that is not audited.
 
-    It yields a clause on what became of an earlier audit in that folder.
+    The yielded clause, if there is one, says where the results of an earlier audit in that folder are now.
 
     Args:
         folder: of the run; None where its configuration cannot be read.
-        reason: why it is not audited. A run that is switched off leaves a folder alone that does not exist.
+        reason: why it is not audited. If the user switched the audit off, a folder that does not exist is not made.
         marks: whether this process marks the folder although it is not the first one.
     """
     if folder is None:

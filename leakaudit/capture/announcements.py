@@ -1,4 +1,4 @@
-"""Words what a run tells its user at the beginning and at the end of training."""
+"""The sentences that a run prints for its user when training begins and ends."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def plan_in_words(plan: Plan, config: AuditConfig, step_bytes: int, bytes_once: 
     Args:
         plan: of the run.
         config: of the audit.
-        step_bytes: what each kept step takes on the disk.
-        bytes_once: what is written once for all steps.
+        step_bytes: size of each kept step on the disk.
+        bytes_once: size of the tensors that are written once for all steps.
     """
     if plan.kept == 0:
         return plan.steps_in_words()
@@ -64,7 +64,7 @@ def nothing_kept_in_words(steps: int, reasons: list[str]) -> str:
 
     Args:
         steps: of the run.
-        reasons: why none of them was kept, a clause each.
+        reasons: why no step was kept, a clause each.
     """
     return "; ".join(
         [f"no step was kept, so there is nothing to report: the run had {counted(steps, 'step')}", *reasons]

@@ -1,7 +1,7 @@
 """Classifiers of pictures and tables in a training run.
 
-The loop calls the user's classifier, and hooks record its calls. The functions here convert such a call to one of `ArrayClassifier`, the
-model that the side process rebuilds: its array is `inputs`, its output `logits`.
+The loop calls the user's classifier, and hooks record its calls. The functions here convert a recorded call into a call of
+`ArrayClassifier`, the model that the side process rebuilds. There the array is named `inputs` and the output `logits`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def labels_only(net: nn.Module, num_labels: int, criterion: nn.Module | None = N
 def classifier_in(module: nn.Module) -> nn.Module:
     """Return the classifier in a module that trains it, such as a LightningModule.
 
-    It is the only child with all parameters, or else the module itself. Whether a training step calls the module or that child, the child
-    is called.
+    It is the only child that holds all parameters of the module; without such a child, it is the module itself. A training step that
+    calls the module also calls that child.
     """
     everything = {id(p) for p in module.parameters()}
     holders = [part for part in module.children() if {id(p) for p in part.parameters()} == everything]
@@ -73,7 +73,7 @@ def array_pass(seen: MicroBatch, num_labels: int) -> MicroBatch:
         num_labels: C.
 
     Raises:
-        SnapshotError: it was not called with one array, its labels are not known, or it returned something else than logits.
+        SnapshotError: it was not called with one array, its labels are not known, or its loss used other outputs than logits (B, C).
     """
     inputs = _only_array(seen)
     labels = seen.inputs.get(LABELS, seen.withheld_inputs.get(LABELS))

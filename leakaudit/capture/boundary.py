@@ -1,6 +1,6 @@
-"""Keeps defects of the audit out of training.
+"""The boundary that keeps defects of the audit out of training.
 
-No exception of the audit crosses this boundary, and every exception of the user's does.
+Exceptions of the audit do not cross this boundary. Exceptions of the user's code do.
 
 Whatever torch, a framework or a training loop calls in this package is an `entry`: an exception in it is given to `_fail` of its
 object, and training continues. Ctrl-C and the end of the interpreter are not defects; they pass unchanged.
@@ -26,14 +26,15 @@ class Insider(Protocol):
     def _fail(self, error: Exception) -> None:
         """Handle an exception of an entry.
 
-        The first time, it tells the user what the exception costs the audit; it ends what cannot continue.
+        The first time, it tells the user what the audit loses. It ends the parts of the audit that cannot continue.
         """
 
 
 class _LastResort(contextlib.suppress, ContextDecorator):
-    """Swallows what a guard itself raises, when memory or stack is used up.
+    """A decorator that suppresses exceptions of a guard itself.
 
-    As a decorator it adds one frame, which is the standard library's: nothing of ours runs outside of it.
+    A guard may fail when memory or stack is used up. The decorator adds one frame, which is the standard library's, so no code of ours
+    runs outside of it.
     """
 
 
@@ -125,5 +126,5 @@ class Hook:
         return self._call(*args, **kwargs)
 
     def __reduce__(self) -> Any:
-        """Become a function of the standard library that takes anything and returns None."""
+        """Pickle as a function of the standard library that does nothing."""
         return getattr, (contextlib.nullcontext(), "__exit__")

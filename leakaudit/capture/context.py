@@ -1,4 +1,4 @@
-"""What an adapter tells about a training run and about one of its steps."""
+"""The facts that an adapter knows about a training run and about each step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Source = AuditConfig | Mapping[str, Any] | Path | str | None
 
 
 def configuration(source: Source) -> AuditConfig:
-    """Return the configuration, wherever it comes from.
+    """Return the configuration from a user's source.
 
     Raises:
         ConfigError: the file cannot be read, or a key or value in it is wrong.
@@ -34,7 +34,7 @@ def configuration(source: Source) -> AuditConfig:
 
 @dataclass(frozen=True)
 class StepContext:
-    """What only the framework knows about the step that begins."""
+    """The facts that only the framework knows about the step that begins."""
 
     step: int
     """Optimizer step, counted from 0."""
@@ -57,7 +57,7 @@ class StepContext:
 
 @dataclass(frozen=True)
 class TrainerContext:
-    """What an adapter knows about the run when it begins."""
+    """The facts that an adapter knows about the run when it begins."""
 
     model: nn.Module
     """The model as the framework holds it, with or without wrappers."""
@@ -119,6 +119,6 @@ class TrainerContext:
 def writes(peers: ProcessGroup | None) -> bool:
     """Return whether this process writes the audit.
 
-    A process that is alone does, and the first of a group.
+    A process that trains alone writes it; in a group, only the first process does.
     """
     return peers is None or peers.first

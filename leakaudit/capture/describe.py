@@ -1,4 +1,4 @@
-"""Describes a training run and its steps, as snapshots keep them."""
+"""The description of a training run and its steps, as snapshots keep it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ AUTOCAST_DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16"}
 
 @dataclass(frozen=True)
 class RunDescription:
-    """What every step of one run says about its model and its trainer."""
+    """The facts about model and trainer that are the same for all steps of a run."""
 
     trainer: TrainerContext
     model: nn.Module
@@ -45,7 +45,7 @@ class RunDescription:
     fit: Fit
     """How the live model differs from the one that its recipe makes."""
     facts: PublicFacts
-    """What is public for as long as the run lasts; `manifest` fills in what changes from step to step."""
+    """The facts that are public during the whole run; `manifest` adds the facts that change from step to step."""
     shipped_defense: PluginSpec
     """The defence that the protocol applies to the update, by the configuration."""
     private: PrivateSgd | None
@@ -155,8 +155,8 @@ class RunDescription:
 def audited_model(trainer: TrainerContext) -> tuple[TrainerContext, nn.Module]:
     """Return the run with a model that computes its loss, and that model.
 
-    The model has no wrappers. A model of text computes its loss anyway. The loop of a classifier of arrays computes the loss itself;
-    there the audited model contains the loss, and the loop continues to call its own.
+    The model has no wrappers. A model of text already computes its loss. For a classifier of arrays the loop computes the loss, so the
+    audited model adds the loss to the classifier, and the loop continues to call the classifier alone.
 
     Raises:
         SnapshotError: the run has neither a tokenizer nor `num_labels`.
@@ -179,8 +179,8 @@ def audited_model(trainer: TrainerContext) -> tuple[TrainerContext, nn.Module]:
 def recipe_of(model: nn.Module, config: AuditConfig) -> tuple[ModelRecipe, AuditConfig]:
     """Return how to rebuild a model, and when it is attacked.
 
-    In this process the model's name is enough. Attacks on labels take milliseconds, so a classifier of arrays that nobody else can
-    make is attacked in this process unless the configuration sets `schedule`.
+    If attacks run in this process (`schedule: inline`), the name of the model's class is enough. Attacks on labels take milliseconds, so
+    a classifier of arrays that the side process cannot make is attacked in this process unless the configuration sets `schedule`.
 
     Raises:
         ModelError: nothing says how to make the model, and another process would have to.
@@ -204,7 +204,7 @@ def recipe_of(model: nn.Module, config: AuditConfig) -> tuple[ModelRecipe, Audit
 def has_fresh_adapters(model: nn.Module) -> bool:
     """Return whether LoRA's B matrices are all zero, as they are made.
 
-    The update of every A is zero then, and tells nothing.
+    Then the update of every A is zero, and an attack learns nothing from it.
     """
     last = [p for name, p in model.named_parameters() if ".lora_B." in name and p.requires_grad]
     return bool(last) and not any(bool(own_part(p.detach()).any()) for p in last)
@@ -257,7 +257,7 @@ def run_facts(trainer: TrainerContext, model: nn.Module, declared: tuple[Declare
 def declared_defenses(shipped: PluginSpec, private: PrivateSgd | None) -> tuple[DeclaredDefense, ...]:
     """Return the defences that the protocol of a run declares.
 
-    The optimizer's own come first, then the shipped defence. Where both are one defence, the optimizer's own numbers count.
+    The defences of the optimizer are first, then the shipped defence. If both are the same defence, the optimizer's numbers count.
     """
     optimizer = private.declared() if private else ()
     defense: Any = defenses.create(shipped.name, shipped.options)
@@ -279,7 +279,7 @@ def _update_dtype(optimizer: Any, model: nn.Module) -> torch.dtype:
 def _task(model: nn.Module) -> Any:
     """Return the task that the model is made for.
 
-    The names of its class and of the classes it is derived from tell it.
+    It follows from the names of the model's class and of that class's base classes.
     """
     names = [kind.__name__ for kind in type(model).__mro__]
     if any(name.endswith("ForSequenceClassification") for name in names):

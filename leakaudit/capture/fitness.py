@@ -1,6 +1,6 @@
-"""Checks before the first step whether a model can be audited.
+"""The checks, before the first step, of whether a model can be audited.
 
-A snapshot must be able to hold its tensors, and another process must be able to make the same model.
+A snapshot must be able to hold the model's tensors, and another process must be able to make the same model.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def check_tensors(model: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Fit:
-    """How the live model differs from the one that its recipe makes."""
+    """The differences between the live model and the one that its recipe makes."""
 
     foreign: frozenset[str] = frozenset()
-    """Parameters and stored buffers that the made model has no place for."""
+    """Names of parameters and stored buffers that the made model does not have."""
     unlike: frozenset[str] = frozenset()
     """Unstored buffers whose values differ; they are kept with each step."""
     parts: Mapping[str, str] = field(default_factory=dict)
-    """Small modules that a user put in the place of others, and how they are made again."""
+    """Name of a small module that a user put in the place of another one -> how it is made again."""
     made: Settings | None = None
     """Plain numbers on the made model's modules; None where the model could not be made here."""
 
@@ -64,7 +64,7 @@ class Fit:
 
         Args:
             model: the live one.
-            recipe: how the side process makes it. For one that user code makes nothing is tried: that code may have effects.
+            recipe: how the side process makes it. A recipe that calls user code is not tried here, because that code may have effects.
 
         Raises:
             ModelError: the class makes tensors that the live model lacks or has in other shapes, so that its weights could not be
@@ -129,7 +129,7 @@ def _blank(recipe: ModelRecipe) -> nn.Module | None:
         return blank
     except ModelError:
         raise
-    except Exception:  # no model that can be made without values; the side process says what is wrong, if anything is
+    except Exception:  # it cannot be made without values; if anything is wrong, the side process reports it
         return None
 
 
@@ -153,10 +153,10 @@ def _parameters_without_values() -> Iterator[None]:
 
 
 def patched_parts(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of parts that compute by more than the code of their class.
+    """Return the names of parts that run other code than their class.
 
-    They have a `forward` in the instance, or forward hooks. The model itself is left out: a change around it affects the loss and not
-    what its parts compute, and `own_loss` tells of that.
+    They have a `forward` in the instance, or forward hooks. The model itself is left out: a change to it affects the loss, not what its
+    parts compute, and `own_loss` reports a changed loss.
     """
     return tuple(name for name, part in model.named_modules() if name and _is_patched(part))
 

@@ -1,4 +1,4 @@
-"""Counts due steps that could not be recorded when they began."""
+"""The count of due steps that could not be recorded when they began."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class MissedSteps:
     """
 
     busy: int = 0
-    """Due steps that came while the step before was still on its way to the disk."""
+    """Number of due steps that began while the step before was still being written."""
     too_full: int = 0
-    """Due steps for which the spool or the disk had no room."""
+    """Number of due steps for which the spool or the disk had no room."""
     since_kept: int = 0
-    """Due steps since the last kept one that were missed, for either reason."""
+    """Number of due steps since the last kept one that were missed, for either reason."""
     _open: tuple[int, str] | None = field(default=None, init=False)
-    """A missed step that is not over yet, and why the disk had no room; empty text: the writer was busy."""
+    """Number of a missed step that is not over yet, and why the disk had no room (empty if the writer was busy instead)."""
 
     @property
     def pending(self) -> bool:

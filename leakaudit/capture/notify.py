@@ -1,4 +1,4 @@
-"""Tells the user of a training about its audit, on stderr."""
+"""Messages on stderr that tell the user of a training about its audit."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 LOG_LINE_SECONDS = 30.0
-"""Seconds between two lines of progress where stderr is not a terminal. Our choice: often enough to see the attacks live in a log."""
+"""Seconds between two lines of progress where stderr is not a terminal. Our choice: often enough to show in a log that the attacks still
+run."""
 
 
 def notify(line: str) -> None:
-    """Tell the user one thing; loggers at their default level would swallow it.
+    """Print one line for the user.
 
-    Nothing is told, and nothing is raised, where stderr is closed or a pipe that nobody reads.
+    A logger at its default level would not show it. If stderr is closed, or is a pipe that nobody reads, this does nothing.
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(f"leakaudit: {line}", file=sys.stderr, flush=True)
@@ -26,7 +27,7 @@ def notify(line: str) -> None:
 def countdown() -> Iterator[Callable[[str], None]]:
     """Yield a function that shows a line of progress.
 
-    On a terminal the line changes in place; elsewhere one line is printed in `LOG_LINE_SECONDS`.
+    On a terminal the line changes in place; elsewhere at most one line is printed every `LOG_LINE_SECONDS`.
     """
     last: float | None = None
     tty = sys.stderr.isatty()

@@ -1,6 +1,6 @@
-"""Words the result of an audit in the last lines of a training log.
+"""The result of an audit, as the last lines of a training log say it.
 
-One line has the verdict; another one counts the kept steps that are not evidence.
+One line has the verdict; another line counts the kept steps that could not be checked.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from leakaudit.results.schema import Results, StepRecord, VerificationStatus
 from leakaudit.results.wording import counted
 
 MAX_VERDICT_BYTES = 16 * 2**20
-"""Of `verdict.json`. Our choice: a policy of a thousand rules takes a tenth of it."""
+"""Largest `verdict.json` that is read, in bytes. Our choice: the verdict on a policy of a thousand rules takes a tenth of it."""
 
 
 def outcome(folder: Path) -> tuple[str, ...]:
-    """Return the result of an audit, a clause each.
+    """Return the result of an audit as a list of clauses.
 
     Args:
-        folder: the audit's.
+        folder: of the audit.
 
     Returns:
-        The verdict, then, if there are any, the kept steps that are not evidence. The result is empty if the verdict or the results
-        cannot be read.
+        A clause on the verdict. If kept steps could not be checked, a second clause counts them. The result is empty if the verdict or
+        the results cannot be read.
     """
     try:
         verdict = Verdict.model_validate_json(read_bounded(folder / "verdict.json", MAX_VERDICT_BYTES))
@@ -46,7 +46,7 @@ def outcome(folder: Path) -> tuple[str, ...]:
 def headline(verdict: Verdict, results: Results) -> str:
     """Return the numbers of the rule that decides.
 
-    What was recovered beside it follows, and why the verdict is open, if it is.
+    If the rule counts no step but something was recovered, the clause says so. If the rule is INCONCLUSIVE, the first reason follows.
     """
     rule = next((rule for rule in verdict.rules if rule.id == verdict.deciding_rule), None)
     if rule is None or not rule.n:
@@ -70,7 +70,7 @@ def _numbers(rule: RuleVerdict) -> str:
 def unchecked_steps(results: Results) -> str:
     """Return how many kept steps could not be checked, and why.
 
-    The reason is that of the first; the text is empty if all could be checked.
+    The reason given is that of the first such step. The text is empty if all steps could be checked.
     """
     unchecked = [step for step in results.steps if not step.verification.status.bounds]
     if not unchecked:
@@ -82,7 +82,7 @@ def unchecked_steps(results: Results) -> str:
 
 
 def _worth(unchecked: list[StepRecord]) -> str:
-    """Return what steps count for that could not be checked."""
+    """Return what unchecked steps mean for the result, in a clause."""
     if all(step.verification.status is VerificationStatus.MISMATCH for step in unchecked):
         return "no attack ran on it" if len(unchecked) == 1 else "no attack ran on them"
     return "nothing that did not come back counts as safe"

@@ -1,6 +1,6 @@
-"""Plans which steps of a training run are kept.
+"""The plan of which steps of a training run are kept.
 
-It also says whether they can be enough for the policy.
+The plan also says whether these steps can be enough for the policy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST_STEPS = 10_000_000
 
 
 def steps_to_pass(policy: Policy) -> int:
-    """Return the fewest steps without a leak with which a policy can pass.
+    """Return the smallest number of steps without a leak that lets a policy pass.
 
     >>> from leakaudit.gate.policy import default_policy
     >>> steps_to_pass(default_policy())
@@ -44,7 +44,7 @@ def steps_to_pass(policy: Policy) -> int:
 
 
 def _steps_of(rule: Rule, confidence: float) -> int:
-    """Return the fewest steps without a leak with which one rule passes."""
+    """Return the smallest number of steps without a leak that lets one rule pass."""
     if rule.max_rate is not None:
         return stats.steps_needed(0, rule.max_rate, confidence) or _MOST_STEPS
     if rule.statistic == "p95":  # the largest of so many values bounds the percentile
@@ -66,11 +66,11 @@ class Plan:
     most: int
     """Most steps that are kept."""
     needed: int
-    """Steps without a leak with which the policy can pass."""
+    """Number of steps without a leak that the policy needs to pass."""
     total: int | None = None
-    """Steps of the run; None if unknown."""
+    """Number of steps of the run; None if unknown."""
     short: bool = False
-    """Whether the run is so short that `auto` keeps steps closer than `LEAST_DISTANCE`; then the next one waits for the disk."""
+    """Whether the run is so short that `auto` keeps steps closer than `LEAST_DISTANCE`; then a due step waits for the disk."""
 
     @classmethod
     def of(cls, config: AuditConfig, policy: Policy, total: int | None) -> Plan:
@@ -105,7 +105,7 @@ class Plan:
 
     @property
     def kept(self) -> int | None:
-        """Return how many steps are kept if all goes well.
+        """Number of steps that are kept if no due step is missed.
 
         It is None if the length of the run is unknown.
         """

@@ -1,4 +1,4 @@
-"""Refuses training runs that cannot be audited.
+"""The refusals of training runs that cannot be audited.
 
 Each refusal is an error that says what to do.
 """
@@ -117,9 +117,9 @@ def optimizers_that_move(model: nn.Module, optimizers: Sequence[Any]) -> list[An
 def auditable(root: nn.Module, source: Source = None) -> tuple[nn.Module, nn.Module]:
     """Return the object that a training loop calls and the model to audit in it.
 
-    That is the root itself without its wrappers, if it can be rebuilt elsewhere; else the only model inside it that can, such as a
-    model of transformers in a LightningModule. Parameters beside it are trained, but not part of the audit; the report says so.
-    With `schedule: inline` a root that nobody can rebuild is audited in the training process.
+    The model is the root without its wrappers, if the side process can rebuild that. Otherwise it is the only model inside the root that
+    can be rebuilt, such as a model of transformers in a LightningModule. Parameters outside that model are trained but not audited; the
+    report says so. With `schedule: inline`, a root that cannot be rebuilt is audited in the training process.
 
     Args:
         root: what the loop calls.
@@ -130,7 +130,7 @@ def auditable(root: nn.Module, source: Source = None) -> tuple[nn.Module, nn.Mod
     """
     inline = configuration(source).schedule == "inline"
     if can_rebuild(unwrapped(root)) or (inline and hasattr(unwrapped(root), "config")):
-        return root, unwrapped(root)  # a model's own class, be it the user's: not only the part of it that is known
+        return root, unwrapped(root)  # the whole model, even of a user's class, and not only a known part of it
     found = _rebuildable_inside(root)
     if len(found) == 1:
         (core,) = found.values()
@@ -147,7 +147,7 @@ def auditable(root: nn.Module, source: Source = None) -> tuple[nn.Module, nn.Mod
 def _rebuildable_inside(root: nn.Module) -> dict[str, nn.Module]:
     """Return the modules that can be rebuilt, by name.
 
-    They are those of the first depth at which there are any.
+    The search goes one depth of children at a time, and stops at the first depth that has such modules.
     """
     found: dict[str, nn.Module] = {}
     layers = {"": unwrapped(root)}
@@ -167,7 +167,7 @@ def check_run(config: AuditConfig, trainer: TrainerContext, model: nn.Module) ->
         model: the model itself, without wrappers.
 
     Raises:
-        ConfigError: an attack, a defence or an option does not exist, or a policy cannot be read or names one.
+        ConfigError: an attack, a defence or an option does not exist, or the policy cannot be read or names something that does not exist.
         ModelError: the run trains prompts or prefixes instead of the model.
         SnapshotError: a tensor of the model cannot be kept.
     """
@@ -197,7 +197,7 @@ def unused_private_model(model: nn.Module) -> str:
 
     The text is empty if there is nothing to warn of.
 
-    `make_private` of Opacus returns a model, an optimizer and a loader; training with the optimizer it was given is not private.
+    `make_private` of Opacus returns a model, an optimizer and a loader. Training with the optimizer that it was given is not private.
     """
     per_example = any("GradSampleModule" in kind.__name__ for kind in type(model).__mro__) or any(
         hasattr(p, "grad_sample") for p in model.parameters()

@@ -1,4 +1,4 @@
-"""Describes the snapshots that remain on the disk when training is over."""
+"""The description of the snapshots that remain on the disk after training."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def command_to_continue(spool: Spool) -> str:
 
 
 def remaining_snapshots(spool: Spool) -> str:
-    """Return one sentence on the snapshots that remain; empty where there are none.
+    """Return one sentence on the remaining snapshots; empty if there are none.
 
-    It names their steps, where they lie, what is in them, and how they are audited or removed.
+    It names their steps, their folder and their content, and says how they are audited or removed.
     """
     waiting = _steps(spool, ".ready", ".run")
     refused = _steps(spool, ".bad")

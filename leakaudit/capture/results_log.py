@@ -1,4 +1,4 @@
-"""Sends finished results to the loggers of the trainer."""
+"""The log of finished results, which the loggers of the trainer get."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class ResultsLog:
-    """Logs each step once, when all attempts on it are finished."""
+    """A log with one entry for each step whose undefended attempts are all finished."""
 
     journal: Path
     """File in which the side process notes finished attempts."""
     attacks: int
-    """Attempts on an undefended update, one for each attack of the configuration."""
+    """Number of attempts on an undefended update: one for each attack of the configuration."""
     send: Callable[[dict[str, float]], None] | None
     """Gives numbers to the trainer's loggers; None where there are none."""
     _size: int = field(default=0, init=False)
@@ -46,7 +46,7 @@ class ResultsLog:
     def _new_attempts(self) -> list[Attempt]:
         """Return all attempts if there are new ones, else an empty list.
 
-        The journal may not exist yet, or not any more.
+        The list is also empty if the journal cannot be read: it may not exist yet, or somebody removed it.
         """
         try:
             size = self.journal.stat().st_size
@@ -72,9 +72,9 @@ class ResultsLog:
 
 
 def strongest(attempts: list[Attempt]) -> dict[str, float]:
-    """Return the strongest attack's number for each metric.
+    """Return the highest value of each metric over all attempts, by log name.
 
-    A metric that nothing measured is left out.
+    A metric that no attempt measured is left out.
     """
     found: dict[str, float] = {}
     for metric, name in in_logs(dict.fromkeys(name for one in attempts for name in one.scores)).items():

@@ -1,8 +1,8 @@
-"""Runs one audit beside a training, the same under every trainer.
+"""One audit beside a training run, the same under every trainer.
 
-The run holds plan, recorder, spool and side process. No framework is imported here: an adapter tells when a run begins and ends, the
-number of a step, and the few facts about it that only its framework knows (`StepContext`). Hooks on the model and the optimizer
-tell everything else.
+It holds the plan, the recorder, the spool and the side process. No framework is imported here: an adapter tells when a run begins and
+ends, the number of each step, and the few facts about a step that only its framework knows (`StepContext`). Hooks on the model and the
+optimizer tell everything else.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from leakaudit.storage.spool import Spool
 from leakaudit.storage.spool_files import Totals
 
 SHORT_RUN_PATIENCE_S = 10.0
-"""Seconds that a due step of a run of a few steps waits until the step before is on the disk. Our choice: the end of such a run waits
-for both anyway, and a disk that is slower is stuck."""
+"""Seconds that a due step of a short run waits until the step before it is on the disk. Our choice: the end of such a run waits for both
+steps anyway, and a disk that is slower is stuck."""
 
 
 @dataclass
 class AuditRun:
-    """One audited training run; a second run of the same trainer has its own."""
+    """One audited training run; a second run of the same trainer has its own object."""
 
     config: AuditConfig
     spool: Spool
@@ -59,9 +59,9 @@ class AuditRun:
     missed: MissedSteps = field(default_factory=MissedSteps)
     started: float = field(default_factory=time.monotonic)
     blocked_s: float = 0.0
-    """Seconds of the training thread spent here, apart from the recorder's."""
+    """Seconds that the training thread spent in this object, without those in the recorder."""
     postponed: bool = False
-    """Whether the last due step said too little, so that the next step is due in its place."""
+    """Whether the last due step was left out because its LoRA adapters were still untrained; then the next step is due in its place."""
 
     @property
     def trainer(self) -> TrainerContext:
@@ -72,9 +72,9 @@ class AuditRun:
     def kept(self) -> int:
         """Number of steps kept so far.
 
-        It includes the step on its way to the disk and those before a checkpoint.
+        The number includes the step that is being written, and the steps before a checkpoint.
         """
-        # Asked first: a step that arrives in between is counted twice rather than not at all.
+        # Read before the counter: a step that is finished in between is counted twice rather than not at all.
         on_its_way = self.recorder.writing()
         return self.trainer.kept_before + self.recorder.counters.kept + on_its_way
 
@@ -89,8 +89,8 @@ class AuditRun:
         Args:
             config: the audit's configuration.
             trainer: what the adapter knows.
-            spool: an empty one of this audit, where training begins again after nothing was kept.
-            folder: its folder.
+            spool: the empty spool of an earlier run, if training begins again and nothing was kept; None makes one.
+            folder: of that earlier run.
 
         Raises:
             LeakAuditError: the model cannot be rebuilt, the folder cannot be written, or a plugin does not exist.
@@ -145,7 +145,7 @@ class AuditRun:
         try:
             if self._wanted(step):
                 manifest = self.description.manifest(now(), self.missed.since_kept)
-        finally:  # even after an error: the other processes wait for an answer
+        finally:  # also after an error, because the other processes wait for an answer
             mine, peers = manifest is not None, self.trainer.peers
             agreed = mine if peers is None else peers.agree(f"step {step}", mine)
         if agreed and manifest is not None:
@@ -173,14 +173,14 @@ class AuditRun:
         return not self.missed.pending
 
     def _has_parted(self) -> bool:
-        """Return whether the processes of this run keep no more steps together."""
+        """Return whether the processes keep no more steps together; stop recording then."""
         if self.trainer.peers is None or not self.trainer.peers.over:
             return False
         self.recorder.stop_recording()
         return True
 
     def after_step(self) -> None:
-        """Start the side process again if it died, and log what it has found since."""
+        """Start the side process again if it died, and log its new results."""
         if not self.trainer.writes:
             return
         start = time.perf_counter()
@@ -228,10 +228,10 @@ class AuditRun:
     def interrupt(self, what: str) -> None:
         """End the audit of a run that an exception ended.
 
-        Kept steps are audited for as long as this process lives.
+        This waits for no attack. `at_end` decides whether the side process continues with the kept steps.
 
         Args:
-            what: happened, as the beginning of a sentence.
+            what: what happened, as the beginning of a sentence.
         """
         self.recorder.remove()
         self._part()
@@ -246,7 +246,7 @@ class AuditRun:
         self._notify_of_remaining()
 
     def stop(self) -> None:
-        """Take everything off a run whose audit is over, without waiting for anything."""
+        """Remove the hooks and tell the side process to end, without waiting."""
         self._part()
         self.recorder.remove(patience_s=0.0)
         self.side.terminate()
@@ -280,7 +280,7 @@ class AuditRun:
             yield f"the first that was not kept: {reason}"
 
     def _leave_empty(self, why: str) -> None:
-        """Leave a folder that says why there are no results."""
+        """Discard the spool, and mark the folder with why there are no results."""
         self.side.stop()
         self.spool.discard()
         mark(self.config.out_dir, why)
@@ -316,7 +316,7 @@ def _with_hooks(config: AuditConfig, spool: Spool, description: RunDescription) 
 
 
 def _announce(run: AuditRun, place: RunFolder) -> None:
-    """Tell the user the plan, and what of the training is not audited."""
+    """Tell the user the plan, and which parts of the training are not audited."""
     step = run.recorder.bytes_of_a_step()
     plan = plan_in_words(run.plan, run.config, step, run.recorder.bytes_to_write() - step)
     notify("; ".join(filter(None, [plan, place.note])))

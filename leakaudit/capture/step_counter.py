@@ -1,6 +1,6 @@
-"""Counts optimizer steps by hooks on the optimizers.
+"""A counter of optimizer steps, by hooks on the optimizers.
 
-It serves frameworks that do not announce their steps.
+It is for frameworks that do not announce their steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class StepCounter:
         """Set a hook on each optimizer.
 
         Args:
-            optimizer: it, or a wrapper around it, or a list of several.
+            optimizer: the optimizer, a wrapper around it, or a list of several.
             number: of the step that begins.
             stepped: called after each optimizer has moved the weights, but not for steps that a `GradScaler` skips.
         """
@@ -36,7 +36,7 @@ class StepCounter:
         """Count a step once all optimizers that share the model have stepped.
 
         Args:
-            run: the audited one, which knows whether all have; None if the audit is off.
+            run: the audited run, which knows whether all optimizers have stepped. None if the audit is off; then every call counts a step.
 
         Returns:
             Whether the step is over.
@@ -46,7 +46,7 @@ class StepCounter:
         return over
 
     def remove(self) -> None:
-        """Take the hooks off; a second call changes nothing."""
+        """Remove the hooks; a second call changes nothing."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

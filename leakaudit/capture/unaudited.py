@@ -1,4 +1,4 @@
-"""Marks the folder of a run that is not audited.
+"""The mark on the folder of a run that is not audited.
 
 Without the mark, the gate would judge that run by the results of an earlier one.
 """
@@ -20,9 +20,9 @@ OUT_DIR_LINE = re.compile(r"""^out_dir:\s*(?P<quote>["']?)(?P<folder>.+?)(?P=quo
 
 
 def mark(wanted: Path, because: str) -> RunFolder:
-    """Mark a folder: the latest run was not audited.
+    """Write into a folder that the latest run was not audited.
 
-    Results of an earlier audit are moved out of it first.
+    Results of an earlier audit are moved to another folder first.
 
     Args:
         wanted: folder of the audit.

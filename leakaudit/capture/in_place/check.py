@@ -1,7 +1,7 @@
 """The check of a client's step by a repetition before the weights move.
 
-The gradient of the repeated step is compared with the one that the optimizer is about to get. Nothing is rebuilt, so the only
-difference that is allowed is the order in which a GPU adds.
+The gradient of the repeated step is compared with the one that the optimizer is about to get. Nothing is rebuilt, so the two may differ
+only by rounding, because a GPU adds in any order.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from leakaudit.results.schema import Verification, VerificationStatus
 
 IN_PLACE_TOLERANCE = 1e-6
 """Relative error up to which a repeated step counts as the same. Measured on a CPU: 0.0 in every cell of the capture matrix, in bfloat16
-and under autocast as well, except for 2.7e-8 where a loop clips by itself. A wrong word is above 0.1."""
+and under autocast as well, except for 2.7e-8 where a loop clips by itself. One wrong word gives more than 0.1."""
 
 SPREAD = 4.0
-"""How many times the distance of two repetitions the step may be off, where they differ (kernels on a GPU that add in any order). Our
+"""If two repetitions differ (kernels on a GPU add in any order), the step may differ from them by this factor times their distance. Our
 choice: three draws of one distribution are seldom further apart."""
 
 FOREIGN_WRAPPERS = frozenset({"GradSampleModule", "AbstractGradSampleModule", "FSDPModule", "FullyShardedDataParallel"})
@@ -35,9 +35,9 @@ PER_EXAMPLE = ("grad_sample", "summed_grad")
 
 
 class UnheldError(SnapshotError):
-    """The error of a loss that came from more outputs than were held.
+    """The error of a loss that used more outputs than those whose gradients were held.
 
-    From the next step on, all outputs are held.
+    From the next step on, the gradients at all outputs are held.
     """
 
 
@@ -51,7 +51,7 @@ def check(step: ClientStep, observed: Mapping[str, Tensor], repetition: Repetiti
 
     Raises:
         NotInPlaceError: the step cannot be repeated here.
-        UnheldError: what its loss sent to the outputs was not held.
+        UnheldError: the loss sent gradients to outputs where they were not held.
     """
     if why := _why_not(repetition):
         raise NotInPlaceError(why)

@@ -1,4 +1,4 @@
-"""Whether the loss of a step is the one that the model's class computes."""
+"""The comparison of a step's loss with the one that the model's class computes."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def _is_multiple(difference: Mapping[str, Tensor], distance: Mapping[str, Tensor
     Args:
         difference: parameter name -> a few entries, float64.
         distance: parameter name -> the same entries of a distance, float64.
-        unsure: length of what rounding may have left.
+        unsure: largest length of a difference that rounding alone may cause.
     """
     unexplained = whole = 0.0
     for name, entries in difference.items():

@@ -48,7 +48,7 @@ class Repetition:
     begin: Mapping[str, Tensor] = field(default_factory=dict)
     """Name -> a few entries of a trained parameter when the run began."""
     unexplained: bool = False
-    """Whether a loss inside the model did not send all that arrived at the other outputs, as the last repetition showed."""
+    """Whether, in the last repetition, the loss inside the model did not explain all gradients that arrived at the other outputs."""
     _reentrant: bool = False
     """Whether the model checkpoints activations in a way that needs `backward`."""
 
@@ -58,7 +58,7 @@ class Repetition:
         It is unscaled and clipped as the recipe says, and has the gradients' own types.
 
         Args:
-            names: of the parameters; zero for one that the step did not reach.
+            names: of the parameters. The update of a parameter that the step did not reach is zero.
             differentiate: fills the empty gradients; None for the step's own passes.
 
         Raises:
@@ -82,7 +82,7 @@ class Repetition:
     def count_all_outputs(self) -> None:
         """Repeat with the gradients at all outputs from now on.
 
-        Until then, only the loss inside the model counts where there is one.
+        Before this call, only the loss inside the model counts, if there is one.
         """
         for seen in self.passes:
             seen.counts_all_outputs = True
@@ -110,7 +110,7 @@ class Repetition:
         reentrant checkpointing needs `backward`; there such hooks are off.
 
         Raises:
-            _ReentrantError: the model needs `backward`, as was found out now.
+            _ReentrantError: torch reported that the model needs `backward`.
         """
         self.unexplained = False
         for number in sorted({number for seen in self.passes for number in seen.contributing}):
@@ -127,7 +127,8 @@ class Repetition:
         Returns:
             The outputs that the loss used, with the gradients that arrived there.
 
-        What arrives at an output by way of a later one is in its recorded gradient already, so each gradient is given as a whole.
+        The recorded gradient of an output already contains what arrived there through later outputs, so it replaces the gradient that
+        arrives in the repetition.
         """
         assert seen.call is not None
         for parameter in self.called.parameters():
@@ -162,7 +163,7 @@ class Repetition:
             torch.cuda.set_rng_state(seen.rng["cuda"], next(self.called.parameters()).device)
 
     def backward(self, tensors: list[Tensor], output_gradients: list[Tensor]) -> None:
-        """Add to the parameters' gradients what some output gradients send back."""
+        """Differentiate some outputs, and add the result to the parameters' gradients."""
         wanted = [p for p in self._parameters() if p.requires_grad]
         with ExitStack() as stack:
             _allow_in_fabric(stack)
@@ -212,9 +213,9 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def _allow_in_fabric(stack: ExitStack) -> None:
-    """Differentiate as `Fabric.backward` does.
+    """Allow backward passes through modules of Fabric until a stack is closed.
 
-    Under mixed precision, modules of Fabric refuse every other backward pass.
+    Under mixed precision, such modules refuse every backward pass that `Fabric.backward` does not make.
     """
     for name in ("lightning.fabric.wrappers", "lightning_fabric.wrappers"):
         wrappers = sys.modules.get(name)

@@ -69,7 +69,7 @@ class StateBefore:
         return cls(called, attributes, copies, UsersState.of(called, iterators=True))
 
     def copy_of(self, tensor: Tensor) -> Tensor:
-        """Return the copy of a buffer; a new copy of one that was not there then."""
+        """Return the copy of a buffer; a new copy if the buffer was not there then."""
         known = self.copies.get(id(tensor))
         return tensor.detach().clone() if known is None else known[1]
 
@@ -143,9 +143,9 @@ def restore_on_exit(stack: ExitStack, called: nn.Module, leaves: Iterable[Tensor
 
 
 def fingerprints(model: nn.Module) -> Tensor:
-    """Return a number of each parameter that changes with it, (P,) int64.
+    """Return one number for each parameter, which shows that it changed.
 
-    The numbers are on the device of the first parameter.
+    The result is (P,) int64, on the device of the first parameter.
     """
     with torch.no_grad():
         found = [_fingerprint(p.detach()) for p in model.parameters()]

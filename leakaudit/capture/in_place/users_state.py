@@ -1,8 +1,8 @@
 """The user's own state that a forward pass may change: counters, lists, iterators.
 
-A repeated step runs the user's code once more: forwards of modules, hooks, functions around a forward. What these keep in attributes,
-closures, class attributes, globals and random generators of their own is noted before the step and restored after the repetition. If an
-object can be neither noted nor restored, its type is named, and the model is not called again.
+A repeated step runs the user's code once more: forwards of modules, hooks, functions around a forward. This code may keep state in
+attributes, closures, class attributes, globals and random generators of its own. The state is noted before the step and restored after
+the repetition. If an object cannot be noted and restored, its type is named, and the model is not called again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 DEEPEST = 8
-"""Depth of nested objects that are looked into. Our choice: a hook that is a method of a helper in a list is four deep."""
+"""Depth to which nested objects are looked into. Our choice: a hook that is a method of a helper in a list is at depth four."""
 
 MOST_OBJECTS = 100_000
 """Most objects of one model that are looked into. Our choice: it takes a tenth of a second; a model of 1,000 modules has about 20,000."""
@@ -76,7 +76,7 @@ class UsersState:
     leaves: list[Tensor] = field(default_factory=list)
     """Leaf tensors with gradients that may not be parameters of the model; `backward` adds to all that it reaches."""
     opaque: str = ""
-    """Type of the first object that can be neither noted nor restored; empty if there is none."""
+    """Type of the first object that cannot be noted and restored; empty if there is no such object."""
 
     @classmethod
     def of(cls, called: nn.Module, *, iterators: bool) -> UsersState:
@@ -84,8 +84,8 @@ class UsersState:
 
         Args:
             called: what the training loop calls.
-            iterators: whether `put_back` replaces iterators by copies of their present state, for a repetition. Otherwise it puts the
-                iterators themselves back.
+            iterators: whether `put_back` replaces each iterator by a copy of its present state, for a repetition. Otherwise it restores
+                the iterator itself.
         """
         walk = _Walk(cls(), iterators)
         for module in called.modules():
@@ -125,7 +125,7 @@ class _Walk:
         self._class(type(module), 0)
 
     def held(self, value: Any, put: Callable[..., Any], *key: Any, depth: int) -> None:
-        """Note a value in a place that `put(*key, value)` sets, and look into it."""
+        """Note a value that `put(*key, value)` restores, and look into it."""
         if isinstance(value, Iterator) and not isinstance(value, nn.Module):
             self._iterator(value, put, *key)
             return
@@ -146,7 +146,7 @@ class _Walk:
             self._with_parts(value, depth + 1)
 
     def _without_parts(self, value: Any) -> bool:
-        """Note an object whose state is in itself alone; return whether it is one."""
+        """Note an object that leads to no other objects; return whether it is one."""
         if isinstance(value, Tensor):
             self._tensor(value)
         elif undo := _generator_state(value):
@@ -162,7 +162,7 @@ class _Walk:
         return True
 
     def _with_parts(self, value: Any, depth: int) -> None:
-        """Look into what an object leads to."""
+        """Look into the objects to which an object leads."""
         if isinstance(value, types.FunctionType):
             self._function(value, depth)
         elif isinstance(value, types.MethodType | functools.partial):
@@ -172,7 +172,7 @@ class _Walk:
         elif isinstance(value, list | dict | set | frozenset | tuple | deque):
             self._container(value, depth)
         elif isinstance(value, nn.Module):
-            for module in value.modules():  # a hook holds it; it is no part of the model
+            for module in value.modules():  # a hook holds this module; it is no part of the model
                 self.module(module)
                 self.state.leaves += [p for p in module._parameters.values() if p is not None]
                 for buffer in module._buffers.values():
@@ -197,7 +197,7 @@ class _Walk:
             try:
                 content = cell.cell_contents
             except ValueError:
-                continue  # not filled yet
+                continue  # the cell is empty
             self.held(content, setattr, cell, "cell_contents", depth=depth)
         self.inside(function.__defaults__, depth)
         self.inside(function.__kwdefaults__, depth)
@@ -242,7 +242,7 @@ class _Walk:
         if self.bytes > MOST_BYTES:
             self.state.opaque = self.state.opaque or "tensor larger than is copied"
         else:
-            self.state.undo.append((tensor.data.copy_, tensor.detach().clone()))  # `.data` leaves its version alone
+            self.state.undo.append((tensor.data.copy_, tensor.detach().clone()))  # `.data` does not change the version
 
     def _array(self, values: Any) -> None:
         """Copy an array of numpy, unless nothing can be written to it."""
@@ -266,9 +266,9 @@ class _Walk:
 
 
 def content_of(value: Any) -> list[Undo]:
-    """Return the calls that restore a container's content; none for other objects.
+    """Return the calls that restore the content of a container.
 
-    A container of a subclass, such as `Counter`, is restored by the methods of its base class.
+    The list is empty for other objects. A container of a subclass, such as `Counter`, is restored by the methods of its base class.
     """
     if isinstance(value, list):
         return [(list.__setitem__, value, slice(None), list(value))]
@@ -344,7 +344,7 @@ def _globals_of(code: types.CodeType) -> tuple[str, ...]:
 
 @functools.cache
 def _attributes_of(code: types.CodeType) -> frozenset[str]:
-    """Return all names that a function and its inner functions look up outside."""
+    """Return all global and attribute names in a function and its inner functions."""
     inner = [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _attributes_of(part)]
     return frozenset({*code.co_names, *inner})
 

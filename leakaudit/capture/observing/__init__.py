@@ -1,7 +1,7 @@
-"""Observing: what a training does in a step, seen by hooks.
+"""Observing: hooks that see what a training does in a step.
 
-`forward_hooks` records the model's calls and the gradients at its outputs, `optimizers` and `optimizer_hooks` find what moves the weights. It
-may import what `capture` may.
+`forward_hooks` records the model's calls and the gradients at its outputs; `optimizers` and `optimizer_hooks` find the optimizers that
+move the weights and watch their steps. This package may import what `capture` may.
 """
 
 __all__ = [

@@ -30,7 +30,7 @@ class HeldTensor:
     """A tensor among the arguments."""
 
     tensor: Tensor
-    """A copy on the CPU: user code may change its own in place."""
+    """A copy on the CPU, because user code may change the original in place."""
     device: torch.device
     requires_grad: bool
 
@@ -98,7 +98,7 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 @dataclass(frozen=True)
 class CallContext:
-    """What a forward pass depends on beside its arguments and the model.
+    """The context that a forward pass depends on beside its arguments and the model.
 
     `ForwardPass.rng` has the states of torch's generators.
     """
@@ -130,7 +130,7 @@ class CallContext:
     def enter(self, stack: ExitStack) -> None:
         """Set the context of the pass until a stack is closed.
 
-        The generators of Python and numpy keep the state that the pass leaves them in.
+        The generators of Python and numpy are not reset when the stack is closed.
         """
         for kind, on, dtype in self.autocast:
             stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=on, cache_enabled=self.cache))
@@ -151,7 +151,7 @@ def _attention(kernel: str, name: str) -> Callable[..., Any]:
 def copied(values: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the tensors among some values, copied to the CPU.
 
-    They are copied because user code may change its own in place later.
+    They are copied because user code may change the originals in place later.
     """
     return {k: v.detach().to("cpu", copy=True) for k, v in values.items() if isinstance(v, Tensor)}
 
@@ -160,10 +160,10 @@ def random_states(parameters: Sequence[Tensor]) -> dict[str, Tensor]:
     """Return the states of torch's default generators, without drawing from them.
 
     Args:
-        parameters: the generator of the first one's device is read beside that of the CPU.
+        parameters: the device of the first parameter says which generator is read beside that of the CPU.
 
     Returns:
-        `cpu`, and `cuda` where the first parameter is on a GPU -> state.
+        Device type -> state: `cpu`, and also `cuda` if the first parameter is on a GPU.
     """
     states = {"cpu": torch.get_rng_state()}
     device = next((p.device for p in parameters), torch.device("cpu"))

@@ -17,7 +17,7 @@ them takes microseconds. They may miss a change of single rows of an embedding t
 class EntrySample:
     """A few entries of some tensors at one moment.
 
-    It also shows whether a tensor was replaced or written to since.
+    The sample also shows whether a tensor was replaced or written to later.
     """
 
     places: tuple[tuple[int, int, int], ...]
@@ -66,7 +66,7 @@ class EntrySample:
 def own_part(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that this process holds.
 
-    Reading it is no collective operation. The part of a sparse tensor is its values.
+    This needs no collective operation. For a sparse tensor, the result is its values.
     """
     part: Tensor = getattr(tensor, "_local_tensor", tensor)
     return part.coalesce().values() if part.is_sparse else part
@@ -75,7 +75,7 @@ def own_part(tensor: Tensor) -> Tensor:
 def few_entries(tensor: Tensor, most: int = ENTRIES) -> Tensor:
     """Return at most `most` entries of a tensor, at equal distances.
 
-    Of a contiguous tensor they are a view.
+    They are a view if the tensor is contiguous.
     """
     flat = tensor.detach().reshape(-1)
     return flat[:: max(1, flat.numel() // most)][:most]
@@ -89,9 +89,9 @@ def _place(tensor: Tensor | None) -> tuple[int, int, int]:
 
 
 def _all_equal(now: Sequence[Tensor | None], before: Sequence[Tensor | None]) -> bool:
-    """Return whether all entries are equal, with one wait for a GPU.
+    """Return whether all entries are equal, with only one wait for a GPU.
 
-    The result is False as well where they cannot be compared at once.
+    The result is also False if the entries cannot be compared in one operation.
     """
     if [t is None or (t.device, t.shape) for t in now] != [t is None or (t.device, t.shape) for t in before]:
         return False

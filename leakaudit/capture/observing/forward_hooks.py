@@ -1,9 +1,9 @@
-"""Records the inputs of a model and the gradients that reach its outputs.
+"""Hooks that record a model's inputs and the gradients that reach its outputs.
 
-A loss may be computed anywhere: in the model, in the trainer or in user code. The audit need not know where, because everything that
-reaches the parameters passes through the model's outputs. So a step can be repeated exactly from the call, the random state before the
-forward pass, and the gradient that arrived at each output. Where the model computes the loss itself, this output gradient is one number:
-the weight that the trainer gave the loss.
+A loss may be computed anywhere: in the model, in the trainer or in user code. The audit need not know where, because each gradient
+reaches the parameters through the model's outputs. So a step can be repeated exactly from the call, the random state before the forward
+pass, and the gradient that arrived at each output. If the model computes the loss itself, this output gradient is one number: the weight
+that the trainer gave to the loss.
 
 Hooks are on the model only while a step is recorded, and they only read: training computes the same numbers.
 """
@@ -41,12 +41,12 @@ class BackwardPass:
     accumulates: bool
     """Whether it adds to the parameters' gradients; `torch.autograd.grad` does not."""
     output_gradients: dict[str, Tensor] = field(default_factory=dict)
-    """Path of an output -> the whole gradient that arrived there, also by way of later outputs; the output's shape."""
+    """Path of an output -> the whole gradient that arrived there, directly or through later outputs; in the output's shape."""
     sums: dict[str, Tensor] = field(default_factory=dict)
-    """Path of an output whose gradient was not held, because a loss inside the model came first -> its sum and its norm, (2,)."""
+    """Path of an output whose gradient was not held, because a loss inside the model came first -> sum and norm of the gradient, (2,)."""
 
     unexplained: set[str] = field(default_factory=set)
-    """Paths of other outputs whose gradient a repetition of the loss inside the model has not explained yet."""
+    """Paths of the other outputs whose gradients the repeated loss inside the model has not explained yet."""
 
     @property
     def has_inner_loss(self) -> bool:
@@ -72,12 +72,12 @@ class ForwardPass:
     withheld_inputs: dict[str, Tensor] = field(default_factory=dict)
     """Tensors of the batch that the trainer did not give to the model, such as labels for a loss of its own; copies."""
     backwards: dict[int, BackwardPass] = field(default_factory=dict)
-    """Number of a backward pass that reached this pass -> what it sent."""
+    """Number of a backward pass that reached this pass -> the gradients that it sent."""
     autocast: torch.dtype | None = None
     too_large: bool = False
-    """Whether more arrived at its outputs than may be held, as with a loss of the loop's own over a large vocabulary."""
+    """Whether the gradients at its outputs were larger than may be held, as when the loop computes a loss over a large vocabulary."""
     stepped: bool = False
-    """Whether a local step was made of it. Emptying the gradients afterwards does not undo that."""
+    """Whether a local step used its gradients. Emptying the gradients afterwards does not undo that."""
     repeated_pass: bool = False
     """Whether it saw the same examples as another pass of the same backward pass (R-Drop): one batch, two passes."""
     call: ModelCall | None = None
@@ -85,15 +85,15 @@ class ForwardPass:
     context: CallContext | None = None
     """What the call depends on beside its arguments and the model."""
     weights: dict[int, Tensor] = field(default_factory=dict)
-    """Identity of a parameter -> its value, where it was not that of the first pass; copies on the CPU."""
+    """Identity of a parameter that had another value than in the first pass -> that value; copies on the CPU."""
     modes: list[tuple[nn.Module, bool]] = field(default_factory=list)
-    """Modules that were in another mode than in the first pass, and whether that was training mode."""
+    """Modules that were in another mode than in the first pass, each with True for training mode."""
     on_other_weights: bool = False
     """Whether it ran on other weights than the first pass."""
     entered: bool = False
-    """Whether `forward` was reached, where calls of that are recorded."""
+    """Whether the call reached `forward`; set only if calls of `forward` are recorded."""
     differentiable: bool = False
-    """Whether one of its gradients can be differentiated again (`create_graph`), as a penalty on gradients needs it."""
+    """Whether one of its gradients can be differentiated again (`create_graph`), as a penalty on gradients requires."""
     counts_all_outputs: bool = False
     """Whether the gradients at all outputs count, because the loss inside the model does not explain them."""
 
@@ -101,8 +101,8 @@ class ForwardPass:
     def contributing(self) -> dict[int, BackwardPass]:
         """The backward passes that the update comes from: those that add to gradients.
 
-        If none of them adds to gradients, all count. A saliency map takes a gradient with `torch.autograd.grad` before the loss is
-        differentiated, and is no part of the update; a loop that computes all its gradients that way has no other passes.
+        If no backward pass adds to gradients, all count. A saliency map takes a gradient with `torch.autograd.grad` before the loss is
+        differentiated, and is no part of the update. But a loop that computes all its gradients that way has no other backward passes.
         """
         adding = {number: one for number, one in self.backwards.items() if one.accumulates}
         return adding or self.backwards
@@ -140,7 +140,7 @@ class ForwardHooks:
             began: called with each pass immediately before its forward.
             reached: called when a backward pass arrives at a pass for the first time, before any gradient of it is
                 accumulated, with the number of that backward.
-            failed: called with whatever is raised in a hook; it would end the training otherwise.
+            failed: called with each exception that is raised in a hook, which would otherwise end the training.
         """
         self.model = model
         self._began = began
@@ -192,7 +192,7 @@ class ForwardHooks:
             self._handles.append(_Undo(functools.partial(vars(self.model).pop, "forward", None)))
 
     def close(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -256,8 +256,8 @@ class ForwardHooks:
     def _arrived(self, seen: ForwardPass, path: str, gradient: Tensor | None) -> None:
         """Keep the gradient that arrives at an output, or its sum and norm.
 
-        These two are enough if a loss inside the model came first and may explain the gradient. A scalar output is computed from the
-        others, so a backward pass reaches it before them.
+        Sum and norm are enough if a loss inside the model came first and may explain the gradient. A scalar output is computed from the
+        other outputs, so a backward pass reaches it before them.
         """
         if gradient is None:
             return  # DDP sends None to outputs that the loss does not use
@@ -293,7 +293,7 @@ class ForwardHooks:
 
 
 def sums(tensor: Tensor) -> Tensor:
-    """Return the sum and the norm of a tensor, (2,) float32 on its device, uncopied."""
+    """Return the sum and the norm of a tensor, (2,) float32 on its device."""
     return torch.stack((tensor.sum(dtype=torch.float32), torch.linalg.vector_norm(tensor, dtype=torch.float32)))
 
 

@@ -12,7 +12,7 @@ from leakaudit.capture.observing.optimizers import Rounds, first, steps_on_the_s
 
 
 class OptimizerHooks:
-    """Calls the recorder last before a step of an optimizer and first after it.
+    """Hooks that call the recorder last before an optimizer's step and first after it.
 
     So the recorder sees what other hooks do to the gradients, and what the step itself did.
     """
@@ -49,7 +49,7 @@ class OptimizerHooks:
         self._handles += self.rounds.install()
 
     def remove(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -57,7 +57,7 @@ class OptimizerHooks:
     def base_of(self, optimizer: Any) -> Any:
         """Return the base optimizer that calls a hook.
 
-        Some wrappers pass themselves to a hook, and cannot be looked into.
+        A wrapper may pass itself to a hook, and may not show its base optimizer.
         """
         return self._optimizers[0] if len(self._optimizers) == 1 else optimizer
 
@@ -70,7 +70,7 @@ class OptimizerHooks:
         return OptimizerStep.of(optimizer, last=self.is_last(optimizer), alone=len(self._optimizers) == 1)
 
     def come_last(self, *, after_step: bool = False) -> None:
-        """Move our hook before a step behind the hooks that were set since.
+        """Move our pre-step hook behind the hooks that were set after it.
 
         Args:
             after_step: whether this is called after a step. Otherwise a running step may be calling the hooks at this moment, and a

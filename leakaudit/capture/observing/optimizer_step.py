@@ -1,7 +1,7 @@
-"""Checks what an optimizer does to the gradients inside its own step.
+"""The check of what an optimizer does to the gradients inside its own step.
 
 The recorder copies the gradients that an optimizer is given. If the optimizer clips them or adds noise in its step, the weights move by
-other gradients, and the client sends those. torch's own optimizers do not do that. For every other optimizer this module checks whether
+other gradients, and the client sends those. torch's own optimizers do neither. For every other optimizer this module checks whether
 the gradients changed in the step, whether the weights moved along them, and whether the step drew random numbers.
 """
 
@@ -35,9 +35,9 @@ WHAT_TO_DO = "declare what it does with `shipped_defense`, or change the gradien
 
 @dataclass
 class OptimizerStep:
-    """One step of an optimizer: what it was given, and what it did with that.
+    """One step of an optimizer: the gradients that it was given, and its effect.
 
-    It is noted when the gradients are copied, and checked after the step.
+    The step is noted when the gradients are copied, and checked after it is made.
     """
 
     optimizer: torch.optim.Optimizer
@@ -59,7 +59,7 @@ class OptimizerStep:
         Args:
             optimizer: the one that is about to step.
             last: whether no other hook of it is called after this.
-            alone: whether it is the only optimizer. Nothing needs to be remembered then of an optimizer of torch.
+            alone: whether it is the only optimizer. If it is, and is one of torch's own, nothing needs to be remembered.
         """
         # The entries of a sparse gradient are at other positions than those of the weights.
         parameters = [p for p in parameters_of(optimizer) if p.grad is None or not p.grad.is_sparse]
@@ -84,16 +84,16 @@ class OptimizerStep:
         self.random = random_states(self.parameters)
 
     def check(self, *, declared: bool) -> str:
-        """Return a sentence on what cannot be known of the step that was just made.
+        """Return a sentence on what the check cannot find out about the finished step.
 
-        The sentence is empty if all is known.
+        The sentence is empty if the check finds out everything.
 
         Args:
             declared: whether the run declares a defence. If so, gradients that the step changed in place are the update
                 (`copy_after_step`).
 
         Raises:
-            SnapshotError: something else than the copied gradients moved the weights.
+            SnapshotError: other gradients than the copied ones moved the weights, or may have.
         """
         if self.trusted:
             return ""
@@ -120,9 +120,9 @@ class OptimizerStep:
         return self._check_movement(emptied=emptied)
 
     def _check_movement(self, *, emptied: bool) -> str:
-        """Compare the weights' movement with the gradients; say what stays unknown.
+        """Compare the weights' movement with the gradients; return what stays unknown.
 
-        The optimizer's rule is unknown, so that a movement along other directions proves nothing by itself.
+        The optimizer's rule is unknown, so a movement along other directions proves nothing by itself.
         """
         along = self._moved_along()
         if along:
@@ -217,7 +217,7 @@ class OptimizerStep:
 def _lengths(y: Tensor, g: Tensor, w: Tensor) -> tuple[float, float]:
     """Return the length of y without its components along w and g, and that of y.
 
-    The first is 0 for fewer than `FEW` entries, which two factors can always explain.
+    The first length is 0 for fewer than `FEW` entries, because two factors explain so few entries too easily.
 
     Args:
         y: (N,) entries of one parameter, as are `g` and `w`.

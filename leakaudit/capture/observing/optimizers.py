@@ -1,7 +1,7 @@
-"""Finds the optimizers that move a model's weights, and counts their steps.
+"""The optimizers that move a model's weights, and the count of their steps.
 
-Frameworks wrap optimizers, and a loop may have several of them. Hooks are set on the base optimizers, inside all wrappers: there the
-gradient is final, and the weights are still those of the forward pass.
+Frameworks wrap optimizers, and a loop may have several of them. Hooks are set on the base optimizers, inside all wrappers: at their
+step the gradient is final, and the weights are still those of the forward pass.
 """
 
 from __future__ import annotations
@@ -125,8 +125,9 @@ def _given(optimizer: Any) -> list[Any] | None:
 def _inside(optimizer: Any) -> list[Any]:
     """Return the optimizers in an optimizer's attributes that move its parameters.
 
-    Together they move exactly the same parameters. So a wrapper is recognized by what it does (SAM's `base_optimizer`, Lookahead), and so is a container (Muon for matrices, AdamW for
-    the rest). `ZeroRedundancyOptimizer` keeps an optimizer that moves a share of the parameters only, so it is no wrapper.
+    Together they move exactly the same parameters. So a wrapper is recognized by what it does (SAM's `base_optimizer`, Lookahead), and so
+    is a container (Muon for matrices, AdamW for the rest). `ZeroRedundancyOptimizer` is no wrapper: its inner optimizer moves only a share
+    of the parameters.
     """
     attributes = vars(optimizer) if hasattr(optimizer, "__dict__") else {}
     known = next((attributes[name] for name in WRAPPERS if name in attributes), None)
@@ -167,11 +168,11 @@ def nested(optimizer: Any) -> bool:
 
 
 class Rounds:
-    """Counts the steps of several optimizers of one model, in rounds.
+    """A counter of the steps of several optimizers of one model, in rounds.
 
-    A round is one step of the audit: every optimizer has stepped. If one of them steps less often, the steps of the others in between
-    belong to the same round. A forward pass before all have stepped begins the round again (`restart`), so that a round ends with the
-    last step of each.
+    A round is one step of the audit. It ends when every optimizer has stepped. If one of them steps less often, the steps of the others
+    in between belong to the same round. A forward pass before all have stepped begins the round again (`restart`), so a round ends with
+    the last step of each.
     """
 
     def __init__(self, movers: Sequence[torch.optim.Optimizer]) -> None:
@@ -211,7 +212,7 @@ class Rounds:
     def _fail(self, _error: Exception) -> None:
         """Count every step as a round from now on.
 
-        The recorder then sees steps that are not complete, and keeps none of them.
+        Then the recorder sees incomplete steps, and does not keep them.
         """
         self.over = True
 

@@ -1,6 +1,6 @@
-"""Finds an optimizer that clips every example and adds noise.
+"""The detection of an optimizer that clips every example and adds noise.
 
-It recognizes Opacus's optimizers and reads their settings without importing Opacus.
+This module recognizes Opacus's optimizers and reads their settings without importing Opacus.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PrivateSgd:
         return (DeclaredDefense(name=DP_SGD, parameters=knobs),)
 
     def _divisor(self) -> float:
-        """Return what the sum of the clipped gradients is divided by."""
+        """Return the number by which the sum of the clipped gradients is divided."""
         if self.optimizer.loss_reduction == "sum":
             return 1.0
         return float(self.optimizer.expected_batch_size)

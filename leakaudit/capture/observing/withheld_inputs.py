@@ -1,4 +1,4 @@
-"""Finds the forward pass that withheld labels belong to.
+"""The assignment of withheld labels to the forward pass that they belong to.
 
 A trainer withholds labels from the model if it computes the loss itself.
 """
@@ -16,14 +16,14 @@ LABELS = "labels"
 
 
 def assign_labels(passes: Sequence[ForwardPass]) -> None:
-    """Assign the withheld labels of a batch to the only pass that they belong to.
+    """Assign the withheld labels of a batch to the pass that they belong to.
 
-    Several passes may be made of one batch (FixMatch: labelled and unlabelled texts; R-Drop: the same texts twice). The labels belong
-    to the pass over the tokens of the batch, else to the first pass with as many rows as there are labels. Every other pass gets an
-    empty tensor of labels, which says that the trainer had no labels for it.
+    A loop may make several passes over one batch (FixMatch: labelled and unlabelled texts; R-Drop: the same texts twice). The labels
+    belong to the pass over the tokens of the batch, else to the first pass with as many rows as there are labels. Every other pass gets
+    an empty tensor of labels, which says that the trainer had no labels for it. If no pass fits, each pass gets all that was withheld.
 
     Args:
-        passes: of one step. Before the call, `withheld_inputs` of each is the whole batch, one object for all passes made of it;
+        passes: of one step. Before the call, `withheld_inputs` of each pass is the whole batch, one object for all passes over it;
             afterwards it is what was withheld from that pass.
     """
     batches = {id(seen.withheld_inputs): seen.withheld_inputs for seen in passes}

@@ -1,6 +1,6 @@
 """The other processes of a distributed run: agreement on each step, time limits.
 
-It may import what `capture` may.
+This package may import what `capture` may.
 """
 
 __all__ = ["agreement", "distributed", "process_group"]

@@ -1,7 +1,7 @@
-"""Lets the processes of a distributed run agree, with a time limit.
+"""The agreement between the processes of a distributed run, with a time limit.
 
-They use the key-value store in which they met, and no collective. A process may not answer, because it has no audit, has no data
-left or died; the others then lose the time limit and nothing else.
+The processes use the key-value store in which they met, and no collective. If a process does not answer, because it has no audit, has
+no data left or died, the others lose only the time that they wait.
 """
 
 from __future__ import annotations
@@ -137,13 +137,13 @@ class Agreement:
         return bool(self._store.check([key]))
 
     def _forget_old(self, topic: str) -> None:
-        """Keep the store small: a long run asks about many steps."""
+        """Delete the keys of an old topic, because a long run asks about many steps."""
         if topic != MEETING:
             self._topics.append(topic)
         if len(self._topics) <= REMEMBERED:
             return
         old = self._topics.popleft()
         mine = [f"{old}/{self._rank}", *((f"{old}/decision", f"{old}/{NO}") if self._rank == 0 else ())]
-        with contextlib.suppress(RuntimeError):  # not every kind of store forgets
+        with contextlib.suppress(RuntimeError):  # not every kind of store can delete keys
             for key in mine:
                 self._store.delete_key(key)

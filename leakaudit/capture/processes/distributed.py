@@ -43,7 +43,8 @@ SHARE_OF_TIMEOUT = 1 / 4
 beginning three limits may follow each other."""
 
 MOST_MISSED = 2
-"""Due steps in a row without an answer of some process that end the audit. Our choice: a single one may be a long checkpoint."""
+"""Number of due steps in a row without an answer of some process, after which the audit ends. Our choice: a single one may be a long
+checkpoint."""
 
 PIECE = 2**28
 """Bytes of one message. Our choice, far below what gloo counts in 32 bits."""
@@ -75,7 +76,7 @@ class TorchProcessGroup:
         """Find the other processes that begin this audit.
 
         Raises:
-            PeersError: not all came within the time limit, or one is not audited.
+            PeersError: not all processes answered within the time limit, or one of them is not audited.
         """
         self._take_number()
         assert self._agreement is not None
@@ -110,10 +111,11 @@ class TorchProcessGroup:
             number += 1
 
     def connect(self) -> None:
-        """Connect to the first process; all do, or none.
+        """Connect to the first process; all processes call this, or no process does.
 
         Raises:
             PeersError: torch has no gloo.
+            RuntimeError: a process did not connect within the time limit.
         """
         self._line = _Line(self._store, dist.get_rank(), dist.get_world_size())
 
@@ -134,7 +136,7 @@ class TorchProcessGroup:
         return settled.yes
 
     def _note(self, topic: str, settled: Settled, limit: float) -> None:
-        """Log what a missing answer costs, in one of the processes that answered."""
+        """Log the effect of a missing answer, in one of the processes that answered."""
         self._missed = self._missed + 1 if settled.silent else 0
         if settled.left is not None:
             why = f"rank {settled.left} takes no part any more: its training has ended, or its own message says why"
@@ -167,7 +169,7 @@ class TorchProcessGroup:
     def gather(self, truth: Truth) -> Truth:
         """Return the micro-batches of all processes, in the first process.
 
-        They are sorted by rank; the other processes get their own back.
+        They are sorted by rank. Each of the other processes gets only its own.
 
         Raises:
             RuntimeError: a process did not send within the time limit.
@@ -314,7 +316,7 @@ def _default_store() -> Any:
 
 
 def _within(limit_s: float) -> float:
-    """Return a time limit that is short beside the user's own limits."""
+    """Return a time limit that is at most a quarter of the user's own limits."""
     own = [timeout.total_seconds() for timeout in _users_timeouts()]
     return min([limit_s, *(SHARE_OF_TIMEOUT * seconds for seconds in own)])
 

@@ -34,7 +34,7 @@ class ProcessGroup(Protocol):
         """Return whether all processes say yes to a topic within a time limit."""
 
     def leave(self) -> None:
-        """Tell the other processes that this one takes part no longer."""
+        """Tell the other processes that this one takes no part any more."""
 
     def gather(self, truth: Truth) -> Truth:
         """Return the micro-batches of all processes to the first one, ordered by rank."""
@@ -50,7 +50,7 @@ class EndOfStepAnswer:
         """Prepare.
 
         Args:
-            group: the processes; None where training runs in one, which owes no answer.
+            group: the processes; None if training runs in one process, which owes no answer.
         """
         self._group = group
         self._topic = ""

@@ -1,8 +1,8 @@
-"""Recording: what a client transmits in a step, copied before the weights move.
+"""Recording: the copy of what a client transmits in a step.
 
-The way of a step: `current_step` has the order of events, `pass_recorder` and `local_gradients` take what `capture.observing` sees,
-`step_keeper` and `step_copier` copy the step, `background_writer` and `step_writer` make a snapshot of it. It may import what
-`capture` may.
+The copy is made before the weights move. How a step is recorded: `current_step` has the order of events, `pass_recorder` and
+`local_gradients` take what `capture.observing` sees, `step_keeper` and `step_copier` copy the step, `background_writer` and
+`step_writer` make a snapshot of it. This package may import what `capture` may.
 """
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Writes kept steps in a thread of its own, and counts them."""
+"""The writer of kept steps, in a thread of its own, and its counters."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ PATIENCE_SECONDS = 60.0
 
 @dataclass
 class Counters:
-    """What the recorder did, for the last line of the log and the report."""
+    """The counters of the recorder, for the last line of the log and the report."""
 
     kept: int = 0
     not_finite: int = 0
     failed: int = 0
     """Steps that were due and could not be kept: a full disk, an empty batch, an optimizer without gradients."""
     reason: str = ""
-    """Why the first of them could not."""
+    """Why the first of them was not kept."""
     blocked_s: float = 0.0
     """Seconds of the training thread spent in the recorder."""
     check_s: float = 0.0
-    """The part of them in which steps were repeated in place."""
+    """The part of `blocked_s` in which steps were repeated in place."""
     writer_s: float = 0.0
     """Seconds of the writer's thread."""
     written: int = 0
@@ -39,7 +39,7 @@ class Counters:
 
 
 class BackgroundWriter:
-    """Hands one step at a time to a function that writes it."""
+    """A writer that passes one step at a time to a function, in a thread."""
 
     def __init__(self, write: Callable[[KeptStep], None], failed: Callable[[Exception], None]) -> None:
         """Prepare.
@@ -56,7 +56,7 @@ class BackgroundWriter:
 
     def begin(self, kept: KeptStep) -> None:
         """Write a step in the background."""
-        # A daemon: a stuck disk must not keep the finished training process alive. The recorder's `remove` waits for it.
+        # A daemon: a stuck disk must not keep the finished training process alive. `Recorder.remove` waits for the thread.
         self.thread = threading.Thread(target=self.write_now, args=(kept,), name="leakaudit-writer", daemon=True)
         self.thread.start()
 

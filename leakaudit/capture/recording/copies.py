@@ -78,8 +78,8 @@ class CopyBuffers:
         return sum(buffer.numel() * buffer.element_size() for buffer in self.tensors.values())
 
     def choose(self, size: int, *, on_gpu: bool) -> None:
-        """Decide whether copies of so many bytes are held in memory."""
-        held = 2 * size if on_gpu else size  # pinned memory comes in powers of two: a tensor may take twice its size
+        """Decide whether copies of `size` bytes are held in memory."""
+        held = 2 * size if on_gpu else size  # pinned memory comes in powers of two: at most twice a tensor's size
         self.pooled = self._always_pooled or fits_in_memory(held)
 
     def make(self, sources: Iterable[tuple[str, Source]]) -> None:
@@ -104,10 +104,10 @@ class CopyBuffers:
         return self.copy_into(sources)
 
     def copy_into(self, sources: Mapping[str, Source]) -> tuple[dict[str, Tensor], Callable[[], None]]:
-        """Copy some tensors of a step, held or not as the last `copy` decided.
+        """Copy some tensors of a step; the last `choose` decided whether to hold them.
 
-        Copies from a GPU are made on a stream of their own, into pinned memory. The training stream waits for them, or the optimizer
-        would move weights that are still being read. The training thread does not wait: only the writer does, for the event.
+        Copies from a GPU are made on a separate stream, into pinned memory. The training stream waits for them; otherwise the optimizer
+        would move weights that are still being read. The training thread does not wait; only the writer waits, for an event.
         """
         device = next((source.tensor.device for source in sources.values() if source.tensor.is_cuda), None)
         if device is None:
@@ -144,5 +144,5 @@ class CopyBuffers:
 
 
 def _allocate(source: Source) -> Tensor:
-    """Return memory for a copy that was touched; pinned where it is filled from a GPU."""
+    """Return touched memory for a copy; pinned if it is filled from a GPU."""
     return torch.empty(source.tensor.shape, dtype=source.dtype, pin_memory=source.tensor.is_cuda).fill_(0)

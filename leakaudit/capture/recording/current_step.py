@@ -6,9 +6,9 @@ torch and the training loop cause these events, in this order:
 2. `forward_begins`, and `backward_arrives` at that forward pass.
 3. `before_step`: the gradients are final, and the weights are still those of the forward pass. The step is copied at the first of
    several optimizers; at the others, gradients that changed since are copied again.
-4. `after_step`: the movement of the weights is compared with the copy. After the last optimizer the step goes to the writer.
+4. `after_step`: the movement of the weights is compared with the copy. After the last optimizer the writer gets the step.
 
-A forward pass between the steps of two optimizers begins the step again: some weights had moved before it.
+A forward pass between the steps of two optimizers begins the step again, because some weights moved before that pass.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ do so every few steps."""
 
 
 class CurrentStep:
-    """Records one step after another, as torch and the training loop tell of it."""
+    """A recorder of one step after another, driven by torch and the training loop."""
 
     def __init__(
         self,
@@ -60,11 +60,11 @@ class CurrentStep:
             model: the live model.
             passes: records forward and backward passes.
             forwards: hooks on the object that the loop calls.
-            keeper: takes a recording to the writer.
+            keeper: copies a recorded step and passes it to the writer.
             writer: counts what was kept.
             observe: what the client sends.
             local_steps: optimizer steps that make one `delta`.
-            failed: called with whatever is raised in an entry.
+            failed: called with each exception that is raised in an entry.
         """
         self._model = model
         self._passes = passes
@@ -161,7 +161,7 @@ class CurrentStep:
 
     @entry
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Copy now, or after the closure if the optimizer computes its gradients itself."""
+        """Copy now, or after the first call of the closure if the step has one."""
         if nested(optimizer):
             return None
         optimizer = self.hooks.base_of(optimizer)
@@ -190,7 +190,7 @@ class CurrentStep:
         return len(recording.ignored) < len(self._model.optimizers)
 
     def _copy(self, optimizer: Any) -> None:
-        """Copy what the optimizer got, and in any case answer the other processes."""
+        """Copy the gradients that the optimizer got; always answer the other processes."""
         start = time.perf_counter()
         recording = self._recording
         try:
@@ -227,7 +227,7 @@ class CurrentStep:
     def _finish(self, recording: StepRecording, start: float) -> None:
         """End the recording: copy the step, or say why it is not kept."""
         self._recording = None
-        if len(self._model.optimizers) == 1:  # of several, a forward pass before all have stepped must be seen
+        if len(self._model.optimizers) == 1:  # otherwise hooks must see a forward pass before all have stepped
             self._unhook()
         try:
             found = self._keeper.keep(recording, start)
@@ -267,7 +267,7 @@ class CurrentStep:
         self._writer.counters.blocked_s += time.perf_counter() - start
 
     def _stepped(self, found: CopiedStep, optimizer: Any) -> None:
-        """Check what one optimizer did; hand over the step after the last optimizer."""
+        """Check what one optimizer did; after the last one, give the step to the writer."""
         found.stepped.add(id(optimizer))
         given = found.optimizer_steps.get(id(optimizer))
         try:

@@ -29,7 +29,7 @@ from leakaudit.results.schema import Verification
 
 @dataclass(frozen=True)
 class InPlaceResult:
-    """What the repetition of a step showed."""
+    """The result of the repetition of a step."""
 
     stamp: Verification | None = None
     """None where the step was not repeated."""
@@ -41,7 +41,7 @@ class InPlaceResult:
 
 
 class InPlaceCheck:
-    """Repeats steps on the live model."""
+    """The check that repeats steps on the live model."""
 
     def __init__(self, model: LiveModel, forwards: ForwardHooks, counters: Counters) -> None:
         """Prepare; `note_begin` comes before the first step."""
@@ -65,7 +65,7 @@ class InPlaceCheck:
         """Repeat a step before the optimizer moves the weights.
 
         Raises:
-            UnheldError: the loss sent more to the outputs than was held; the next step that is due is recorded with all of it.
+            UnheldError: the loss sent more gradients to the outputs than were held; the next step is recorded with all of them.
         """
         if recording.state is None or not tensors.update:
             return InPlaceResult()
@@ -117,7 +117,7 @@ class InPlaceCheck:
             return True
         try:
             return loss_is_like(repetition, self._model.module, truth.micro_batches)
-        except Exception:  # the class cannot compute its loss of such a batch, and neither can an attack
+        except Exception:  # if the class cannot compute its loss on such a batch, an attack cannot either
             return False
 
 
@@ -131,7 +131,7 @@ def called_in_place(called: nn.Module) -> nn.Module:
 
 
 def _unscaled(tensors: StepTensors) -> Mapping[str, Tensor]:
-    """Return the update without the scale that is left in some gradients; dense."""
+    """Return the dense update, without the scale that some gradients still have."""
     found = {}
     for name, gradient in tensors.update.items():
         dense = gradient.to_dense() if gradient.is_sparse else gradient

@@ -19,7 +19,7 @@ from leakaudit.storage.frozen_weights import FrozenWeights
 
 @dataclass(frozen=True)
 class KeptStep:
-    """One step, copied to the CPU."""
+    """One step: copies on the CPU, or live tensors if it is too large for copies."""
 
     step: int
     update: Mapping[str, Tensor]
@@ -33,7 +33,7 @@ class KeptStep:
     autocast: torch.dtype | None = None
     """Type in which the forward passes ran under autocast; None where none was seen."""
     loss_scale: float = 1.0
-    """Factor of a GradScaler while the gradients were computed. The update and the output gradients are without it."""
+    """Factor of a GradScaler while the gradients were computed. The update and the output gradients do not contain it."""
     training: bool = True
     """Whether the model was in training mode during its forward passes."""
     eval_modules: tuple[str, ...] = ()
@@ -41,14 +41,14 @@ class KeptStep:
     has_output_gradients: bool = False
     """Whether the batches hold the gradients that the loss sent to the model's outputs."""
     frozen: FrozenWeights | None = None
-    """Live parameters that no optimizer moves and that are not in `weights`. The writer keeps them once a run."""
+    """Live parameters that no optimizer moves and that are not in `weights`. The writer stores them once per run."""
     checked: Verification | None = None
     """Result of the check in place; None where the step was not repeated."""
     own_loss: bool | None = None
     """Whether its loss is the one that the model's class computes, up to a factor; None where it was not repeated."""
     check_seconds: float = 0.0
     not_in_place: str = ""
-    """Why the step was not repeated in place; empty where that was not asked for."""
+    """Why the step was not repeated in place; empty if it was, or if nobody asked for it."""
     part: PartOfStep | None = None
     """The kept parts of the update; None where `update` is the whole one."""
     parameters: int = 0
@@ -68,7 +68,7 @@ class KeptStep:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def check_content(self) -> None:
-        """Refuse a step that no attack could be scored on.
+        """Refuse a step on which no attack could be scored.
 
         Raises:
             NonFiniteUpdateError: the update holds NaN or infinity.
@@ -91,4 +91,4 @@ class KeptStep:
             raise SnapshotError("its batch was empty")
         check_finite(self.update)
         if self.part is not None:
-            check_finite(self.part.sketches)  # every entry is in one: NaN or infinity makes its bucket so
+            check_finite(self.part.sketches)  # each entry is in one bucket, which a NaN or infinity makes not finite

@@ -13,7 +13,7 @@ from leakaudit.capture.recording.live_model import LiveModel
 
 
 class LocalGradients:
-    """Copies each gradient when this process has added its own share to it."""
+    """Hooks that copy each gradient when this process has added its share to it."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class LocalGradients:
 
         Args:
             model: the live model.
-            target: returns where copies go, by parameter name; None where no step is recorded.
+            target: returns the dictionary for the copies, by parameter name; None while no step is recorded.
             failed: called with whatever is raised in a hook.
         """
         self._model = model
@@ -40,7 +40,7 @@ class LocalGradients:
             self._handles.append(hook)
 
     def close(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -21,7 +21,7 @@ class PartOfStep:
     update: Mapping[str, Tensor]
     """Parameter name -> update that is kept as a whole."""
     rows: str | None
-    """Parameter of whose update only the rows that are not zero are kept; None where there is none."""
+    """Name of the parameter whose update is kept only in its non-zero rows; None if there is no such parameter."""
     index: Tensor | None
     """(N,) int64: positions of these rows."""
     values: Tensor | None
@@ -49,7 +49,7 @@ class PartOfStep:
         return cls(kept, parts.rows if index is not None else None, index, values, sketches)
 
     def without(self, names: frozenset[str]) -> PartOfStep:
-        """Return this part without some parameters."""
+        """Return this part without the sketches of some parameters."""
         left = {name: found for name, found in self.sketches.items() if name not in names}
         return PartOfStep(self.update, self.rows, self.index, self.values, left)
 

@@ -1,4 +1,4 @@
-"""Adds forward and backward passes to the recording of a step."""
+"""The recorder of the forward and backward passes of a step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from leakaudit.models.wrappers import plain_name
 
 
 class PassRecorder:
-    """Records what forward passes start from, and which of them the update comes from."""
+    """A recorder of forward passes.
+
+    It notes the state from which each pass starts, and finds the passes that the update comes from.
+    """
 
     def __init__(
         self, model: LiveModel, *, scaler: Any, called_in_place: nn.Module | None, watch_weights: bool
@@ -35,7 +38,7 @@ class PassRecorder:
         self._called = called_in_place
         self._watch_weights = watch_weights
         self._weights_at_first_pass = False
-        """Whether weights are copied at the first forward pass, because they were others when the optimizer stepped."""
+        """Whether weights are copied at the first forward pass, because in an earlier step they changed after it."""
 
     def add_pass(self, recording: StepRecording, seen: ForwardPass) -> None:
         """Add a forward pass that begins, with the random state before it."""
@@ -59,7 +62,7 @@ class PassRecorder:
     def _note_weights(self, recording: StepRecording, seen: ForwardPass) -> None:
         """Remember a few entries of the weights that a pass sees.
 
-        All weights are copied at the first pass, if they were others at an earlier step.
+        At the first pass all weights are copied, if an earlier step showed that they change within a step.
         """
         if not recording.passes:
             recording.moving = self._model.moving()
@@ -78,8 +81,8 @@ class PassRecorder:
     def add_backward(self, recording: StepRecording, seen: ForwardPass, backward: int) -> None:
         """Note that a backward pass reaches a forward pass; drop passes that were zeroed.
 
-        A step that a GradScaler skips calls no hook of the optimizer, and zeroing cannot be hooked. But where a backward pass finds
-        every gradient empty, nothing is left of what an earlier one had added.
+        A step that a GradScaler skips calls no hook of the optimizer, and zeroing cannot be hooked. But if a backward pass finds every
+        gradient empty, the gradients of all earlier passes were zeroed.
         """
         if self._scaler is not None:
             recording.loss_scale = float(self._scaler.get_scale())

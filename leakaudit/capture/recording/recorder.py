@@ -1,10 +1,10 @@
-"""Records single steps of a training: the transmitted update and its batch.
+"""The recorder of single training steps: the transmitted update and its batch.
 
 A record holds the weights before the step, the update as the optimizer gets it, and the batch. No framework is imported here; adapters
 say when a step is due and what its batch was. The only place where the final gradient can be read under every trainer is a pre-hook on
 the step of the base optimizer: after accumulation, unscaling, clipping and a defence's noise, before the weights move. After the step
-the weights' movement is compared with the copy, and only then the copy goes to the writer. Several optimizers make one step of the
-audit, which ends when all of them have stepped.
+the weights' movement is compared with the copy, and only then the writer gets the copy; a step that is too large for a copy is written
+before it. Several optimizers make one step of the audit, which ends when all of them have stepped.
 
 The training thread copies into buffers that are reused; a background thread writes. Nothing raises into training: a step that cannot
 be written is counted, and any other exception is logged once and ends the recording.
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Records single steps of one model and its optimizers."""
+    """A recorder of single steps of one model and its optimizers."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Recorder:
 
         Args:
             model: the unwrapped model whose parameters the optimizer moves.
-            optimizer: it, or a wrapper around it, or a list of several that share the model.
+            optimizer: the optimizer, a wrapper around it, or a list of several that share the model.
             write: called in a background thread with each kept step; its exceptions are logged, never raised.
             called: the object that the training loop calls, wrappers included; `model` if None.
             scaler: the `GradScaler`, where the optimizer's wrappers do not hold it.
@@ -76,7 +76,7 @@ class Recorder:
             learning_rate: of these steps.
             max_bytes: a step whose copies are larger than this is not recorded.
             convert_pass: converts a recorded forward pass to the audited model's inputs; may refuse the step.
-            complete_manifest: adds what is known only when the optimizer steps, such as the noise of a schedule.
+            complete_manifest: adds the facts that are known only when the optimizer steps, such as scheduled noise.
             withdraw: removes a written step, by its number.
             unsaved_buffers: names of buffers that are kept although the model's state dict does not hold them.
             check_in_place: whether a step is repeated here, before the optimizer moves the weights, to check it.
@@ -174,7 +174,7 @@ class Recorder:
         self.current.stop()
 
     def remove(self, patience_s: float = PATIENCE_SECONDS) -> None:
-        """Take the hooks off, and wait for the writer.
+        """Remove the hooks, and wait for the writer.
 
         Args:
             patience_s: longest time to wait, in seconds: a stuck disk must not hold up training.
@@ -216,12 +216,12 @@ class Recorder:
 
     @property
     def counters(self) -> Counters:
-        """What was kept, what failed, and what it cost."""
+        """Counters of kept steps, failed steps and their cost."""
         return self.writer.counters
 
     @property
     def rounds(self) -> Rounds:
-        """Tells whether all optimizers have stepped."""
+        """The counter that tells whether all optimizers have stepped."""
         return self.current.hooks.rounds
 
     @property
@@ -231,7 +231,7 @@ class Recorder:
 
     @property
     def due_again(self) -> bool:
-        """Whether the next step is due, because the last one could not be kept as a whole."""
+        """Whether the next step is due, because the last one could not be kept whole."""
         return self._forwards.due_again
 
     def written(self, patience_s: float = PATIENCE_SECONDS) -> bool:

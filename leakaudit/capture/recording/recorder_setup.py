@@ -1,4 +1,4 @@
-"""Makes the recorder of an audited run."""
+"""The function that makes the recorder of an audited run."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def _options_for_arrays(model: nn.Module) -> dict[str, Any]:
 def _parts_to_keep(config: AuditConfig, description: RunDescription, recorder: Recorder) -> Parts | None:
     """Return which parts of each step to keep; None to keep all.
 
-    Parts are kept if a whole step would be too large, an attack of the configuration reads the first blocks only, and the model can
-    be rebuilt without the others.
+    Parts are kept if a whole step would be too large, an attack of the configuration reads only the first blocks, and the model can be
+    rebuilt without the other blocks.
     """
     trainer, size = description.trainer, recorder.bytes_of_a_step()
     elsewhere = config.schedule == "inline" or config.server is not None

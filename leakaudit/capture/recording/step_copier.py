@@ -1,4 +1,4 @@
-"""Copies a recorded step to the CPU, after the check in place."""
+"""The copier of a recorded step to the CPU, after the check in place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from leakaudit.errors import SnapshotError
 
 
 class StepCopier:
-    """Makes a `KeptStep` of a recording."""
+    """A copier that makes a `KeptStep` of a recording."""
 
     def __init__(
         self,
@@ -37,10 +37,10 @@ class StepCopier:
         Args:
             model: the live model.
             selection: which tensors are kept.
-            buffers: where copies go.
+            buffers: memory for the copies.
             check: repeats a step in place.
-            convert_pass: makes a recorded forward pass one of the audited model; it may refuse the step.
-            complete_manifest: adds what is known only when the optimizer steps.
+            convert_pass: converts a recorded forward pass to the audited model's inputs; it may refuse the step.
+            complete_manifest: adds the facts that are known only when the optimizer steps.
         """
         self._model = model
         self._selection = selection
@@ -104,11 +104,11 @@ class StepCopier:
         )
 
     def copy_again(self, found: CopiedStep, given: OptimizerStep) -> None:
-        """Take gradients that changed since the copy as the new update.
+        """Copy gradients that changed since the copy, as the new update.
 
         Raises:
-            SnapshotError: the step is written already, only parts of it are kept, or its gradients are sharded, so that putting them
-                together would need all processes.
+            SnapshotError: the step is written already, only parts of it are kept, or its gradients are sharded, so that only all
+                processes together could copy them.
         """
         if found.kept is None:
             if found.written or not self._buffers.pooled:

@@ -1,4 +1,4 @@
-"""Checks the public facts of a kept step against what was recorded of it.
+"""The checks of a kept step's public facts against what was recorded of it.
 
 A wrong fact would weaken an attack.
 """
@@ -21,7 +21,7 @@ def loader_bound(loader: Any, windows: int, processes: int) -> int | None:
     None means that the loader does not say.
 
     Args:
-        loader: the trainer's own; a subclass may have made it of other sizes than its arguments say.
+        loader: of the trainer. A subclass of the trainer may have made it with other sizes than the arguments say.
         windows: number of micro-batches in one optimizer step.
         processes: number of processes of the run; each draws batches of its own.
     """
@@ -40,7 +40,7 @@ def checked_bound(facts: PublicFacts, truth: Truth) -> tuple[int | None, str]:
 
     Args:
         facts: with the bound that the trainer's settings state, in sequences of one step or local step.
-        truth: the batch; packed texts and the choices of an example are sequences of their own.
+        truth: the batch. Each packed text, and each choice of an example, counts as one sequence.
     """
     bound = facts.batch_size_bound
     if bound is None or truth.examples() <= bound * facts.local_steps:
@@ -49,10 +49,11 @@ def checked_bound(facts: PublicFacts, truth: Truth) -> tuple[int | None, str]:
 
 
 def checked_divisor(truth: Truth) -> tuple[float | None, str]:
-    """Return what the trainer divided the loss of each micro-batch by, and a note.
+    """Return the divisor of the loss of each micro-batch, and a note.
 
     The divisor is 1 over the gradient at the loss, from which the backward pass starts. It is None, and the note says why, unless it is
-    the same positive number for all micro-batches. A loss that is computed outside the model has no divisor.
+    the same positive number for all micro-batches. A loss that is computed outside the model has no divisor. If no gradient was recorded
+    at any output, the divisor is 1.
     """
     output_gradients = [
         float(batch.output_gradients["loss"]) for batch in truth.micro_batches if "loss" in batch.output_gradients
@@ -65,14 +66,14 @@ def checked_divisor(truth: Truth) -> tuple[float | None, str]:
     ):
         return 1.0 / output_gradients[0], ""
     if not any(batch.output_gradients for batch in truth.micro_batches):
-        return 1.0, ""  # nothing is known of the loss: the step is repeated with the model's own, undivided
+        return 1.0, ""  # nothing is known of the loss: the step is repeated with the model's own loss, undivided
     return None, "what the trainer divided the loss by is not one number that could be seen, so none is stated"
 
 
 def check_masked_words(facts: PublicFacts, truth: Truth) -> None:
     """Refuse a step of a masked language model if its masked words are unknown.
 
-    These words are the labels; an attack on them is scored against them.
+    These words are the labels, against which an attack is scored.
 
     Raises:
         SnapshotError: says how to make them known.

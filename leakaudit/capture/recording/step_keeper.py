@@ -1,4 +1,4 @@
-"""Decides whether a recorded step is kept, and gives its copy to the writer."""
+"""The decision whether a recorded step is kept; the writer gets its copy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from leakaudit.errors import LeakAuditError, SnapshotError
 
 
 class StepKeeper:
-    """Takes a step from its recording to the writer."""
+    """A keeper that copies a recorded step and passes it to the writer."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class StepKeeper:
             passes: knows which weights the passes saw.
             forwards: hooks on the object that the loop calls.
             copier: copies a step.
-            buffers: where copies go.
+            buffers: memory for the copies.
             writer: writes a copied step.
             group: the processes of a distributed run.
             observe: what the client sends.
@@ -64,7 +64,7 @@ class StepKeeper:
         self._local_steps = local_steps
         self._withdraw = withdraw
         self._confirmed = False
-        """Whether a step of the optimizers was seen to the end, and moved the weights by what was kept."""
+        """Whether one step was observed to its end, and its optimizers moved the weights by what was copied."""
         self._confirmed_notes: list[str] = []
         """What could not be known of that step."""
 
@@ -80,7 +80,7 @@ class StepKeeper:
             start: when the training thread entered the recorder, by `time.perf_counter`.
 
         Returns:
-            The step, to be confirmed when its optimizers have stepped; None where it is not kept, or is with the writer already.
+            The step, to be confirmed when its optimizers have stepped; None if it is not kept, or if the writer has it already.
 
         Raises:
             SnapshotError: the step would not be what the client sends, or too much of it would have to be held.
@@ -113,7 +113,7 @@ class StepKeeper:
         return found
 
     def _check(self, recording: StepRecording) -> None:
-        """Refuse a step that is known, before its copy, not to be what the client sends.
+        """Refuse a step that is visibly not what the client sends, before it is copied.
 
         Raises:
             SnapshotError: says what was found and what to do.
@@ -152,8 +152,8 @@ class StepKeeper:
     def write_if_large(self, found: CopiedStep) -> None:
         """Write a step before its weights move, if it is too large for a copy.
 
-        It cannot be compared with the movement of the weights any more. So it is written only if torch's own code moves them, or if an
-        earlier step was confirmed. Otherwise the step is not kept, and the next one may be.
+        Such a step cannot be compared with the movement of the weights later. So it is written only if torch's own code moves them, or if
+        an earlier step was confirmed. Otherwise this step is not kept, but a later one may be.
         """
         if found.kept is None or self._buffers.pooled:
             return
@@ -174,7 +174,7 @@ class StepKeeper:
     # ------------------------------------------------------------------ after the weights moved
 
     def confirm(self, found: CopiedStep) -> None:
-        """Hand over a step whose optimizers moved the weights by what was copied."""
+        """Give the writer a step whose weights moved by the copied update."""
         self._confirmed, self._confirmed_notes = True, found.notes
         if found.kept is not None:
             self._hand_over(found.kept, found.notes)
@@ -192,7 +192,7 @@ class StepKeeper:
 
         Args:
             kept: the step.
-            notes: what cannot be known of it; empty ones are left out.
+            notes: on what cannot be known of it; empty notes are left out.
         """
         recipe = kept.manifest.recipe
         note = "; ".join(dict.fromkeys(filter(None, (recipe.note, *notes))))

@@ -1,4 +1,4 @@
-"""What is known of one step while it is made."""
+"""The data of one step while it is recorded."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class StepRecording:
     buffers: dict[str, Tensor] = field(default_factory=dict)
     """Buffers before the first forward pass, which may change them (batch norm); copies."""
     state: StateBefore | None = None
-    """What the loop calls, before the first forward pass; None where the step is not checked in place."""
+    """State of the object that the loop calls, before the first forward pass; None if the step is not checked in place."""
     modes: dict[str, bool] = field(default_factory=dict)
     """Module -> whether it was in training mode at the first forward pass; some trainers set the mode as late as that."""
     local: dict[str, Tensor] = field(default_factory=dict)
     """Gradients of this process before they are summed with those of others; filled where `observe` is `local`."""
     before: dict[str, Tensor] = field(default_factory=dict)
-    """Copies of the weights before the first local step, where `observe` is `delta`, or at the first forward pass, where the weights
-    were others when the optimizer stepped."""
+    """Copies of the weights: before the first local step if `observe` is `delta`, or at the first forward pass if an earlier step showed
+    that the weights change within a step. Empty otherwise."""
     steps_done: int = 0
     """Local steps that the optimizer has made."""
     loss_scale: float = 1.0
@@ -49,11 +49,11 @@ class StepRecording:
     seen_weights: list[tuple[ForwardPass, EntrySample]] = field(default_factory=list)
     """Each forward pass, with a few entries of these parameters when it began."""
     ignored: set[int] = field(default_factory=set)
-    """Optimizers that stepped before any forward pass of this step: they belong to the step before."""
+    """Identities of the optimizers that stepped before any forward pass of this step. Those steps belong to the step before."""
     restarts: int = 0
     """How often passes were left out, because only some of several optimizers had stepped when the next forward pass began."""
     problem: str = ""
-    """Why the step cannot be kept, where that was seen before its copy."""
+    """Why the step cannot be kept, if that is known before its copy; empty otherwise."""
 
     def counted_passes(self) -> list[ForwardPass]:
         """Return the passes that the update comes from, with their labels.
@@ -67,7 +67,7 @@ class StepRecording:
                 for p in passes[:number]
                 if seen.backward == p.backward is not None or seen.on_other_weights
             )
-        assign_labels(passes)  # afterwards: two passes over one batch were told the same labels
+        assign_labels(passes)  # only now: until here two passes over one batch have the same labels
         return passes
 
     def truth(self, passes: list[ForwardPass], convert: Callable[[MicroBatch], MicroBatch]) -> Truth:
@@ -82,13 +82,13 @@ class StepRecording:
 
 @dataclass
 class CopiedStep:
-    """A step that was copied, until all its optimizers have stepped."""
+    """A copied step whose optimizers have not all stepped yet."""
 
     recording: StepRecording
     optimizer_steps: dict[int, OptimizerStep] = field(default_factory=dict)
     """Identity of an optimizer -> what it was given."""
     kept: KeptStep | None = None
-    """The copy; None where another process writes it."""
+    """The copy; None if another process writes it, or if the step is too large for a copy."""
     notes: list[str] = field(default_factory=list)
     """What cannot be known of the step."""
     written: bool = False

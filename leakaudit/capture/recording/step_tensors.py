@@ -1,4 +1,4 @@
-"""The tensors of a step that are kept, and their size."""
+"""The tensors of a step that are kept, and their sizes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class StepTensors:
 
 
 class TensorSelection:
-    """Selects the update of a step, and the weights that it belongs to."""
+    """The selection of a step's update, and of the weights that it belongs to."""
 
     def __init__(self, model: LiveModel, observe: Observe, *, delta_scale: float, holds_copies: bool) -> None:
         """Prepare.
@@ -80,7 +80,7 @@ class TensorSelection:
         Args:
             model: the live model.
             observe: what the client sends.
-            delta_scale: what a difference of weights is divided by: the learning rate times the number of local steps.
+            delta_scale: divisor of a difference of weights: the learning rate times the number of local steps.
             holds_copies: whether this process is the one that keeps the step.
         """
         self._model = model
@@ -109,9 +109,9 @@ class TensorSelection:
         return StepTensors(update, weights | buffers | recording.before, frozen, self._scales(recording))
 
     def _scales(self, recording: StepRecording) -> dict[str, Tensor]:
-        """Return the scale that is in the gradients of some parameters, by name.
+        """Return the scale that some gradients still contain, by parameter name.
 
-        A GradScaler leaves it to fused optimizers, which unscale inside their step. Gradients of this process alone are unscaled already.
+        A GradScaler lets fused optimizers unscale inside their step. Gradients of this process alone are unscaled already.
         """
         if self._observe == "local":
             return {}
@@ -129,7 +129,10 @@ class TensorSelection:
     # ------------------------------------------------------------------ sizes
 
     def expected_sources(self) -> Iterator[tuple[str, Source]]:
-        """Yield what every step copies, except sketches and rows of the word embedding."""
+        """Yield the tensors that every step copies.
+
+        Sketches and rows of the word embedding are left out.
+        """
         parts = self.parts
         for name, parameter in self._model.trained():
             if parts is None or name in parts.updates:
@@ -142,7 +145,8 @@ class TensorSelection:
     def bytes_of_a_step(self) -> int:
         """Return the size of the copies of one step, in bytes.
 
-        Copied are trained weights, their update and persistent buffers. Where only parts are kept, rows of the word embedding are not counted: there are as many as different tokens in the batch.
+        The copies are the trained weights, their update and the persistent buffers. If only parts are kept, rows of the word embedding are
+        not counted, because their number depends on the tokens of the batch.
         """
         sketches = 0 if self.parts is None else sum(4 * min(BUCKETS, p.numel()) for _, p in self._model.trained())
         return sketches + sum(source.bytes for _, source in self.expected_sources())
@@ -150,7 +154,7 @@ class TensorSelection:
     def bytes_to_write(self) -> int:
         """Return what the next kept step takes on the disk, in bytes.
 
-        The first one brings the frozen weights with it.
+        This includes the frozen weights if the step is the first one. With `delta`, every step includes them.
         """
         moving = self._model.moving_ids()
         frozen = sum(p.numel() * p.element_size() for p in self._model.module.parameters() if id(p) not in moving)

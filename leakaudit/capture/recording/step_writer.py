@@ -1,4 +1,4 @@
-"""Writes kept steps into the spool, in the recorder's thread."""
+"""The function that writes kept steps into the spool, in the writer's thread."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ AUTOCAST: Mapping[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "f
 
 @dataclass(frozen=True)
 class StepWriter:
-    """Writes a kept step, with a manifest that says what the step showed.
+    """A function that writes a kept step, with the step's completed manifest.
 
     It reads nothing but the kept step, because training continues while it writes.
     """
 
     spool: Spool
     foreign: frozenset[str]
-    """Tensors of the live model that the model, made again, will not have."""
+    """Names of tensors of the live model that the rebuilt model will not have."""
     poisson: bool = False
-    """Whether the optimizer is one of Opacus, whose loaders put a batch of nobody's data in place of an empty draw."""
+    """Whether the optimizer is one of Opacus. If a draw is empty, loaders of Opacus make up a batch, which is nobody's data."""
 
     def __call__(self, kept: KeptStep) -> None:
         """Write a step.
 
         Raises:
-            SnapshotError: the step is no evidence; says why.
+            SnapshotError: the step cannot be evidence; the message says why.
             OSError: the disk is full.
         """
         kept = without_foreign(kept, self.foreign)
@@ -68,7 +68,7 @@ class StepWriter:
             kept: the step.
             recipe: its recipe, with the autocast that was seen.
             bound: most examples of the batch.
-            divisor: what the sum of the losses is divided by.
+            divisor: the number by which the sum of the losses is divided; None if unknown.
         """
         facts = kept.manifest.facts
         names = [name for name in (*facts.shared, *facts.frozen) if name not in self.foreign]
@@ -101,7 +101,7 @@ def _recipe(kept: KeptStep, notes: list[str]) -> StepRecipe:
 
     Args:
         kept: the step.
-        notes: what else is to be said of it; empty texts count for nothing.
+        notes: further notes on the step; empty notes are left out.
     """
     recipe = kept.manifest.recipe
     repeated = sum(batch.repeated_pass for batch in kept.truth.micro_batches)
@@ -135,7 +135,7 @@ def _manifest(kept: KeptStep, recipe: StepRecipe, facts: PublicFacts) -> Manifes
 
 
 def _kept_parts(kept: KeptStep, part: PartOfStep) -> KeptParts:
-    """Describe what is kept of a step that was not kept as a whole."""
+    """Return a description of the parts that are kept of a large step."""
     omitted = tuple(name for name in part.sketches if name not in kept.update and name != part.rows)
     return KeptParts(blocks=BLOCKS, parameters=kept.parameters, rows=part.rows, not_kept=omitted)
 
@@ -149,7 +149,7 @@ def _input_shape(kept: KeptStep) -> tuple[int, ...] | None:
 def _is_placeholder(kept: KeptStep) -> bool:
     """Return whether a batch is one row of zeros and ones.
 
-    Opacus' `rand_on_empty` makes such a batch of an empty draw.
+    Opacus' `rand_on_empty` makes such a batch if a draw is empty.
     """
     parts = [batch.inputs.get("inputs", batch.inputs["input_ids"]) for batch in kept.truth.micro_batches]
     rows = [row for part in parts for row in part]

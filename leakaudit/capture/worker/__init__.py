@@ -1,6 +1,6 @@
-"""The side process: started, watched, waited for and ended.
+"""The side process: its start, its progress, its restarts and its end.
 
-It may import what `capture` may.
+This package may import what `capture` may.
 """
 
 __all__ = ["environment", "process", "progress", "restarts", "wait"]

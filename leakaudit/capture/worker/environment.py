@@ -23,7 +23,7 @@ LEAKED_PREFIXES = (
     "MV2_",
     "DEEPSPEED_",
 )
-"""Variables of a distributed launch. With them the side process would wait for processes that never come."""
+"""Variables of a distributed launch, by name and by prefix. With them the side process would wait for other processes that do not exist."""
 
 INTERPRETER_VARIABLES = frozenset({"PYTHONINSPECT", "PYTHONSTARTUP", "PYTHONPROFILEIMPORTTIME", "PYTHONBREAKPOINT"})
 """Variables of the interpreter. With `PYTHONINSPECT` the side process would end in a prompt, and never exit."""
@@ -44,7 +44,7 @@ SECRET_ENDINGS = (
     "_TOKENS",
     "_IDENTITY",
 )
-"""Ends of the names of variables that hold credentials. The side process needs none: it reads a folder and writes into it."""
+"""Ends of the names of variables that hold credentials. The side process needs no credentials: it reads a folder and writes into it."""
 
 QUIET = {
     "HF_HUB_OFFLINE": "1",
@@ -58,7 +58,7 @@ QUIET = {
     "OMP_WAIT_POLICY": "PASSIVE",
 }
 """Settings of libraries. Nothing is looked up in a model hub, no experiment tracker gets a second run, and no library writes a model's
-configuration or what it computes into the log. Idle threads sleep, because the trainer can use the core on which they would wait."""
+configuration or results of computations into the log. Idle threads sleep, so that the trainer can use the core on which they would wait."""
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",

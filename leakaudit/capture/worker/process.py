@@ -1,6 +1,6 @@
-"""The side process: it is started, waited for and ended here.
+"""The start of the side process, the wait for it, and its end.
 
-No framework is imported here, nor torch: what runs in the training process between its steps stays small.
+This module imports neither a framework nor torch, so that the code that runs between training steps stays small.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from leakaudit.storage.parent_watch import KEY_VARIABLE, PARENT_VARIABLE, yield_
 from leakaudit.storage.spool import DEVICE_VARIABLE, Spool
 
 GRACE_SECONDS = 60.0
-"""Seconds that a side process which is told to stop may take to write its report. Our choice: results, verdict and page take a few."""
+"""Seconds that a side process may take to write its report after it was told to stop. Our choice: results, verdict and page take a few."""
 
 TERMINATED_SECONDS = 10.0
 """Seconds that the end of the program waits for a side process that was told to stop some time before. Our choice."""
 
 _detached: list[subprocess.Popen[bytes]] = []
-"""Side processes that continue without us; kept so that Python does not warn of processes that still run."""
+"""Side processes that continue without us. This reference keeps Python from warning about processes that still run."""
 
 
 class SideProcess:
-    """Starts `python -m leakaudit worker SPOOL`, and again if it dies.
+    """The process `python -m leakaudit worker SPOOL`, started again if it dies.
 
-    Only the training thread calls this. What it is told goes through its standard input: first the key of the run where snapshots
-    are encrypted, then `detach` where it is to outlive the trainer; the end of the input means that the trainer has ended.
+    Only the training thread calls this object. It writes to the worker's standard input: first the key of the run if snapshots are
+    encrypted, then `detach` if the worker shall outlive the trainer. The end of the input means that the trainer has ended.
     """
 
     def __init__(self, spool: Spool, *, trainer_device: str = "cpu", model: Any = None) -> None:
@@ -61,7 +61,7 @@ class SideProcess:
         self._training = True
         self._terminated = False
         self.detached = False
-        """Whether the side process continues without us."""
+        """Whether the side process continues after the end of this process."""
         self.given_up = False
         """Whether no side process is started any more."""
         self.why_given_up = ""
@@ -75,9 +75,9 @@ class SideProcess:
     # ------------------------------------------------------------------ during training
 
     def begin(self) -> None:
-        """Start the worker before there is anything to attack.
+        """Start the worker before there is anything to attack, if it runs beside training.
 
-        It imports torch for seconds, and a short training is over by then.
+        The worker needs seconds to import torch, and a short training would be over by then.
         """
         if self._spool.config.schedule == "beside":
             self.ensure()
@@ -85,7 +85,7 @@ class SideProcess:
     def ensure(self) -> bool:
         """Start the worker, or start it again if it died.
 
-        A call is cheap where there is nothing to do.
+        A call is cheap if there is nothing to do. With `schedule: inline` it attacks the waiting steps in this process instead.
 
         Returns:
             Whether a worker runs.
@@ -106,16 +106,16 @@ class SideProcess:
         return self._start()
 
     def _is_through(self) -> bool:
-        """Return whether the worker that ended is not to be started again, or not yet."""
+        """Return whether the ended worker must not be started again, or not yet."""
         code = None if self._process is None else self._process.returncode
         if code is not None and self._spool.abandoned():
-            return False  # a worker that ends by itself leaves nothing claimed, whatever its code
+            return False  # it died: a worker that ends by itself claims no snapshot any more
         if code == ExitCode.USAGE:
             self._give_up("the side process cannot work with this configuration")
         return self._restarts.through(code)
 
     def _attack_inline(self) -> None:
-        """Attack what waits in this process, which waits for it."""
+        """Attack the waiting steps in this process, while training stands still."""
         if self._inline is None:
             from leakaudit.audit.inline import InlineAudit
 
@@ -176,18 +176,18 @@ class SideProcess:
         return f"the side process continues with them for as long as this process lives; later, {later}"
 
     def terminate(self) -> None:
-        """Ask the worker to write what it has and end.
+        """Ask the worker to write its results and end.
 
-        This does not wait: training continues, and its audit does not.
+        This does not wait. Training continues without an audit.
         """
         self.given_up = self._terminated = True
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
 
     def stop(self) -> None:
-        """Leave no worker behind, whatever ended the training.
+        """End the worker if it still runs, whatever ended the training.
 
-        What the worker has finished is on the disk.
+        The attempts that the worker has finished are on the disk.
         """
         atexit.unregister(self.stop)
         if self._process is None or os.getpid() != self._owner:
@@ -201,9 +201,9 @@ class SideProcess:
         close_input(self._process)
 
     def outcome(self) -> list[str]:
-        """Return the verdict and where the report is, a line each.
+        """Return lines with the verdict, the place of the report, and unchecked steps.
 
-        If there is no report, the lines say why. Call it after `wait_or_detach`.
+        If there is no report, the line says where to look. Call this after `wait_or_detach`.
         """
         report = self._log.with_name("report.html")
         if self.detached:
@@ -214,7 +214,7 @@ class SideProcess:
         return [f"no report: see {self._log}" if self._log.exists() else "no report yet"]
 
     def _wait(self, seconds: float) -> None:
-        """Wait with a countdown; then ask the worker to write what it has."""
+        """Wait with a countdown; if it runs out, ask the worker to write its results."""
         if reason := wait_for_attacks(self._spool, self.ensure, seconds):
             notify(f"{reason}: the report covers what is finished")
             self._end_early()
@@ -240,10 +240,10 @@ class SideProcess:
             self.stop()
 
     def _detach(self) -> bool:
-        """Let the worker continue when this process has ended, however it ends.
+        """Let the worker continue after the end of this process.
 
         Returns:
-            Whether there is a worker.
+            Whether there is a worker that continues.
         """
         if not self.ensure():
             return False
@@ -303,7 +303,7 @@ def tell(process: subprocess.Popen[bytes], line: str) -> None:
 def close_input(process: subprocess.Popen[bytes] | None) -> None:
     """Close the pipe to a worker, if there is one."""
     if process is not None and process.stdin is not None:
-        with contextlib.suppress(OSError):  # what could not be written any more
+        with contextlib.suppress(OSError):  # closing flushes, and the worker may have ended
             process.stdin.close()
 
 
@@ -327,7 +327,7 @@ def start_worker(spool: Spool, log: Path, trainer_device: str) -> subprocess.Pop
     try:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "leakaudit", "worker", str(spool.root)],
-            stdin=subprocess.PIPE,  # its end tells the worker that we have ended
+            stdin=subprocess.PIPE,  # the end of this input tells the worker that we have ended
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a Ctrl-C in the terminal reaches the trainer only

@@ -1,7 +1,7 @@
-"""Reads the progress of the attacks, and estimates the time that remains.
+"""The progress of the attacks, with an estimate of the time that remains.
 
-The worker writes once which attempts it makes on each step, and it writes each attempt when it is finished. From both follow the
-current attempt and the number of those to come; the times of earlier attempts tell how long they take.
+The worker writes once which attempts it makes on each step, and it writes each attempt when it is finished. These files show the current
+attempt and how many attempts are still to come. The times of earlier attempts tell how long those will take.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Due:
 
 
 class Progress:
-    """Reads a spool and its journal from outside.
+    """The progress of a worker, read from its spool and journal.
 
     Files that have not changed are not read again.
     """
@@ -52,7 +52,7 @@ class Progress:
         self._battery: Battery | None = None
 
     def look(self) -> tuple[str, float | None]:
-        """Return what the worker does, and how many seconds the rest takes.
+        """Return what the worker does now, and how many seconds remain.
 
         The seconds are None if they cannot be estimated.
         """
@@ -94,7 +94,7 @@ class Progress:
     def _left(self, todo: Sequence[_Due], budget_s: float) -> tuple[float, bool]:
         """Return the seconds that attempts will take, and whether they are measured.
 
-        They are measured if each kind of attempt was seen before; otherwise the budget counts.
+        They are measured if every attack among them has finished before without an error. An attack that has not counts with its budget.
         """
         seen: dict[str, list[float]] = defaultdict(list)
         for attempt in self._finished:

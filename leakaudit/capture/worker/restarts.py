@@ -1,4 +1,4 @@
-"""Decides whether a side process that ended is started again."""
+"""The decision whether a side process that ended is started again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leakaudit.storage.snapshot_queue import MAX_CRASHES
 logger = logging.getLogger(__name__)
 
 RESTARTS = 2
-"""Times that a dead worker is started again. Our choice: twice is bad luck, three times is a bug."""
+"""How often a dead worker is started again. Our choice: two deaths may be chance, three are a bug."""
 
 THROUGH_CODES = (ExitCode.PASS, ExitCode.INTERRUPTED)
 """Exit codes of a worker that is done, or was asked to stop; it is not started again."""
@@ -23,10 +23,11 @@ RETRY_SECONDS = 60.0
 
 @dataclass
 class Restarts:
-    """Counts how workers of one run ended."""
+    """The counts of how workers of one run ended."""
 
     deaths: int = 0
-    """Workers that died, apart from those that died while they attacked a snapshot."""
+    """Number of workers that died. Workers that could not write (`ExitCode.ERROR`) and the first `MAX_CRASHES` deaths over each snapshot
+    are not counted."""
     _deaths_over: dict[str, int] = field(default_factory=dict, init=False)
     """Snapshot -> workers that died while they attacked it."""
     _retry_at: float | None = field(default=None, init=False)
@@ -55,8 +56,8 @@ class Restarts:
     def allowed(self, code: int, snapshot: str) -> bool:
         """Count the death of a worker; return whether another one may be started.
 
-        A snapshot over which workers died `MAX_CRASHES` times is set aside by the next one, so a few deadly snapshots cost their own
-        audit only.
+        If workers died `MAX_CRASHES` times over a snapshot, the next worker sets it aside. So a few deadly snapshots do not end the audit
+        of the others.
 
         Args:
             code: its exit code.

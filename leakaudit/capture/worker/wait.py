@@ -1,4 +1,4 @@
-"""Waits at the end of training until the attacks are finished."""
+"""The wait at the end of training until the attacks are finished."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def wait_for_attacks(spool: Spool, works: Callable[[], bool], seconds: float) ->
         seconds: to wait at most.
 
     Returns:
-        Why it does not wait any longer, although a worker is running; empty if none is.
+        Why the waiting ended although a worker is running; empty if no worker is running any more.
     """
     deadline = time.monotonic() + seconds
     progress = Progress(spool)
@@ -41,10 +41,10 @@ def wait_for_attacks(spool: Spool, works: Callable[[], bool], seconds: float) ->
 
 
 def waiting_line(what: str, left: float | None, patience: float) -> str:
-    """Return what the end of training waits for, how long, and how to wait no longer.
+    """Return a line on what training waits for, how long, and how to stop the wait.
 
     Args:
-        what: is at work.
+        what: description of what the worker does now.
         left: seconds that the rest takes; None if that is not known.
         patience: seconds that remain of `wait_at_end_s`.
 
