@@ -1,6 +1,6 @@
 """Registries of plugins by name: attacks, defences, metrics and priors.
 
-A plugin is one file with one frozen dataclass; its fields are its knobs. The decorator registers it under a name:
+A plugin is one file with one frozen dataclass; its fields are its options (knobs). The decorator registers it under a name:
 
     @attack("span")
     @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Registry(Generic[Plugin]):
             ) from None
 
     def create(self, name: str, options: Mapping[str, Any] | None = None) -> Any:
-        """Build the plugin `name` with its knobs set from `options`.
+        """Return the plugin `name` with its fields set from `options`.
 
         Strings are converted to the type of the field.
 

@@ -128,7 +128,7 @@ def step_chart(marks: Sequence[StepMark], shares: Sequence[tuple[int, float | No
 
     Args:
         marks: one for each attack and step.
-        shares: (step, share of the text recovered by the best attack, None where there is no number).
+        shares: (step, share that the best attack recovered; None if there is no number).
         title: what the chart says, in a sentence.
         share: title of the axis of the share.
     """
@@ -174,7 +174,7 @@ _DOTS: dict[str, dict[str, Any]] = {
 
 
 def rate_chart(bars: Sequence[RateBar], limit: float | None, limit_name: str, title: str) -> Markup:
-    """Draw rates with their bounds, one a row, against a limit."""
+    """Draw rates with their bounds, one per row, against a limit."""
     rows = [
         {
             "name": _clip(bar.name),
@@ -278,7 +278,7 @@ def _step_axis(steps: Sequence[int]) -> dict[str, Any]:
 
 
 def _ticks(steps: Sequence[int]) -> list[int]:
-    """Return at most eight of the audited steps, where the ticks stand."""
+    """Return at most eight of the audited steps as places of the ticks."""
     if len(steps) <= 8:
         return list(steps)
     return [steps[round(i * (len(steps) - 1) / 7)] for i in range(8)]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.group(short_help="Make and try priors of language.")
 def prior() -> None:
-    """Make and try priors: what an attack knows about the language of a text."""
+    """Make and try priors, which tell an attack how likely a text is."""
 
 
 @prior.command("list", short_help="List the priors.")

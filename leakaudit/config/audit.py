@@ -178,7 +178,7 @@ class AuditConfig(BaseModel):
     threads: Annotated[int, Field(ge=1, le=4096)] = 1
     """CPU threads of the side process."""
     nice: Annotated[int, Field(ge=0, le=19)] = 10
-    """Niceness of the side process: at 19 every other process goes first."""
+    """Niceness of the side process: at 19 every other process has priority over it."""
     schedule: Literal["beside", "deferred", "inline"] = "beside"
     """When steps are attacked. `beside`: during training, in a side process. `deferred`: after training. `inline`: in the training process,
     which waits; for models that no other process can rebuild."""

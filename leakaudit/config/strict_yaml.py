@@ -180,7 +180,7 @@ def _keys(model: type[BaseModel]) -> list[str]:
 
 
 def _models_at(model: type[BaseModel], path: Place) -> list[type[BaseModel]]:
-    """Return the models that may stand at `path` below `model`."""
+    """Return the models that are possible at `path` in `model`."""
     here: list[Any] = [model]
     for part in path:
         below: list[Any] = []

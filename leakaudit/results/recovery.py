@@ -82,7 +82,7 @@ def amount(found: SequenceScore) -> float | None:
 
 
 def is_silent(step: StepRecord, attempts: Iterable[Attempt]) -> bool:
-    """Return whether a step is not verified and leaked nothing, so is no evidence."""
+    """Return whether a step is unverified and without a leak, so not evidence."""
     return not step.verification.status.bounds and severity(attempts) is Severity.NOTHING
 
 

@@ -214,7 +214,7 @@ class SequenceScore(ResultsModel):
     proved: bool = False
     """Whether the attacker computed the update of the guess and got the observed update, up to rounding."""
     reachable: Fraction | None = None
-    """Share of its tokens, without special tokens, that were among the attack's candidates at their place; None where unknown."""
+    """Share of its tokens, without special tokens, that were among the attack's candidates at their place; None if unknown."""
     passes: bool | None = None
     """Whether the true sequence would have passed the attack's own test; None if it has no test, or if that is unknown."""
 
@@ -230,7 +230,7 @@ class SequenceScore(ResultsModel):
 
     @property
     def exact(self) -> bool | None:
-        """Whether the sequence was recovered exactly; None where no sequence was guessed."""
+        """Whether the sequence was recovered exactly; None if no sequence was guessed."""
         return None if (found := self.scores.get("exact")) is None else found == 1.0
 
     @property
@@ -240,9 +240,9 @@ class SequenceScore(ResultsModel):
 
     @property
     def token_precision(self) -> float | None:
-        """Share of the guessed tokens that stand in the true sequence, with counts.
+        """Share of the guessed tokens that are in the true sequence, with counts.
 
-        For a bag of tokens it is the share of the bag that stands anywhere in the batch. None in results before 1.2.
+        For a bag of tokens it is the share of the bag that is anywhere in the batch. None in results before 1.2.
         """
         return self.scores.get("token_precision")
 

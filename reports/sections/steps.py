@@ -28,7 +28,7 @@ class _Step:
     number: int
     phase: str
     share: float | None
-    """Share of the text, or of the labels, that the best attack recovered; None where there is no number."""
+    """Share of the text, or of the labels, that the best attack recovered; None if there is no number."""
     states: tuple[str, ...]
     """State of each attack, in the order of the battery."""
 
